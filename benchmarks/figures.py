@@ -1,0 +1,142 @@
+"""Speed on this machine: `python benchmarks/figures.py [--csv FILE] [--only NAME ...]`.
+
+Medians of repeated runs after a warm-up, each of many calls, with the 20th and 80th percentile. Compare
+figures of one run only: machines differ, and change.
+"""
+
+import argparse
+import csv
+import dataclasses
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lutjax
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One figure."""
+
+    name: str
+    unit: str
+    goal: float | None
+    p20: float
+    p50: float
+    p80: float
+    note: str = ""
+
+
+def seconds(call: Callable[[], object], *, repeats: int = 30, calls: int = 1) -> np.ndarray:
+    """Percentiles 20, 50 and 80 of the time of one call."""
+    jax.block_until_ready(call())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = call()
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / calls)
+    return np.percentile(times, [20, 50, 80])
+
+
+def fully_connected() -> Iterator[Row]:
+    """FC (B, I, O, T, C) = (4096, 32, 32, 16, 10)."""
+    batch, n_inputs, n_outputs, n_detectors, n_anchors = 4096, 32, 32, 16, 10
+    key = jax.random.key(0)
+    anchors = lutjax.sample_anchors(key, n_inputs, n_detectors, n_anchors)
+    weights = jax.random.normal(key, (n_detectors, 2**n_anchors, n_outputs))
+    x, dy = jax.random.normal(key, (batch, n_inputs)), jax.random.normal(key, (batch, n_outputs))
+
+    def both(x, weights):
+        y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, anchors), x, weights)
+        return y, pullback(dy)
+
+    forward, both = jax.jit(lambda x, w: lutjax.lut(x, w, anchors)), jax.jit(both)
+    yield Row("FC ffn forward", "ms", 2, *seconds(lambda: forward(x, weights)) * 1e3)
+    yield Row("FC ffn forward + backward", "ms", 12, *seconds(lambda: both(x, weights)) * 1e3)
+
+
+def language_model() -> Iterator[Row]:
+    """Forward of the reference language model with C = 6 everywhere: 3.2 GB of tables."""
+    from flax import nnx
+
+    from lutjax.models import LUTTransformer, LUTTransformerConfig
+
+    config = LUTTransformerConfig(ffn_anchors=6)
+    model = LUTTransformer(config, rngs=nnx.Rngs(0))
+    # Tables start at zero, and the memory of zeros that were never written is one page: write it.
+    graphdef, params, others = nnx.split(model, nnx.Param, ...)
+    params = jax.jit(lambda p: jax.tree.map(lambda a: a + 0.01, p), donate_argnums=0)(params)
+
+    @jax.jit
+    def forward(params, others, tokens):
+        return nnx.merge(graphdef, params, others)(tokens, deterministic=True)
+
+    for batch in (1, 4, 16):
+        # Other text for each call, so that the rows of one call are not in the cache for the next.
+        texts = iter(jax.random.randint(jax.random.key(batch), (31, batch, config.context), 0, 256))
+        figures = seconds(lambda: forward(params, others, next(texts))) * 1e3 / batch  # noqa: B023
+        yield Row(f"LM forward, batch {batch}", "ms/sample", 8, *figures)
+
+
+def overhead() -> Iterator[Row]:
+    """What an eager call and the choice of an implementation cost."""
+    weights = jnp.ones((5, 4, 2))
+    d = lutjax.detect_signs(jnp.ones((3, 5, 2)))
+    kernel = jax.jit(lutjax.reference.lookup)
+    inner = seconds(lambda: kernel(weights, d), calls=200)
+    eager = seconds(lambda: lutjax.lookup(weights, d), calls=200)
+    yield Row("eager lookup above a jitted function", "us", 150, *(eager - inner[1]) * 1e6)
+    resolve = seconds(lambda: lutjax.kernel_registry.resolve("lookup", weights, d), calls=1000)
+    yield Row("resolve", "us", 10, *resolve * 1e6)
+
+
+def imports() -> Iterator[Row]:
+    """`import lutjax` in a process that has jax."""
+    code = "import jax, time; t = time.perf_counter(); import lutjax; print(time.perf_counter() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+        for _ in range(9)
+    ]
+    yield Row("import lutjax, on top of jax", "ms", 60, *np.percentile(times, [20, 50, 80]) * 1e3)
+
+
+FIGURES = {"fc": fully_connected, "lm": language_model, "overhead": overhead, "import": imports}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--csv", help="write the rows to this file too")
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
+    arguments = parser.parse_args()
+    device = jax.devices()[0].device_kind
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, device {device}, "
+        f"Python {platform.python_version()}, jax {jax.__version__}, lutjax {lutjax.__version__}"
+    )
+    print(f"{'figure':38} {'p20':>9} {'p50':>9} {'p80':>9}  {'goal':>5} unit")
+    rows = []
+    for name in arguments.only:
+        for row in FIGURES[name]():
+            print(f"{row.name:38} {row.p20:9.3f} {row.p50:9.3f} {row.p80:9.3f}  {row.goal:5} {row.unit}")
+            rows.append(row)
+    if arguments.csv:
+        with open(arguments.csv, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["device", "jax", "lutjax", "figure", "unit", "goal", "p20", "p50", "p80"])
+            for r in rows:
+                writer.writerow(
+                    [device, jax.__version__, lutjax.__version__, r.name, r.unit, r.goal, r.p20, r.p50, r.p80]
+                )
+
+
+if __name__ == "__main__":
+    main()

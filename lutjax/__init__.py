@@ -1,0 +1,69 @@
+"""Look-up-table networks and differentiable logic for JAX.
+
+The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.vmap` and `jax.shard_map`.
+`lutjax.reference` has the same mathematics in plain `jax.numpy`. Layers for Flax and Haiku are in
+`lutjax.layers.nnx`, `.linen` and `.haiku`, models in `lutjax.models`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lutjax import reference
+from lutjax._anchors import sample_anchors
+from lutjax._detection import Detection
+from lutjax._version import __version__
+from lutjax.kernels.registry import (
+    Backend,
+    NoImplementationError,
+    Platform,
+    kernel_registry,
+)
+from lutjax.ops.compositions import lut, lut_attention, sparse_lut
+from lutjax.ops.detect import detect
+from lutjax.ops.detect_signs import detect_signs
+from lutjax.ops.lookup import lookup
+from lutjax.ops.lookup_attention import lookup_attention
+from lutjax.ops.lut_pair_attention import lut_pair_attention
+from lutjax.ops.scale_gradient import scale_gradient
+from lutjax.ops.sparse_lookup import sparse_lookup
+
+if TYPE_CHECKING:
+    from lutjax import layers, models, testing, training
+
+use_implementation = kernel_registry.use_implementation
+explain = kernel_registry.explain
+
+__all__ = [
+    "Backend",
+    "Detection",
+    "NoImplementationError",
+    "Platform",
+    "__version__",
+    "detect",
+    "detect_signs",
+    "explain",
+    "kernel_registry",
+    "layers",
+    "lookup",
+    "lookup_attention",
+    "lut",
+    "lut_attention",
+    "lut_pair_attention",
+    "models",
+    "reference",
+    "sample_anchors",
+    "scale_gradient",
+    "sparse_lookup",
+    "sparse_lut",
+    "testing",
+    "training",
+    "use_implementation",
+]
+
+_LAZY = ("layers", "models", "testing", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"lutjax.{name}")
+    raise AttributeError(f"module 'lutjax' has no attribute {name!r}")

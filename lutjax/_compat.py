@@ -1,0 +1,30 @@
+"""Differences between the versions of jax that are supported, in one place."""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+
+def varying_axes(a: jax.Array) -> frozenset[str]:
+    """Mesh axes over which `a` differs inside a `shard_map` that tracks them; empty elsewhere."""
+    manual = getattr(jax.typeof(a), "manual_axis_type", None)
+    return frozenset() if manual is None else frozenset(manual.varying)
+
+
+def cast_varying(a: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`a` marked as varying over `axes` too. The transpose sums over them."""
+    missing = tuple(sorted(frozenset(axes) - varying_axes(a)))
+    return jax.lax.pcast(a, missing, to="varying") if missing else a
+
+
+def zeros_varying(like: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Zeros that vary over the mesh axes of `like`: what a loop inside a `shard_map` must start from."""
+    return cast_varying(jnp.zeros(shape, dtype), varying_axes(like))
+
+
+def abstract_device() -> tuple[str, str] | None:
+    """Platform and kind of the device that an abstract mesh in scope names, if one does."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    return None if device is None else (device.platform or "", device.device_kind)

@@ -1,0 +1,67 @@
+"""The detection: what one look at an input leaves for every table that reads it."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+    """Rows that detectors address, and how close they are to addressing another one.
+
+    A pytree of three arrays of one shape ``[..., detectors]``; ``bits`` is static. Made by
+    `lutjax.detect` and `lutjax.detect_signs`, read by the lookups. A detection of your own (a
+    learned comparison, a quantiser) is as good as one of theirs: fill the three arrays.
+
+    Attributes:
+      index: int32, the addressed row, ``0 <= index < 2**bits``.
+      flip: int32, the XOR mask of the closest comparison: ``index ^ flip`` is the nearest other row.
+        0 where ``bits == 0``.
+      margin: the signed difference of the closest comparison. The only part with a gradient. float32
+        for 16-bit inputs, else the dtype of the input; ``+inf`` where ``bits == 0``.
+      bits: number of comparisons per detector; a table read by this detection has ``2**bits`` rows.
+
+    Source: look-up-table semantics, section 1.
+    """
+
+    index: jax.Array
+    flip: jax.Array
+    margin: jax.Array
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of each of the three arrays."""
+        return self.index.shape
+
+    def __getitem__(self, at: Any) -> "Detection":
+        """The same part of the three arrays, e.g. ``d[..., :8]`` for the first eight detectors."""
+        return jax.tree.map(lambda a: a[at], self)
+
+
+_FIELDS = ("index", "flip", "margin")
+
+
+def _unflatten(bits: int, children: Iterable[Any]) -> Detection:
+    # Transformations put placeholders where the arrays are, so no constructor may look at them.
+    d = object.__new__(Detection)
+    d.__dict__.update(zip(_FIELDS, children, strict=True), bits=bits)
+    return d
+
+
+def cotangent(margin: Any, bits: int) -> Detection:
+    """The cotangent of a detection: of its margin alone."""
+    return _unflatten(bits, (None, None, margin))
+
+
+jax.tree_util.register_pytree_with_keys(
+    Detection,
+    lambda d: (
+        tuple((jax.tree_util.GetAttrKey(f), getattr(d, f)) for f in _FIELDS),
+        d.bits,
+    ),
+    _unflatten,
+    lambda d: ((d.index, d.flip, d.margin), d.bits),
+)

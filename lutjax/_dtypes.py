@@ -1,0 +1,13 @@
+"""Which dtypes the ops take, and in which they compute."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+def accumulator(*dtypes: DTypeLike) -> np.dtype:
+    """Dtype in which values of these dtypes are compared and summed: the widest, and at least float32."""
+    widest = max((jnp.dtype(dtype) for dtype in dtypes), key=lambda dtype: dtype.itemsize)
+    return jnp.dtype(jnp.float32) if widest.itemsize < 4 else widest

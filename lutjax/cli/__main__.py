@@ -1,0 +1,5 @@
+"""``python -m lutjax.cli``."""
+
+from lutjax.cli import main
+
+main()

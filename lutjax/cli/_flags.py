@@ -1,0 +1,63 @@
+"""Options of a command made from the fields of dataclasses, so that no field is forgotten."""
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+
+class FieldsCommand(click.Command):
+    """A command with one option for every field of the dataclasses that `configs` returns.
+
+    The classes are asked for when options are needed, not when the command is defined: their modules import
+    JAX. The command receives only the fields that were given, as ``fields``.
+    """
+
+    def __init__(self, *args: Any, configs: Callable[[], Sequence[type]], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._configs = configs
+        self._fields: list[click.Option] | None = None
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own parameters and those of the fields."""
+        if self._fields is None:
+            self._fields = [option for config in self._configs() for option in _options(config)]
+        return [*super().get_params(ctx), *self._fields]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Gathers the fields that were given."""
+        values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
+        ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
+        return super().invoke(ctx)
+
+
+def _options(config: type) -> list[click.Option]:
+    hints, help_of = typing.get_type_hints(config), _attributes(config.__doc__ or "")
+    options = []
+    for field in dataclasses.fields(config):
+        flag = field.name.replace("_", "-")
+        kind = _type(hints[field.name])
+        names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
+        options.append(
+            click.Option([names, field.name], type=kind, default=None, help=help_of.get(field.name, ""))
+        )
+    return options
+
+
+def _type(hint: Any) -> Any:
+    """The click type of an annotation: that of ``int | None`` is int, of ``float | int`` float."""
+    if isinstance(hint, types.UnionType):
+        return next(a for a in typing.get_args(hint) if a is not type(None))
+    return hint
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """What the section "Attributes:" of a docstring says of every name."""
+    _, _, section = docstring.partition("Attributes:\n")
+    section = section.split("\n\n")[0]
+    entries = re.findall(r"^ {6}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text).replace("`", "") for name, text in entries}

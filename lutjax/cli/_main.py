@@ -1,0 +1,22 @@
+"""The commands. JAX is imported by those that need it, so that ``--help`` answers at once."""
+
+import click
+
+from lutjax._version import __version__
+from lutjax.cli._generate import generate
+from lutjax.cli._train_lm import lm
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Look-up-table networks and differentiable logic for JAX."""
+
+
+@cli.group()
+def train() -> None:
+    """Train a model."""
+
+
+train.add_command(lm)
+cli.add_command(generate)

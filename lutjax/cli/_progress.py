@@ -1,0 +1,77 @@
+"""What a training run shows while it runs: a bar on a terminal, else a line at every interval.
+
+Speed and time left are those of the latest interval; the first one holds the compilation.
+"""
+
+import time
+from types import TracebackType
+
+import rich.progress
+from rich.console import Console
+
+
+class Report:
+    """Shows steps, losses, speed and the time left. A context manager.
+
+    Args:
+      console: where to.
+      first: steps done before.
+      steps: steps in all.
+      bytes_per_step: bytes of text that a step predicts.
+    """
+
+    def __init__(self, console: Console, *, first: int, steps: int, bytes_per_step: int):
+        self._console, self._steps, self._bytes = console, steps, bytes_per_step
+        self._done, self._time = first, time.perf_counter()
+        self._test: float | None = None
+        self._bar: rich.progress.Progress | None = None
+        if console.is_terminal:
+            self._bar = rich.progress.Progress(
+                rich.progress.BarColumn(),
+                rich.progress.TextColumn("{task.description}"),
+                console=console,
+            )
+            self._task = self._bar.add_task("compiling ...", total=steps, completed=first)
+
+    def __enter__(self) -> "Report":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def training(self, done: int, loss: float) -> None:
+        """Steps were run, and `loss` is their mean."""
+        now = time.perf_counter()
+        latest = (now - self._time) / (done - self._done)
+        self._done, self._time = done, now
+        line = f"step {done}/{self._steps}  train {loss:.4f}"
+        line += "  test -" if self._test is None else f"  test {self._test:.4f}"
+        line += f"  {self._bytes / latest / 1000:.1f} kB/s  {_clock(latest * (self._steps - done))} left"
+        if self._bar is None:
+            self._console.print(line, highlight=False, soft_wrap=True)
+        else:
+            self._bar.update(self._task, completed=done, description=line)
+
+    def test(self, done: int, loss: float) -> None:
+        """The test loss after `done` steps."""
+        self._test = loss
+        if self._bar is None:
+            self._console.print(
+                f"step {done}/{self._steps}  test {loss:.4f}", highlight=False, soft_wrap=True
+            )
+        self.resume()
+
+    def resume(self) -> None:
+        """Something else than training took time until now."""
+        self._time = time.perf_counter()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

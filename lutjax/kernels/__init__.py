@@ -1,0 +1,1 @@
+"""Implementations of the ops: a registry, and a folder for each platform."""

@@ -1,0 +1,1 @@
+"""Implementations in plain `jax.numpy`, for every device."""

@@ -1,0 +1,310 @@
+"""Walking over the pairs (query, earlier key) of attention in tiles.
+
+A tile is a block of queries times a block of distances, of a block of samples. Distances instead of keys
+make a window cost ``L * window``, give every tile one slice of the positions, and make the keys of a tile
+one slice too: query ``j`` at distance ``d`` meets key ``start + j - 1 - d``. Short sequences are one tile that
+lists only the pairs that count.
+
+Arrays are detector-major, ``[..., samples, places]``, see `_rows`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax.kernels._xla._rows import in_sequence, read
+from lutjax.kernels.registry import Device
+
+Carry = TypeVar("Carry")
+
+_LISTED = 2048  # longest list of pairs that is one tile
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """The pairs of a call, and how they are cut into tiles.
+
+    Attributes:
+      n_samples, n_queries, n_keys: of the call.
+      start: place of the first query minus place of the first key; int 0 where it is known to be.
+      window: pairs at this distance or farther do not count.
+      samples, queries, distances: size of a tile.
+      listed: whether the one tile lists only the pairs that count.
+    """
+
+    n_samples: int
+    n_queries: int
+    n_keys: int
+    start: jax.Array | int
+    window: int | None
+    segments: tuple[jax.Array, jax.Array] | None
+    samples: int
+    queries: int
+    distances: int
+    listed: bool
+
+    # Pairs of a tile: local query, distance and key of each.
+    @property
+    def _grid(self) -> np.ndarray:
+        query, distance = np.divmod(np.arange(self.queries * self.distances), self.distances)
+        if self.listed:
+            key = query - 1 - distance
+            counts = (key >= 0) & (key < self.n_keys) & (query < self.n_queries)
+            query, distance = query[counts], distance[counts]
+        return np.stack([query, distance, query - distance + self.distances - 1]).astype(np.int32)
+
+    @property
+    def _cells(self) -> np.ndarray:
+        """Which pair each cell of the grid (query, distance) is; one past the last where none is."""
+        query, distance, _ = self._grid
+        cell = np.full(self.queries * self.distances, self.n_pairs, np.int32)
+        cell[query * self.distances + distance] = np.arange(self.n_pairs)
+        return cell
+
+    @property
+    def n_pairs(self) -> int:
+        return self._grid.shape[1]
+
+    def padded_samples(self, a: jax.Array) -> jax.Array:
+        """``[..., B, L]`` with whole blocks of samples."""
+        return _pad(a, -2, 0, -self.n_samples % self.samples)
+
+    def padded_queries(self, a: jax.Array) -> jax.Array:
+        """``[..., B, Lq]`` with whole tiles of queries and samples."""
+        return _pad(self.padded_samples(a), -1, 0, -self.n_queries % self.queries)
+
+    def padded_keys(self, a: jax.Array) -> jax.Array:
+        """``[..., B, Lk]`` with room for the slice of any tile that holds a key."""
+        return _pad(self.padded_samples(a), -1, self._key_margin, self._key_margin)
+
+    def unpadded_queries(self, a: jax.Array) -> jax.Array:
+        return a[..., : self.n_samples, : self.n_queries]
+
+    def unpadded_keys(self, a: jax.Array) -> jax.Array:
+        return a[..., : self.n_samples, self._key_margin : self._key_margin + self.n_keys]
+
+    def padded_shape(self, n_outputs: int) -> tuple[int, int, int]:
+        """Shape of `padded_rows`."""
+        b = self.n_samples + -self.n_samples % self.samples
+        return b, self.n_queries + -self.n_queries % self.queries, n_outputs
+
+    def padded_rows(self, a: jax.Array) -> jax.Array:
+        """``[B, Lq, O]`` with whole tiles of queries and samples."""
+        b, length, _ = self.padded_shape(0)
+        return _pad(_pad(a, 0, 0, b - a.shape[0]), 1, 0, length - a.shape[1])
+
+    def unpadded_rows(self, a: jax.Array) -> jax.Array:
+        return a[: self.n_samples, : self.n_queries]
+
+    @property
+    def _key_margin(self) -> int:
+        return max(self.queries + self.distances - 2, 0)
+
+    def for_each_tile(self, body: Callable[["Tile", Carry], Carry], carry: Carry) -> Carry:
+        """`carry` passed through `body` for every tile that may hold a pair that counts."""
+        sample_blocks = math.ceil(self.n_samples / self.samples)
+        query_blocks = math.ceil(self.n_queries / self.queries)
+        blocks = sample_blocks * query_blocks
+        if blocks == 0 or self.n_pairs == 0:
+            return carry
+
+        def block(n: jax.Array | int, carry: Carry) -> Carry:
+            sample, query = n // query_blocks * self.samples, n % query_blocks * self.queries
+            if self.listed:
+                return body(Tile(self, sample, query, 0), carry)
+            # Distances at which a query of this block meets a key.
+            first = jnp.maximum(self.start + query - self.n_keys, 0)
+            last = self.start + query + self.queries - 1
+            if self.window is not None:
+                last = jnp.minimum(last, self.window)
+            tiles = jnp.maximum(last - first + self.distances - 1, 0) // self.distances
+            return jax.lax.fori_loop(
+                0, tiles, lambda i, c: body(Tile(self, sample, query, first + i * self.distances), c), carry
+            )
+
+        return block(0, carry) if blocks == 1 else jax.lax.fori_loop(0, blocks, block, carry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """One tile: the first sample, query and distance, which may be traced."""
+
+    pairs: Pairs
+    sample: jax.Array | int
+    query: jax.Array | int
+    distance: jax.Array | int
+
+    @property
+    def _key(self) -> jax.Array | int:
+        """Where the tile's slice of the padded keys begins."""
+        p = self.pairs
+        return p._key_margin + p.start + self.query - self.distance - p.distances
+
+    # ---- values of each pair
+    def of_queries(self, a: jax.Array) -> jax.Array:
+        """``[..., B, Lq]``, padded -> ``[..., samples, pairs]``."""
+        block = _slice(a, self.sample, self.pairs.samples, self.query, self.pairs.queries)
+        return _take(block, self.pairs._grid[0])
+
+    def of_keys(self, a: jax.Array) -> jax.Array:
+        """``[..., B, Lk]``, padded -> ``[..., samples, pairs]``."""
+        size = self.pairs.queries + self.pairs.distances - 1
+        return _take(_slice(a, self.sample, self.pairs.samples, self._key, size), self.pairs._grid[2])
+
+    def of_distances(self, a: jax.Array) -> jax.Array:
+        """``[..., distances]`` -> ``[..., 1, pairs]``, the last value for all larger distances."""
+        at = jnp.clip(self._distances(a.shape[-1]), 0, a.shape[-1] - 1)
+        return _take(jnp.take(a, at, axis=-1), self.pairs._grid[1])[..., None, :]
+
+    def _distances(self, capacity: int) -> jax.Array:
+        at = self.distance + jnp.arange(self.pairs.distances, dtype=jnp.int32)
+        return jnp.minimum(at, capacity - 1)
+
+    def counts(self) -> jax.Array | None:
+        """Which pairs count, ``[samples or 1, pairs]``; None if all do."""
+        p = self.pairs
+        counts = None
+        if not p.listed:
+            query, distance, _ = p._grid
+            distance = self.distance + distance
+            key = p.start + self.query + query - 1 - distance
+            counts = (self.query + query < p.n_queries) & (key >= 0) & (key < p.n_keys)
+            if p.window is not None:
+                counts &= distance < p.window
+            counts = counts[None]
+        if p.segments is not None:
+            same = self.of_queries(p.segments[0]) == self.of_keys(p.segments[1])
+            counts = same if counts is None else same & counts
+        return counts
+
+    def of_rows(self, a: jax.Array) -> jax.Array:
+        """``[B, Lq, O]``, padded -> ``[samples * pairs, O]``, zero for pairs that do not count."""
+        p = self.pairs
+        starts = (self.sample, self.query, 0)
+        block = jax.lax.dynamic_slice(a, starts, (p.samples, p.queries, a.shape[-1]))
+        rows = read(block, slice(None), p._grid[0])
+        return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
+
+    def masked(self, c: jax.Array) -> jax.Array:
+        """``[T, samples, pairs]``, zero for pairs that do not count."""
+        counts = self.counts()
+        return c if counts is None else jnp.where(counts[None], c, 0)
+
+    def _masked_rows(self, rows: jax.Array) -> jax.Array:
+        counts = self.counts()
+        return rows if counts is None else jnp.where(counts[..., None], rows, 0)
+
+    # ---- sums over pairs, added to a total
+    def add_rows(self, total: jax.Array, rows: jax.Array) -> jax.Array:
+        """``[B, Lq, O]`` padded plus ``[samples * pairs, O]`` summed over each query's pairs that count."""
+        p = self.pairs
+        rows = self._masked_rows(rows.reshape(p.samples, p.n_pairs, rows.shape[-1]))
+        if p.listed:
+            rows = read(_pad(rows, 1, 0, 1), slice(None), p._cells)
+        block = jnp.sum(rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1]), 2)
+        starts = (self.sample, self.query, 0)
+        old = jax.lax.dynamic_slice(total, starts, block.shape)
+        return jax.lax.dynamic_update_slice(total, old + block, starts)
+
+    def add_to_queries(self, total: jax.Array, c: jax.Array) -> jax.Array:
+        """``[..., B, Lq]`` padded plus ``[..., samples, pairs]`` summed over each query's pairs."""
+        return self._add(total, self.query, jnp.sum(self._on_grid(c), -1))
+
+    def add_to_keys(self, total: jax.Array, c: jax.Array) -> jax.Array:
+        """``[..., B, Lk]`` padded plus ``[..., samples, pairs]`` summed over each key's pairs."""
+        p = self.pairs
+        # Key = query + (distances - 1 - distance): shift the row of each query by its number, add rows.
+        by_key = self._on_grid(c)[..., ::-1]
+        width = p.queries + p.distances
+        rows = _pad(by_key, -1, 0, p.queries).reshape(*by_key.shape[:-2], p.queries * width)
+        shifted = rows[..., : p.queries * (width - 1)].reshape(*by_key.shape[:-1], width - 1)
+        return self._add(total, self._key, jnp.sum(shifted, -2))
+
+    def add_to_distances(self, total: jax.Array, c: jax.Array) -> jax.Array:
+        """``[..., distances]`` plus ``[..., samples, pairs]`` summed over each distance's pairs."""
+        at = jnp.clip(self._distances(total.shape[-1]), 0, total.shape[-1] - 1)
+        return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2)))
+
+    def _on_grid(self, c: jax.Array) -> jax.Array:
+        """``[..., pairs]`` -> ``[..., queries, distances]``, zero where no pair is."""
+        p = self.pairs
+        if p.listed:
+            c = _take(_pad(c, -1, 0, 1), p._cells)
+        return c.reshape(*c.shape[:-1], p.queries, p.distances)
+
+    def _add(self, total: jax.Array, place: jax.Array | int, c: jax.Array) -> jax.Array:
+        if c.shape == total.shape:
+            return total + c
+        starts = (*(0,) * (total.ndim - 2), self.sample, place)
+        old = jax.lax.dynamic_slice(total, starts, c.shape)
+        return jax.lax.dynamic_update_slice(total, old + c, starts)
+
+
+def plan(
+    samples_and_queries: tuple[int, ...],
+    n_keys: int,
+    weights: jax.Array,
+    *,
+    start: jax.Array | None,
+    window: int | None,
+    segments: tuple[jax.Array | None, jax.Array | None],
+    device: Device,
+) -> Pairs:
+    """Chooses tiles: on a CPU such that the rows that a tile reads of one detector stay in the cache,
+    elsewhere as large as the memory for the row ids of all detectors allows."""
+    n_samples, n_queries = samples_and_queries
+    n_detectors, _, n_outputs = weights.shape
+    if in_sequence(device):
+        most_pairs = int(np.clip(2**17 // max(n_outputs, 1), 256, 2048))
+        side = 16 if most_pairs < 1024 else 32
+    else:
+        most_pairs = max(2**24 // max(n_detectors, 1), 1024)
+        side = 64
+
+    farthest = n_keys if start is not None else max(min(n_keys, n_queries - 1), 0)
+    if window is not None:
+        farthest = min(farthest, window)
+    listed = start is None and n_queries * farthest <= 2 * _LISTED
+    pairs = Pairs(
+        n_samples,
+        n_queries,
+        n_keys,
+        0 if start is None else start,
+        window,
+        None,
+        samples=1,
+        queries=max(n_queries if listed else min(side, n_queries), 1),
+        distances=farthest if listed else min(side, max(farthest, 1)),
+        listed=listed,
+    )
+    samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
+    pairs = dataclasses.replace(pairs, samples=samples)
+    of_queries, of_keys = segments
+    if of_queries is not None and of_keys is not None:
+        padded = pairs.padded_queries(of_queries), pairs.padded_keys(of_keys)
+        pairs = dataclasses.replace(pairs, segments=padded)
+    return pairs
+
+
+def _take(a: jax.Array, at: np.ndarray) -> jax.Array:
+    return read(a, ..., at)
+
+
+def _slice(a: jax.Array, sample: Any, samples: int, place: Any, places: int) -> jax.Array:
+    if a.shape[-2:] == (samples, places):
+        return a
+    starts = (*(0,) * (a.ndim - 2), sample, place)
+    return jax.lax.dynamic_slice(a, starts, (*a.shape[:-2], samples, places))
+
+
+def _pad(a: jax.Array, axis: int, before: int, after: int) -> jax.Array:
+    if before == after == 0:
+        return a
+    widths = [(0, 0)] * a.ndim
+    widths[axis] = (before, after)
+    return jnp.pad(a, widths)

@@ -1,0 +1,155 @@
+"""`lutjax.lookup_attention` in plain JAX: tile by tile, nothing of the size of all pairs at once."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax._detection import Detection
+from lutjax._dtypes import accumulator
+from lutjax.kernels._xla import _pairs, _rows
+from lutjax.kernels.registry import Device
+
+
+def forward(
+    weights: jax.Array,
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    *,
+    window: int | None,
+    device: Device,
+) -> jax.Array:
+    pairs = _plan(weights, query, key, start, query_segments, key_segments, window, device)
+    row = _RowIds(pairs, query, key, position)
+
+    def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
+        return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), device))
+
+    y = zeros_varying(query.index, pairs.padded_shape(weights.shape[-1]), accumulator(weights.dtype))
+    return pairs.unpadded_rows(pairs.for_each_tile(body, y)).astype(weights.dtype)
+
+
+def backward(
+    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, window: int | None, device: Device
+) -> tuple[jax.Array | None, ...]:
+    weights, query, key, position, start, query_segments, key_segments = saved
+    pairs = _plan(weights, query, key, start, query_segments, key_segments, window, device)
+    row = _RowIds(pairs, query, key, position)
+    dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
+    need_weights, need_query, need_key, need_position = needs[:4]
+
+    q_flip, q_margin = (pairs.padded_queries(_major(a)) for a in (query.flip, query.margin))
+    k_flip, k_margin = (pairs.padded_keys(_major(a)) for a in (key.flip, key.margin))
+    if need_position:
+        p_flip, p_margin = position.flip.T, position.margin.T
+
+    def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        totals = dict(totals)
+        main = row(tile)
+        dy_pair = tile.of_rows(dy)
+        if need_weights:
+            totals["weights"] = _rows.add_rows(totals["weights"], _rows.flat(main), dy_pair, device)
+        if not (need_query or need_key or need_position):
+            return totals
+
+        of_query, of_key = tile.of_queries(q_margin), tile.of_keys(k_margin)
+        query_is_closer = jnp.abs(of_query) < jnp.abs(of_key)
+        margin = jnp.where(query_is_closer, of_query, of_key)
+        flip = jnp.where(
+            query_is_closer,
+            tile.of_queries(q_flip) << row.query_shift,
+            tile.of_keys(k_flip) << row.key_shift,
+        )
+        rows = [main, main ^ flip]
+        if need_position:
+            of_position = tile.of_distances(p_margin)
+            position_is_closest = jnp.abs(of_position) < jnp.minimum(
+                jnp.abs(of_query), jnp.abs(of_key)
+            ).astype(of_position.dtype)
+            # Elsewhere the main row again, which is in the cache.
+            rows.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
+
+        products = _rows.products(weights, tuple(_rows.flat(r) for r in rows), dy_pair, device)
+        product, *flipped = (p.reshape(main.shape) for p in products)
+        cotangent = _rows.slope(margin) * (product - flipped[0]).astype(margin.dtype)
+        cotangent = tile.masked(cotangent)
+        if need_query:
+            totals["query"] = tile.add_to_queries(totals["query"], jnp.where(query_is_closer, cotangent, 0))
+        if need_key:
+            totals["key"] = tile.add_to_keys(totals["key"], jnp.where(query_is_closer, 0, cotangent))
+        if need_position:
+            difference = (product - flipped[1]).astype(of_position.dtype)
+            cotangent = jnp.where(position_is_closest, _rows.slope(of_position) * difference, 0)
+            cotangent = tile.masked(cotangent)
+            if of_position.shape[0] == 1:  # shared by all detectors
+                cotangent = jnp.sum(cotangent, 0, keepdims=True)
+            totals["position"] = tile.add_to_distances(totals["position"], cotangent)
+        return totals
+
+    totals = {}
+    if need_weights:
+        totals["weights"] = zeros_varying(weights, weights.shape, accumulator(weights.dtype))
+    if need_query:
+        totals["query"] = jnp.zeros_like(q_margin)
+    if need_key:
+        totals["key"] = jnp.zeros_like(k_margin)
+    if need_position:
+        totals["position"] = jnp.zeros_like(p_margin)
+    totals = pairs.for_each_tile(body, totals)
+    return (
+        totals.get("weights"),
+        _minor(pairs.unpadded_queries(totals["query"])) if need_query else None,
+        _minor(pairs.unpadded_keys(totals["key"])) if need_key else None,
+        totals["position"].T if need_position else None,
+        *(None,) * 3,
+    )
+
+
+class _RowIds:
+    """The row that each pair of a tile addresses: the bits of query, key and position side by side."""
+
+    def __init__(self, pairs: _pairs.Pairs, query: Detection, key: Detection, position: Detection | None):
+        self.key_shift = 0 if position is None else position.bits
+        self.query_shift = self.key_shift + key.bits
+        self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
+        self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
+        self._position = position.index.T if self.key_shift and position is not None else None
+
+    def __call__(self, tile: _pairs.Tile) -> jax.Array:
+        row = tile.of_queries(self._query) | tile.of_keys(self._key)
+        return row if self._position is None else row | tile.of_distances(self._position)
+
+
+def _plan(
+    weights: jax.Array,
+    query: Detection,
+    key: Detection,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    window: int | None,
+    device: Device,
+) -> _pairs.Pairs:
+    return _pairs.plan(
+        query.shape[:2],
+        key.shape[1],
+        weights,
+        start=start,
+        window=window,
+        segments=(query_segments, key_segments),
+        device=device,
+    )
+
+
+def _major(a: jax.Array) -> jax.Array:
+    """``[B, L, T]`` -> ``[T, B, L]``."""
+    return jnp.moveaxis(a, -1, 0)
+
+
+def _minor(a: jax.Array) -> jax.Array:
+    return jnp.moveaxis(a, 0, -1)

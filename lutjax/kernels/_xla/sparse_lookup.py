@@ -1,0 +1,72 @@
+"""`lutjax.sparse_lookup` in plain JAX: one detector after the other, so that no ``[B, T, K]`` array exists."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax._detection import Detection
+from lutjax._dtypes import accumulator
+from lutjax.kernels._xla._rows import add, clamped, detectors, read, slope
+from lutjax.kernels.registry import Device
+
+
+def forward(
+    weights: jax.Array, detection: Detection, targets: jax.Array, *, n_outputs: int, device: Device
+) -> jax.Array:
+    dtype = accumulator(weights.dtype)
+    sample, index, edges = _prepared(weights, detection.index, targets, n_outputs)
+
+    def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        t, row = of
+        values = read(weights, t, row).astype(dtype)
+        return add(y, (sample, edges(t, row)), values), None
+
+    y = zeros_varying(index, (index.shape[1], n_outputs + 1), dtype)
+    y, _ = jax.lax.scan(step, y, (detectors(weights), index))
+    return y[:, :n_outputs].astype(weights.dtype)
+
+
+def backward(
+    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, n_outputs: int, device: Device
+) -> tuple[jax.Array | None, ...]:
+    weights, d, targets = saved
+    dtype = accumulator(weights.dtype)
+    sample, index, edges = _prepared(weights, d.index, targets, n_outputs)
+    flipped = clamped(weights, (d.index ^ d.flip).T)
+    # Unused slots read the zero behind the last output.
+    dy = jnp.pad(dy.astype(dtype), ((0, 0), (0, 1)))
+
+    def cotangent(t: jax.Array, row: jax.Array) -> jax.Array:
+        return read(dy, sample, edges(t, row))
+
+    def product(t: jax.Array, row: jax.Array) -> jax.Array:
+        return jnp.sum(read(weights, t, row).astype(dtype) * cotangent(t, row), -1)
+
+    def one(d_weights: jax.Array | None, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+        t, row, other = of
+        if d_weights is not None:
+            d_weights = add(d_weights, (t, row), cotangent(t, row))
+        return d_weights, product(t, row) - product(t, other) if needs[1] else None
+
+    d_weights = zeros_varying(weights, weights.shape, dtype) if needs[0] else None
+    d_weights, difference = jax.lax.scan(one, d_weights, (detectors(weights), index, flipped))
+    d_margin = slope(d.margin) * difference.T.astype(d.margin.dtype) if needs[1] else None
+    return d_weights, d_margin, None
+
+
+def _prepared(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> tuple[Any, ...]:
+    """Sample ids ``[B, 1]``, rows ``[T, B]``, and the targets of a detector's rows, unused ones behind the last output."""
+    targets = jnp.clip(targets, -1, n_outputs - 1)
+    targets = jnp.where(targets < 0, n_outputs, targets)
+
+    def edges(t: jax.Array, row: jax.Array) -> jax.Array:
+        return read(
+            targets,
+            t if targets.shape[0] > 1 else 0,
+            row if targets.shape[1] > 1 else jnp.zeros_like(row),
+        )
+
+    sample = jnp.arange(index.shape[0], dtype=jnp.int32)[:, None]
+    return sample, clamped(weights, index.T), edges

@@ -1,0 +1,446 @@
+"""Which implementation of an op runs a call: the only place that chooses.
+
+An implementation is a module with two functions on arrays, ``forward`` and ``backward``, registered for
+an op, a platform (how it is written) and a backend (where it runs). It is imported when it is chosen.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+
+from lutjax import _compat
+
+
+class Platform(enum.StrEnum):
+    """How an implementation is written."""
+
+    XLA = "xla"
+    PALLAS = "pallas"
+    TRITON = "triton"
+
+
+class Backend(enum.StrEnum):
+    """Where an implementation runs."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    TPU = "tpu"
+    ANY = "any"
+
+
+Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+Implementation = str | tuple[str, ...] | None
+
+_DEFAULT_PRIORITY = {Platform.XLA: 0, Platform.PALLAS: 10, Platform.TRITON: 20}
+_LOWERING_NAMES = {"gpu": ("cuda", "rocm")}  # what jax calls the backends when it lowers
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The device that will run a call."""
+
+    backend: Backend
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} ({self.kind})"
+
+    @property
+    def lowering_names(self) -> tuple[str, ...]:
+        return _LOWERING_NAMES.get(self.backend, (str(self.backend),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What an implementation may look at to say that it does not support a call.
+
+    Attributes:
+      arguments: the op's positional arguments, each array a `jax.ShapeDtypeStruct`.
+      options: its static options (``epsilon``, ``window``, ...).
+    """
+
+    op: str
+    direction: Direction
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    device: Device
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """One registered implementation.
+
+    Attributes:
+      target: name of the module that holds ``forward`` and ``backward``.
+      requires: packages it needs; it is not chosen where one is missing.
+      priority: of several that support a call the highest is chosen.
+      unsupported: why a call cannot be run, or None if it can.
+      directions: the functions the module has.
+    """
+
+    op: str
+    platform: Platform
+    backend: Backend
+    target: str
+    requires: tuple[str, ...] = ()
+    priority: int = 0
+    unsupported: Callable[[Call], str | None] | None = None
+    directions: tuple[Direction, ...] = DIRECTIONS
+
+    def __str__(self) -> str:
+        return f"{self.platform}/{self.backend} ({self.target})"
+
+    def load(self, direction: Direction) -> Callable[..., Any]:
+        """The function on arrays. Imports the target."""
+        return getattr(importlib.import_module(self.target), direction)
+
+    def why_not(self, call: Call) -> str | None:
+        """Why this implementation cannot run the call; None if it can."""
+        if self.backend not in (Backend.ANY, call.device.backend):
+            return f"runs on {self.backend}, the call runs on {call.device}"
+        if call.direction not in self.directions:
+            return f"has no {call.direction}"
+        missing = [package for package in self.requires if not _installed(package)]
+        if missing:
+            return f"needs {', '.join(missing)}, not installed"
+        return None if self.unsupported is None else self.unsupported(call)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An implementation considered for a call, and the reason why it was passed over, if it was."""
+
+    spec: KernelSpec
+    reason: str | None
+
+
+class NoImplementationError(ValueError):
+    """No registered implementation supports a call."""
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
+class KernelRegistry:
+    """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
+        self._resolved: dict[Any, KernelSpec] = {}
+        # Part of jit's cache key, so that no trace outlives the block that forced its implementation.
+        self._forced = jax.make_user_context(default_value=None)
+
+    def ops(self) -> tuple[str, ...]:
+        """Names of the ops that have an implementation."""
+        return tuple(sorted(self._specs))
+
+    def register(
+        self,
+        op: str,
+        platform: Platform | str,
+        backend: Backend | str,
+        target: str,
+        *,
+        requires: tuple[str, ...] = (),
+        priority: int | None = None,
+        unsupported: Callable[[Call], str | None] | None = None,
+        directions: tuple[Direction, ...] = DIRECTIONS,
+    ) -> KernelSpec:
+        """Adds an implementation.
+
+        Args:
+          op: name of the op; the arguments of its functions are described in ``lutjax/ops/<op>.py``.
+          platform: how it is written. backend: where it runs.
+          target: module with ``forward`` and ``backward``, imported when it is chosen.
+          requires, unsupported, directions: see `KernelSpec`.
+          priority: by default Triton before Pallas before XLA.
+
+        Raises:
+          ValueError: the op already has one for this platform and backend.
+        """
+        platform, backend = Platform(platform), Backend(backend)
+        priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
+        spec = KernelSpec(op, platform, backend, target, requires, priority, unsupported, directions)
+        of_op = self._specs.setdefault(op, {})
+        if (platform, backend) in of_op:
+            raise ValueError(
+                f"kernel_registry.register: {op!r} already has the implementation {of_op[platform, backend]}; "
+                "unregister it first, or register for another platform or backend."
+            )
+        of_op[platform, backend] = spec
+        self._resolved.clear()
+        return spec
+
+    def unregister(self, op: str, platform: Platform | str, backend: Backend | str) -> None:
+        """Removes an implementation. Traces that jit holds keep using it."""
+        spec = self.get(op, platform=platform, backend=backend)
+        del self._specs[op][spec.platform, spec.backend]
+        if not self._specs[op]:
+            del self._specs[op]
+        self._resolved.clear()
+
+    def get(self, op: str, *, platform: Platform | str, backend: Backend | str) -> KernelSpec:
+        """The implementation registered for exactly this platform and backend.
+
+        Raises:
+          KeyError: there is none; the message lists those that the op has.
+        """
+        try:
+            return self._of(op)[Platform(platform), Backend(backend)]
+        except KeyError:
+            known = "; ".join(str(spec) for spec in self.candidates(op))
+            raise KeyError(
+                f"{op!r} has no implementation for {platform}/{backend}; it has: {known}"
+            ) from None
+
+    def candidates(self, op: str) -> tuple[KernelSpec, ...]:
+        """All implementations of an op, the first choice first."""
+        return tuple(sorted(self._of(op).values(), key=lambda s: (-s.priority, s.backend == Backend.ANY)))
+
+    def resolve(
+        self,
+        op: str,
+        *args: Any,
+        implementation: Implementation = None,
+        direction: Direction = "forward",
+        device: Device | None = None,
+        **options: Any,
+    ) -> KernelSpec:
+        """The implementation that runs a call.
+
+        Args:
+          op: name of the op. args: its arrays, concrete or traced or `jax.ShapeDtypeStruct`.
+          implementation: None for the first choice that supports the call, one name that must be used,
+            or a tuple of names in order of preference. By default what `use_implementation` says.
+          device: the device that will run the call; by default that of the arrays.
+          options: the op's static options.
+
+        Raises:
+          NoImplementationError: none supports the call; the message has every candidate's reason.
+          ValueError: an unknown name.
+        """
+        request = self.request(op, implementation)
+        device = device or devices_of(args)[0]
+        leaves, treedef = jax.tree.flatten(args)
+        key = (
+            op,
+            direction,
+            request,
+            device,
+            treedef,
+            tuple([_signature(a) for a in leaves]),
+            tuple(options.items()),
+        )
+        spec = self._resolved.get(key)
+        if spec is None:
+            spec = self._resolved[key] = self._choose(
+                op, request, _call(op, direction, args, options, device)
+            )
+        return spec
+
+    def consider(
+        self,
+        op: str,
+        *args: Any,
+        implementation: Implementation = None,
+        direction: Direction = "forward",
+        device: Device | None = None,
+        **options: Any,
+    ) -> tuple[Candidate, ...]:
+        """Every candidate in the order of preference of a call, with its reason where it is unfit."""
+        call = _call(op, direction, args, options, device or devices_of(args)[0])
+        return tuple(
+            Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), call)
+        )
+
+    def request(self, op: str, implementation: Implementation) -> tuple[Platform, ...]:
+        """The platforms asked for, in order; empty if any will do."""
+        if implementation is None:
+            forced = self._forced.value
+            implementation = dict(forced).get(op) or dict(forced).get("*") if forced else None
+        if implementation is None:
+            return ()
+        names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+        return tuple(_platform(name) for name in names)
+
+    @contextlib.contextmanager
+    def use_implementation(
+        self, implementation: Implementation | Mapping[str, Implementation]
+    ) -> Iterator[None]:
+        """Calls in this block use the given implementation, unless they name one themselves.
+
+        Also inside functions under `jax.jit`, which are traced anew for it.
+
+        Args:
+          implementation: a name, a tuple of names in order of preference, or a mapping from ops to these.
+
+        Raises:
+          ValueError: an unknown name or op.
+
+        Example:
+          >>> import jax.numpy as jnp, lutjax
+          >>> with lutjax.use_implementation("xla"):
+          ...     d = lutjax.detect_signs(jnp.array([0.5, -0.25]))
+          >>> with lutjax.use_implementation({"lookup": "xla"}):
+          ...     pass
+        """
+        wanted = implementation if isinstance(implementation, Mapping) else {"*": implementation}
+        for op, names in wanted.items():
+            if op != "*":
+                self._of(op)
+            for name in (names,) if isinstance(names, str) else names or ():
+                _platform(name)
+        inherited = dict(self._forced.value or ())
+        with self._forced(tuple(sorted({**inherited, **wanted}.items()))):
+            yield
+
+    def explain(self, op: str, *args: Any, implementation: Implementation = None, **options: Any) -> str:
+        """Which implementation runs a call, and why not each other one.
+
+        Args:
+          op: name of a primitive op (see ``kernel_registry.ops()``).
+          args: its arrays. options: its static options.
+
+        Returns:
+          Text of a line per candidate, for forward and backward.
+
+        Example:
+          >>> import jax.numpy as jnp, lutjax
+          >>> d = lutjax.detect_signs(jnp.array([[0.5, -0.25]]))
+          >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
+          lookup on cpu (cpu)
+            forward
+              xla/any (lutjax.kernels._xla.lookup): chosen
+          ...
+        """
+        device = devices_of(args)[0]
+        lines = [f"{op} on {device}"]
+        for direction in DIRECTIONS:
+            lines.append(f"  {direction}")
+            chosen = False
+            for candidate in self.consider(
+                op, *args, implementation=implementation, direction=direction, device=device, **options
+            ):
+                why = candidate.reason or ("another comes first" if chosen else "chosen")
+                chosen = chosen or candidate.reason is None
+                lines.append(f"    {candidate.spec}: {why}")
+        return "\n".join(lines)
+
+    def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
+        if op not in self._specs:
+            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}.")
+        return self._specs[op]
+
+    def _considered(
+        self, request: tuple[Platform, ...], call: Call
+    ) -> Iterator[tuple[KernelSpec, str | None]]:
+        candidates = self.candidates(call.op)
+        if request:
+            asked = [spec for wanted in request for spec in candidates if spec.platform == wanted]
+            for spec in asked:
+                yield spec, spec.why_not(call)
+            for spec in candidates:
+                if spec not in asked:
+                    yield spec, f"not asked for (implementation={'|'.join(request)})"
+        else:
+            for spec in candidates:
+                yield spec, spec.why_not(call)
+
+    def _choose(self, op: str, request: tuple[Platform, ...], call: Call) -> KernelSpec:
+        considered = []
+        for spec, why in self._considered(request, call):
+            if why is None:
+                return spec
+            considered.append(f"  {spec}: {why}")
+        asked = f" that was asked for ({', '.join(request)})" if request else ""
+        raise NoImplementationError(
+            f"{op}: no implementation{asked} supports this {call.direction} call on {call.device}:\n"
+            + "\n".join(considered)
+        )
+
+
+def devices_of(args: Any) -> tuple[Device, ...]:
+    """The devices that may run a call with these arguments.
+
+    One, except where arrays are traced in a process with several backends: where jit runs its function
+    is then not known yet.
+    """
+    for leaf in jax.tree.leaves(args):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            return (_device(next(iter(leaf.devices()))),)
+    abstract = _compat.abstract_device()
+    if abstract is not None:
+        return (_described(*abstract),)
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if default is not None:
+        return (_device(jax.devices(default)[0] if isinstance(default, str) else default),)
+    return _default_devices()
+
+
+def _default_devices() -> tuple[Device, ...]:
+    first = jax.devices()[0]
+    if first.platform == "cpu":
+        return (_device(first),)
+    return (_device(first), _device(jax.local_devices(backend="cpu")[0]))
+
+
+@functools.lru_cache(maxsize=256)
+def _device(device: jax.Device) -> Device:
+    return _described(device.platform, device.device_kind)
+
+
+def _described(platform: str, kind: str) -> Device:
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    if platform not in set(Backend):
+        return Device(Backend.ANY, f"{platform} {kind}")
+    return Device(Backend(platform), kind)
+
+
+def _platform(name: str) -> Platform:
+    if name not in set(Platform):
+        raise ValueError(f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}.")
+    return Platform(name)
+
+
+def _signature(a: Any) -> tuple[Any, ...] | type:
+    return (a.shape, a.dtype) if hasattr(a, "shape") else type(a)
+
+
+def _call(
+    op: str, direction: Direction, args: tuple[Any, ...], options: Mapping[str, Any], device: Device
+) -> Call:
+    structs = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, args
+    )
+    return Call(op, direction, structs, dict(options), device)
+
+
+kernel_registry = KernelRegistry()
+
+
+def _register_builtin() -> None:
+    for op in (
+        "detect",
+        "detect_signs",
+        "lookup",
+        "sparse_lookup",
+        "lookup_attention",
+        "lut_pair_attention",
+    ):
+        kernel_registry.register(op, Platform.XLA, Backend.ANY, f"lutjax.kernels._xla.{op}")
+
+
+_register_builtin()

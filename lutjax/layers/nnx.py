@@ -1,0 +1,383 @@
+"""Look-up-table layers for Flax NNX."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from lutjax._typing import Array, Integer
+from lutjax.layers import _spec
+
+__all__ = ["LUT", "Anchors", "LUTAttention", "LUTPairAttention", "SparseLUT", "Targets", "check"]
+
+
+class Anchors(nnx.Variable):
+    """Ids of the inputs that detectors compare. Kept with the tables, never trained."""
+
+
+class Targets(nnx.Variable):
+    """Ids of the outputs that rows reach. Kept with the tables, never trained."""
+
+
+_VARIABLES = {"params": nnx.Param, "anchors": Anchors, "targets": Targets}
+
+
+class _Layer(nnx.Module):
+    """A spec, and its variables as attributes of the same names."""
+
+    def _build(
+        self,
+        spec_type: type[_spec.LUTSpec],
+        in_features: int,
+        out_features: int,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        self.spec, variables = _spec.build(spec_type, in_features, out_features, **options)
+        for v in variables:
+            setattr(self, v.name, _VARIABLES[v.kind](v.init(rngs.params())))
+
+    def _arrays(self) -> dict[str, Any]:
+        return {v.name: getattr(self, v.name)[...] for v in self.spec.variables()}
+
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
+        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        return self.spec(self._arrays(), x)
+
+    def check(self) -> None:
+        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
+
+        Call it after variables were replaced, for example by those of a checkpoint.
+        """
+        self.spec.check(self._arrays())
+
+
+def check(model: nnx.Module) -> None:
+    """Calls ``check()`` of every look-up-table layer in a model: after a checkpoint was read, for example.
+
+    Raises:
+      ValueError: a variable has a wrong shape or holds an id that does not exist.
+
+    Example:
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT, check
+      >>> layer = LUT(4, 2, n_detectors=3, n_anchors=2, rngs=nnx.Rngs(0))
+      >>> layer.anchors[...] = layer.anchors[...] + 4
+      >>> check(layer)
+      Traceback (most recent call last):
+      ...
+      ValueError: LUT: anchors holds ids from 4 to 7; inputs are 0 to 3.
+    """
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, _Layer):
+            module.check()
+
+
+class LUT(_Layer):
+    """Fully connected look-up tables.
+
+    ``y = sum over detectors of weights[t, row of t]``, where the row is the answers to ``n_anchors``
+    comparisons of inputs. No bias: a constant input selects rows too.
+
+    State: ``weights`` (`nnx.Param`, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first) and
+    ``anchors`` (`Anchors`, int32 ``[n_detectors, n_anchors, 2]``).
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the
+        dtype of the tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      rngs: its ``params`` stream draws everything.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not an input.
+
+    Source: look-up-table semantics, section 3.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT
+      >>> layer = LUT(8, 4, n_detectors=16, n_anchors=6, rngs=nnx.Rngs(0))
+      >>> layer.weights.shape, layer.anchors.shape
+      ((16, 64, 4), (16, 6, 2))
+      >>> layer(jnp.ones((32, 8))).shape
+      (32, 4)
+    """
+
+    @_spec.takes(_spec.LUTSpec)
+    def __init__(
+        self, in_features: int, out_features: int, *, anchors: Any = None, rngs: nnx.Rngs, **options: Any
+    ):
+        self._build(_spec.LUTSpec, in_features, out_features, anchors=anchors, rngs=rngs, **options)
+
+
+class SparseLUT(_Layer):
+    """Look-up tables whose rows reach only some of the outputs.
+
+    State: ``weights`` (`nnx.Param`, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first),
+    ``anchors`` (`Anchors`, int32 ``[n_detectors, n_anchors, 2]``) and ``targets`` (`Targets`, int32
+    ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot).
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      n_targets: outputs that each row reaches, drawn without replacement.
+      targets_per: who has a list of targets of its own: each ``"row"``, each ``"table"``, or the ``"layer"``.
+      targets: explicit targets, instead of `n_targets`.
+      epsilon, dtype, param_dtype, weights_init, implementation, anchors, rngs: as in `LUT`.
+
+    Raises:
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+
+    Source: look-up-table semantics, section 4.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import SparseLUT
+      >>> layer = SparseLUT(8, 100, n_detectors=16, n_anchors=3, n_targets=5, rngs=nnx.Rngs(0))
+      >>> layer.weights.shape, layer.targets.shape
+      ((16, 8, 5), (16, 8, 5))
+      >>> layer(jnp.ones((32, 8))).shape
+      (32, 100)
+    """
+
+    @_spec.takes(_spec.SparseLUTSpec)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        anchors: Any = None,
+        targets: Any = None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        self._build(
+            _spec.SparseLUTSpec,
+            in_features,
+            out_features,
+            anchors=anchors,
+            targets=targets,
+            rngs=rngs,
+            **options,
+        )
+
+
+class _Attention(_Layer):
+    """What the two kinds of attention share: the call and the cache."""
+
+    decode: bool
+
+    def _build_attention(self, *args: Any, decode: bool, **options: Any) -> None:
+        self._build(*args, **options)
+        self.decode = decode
+        for name in self.spec.cache_names:
+            setattr(self, name, nnx.data(None))
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch queries inputs"],
+        keys: Float[Array, "*batch keys inputs"] | None = None,
+        *,
+        segments: Int[Array, "*#batch queries"] | None = None,
+        key_segments: Int[Array, "*#batch keys"] | None = None,
+        query_start: Integer | None = None,
+        key_start: Integer | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch queries outputs"]:
+        """Outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
+
+        Args:
+          x: inputs of the queries, and of the keys where `keys` is not given.
+          keys: inputs of the keys, for attention from one sequence to another.
+          segments: ids ``[..., length]``; a query attends only to keys of its own segment.
+          key_segments: the same for `keys`.
+          query_start: place of the first query, where `keys` is given; 0 by default.
+          key_start: place of the first key, where `keys` is given; 0 by default.
+          decode: `x` continues what the cache holds, and the cache then holds the latest keys. Takes
+            precedence over the layer's own `decode`.
+
+        Raises:
+          ValueError: decoding without a cache, or with arguments that the cache replaces.
+        """
+        others = {
+            "keys": keys,
+            "segments": segments,
+            "key_segments": key_segments,
+            "query_start": query_start,
+            "key_start": key_start,
+        }
+        if not (self.decode if decode is None else decode):
+            return self.spec(self._arrays(), x, **others)
+        cache = {name: getattr(self, name) for name in self.spec.cache_names}
+        if cache["cache_index"] is None:
+            raise ValueError(f"{self.spec.layer}: there is no cache to decode with; call init_cache first.")
+        y, latest = self.spec.decode(self._arrays(), {name: c[...] for name, c in cache.items()}, x, **others)
+        for name, value in latest.items():
+            cache[name][...] = value
+        return y
+
+    def init_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> None:
+        """Makes an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
+
+        The length in `input_shape` does not matter: the cache holds as many keys as a query can see,
+        `window` or else `n_positions`, and any number of new positions can be decoded at once.
+        """
+        for name, value in self.spec.empty_cache(input_shape, dtype).items():
+            setattr(self, name, nnx.Cache(value))
+
+    def set_view(
+        self,
+        decode: bool | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        cache_dtype: DTypeLike | None = None,
+    ) -> None:
+        """Class method used by ``nnx.view``.
+
+        Args:
+          decode: whether calls decode with the cache.
+          batch_size: makes an empty cache for this batch.
+          cache_dtype: dtype of the inputs that are decoded; float32 by default.
+        """
+        if decode is not None:
+            self.decode = decode
+        if batch_size is not None:
+            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+            self.init_cache((*batch, 1, self.spec.in_features), cache_dtype or jnp.float32)
+
+
+class LUTAttention(_Attention):
+    """Concatenated look-up-table attention: one row per pair of positions.
+
+    The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the
+    other. A query attends to the positions strictly before it; outputs are sums, so position 0 outputs 0.
+    Heads are nothing but more detectors.
+
+    State: ``weights`` (`nnx.Param`, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features]``,
+    zeros at first), ``positions`` (`nnx.Param`, ``[n_positions, 1 or n_detectors, n_position_bits]``,
+    only if there are positional bits), ``anchors`` (`Anchors`, int32 ``[n_detectors, n_anchors, 2]``), and
+    after `init_cache` the keys to decode with (`nnx.Cache`).
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector; query and key are detected alike.
+      n_positions: distances that have a position: the longest text is one longer.
+      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+      shared_positions: all detectors read the same positions, or each its own.
+      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+      window: a query sees this many positions before it; all of them if not given.
+      decode: whether calls decode with the cache, one text in several calls.
+      epsilon, dtype, param_dtype, weights_init, implementation, anchors, rngs: as in `LUT`; positions are
+        cast and stored like tables.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not an input.
+
+    Source: look-up-table semantics, section 5.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUTAttention
+      >>> layer = LUTAttention(
+      ...     8, 8, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2, rngs=nnx.Rngs(0)
+      ... )
+      >>> layer.weights.shape, layer.positions.shape
+      ((16, 256, 8), (31, 1, 2))
+      >>> layer(jnp.ones((4, 32, 8))).shape
+      (4, 32, 8)
+
+      Decoding, here three positions and then one more:
+
+      >>> decoder = nnx.view(layer, decode=True, batch_size=4)
+      >>> decoder(jnp.ones((4, 3, 8))).shape, decoder(jnp.ones((4, 1, 8))).shape
+      ((4, 3, 8), (4, 1, 8))
+      >>> int(decoder.cache_index[...])
+      4
+    """
+
+    @_spec.takes(_spec.LUTAttentionSpec)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        anchors: Any = None,
+        decode: bool = False,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        spec_type = _spec.LUTAttentionSpec
+        self._build_attention(
+            spec_type, in_features, out_features, anchors=anchors, decode=decode, rngs=rngs, **options
+        )
+
+
+class LUTPairAttention(_Attention):
+    """Look-up-table attention that detects each pair of positions as one vector.
+
+    Anchors compare values of ``[earlier position, later position, position of their distance]``, one part
+    after the other or interleaved. A query attends to the positions strictly before it; outputs are sums.
+
+    State: ``weights`` (`nnx.Param`, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first),
+    ``positions`` (`nnx.Param`, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are
+    positional bits), ``anchors`` (`Anchors`, int32 ``[n_detectors, n_anchors, 2]``, ids of the joint
+    vector), and after `init_cache` the inputs to decode with (`nnx.Cache`).
+
+    Args:
+      interleave: whether the joint vector takes one value of each part in turn; needs
+        ``n_position_bits == in_features``.
+      in_features, out_features, n_detectors, n_anchors, n_positions, n_position_bits, shared_positions,
+        positions_init, window, decode: as in `LUTAttention`.
+      epsilon, dtype, param_dtype, weights_init, implementation, anchors, rngs: as in `LUT`.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not a place in the joint vector.
+
+    Source: look-up-table semantics, section 6.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUTPairAttention
+      >>> layer = LUTPairAttention(
+      ...     8, 8, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4, rngs=nnx.Rngs(0)
+      ... )
+      >>> layer.weights.shape, layer.positions.shape
+      ((16, 64, 8), (31, 1, 4))
+      >>> layer(jnp.ones((4, 32, 8))).shape
+      (4, 32, 8)
+    """
+
+    @_spec.takes(_spec.LUTPairAttentionSpec)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        anchors: Any = None,
+        decode: bool = False,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        spec_type = _spec.LUTPairAttentionSpec
+        self._build_attention(
+            spec_type, in_features, out_features, anchors=anchors, decode=decode, rngs=rngs, **options
+        )

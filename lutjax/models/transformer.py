@@ -1,0 +1,415 @@
+"""A causal language model made of look-up tables."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float, Int
+
+from lutjax._dtypes import accumulator
+from lutjax._typing import Array
+from lutjax.layers import _spec
+from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
+
+ATTENTION = ("concatenated", "pair", "pair_interleaved")
+
+
+class Embedding(nnx.Variable):
+    """The vectors of the tokens. Kept with the tables, never trained."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LUTTransformerConfig:
+    """The sizes of a `LUTTransformer`; the defaults are the published language model.
+
+    Attributes:
+      vocab_size: tokens; 256 for bytes.
+      features: size of a token's vector.
+      context: longest text that is attended as a whole; longer ones through a sliding window.
+      n_layers: layers of attention and tables.
+      n_heads: heads of attention: nothing but so many times more detectors.
+      n_detectors: detectors of each head.
+      n_anchors: anchor pairs of a detector in attention.
+      n_position_bits: positional bits in attention; 0 for none.
+      shared_positions: all detectors of a layer read the same positions, or each its own.
+      attention: ``"concatenated"``, ``"pair"`` or ``"pair_interleaved"`` (which needs
+        ``n_position_bits == features``).
+      ffn: whether tables follow attention in each layer.
+      ffn_detectors: their detectors.
+      ffn_anchors: anchor pairs of each.
+      unembed_detectors: detectors of the last tables, which give the logits; `ffn_detectors` by default.
+      unembed_anchors: anchor pairs of each; `ffn_anchors` by default.
+      dropout: rate of dropout after each.
+      batch_norm: whether batch normalisation follows each.
+      param_dtype: dtype of everything: float32, bfloat16, float16 or float64.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: look-up-table semantics, section 9.
+
+    Example:
+      >>> from lutjax.models import LUTTransformerConfig
+      >>> config = LUTTransformerConfig(n_layers=2, ffn_anchors=6)
+      >>> LUTTransformerConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    vocab_size: int = 256
+    features: int = 32
+    context: int = 32
+    n_layers: int = 6
+    n_heads: int = 4
+    n_detectors: int = 16
+    n_anchors: int = 6
+    n_position_bits: int = 4
+    shared_positions: bool = False
+    attention: str = "concatenated"
+    ffn: bool = True
+    ffn_detectors: int = 16
+    ffn_anchors: int = 10
+    unembed_detectors: int | None = None
+    unembed_anchors: int | None = None
+    dropout: float | int = 0.1
+    batch_norm: bool = False
+    param_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        least = {"vocab_size": 1, "features": 2, "context": 2, "n_layers": 1, "n_heads": 1, "n_detectors": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(
+                    f"LUTTransformerConfig: {name} is {getattr(self, name)}; it must be at least {smallest}."
+                )
+        if self.attention not in ATTENTION:
+            raise ValueError(
+                f"LUTTransformerConfig: attention is {self.attention!r}; expected one of {ATTENTION}."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
+            )
+        # The specs check the rest, and know nothing of arrays.
+        attention = _spec.LUTAttentionSpec if self.attention == "concatenated" else _spec.LUTPairAttentionSpec
+        attention(**self.attention_options())
+        _spec.LUTSpec(**self.ffn_options())
+        _spec.LUTSpec(**self.unembed_options())
+
+    def attention_options(self) -> dict[str, Any]:
+        """Options of each attention layer."""
+        interleave = (
+            {} if self.attention == "concatenated" else {"interleave": self.attention == "pair_interleaved"}
+        )
+        return {
+            "in_features": self.features,
+            "out_features": self.features,
+            "n_detectors": self.n_heads * self.n_detectors,
+            "n_anchors": self.n_anchors,
+            "n_positions": self.context - 1,
+            "n_position_bits": self.n_position_bits,
+            "shared_positions": self.shared_positions,
+            "window": self.context - 1,
+            "param_dtype": self.param_dtype,
+            **interleave,
+        }
+
+    def ffn_options(self) -> dict[str, Any]:
+        """Options of the tables in each layer."""
+        return self._table_options(self.features, self.ffn_detectors, self.ffn_anchors)
+
+    def unembed_options(self) -> dict[str, Any]:
+        """Options of the last tables."""
+        detectors = self.ffn_detectors if self.unembed_detectors is None else self.unembed_detectors
+        anchors = self.ffn_anchors if self.unembed_anchors is None else self.unembed_anchors
+        return self._table_options(self.vocab_size, detectors, anchors)
+
+    def _table_options(self, out_features: int, n_detectors: int, n_anchors: int) -> dict[str, Any]:
+        return {
+            "in_features": self.features,
+            "out_features": out_features,
+            "n_detectors": n_detectors,
+            "n_anchors": n_anchors,
+            "param_dtype": self.param_dtype,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "LUTTransformerConfig":
+        """The config that `to_dict` made these fields of.
+
+        Raises:
+          ValueError: a field is unknown or missing.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
+            if names:
+                raise ValueError(
+                    f"LUTTransformerConfig: {what} fields {sorted(names)}; the fields are {sorted(known)}."
+                )
+        return cls(**fields)
+
+
+class _Branch(nnx.Module):
+    """A layer with dropout and batch normalisation after it, added to its input."""
+
+    def __init__(self, layer: Any, config: LUTTransformerConfig, *, rngs: nnx.Rngs):
+        self.layer = layer
+        self.dropout = nnx.Dropout(config.dropout)
+        self.norm = nnx.data(None)
+        if config.batch_norm:
+            dtype = accumulator(config.param_dtype)
+            self.norm = nnx.BatchNorm(
+                config.features, momentum=0.9, dtype=dtype, param_dtype=dtype, rngs=rngs
+            )
+            for average in (self.norm.mean, self.norm.var):  # Flax makes them float32
+                average.set_value(average[...].astype(dtype))
+
+    def __call__(self, z: Any, *, deterministic: bool | None, rngs: nnx.Rngs | None, **options: Any) -> Any:
+        y = self.dropout(self.layer(z, **options), deterministic=deterministic, rngs=rngs)
+        if self.norm is not None:
+            with jax.numpy_dtype_promotion("standard"):  # Flax promotes to float32 implicitly
+                y = self.norm(y, use_running_average=deterministic).astype(z.dtype)
+        return z + y
+
+
+class _Block(nnx.Module):
+    """Attention, then tables."""
+
+    def __init__(self, config: LUTTransformerConfig, *, implementation: Any, rngs: nnx.Rngs):
+        attention = LUTAttention if config.attention == "concatenated" else LUTPairAttention
+        self.attention = _Branch(
+            attention(**config.attention_options(), implementation=implementation, rngs=rngs),
+            config,
+            rngs=rngs,
+        )
+        self.ffn = nnx.data(None)
+        if config.ffn:
+            tables = LUT(**config.ffn_options(), implementation=implementation, rngs=rngs)
+            self.ffn = _Branch(tables, config, rngs=rngs)
+
+    def __call__(self, z: Any, *, decode: bool | None, **mode: Any) -> Any:
+        z = self.attention(z, decode=decode, **mode)
+        return z if self.ffn is None else self.ffn(z, **mode)
+
+
+class LUTTransformer(nnx.Module):
+    """A causal language model made of look-up tables: no matrix product anywhere.
+
+    ``z = embedding[token]``, then in each layer ``z += attention(z)`` and ``z += tables(z)``, each with
+    dropout and, if asked for, batch normalisation on what is added; the logits are ``tables(z)``. A text
+    longer than the context is attended through a window of ``context - 1`` earlier positions.
+
+    State: `nnx.Param` are the tables and positions of the layers (and the scales of batch
+    normalisation); `Embedding`, `Anchors` and, with batch normalisation, `nnx.BatchStat` are kept with
+    them and not trained. Tables start at zero.
+
+    Args:
+      config: the sizes.
+      implementation: which implementation runs the ops; see `lutjax.lut`.
+      rngs: its ``params`` stream draws everything.
+
+    Source: look-up-table semantics, section 9.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.models import LUTTransformer, LUTTransformerConfig
+      >>> config = LUTTransformerConfig(vocab_size=10, features=4, context=8, n_layers=1, ffn_anchors=3)
+      >>> model = LUTTransformer(config, rngs=nnx.Rngs(0))
+      >>> tokens = jnp.asarray([[1, 2, 3]])
+      >>> model(tokens, deterministic=True).shape
+      (1, 3, 10)
+      >>> model.generate(tokens, 5, key=jax.random.key(0)).shape
+      (1, 5)
+    """
+
+    def __init__(
+        self,
+        config: LUTTransformerConfig,
+        *,
+        implementation: str | tuple[str, ...] | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        shape = (config.vocab_size, config.features)
+        dtype = jnp.dtype(config.param_dtype)
+        self.embedding = Embedding(jax.random.uniform(rngs.params(), shape, dtype, -1, 1))
+        self.layers = nnx.List(
+            _Block(config, implementation=implementation, rngs=rngs) for _ in range(config.n_layers)
+        )
+        self.unembed = LUT(**config.unembed_options(), implementation=implementation, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*batch length"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length vocab"]:
+        """Logits of the token after each.
+
+        Args:
+          tokens: token ids, of any length. An id that does not exist is taken for the nearest that does.
+          deterministic: no dropout, and the running averages in batch normalisation. Takes precedence
+            over the model's own mode: training, unless `nnx.view` or `eval` changed it.
+          rngs: what dropout draws from: its ``dropout`` stream, or a key, with which a training step is a
+            function of its arguments alone.
+          decode: `tokens` continue what the caches hold; see `init_cache`.
+
+        Raises:
+          ValueError: `tokens` is not an array of integers with at least one axis.
+        """
+        return self.from_embedded(self.embed(tokens), deterministic=deterministic, rngs=rngs, decode=decode)
+
+    def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
+        """The vectors of tokens."""
+        _check_tokens("LUTTransformer", tokens)
+        return jnp.take(self.embedding[...], jnp.asarray(tokens), axis=0, mode="clip")
+
+    def from_embedded(
+        self,
+        z: Float[Array, "*batch length features"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length vocab"]:
+        """Logits for vectors in place of tokens; the rest as in a call."""
+        return self.unembed(self.hidden(z, deterministic=deterministic, rngs=rngs, decode=decode))
+
+    def hidden(
+        self,
+        z: Float[Array, "*batch length features"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length features"]:
+        """What the layers make of vectors: the input of the last tables."""
+        if rngs is not None and not isinstance(rngs, nnx.Rngs):
+            rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream, so that each layer draws another mask
+        hidden = jnp.asarray(z)
+        for layer in self.layers:
+            hidden = layer(hidden, decode=decode, deterministic=deterministic, rngs=rngs)
+        return hidden
+
+    def init_cache(self, batch_shape: tuple[int, ...]) -> None:
+        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        for layer in self.layers:
+            layer.attention.layer.init_cache(
+                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype)
+            )
+
+    def generate(
+        self,
+        prompt_tokens: Int[Array, "*batch prompt"],
+        n_tokens: int,
+        *,
+        key: Array,
+        temperature: float | int = 1.0,
+        top_k: int | None = None,
+    ) -> Int[jax.Array, "*batch {n_tokens}"]:
+        """Continues texts.
+
+        The prompt fills the caches of the layers, and then each token costs one row of pairs. The model
+        is not changed, and compiled once for each shape, `n_tokens` and `top_k`.
+
+        Args:
+          prompt_tokens: the texts so far, at least one token each; longer than the context is fine.
+          n_tokens: how many tokens to add.
+          key: a key of `jax.random`.
+          temperature: logits are divided by it before drawing; 0 takes the likeliest token.
+          top_k: draws only from that many of the likeliest tokens; from all by default.
+
+        Returns:
+          The new tokens, int32.
+
+        Raises:
+          ValueError: an argument is out of range, or a prompt is empty.
+        """
+        _check_tokens("generate", prompt_tokens)
+        vocab = self.config.vocab_size
+        if prompt_tokens.shape[-1] == 0:
+            raise ValueError("generate: the prompt is empty; give at least one token to continue.")
+        if n_tokens < 0:
+            raise ValueError(f"generate: n_tokens is {n_tokens}; it must not be negative.")
+        if not temperature >= 0:
+            raise ValueError(
+                f"generate: temperature is {temperature}; it must not be negative (0: the likeliest token)."
+            )
+        if top_k is not None and not 1 <= top_k <= vocab:
+            raise ValueError(
+                f"generate: top_k is {top_k}; it must be from 1 to the {vocab} tokens there are."
+            )
+        if n_tokens == 0:
+            return jnp.zeros((*prompt_tokens.shape[:-1], 0), jnp.int32)
+        graphdef, state = nnx.split(self)
+        return _generate(
+            graphdef,
+            state,
+            jnp.asarray(prompt_tokens),
+            key,
+            None if temperature == 0 else jnp.float32(temperature),
+            n_tokens=n_tokens,
+            top_k=top_k,
+        )
+
+
+def _check_tokens(where: str, tokens: Array) -> None:
+    if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
+        raise ValueError(
+            f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
+        )
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "n_tokens", "top_k"))
+def _generate(
+    graphdef: Any,
+    state: Any,
+    prompt: Array,
+    key: Array,
+    temperature: Array | None,
+    *,
+    n_tokens: int,
+    top_k: int | None,
+) -> jax.Array:
+    model: LUTTransformer = nnx.merge(graphdef, state)
+    model.init_cache(prompt.shape[:-1])
+    parts: Any = nnx.split(model, nnx.Cache, ...)
+    graphdef, cache, kept = parts
+
+    def feed(cache: Any, tokens: Array) -> tuple[Any, jax.Array]:
+        """Logits of the token after the last."""
+        model = nnx.merge(graphdef, cache, kept)
+        z = model.hidden(model.embed(tokens), deterministic=True, decode=True)
+        return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
+
+    def draw(logits: Array, key: Array) -> jax.Array:
+        logits = logits.astype(jnp.float32)
+        if temperature is None:
+            return jnp.argmax(logits, -1).astype(jnp.int32)
+        if top_k is None:
+            return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
+        likeliest, tokens = jax.lax.top_k(logits, top_k)
+        choice = jax.random.categorical(key, likeliest / temperature)
+        return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
+
+    def step(carry: tuple[Any, Array], key: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+        cache, token = carry
+        cache, logits = feed(cache, token[..., None])
+        token = draw(logits, key)
+        return (cache, token), token
+
+    keys = jax.random.split(key, n_tokens)
+    cache, logits = feed(cache, prompt)
+    first = draw(logits, keys[0])
+    _, others = jax.lax.scan(step, (cache, first), keys[1:])
+    return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)

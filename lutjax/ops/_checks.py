@@ -1,0 +1,195 @@
+"""Errors before anything runs: the argument, what it was, and the rule."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax._detection import Detection
+from lutjax._dtypes import FLOATS
+
+MAX_BITS = 30  # row ids are int32
+
+
+def describe(value: Any) -> str:
+    """``float32[4, 8]`` for an array, its type for anything else."""
+    if isinstance(value, Detection):
+        return f"a Detection of shape {list(value.shape)} and {value.bits} bits"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    return f"{type(value).__name__} {value!r}"
+
+
+def require(holds: bool, op: str, name: str, value: Any, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"{op}: {name} is {describe(value)}; {rule}.")
+
+
+def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
+    """`a` is an array of floats of a rank, of at least ``-rank``, or of any (None)."""
+    _array(op, name, a)
+    if a.dtype.name not in FLOATS:
+        raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be one of {', '.join(FLOATS)}.")
+    _rank(op, name, a, rank, shape)
+
+
+def integers(op: str, name: str, a: Any, rank: int, shape: str) -> None:
+    """`a` is an array of integers of a rank, or of at least ``-rank``."""
+    _array(op, name, a)
+    if not jnp.issubdtype(a.dtype, np.integer):
+        raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
+    _rank(op, name, a, rank, shape)
+
+
+def _array(op: str, name: str, a: Any) -> None:
+    if not isinstance(a, jax.Array | np.ndarray):
+        raise TypeError(f"{op}: {name} is {describe(a)}; expected a JAX or numpy array.")
+
+
+def _rank(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
+    if rank is None:
+        return
+    fits = a.ndim == rank if rank >= 0 else a.ndim >= -rank
+    require(fits, op, name, a, f"expected shape {shape}")
+
+
+def detection(op: str, name: str, d: Any, rank: int, shape: str) -> None:
+    if not isinstance(d, Detection):
+        raise TypeError(
+            f"{op}: {name} is {describe(d)}; expected a lutjax.Detection, as lutjax.detect returns."
+        )
+    for part in ("index", "flip"):
+        integers(op, f"{name}.{part}", getattr(d, part), -rank, shape)
+    floats(op, f"{name}.margin", d.margin, -rank, shape)
+    if not d.index.shape == d.flip.shape == d.margin.shape:
+        raise ValueError(
+            f"{op}: {name} has index {describe(d.index)}, flip {describe(d.flip)} and margin "
+            f"{describe(d.margin)}; the three must have one shape."
+        )
+
+
+def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> None:
+    """`weights` has a table for each detector, and a row for each address."""
+    floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
+    require(
+        weights.shape[0] == n_detectors,
+        op,
+        "weights",
+        weights,
+        f"its first axis must be the {n_detectors} detectors of {whose}",
+    )
+    require(
+        bits <= MAX_BITS, op, "weights", weights, f"{whose} has {bits} bits, and rows have at most {MAX_BITS}"
+    )
+    require(
+        weights.shape[1] == 2**bits,
+        op,
+        "weights",
+        weights,
+        f"{whose} has {bits} bits, so each table must have 2**{bits} = {2**bits} rows",
+    )
+
+
+def anchors(op: str, a: Any) -> None:
+    integers(op, "anchors", a, 3, "[detectors, pairs, 2]")
+    require(a.shape[2] == 2, op, "anchors", a, "its last axis must be the two inputs of a pair")
+    require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} pairs")
+
+
+def positions(op: str, p: Any, n_detectors: int) -> None:
+    floats(op, "positions", p, 3, "[distances, detectors or 1, position bits]")
+    require(
+        p.shape[1] in (1, n_detectors),
+        op,
+        "positions",
+        p,
+        f"its second axis must be the {n_detectors} detectors, or 1 to share them",
+    )
+
+
+def window(op: str, value: Any) -> int | None:
+    """`value` as a number of distances."""
+    if value is None:
+        return None
+    try:
+        distances = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{op}: window is {describe(value)}; expected None or a Python int.") from None
+    require(distances >= 0, op, "window", distances, "it must not be negative")
+    return distances
+
+
+def starts(op: str, query_start: Any, key_start: Any) -> jax.Array | None:
+    """Place of the first query minus place of the first key; None where it is known to be 0."""
+    for name, value in (("query_start", query_start), ("key_start", key_start)):
+        if isinstance(value, jax.Array | np.ndarray):
+            integers(op, name, value, 0, "[]: one integer")
+        elif not isinstance(value, int | np.integer):
+            raise TypeError(f"{op}: {name} is {describe(value)}; expected an integer.")
+    if _known(query_start) and _known(key_start) and int(query_start) == int(key_start):
+        return None
+    return jnp.asarray(query_start, jnp.int32) - jnp.asarray(key_start, jnp.int32)
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def capacity(
+    op: str, p: Any, n_queries: int, n_keys: int, window: int | None, query_start: Any, key_start: Any
+) -> None:
+    """The positions hold every distance that can occur, as far as it is known."""
+    held = p.shape[0]
+    if _known(query_start) and _known(key_start):
+        farthest = max(int(query_start) + n_queries - 1 - int(key_start), 0)
+    else:  # clamped to the last, so there has to be one
+        farthest = 1
+    if n_keys == 0 or n_queries == 0:
+        farthest = 0
+    needed = farthest if window is None else min(farthest, window)
+    require(
+        needed <= held,
+        op,
+        "positions" if not isinstance(p, Detection) else "position",
+        p,
+        f"it holds {held} distances, and these lengths have {needed}; pass positions for all of them, "
+        "a shorter sequence, or a window",
+    )
+
+
+def segments(
+    op: str,
+    query_segments: Any,
+    key_segments: Any,
+    batch: tuple[int, ...],
+    n_queries: int,
+    n_keys: int,
+    names: tuple[str, str] = ("query_segments", "key_segments"),
+) -> None:
+    if (query_segments is None) != (key_segments is None):
+        raise ValueError(f"{op}: {names[0]} and {names[1]} go together; pass both, or neither.")
+    if query_segments is None:
+        return
+    for name, s, length in ((names[0], query_segments, n_queries), (names[1], key_segments, n_keys)):
+        integers(op, name, s, -1, "[..., length]")
+        leading = s.shape[:-1]
+        fits = s.shape[-1] == length and _broadcasts(leading, batch)
+        require(fits, op, name, s, f"expected [{', '.join(map(str, (*batch, length)))}]")
+
+
+def _broadcasts(leading: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    if len(leading) > len(batch):
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(leading), reversed(batch), strict=False))
+
+
+def finite_epsilon(op: str, epsilon: Any) -> float:
+    if not isinstance(epsilon, int | float | np.floating) or not 0 <= float(epsilon) < float("inf"):
+        raise ValueError(f"{op}: epsilon is {describe(epsilon)}; expected a finite Python number >= 0.")
+    return float(epsilon)
+
+
+def as_ids(a: Any) -> jax.Array:
+    return jnp.asarray(a, jnp.int32)

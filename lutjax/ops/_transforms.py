@@ -1,0 +1,331 @@
+"""How an op's two array functions become one JAX function.
+
+The only module that knows custom_vjp, custom_vmap, the mesh axes of shard_map and implicit casts. An op
+describes itself by an `Operation`; a kernel is a pair of functions on arrays with one batch axis in
+front (see `Operation`); `apply` puts them together:
+
+    jit( fold leading axes -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) -> unfold )
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from lutjax import _compat
+from lutjax._detection import Detection, cotangent as cotangent_of_margin
+from lutjax.kernels.registry import (
+    Device,
+    Direction,
+    Implementation,
+    KernelSpec,
+    Platform,
+    devices_of,
+    kernel_registry,
+)
+
+# One implementation for each device that may run the call.
+Choice = tuple[tuple[Device, KernelSpec], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """What the machinery needs to know of an op. Kernels implement
+
+        forward(*arguments, device, **options) -> outputs
+        backward(saved, cotangent, needs, *, device, **options) -> a cotangent for each argument, or None
+
+    where ``saved = save(arguments, outputs)``, ``needs[i]`` says whether argument ``i`` is
+    differentiated (the others' cotangents may be None, and work on them is wasted), the cotangent of an output
+    or argument that is a `Detection` is that of its margin, every output has the batch axis in front, and
+    `device` is the `lutjax.kernels.registry.Device` that will run the call. Cotangents may come in a wider
+    dtype than their arguments; they are rounded once, here.
+
+    Attributes:
+      name: as in the registry.
+      ranks: for each argument its rank without leading axes, or None if it has no leading axes
+        (shared by the whole batch).
+      save: what backward needs: a tuple.
+      saved_batched: for each part of it, whether it has the batch axis in front.
+    """
+
+    name: str
+    ranks: tuple[int | None, ...]
+    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
+    saved_batched: tuple[bool, ...]
+
+    @property
+    def batched(self) -> tuple[bool, ...]:
+        return tuple(rank is not None for rank in self.ranks)
+
+
+def apply(
+    op: Operation, *args: Any, implementation: Implementation = None, options: Mapping[str, Any]
+) -> Any:
+    """Calls an op: chooses its implementation and runs it, with any leading axes."""
+    args = jax.tree.map(_as_jax, args)
+    request = kernel_registry.request(op.name, implementation)
+    choice = _choose(op.name, args, request, "forward", devices_of(args), options)
+    return _compiled(op, choice, request, tuple(options.items()))(*args)
+
+
+def _as_jax(a: Any) -> jax.Array:
+    return a if isinstance(a, jax.Array) else jnp.asarray(a)
+
+
+def _choose(
+    name: str,
+    args: tuple[Any, ...],
+    request: tuple[Platform, ...],
+    direction: Direction,
+    devices: tuple[Device, ...],
+    options: Mapping[str, Any],
+) -> Choice:
+    return tuple(
+        (
+            device,
+            kernel_registry.resolve(
+                name, *args, implementation=request or None, direction=direction, device=device, **options
+            ),
+        )
+        for device in devices
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(
+    op: Operation, choice: Choice, request: tuple[Platform, ...], options: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
+    differentiable = _differentiable(op, choice, request, options)
+
+    def call(*args: Any) -> Any:
+        batch = _batch_shape(op, args)
+        outputs = differentiable(*_common_mesh_axes(_fold(op, args, batch)))
+        return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
+
+    call.__name__ = f"lutjax_{op.name}"  # what a profile shows
+    return jax.jit(call)
+
+
+# ------------------------------------------------------------------------------------- leading axes
+def _batch_shape(op: Operation, args: tuple[Any, ...]) -> tuple[int, ...]:
+    leading = [
+        leaf.shape[: leaf.ndim - rank]
+        for arg, rank in zip(args, op.ranks, strict=True)
+        if rank is not None
+        for leaf in jax.tree.leaves(arg)
+    ]
+    return jnp.broadcast_shapes(*leading)
+
+
+def _fold(op: Operation, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[Any, ...]:
+    """All leading axes as one batch axis."""
+
+    def fold(a: jax.Array, rank: int) -> jax.Array:
+        core = a.shape[a.ndim - rank :]
+        if a.shape != (*batch, *core):
+            a = jnp.broadcast_to(a.reshape((1,) * (len(batch) + rank - a.ndim) + a.shape), (*batch, *core))
+        return a.reshape(math.prod(batch), *core)
+
+    return tuple(
+        arg if rank is None else jax.tree.map(functools.partial(fold, rank=rank), arg)
+        for arg, rank in zip(args, op.ranks, strict=True)
+    )
+
+
+def _common_mesh_axes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inside shard_map: every argument varies over the mesh axes that any of them varies over.
+
+    The transpose of that cast is the sum over those axes, which is what the cotangent of a replicated
+    table needs.
+    """
+    axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(args)))
+    return jax.tree.map(lambda a: _compat.cast_varying(a, axes), args) if axes else args
+
+
+# ------------------------------------------------------------------------------------- gradients
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Backward:
+    """What the backward rule knows without looking at arrays."""
+
+    choice: Choice
+    needs: tuple[bool, ...]
+    bits: tuple[int | None, ...]  # of the arguments that are detections
+    dtypes: tuple[Any, ...]  # of the cotangents
+
+
+def _differentiable(
+    op: Operation, choice: Choice, request: tuple[Platform, ...], options: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
+    kernel = _kernel(op.name, "forward", choice, op.batched, None, options)
+
+    @jax.custom_vjp
+    def call(*args: Any) -> Any:
+        return kernel(*args)
+
+    def forward(*primals: Any) -> tuple[Any, Any]:
+        # symbolic_zeros: each leaf says whether it is differentiated.
+        args = jax.tree.map(lambda p: p.value, primals)
+        needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals)
+        outputs = kernel(*args)
+        if not any(needs):
+            return outputs, None
+        devices = tuple(device for device, _ in choice)
+        static = _Backward(
+            _choose(op.name, args, request, "backward", devices, dict(options)),
+            needs,
+            tuple(arg.bits if isinstance(arg, Detection) else None for arg in args),
+            tuple(_differentiable_part(arg).dtype if n else None for arg, n in zip(args, needs, strict=True)),
+        )
+        return outputs, (static, op.save(args, outputs))
+
+    def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+        cotangent = _differentiable_part(cotangent)
+        if residuals is None or isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+            return (None,) * len(op.ranks)
+        static, saved = residuals
+        kernel = _kernel(
+            op.name, "backward", static.choice, op.saved_batched, (op.batched, static.needs), options
+        )
+        cotangents = kernel(saved, cotangent)
+
+        def of_argument(ct: Any, need: bool, bits: int | None, dtype: Any) -> Any:
+            if not need:
+                return None
+            ct = ct.astype(dtype)
+            return ct if bits is None else cotangent_of_margin(ct, bits)
+
+        return tuple(
+            of_argument(*of) for of in zip(cotangents, static.needs, static.bits, static.dtypes, strict=True)
+        )
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
+    return call
+
+
+def _differentiable_part(a: Any) -> Any:
+    return a.margin if isinstance(a, Detection) else a
+
+
+# ------------------------------------------------------------------------------------- vmap
+@functools.lru_cache(maxsize=4096)
+def _kernel(
+    name: str,
+    direction: Direction,
+    choice: Choice,
+    batched: tuple[bool, ...],
+    differentiated: tuple[tuple[bool, ...], tuple[bool, ...]] | None,
+    options: tuple[tuple[str, Any], ...],
+) -> Callable[..., Any]:
+    """An implementation's function with a rule for vmap.
+
+    A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
+    bounded size stay so. Where it cannot (a table for each element, or the gradient of one), plain JAX is
+    mapped by `jax.vmap` and any other kernel runs once for each element.
+    """
+    if direction == "backward":
+        assert differentiated is not None
+        argument_batched, needs = differentiated
+        foldable = not any(need and not b for need, b in zip(needs, argument_batched, strict=True))
+        in_batched: Any = (batched, True)
+        extra: tuple[Any, ...] = (needs,)
+    else:
+        foldable, in_batched, extra = True, batched, ()
+
+    def raw(*args: Any) -> Any:
+        return _by_platform(choice, direction, extra, dict(options), args)
+
+    call = custom_vmap(raw)
+
+    @call.def_vmap
+    def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
+        shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in _zip_prefix(mapped, in_batched) if not b)
+        if foldable and not shared_is_mapped:
+
+            def join(a: jax.Array, is_mapped: bool) -> jax.Array:
+                a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
+                return a.reshape(size * a.shape[1], *a.shape[2:])
+
+            joined = _map_prefix(
+                lambda arg, m, b: jax.tree.map(join, arg, m) if b else arg, args, mapped, in_batched
+            )
+            batch = _batch_size(args, mapped, in_batched)
+            outputs = jax.tree.map(lambda a: a.reshape(size, batch, *a.shape[1:]), call(*joined))
+        elif all(spec.platform == Platform.XLA for _, spec in choice):
+            outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
+        else:
+            outputs = _one_by_one(call, args, mapped)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    return call
+
+
+def _one_by_one(call: Callable[..., Any], args: Any, mapped: Any) -> Any:
+    leaves: list[jax.Array]
+    leaves, treedef = jax.tree.flatten(args)
+    is_mapped = jax.tree.leaves(mapped)
+
+    def one(slices: list[jax.Array]) -> Any:
+        rest = iter(slices)
+        return call(
+            *jax.tree.unflatten(
+                treedef, [next(rest) if m else a for a, m in zip(leaves, is_mapped, strict=True)]
+            )
+        )
+
+    return jax.lax.map(one, [a for a, m in zip(leaves, is_mapped, strict=True) if m])
+
+
+def _batch_size(args: Any, mapped: Any, in_batched: Any) -> int:
+    """Length of the batch axis of the first argument that has one."""
+    for arg, (m, batched) in zip(
+        _flat_prefix(args, in_batched), _zip_prefix(mapped, in_batched), strict=True
+    ):
+        if batched and jax.tree.leaves(arg):
+            return jax.tree.leaves(arg)[0].shape[int(jax.tree.leaves(m)[0])]
+    raise AssertionError("an op has at least one batched argument")
+
+
+def _flat_prefix(args: Any, flags: Any) -> list[Any]:
+    return [arg for arg, _ in _zip_prefix(args, flags)]
+
+
+def _zip_prefix(mapped: Any, flags: Any) -> list[tuple[Any, bool]]:
+    if isinstance(flags, tuple):
+        return [pair for m, f in zip(mapped, flags, strict=True) for pair in _zip_prefix(m, f)]
+    return [(mapped, flags)]
+
+
+def _map_prefix(f: Callable[..., Any], args: Any, mapped: Any, flags: Any) -> Any:
+    if isinstance(flags, tuple):
+        return tuple(_map_prefix(f, a, m, b) for a, m, b in zip(args, mapped, flags, strict=True))
+    return f(args, mapped, flags)
+
+
+def _by_platform(
+    choice: Choice,
+    direction: Direction,
+    extra: tuple[Any, ...],
+    options: dict[str, Any],
+    args: tuple[Any, ...],
+) -> Any:
+    functions = [
+        (device, functools.partial(_run, spec.load(direction), extra, {**options, "device": device}))
+        for device, spec in choice
+    ]
+    if len(functions) == 1:
+        return functions[0][1](*args)
+    # Traced in a process with several backends: the branch is taken when the function is lowered.
+    return jax.lax.platform_dependent(
+        *args, **{name: function for device, function in functions for name in device.lowering_names}
+    )
+
+
+def _run(function: Callable[..., Any], extra: tuple[Any, ...], options: dict[str, Any], *args: Any) -> Any:
+    return function(*args, *extra, **options)

@@ -1,0 +1,132 @@
+"""Ops made of a detection and a look-up."""
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._typing import Anchors, Array, Positions
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops.detect import detect
+from lutjax.ops.detect_signs import detect_signs
+from lutjax.ops.lookup import lookup
+from lutjax.ops.lookup_attention import lookup_attention
+from lutjax.ops.sparse_lookup import sparse_lookup
+
+
+def lut(
+    x: Float[Array, "*batch inputs"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    *,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch outputs"]:
+    """A fully connected layer of look-up tables: ``lookup(weights, detect(x, anchors))``.
+
+    Args:
+      x: ``[..., I]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``.
+      epsilon, implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]`` of the dtype of `weights`.
+
+    Raises:
+      ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup`.
+
+    Source: look-up-table semantics, section 3.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=3)
+      >>> lutjax.lut(jnp.ones((2, 8)), jnp.ones((4, 2**3, 5)), anchors).shape
+      (2, 5)
+    """
+    detection = detect(x, anchors, epsilon=epsilon, implementation=implementation)
+    return lookup(weights, detection, implementation=implementation)
+
+
+def sparse_lut(
+    x: Float[Array, "*batch inputs"],
+    weights: Float[Array, "detectors rows slots"],
+    anchors: Anchors,
+    targets: Int[Array, "#detectors #rows slots"],
+    n_outputs: int,
+    *,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch {n_outputs}"]:
+    """A sparsely connected layer: ``sparse_lookup(weights, detect(x, anchors), targets, n_outputs)``.
+
+    Args:
+      x: ``[..., I]``. weights: ``[T, 2**C, K]``. anchors: int32 ``[T, C, 2]``.
+      targets: int32 ``[T or 1, 2**C or 1, K]``, -1 for an unused slot. n_outputs: ``O``.
+      epsilon, implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]`` of the dtype of `weights`.
+
+    Raises:
+      ValueError, TypeError: see `lutjax.detect`, `lutjax.sparse_lookup`.
+
+    Source: look-up-table semantics, section 4.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> table, targets = jnp.array([[[1.0], [7.0]]]), jnp.array([[[2]]])
+      >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), table, jnp.array([[[0, 1]]]), targets, 3)
+      Array([0., 0., 7.], dtype=float32)
+    """
+    detection = detect(x, anchors, epsilon=epsilon, implementation=implementation)
+    return sparse_lookup(weights, detection, targets, n_outputs, implementation=implementation)
+
+
+def lut_attention(
+    x: Float[Array, "*batch length inputs"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    positions: Positions | None = None,
+    *,
+    window: int | None = None,
+    segments: Int[Array, "*#batch length"] | None = None,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch length outputs"]:
+    """Self-attention: every place is detected once, as query and as key; see `lutjax.lookup_attention`.
+
+    Args:
+      x: ``[..., L, I]``. weights: ``[T, 2**(2C + N), O]``. anchors: int32 ``[T, C, 2]``.
+      positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
+      window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
+      epsilon, implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., L, O]`` of the dtype of `weights`. The first place has no earlier key: 0.
+
+    Raises:
+      ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup_attention`; also a sequence longer than the positions.
+
+    Source: look-up-table semantics, section 5.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=3)
+      >>> weights, positions = jnp.ones((4, 2 ** (2 * 3 + 2), 5)), jnp.ones((15, 4, 2))
+      >>> lutjax.lut_attention(jnp.ones((2, 16, 8)), weights, anchors, positions).shape
+      (2, 16, 5)
+    """
+    _checks.floats("lut_attention", "x", x, -2, "[..., length, inputs]")
+    detection = detect(x, anchors, epsilon=epsilon, implementation=implementation)
+    position = None
+    if positions is not None:
+        _checks.positions("lut_attention", positions, detection.shape[-1])
+        position = detect_signs(positions, implementation=implementation)
+    return lookup_attention(
+        weights,
+        detection,
+        detection,
+        position,
+        window=window,
+        query_segments=segments,
+        key_segments=segments,
+        implementation=implementation,
+    )

@@ -1,0 +1,78 @@
+"""Comparing pairs of inputs."""
+
+from typing import Any
+
+from jaxtyping import Float
+
+from lutjax._detection import Detection
+from lutjax._typing import Anchors, Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# Sizes at which it is tested, measured and tuned: batch, inputs, detectors, anchor pairs.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "inputs": 2, "detectors": 1, "bits": 1},
+    "primes": {"batch": 13, "inputs": 7, "detectors": 5, "bits": 3},
+    "ties": {"batch": 24, "inputs": 3, "detectors": 6, "bits": 5},
+    "no_pairs": {"batch": 3, "inputs": 4, "detectors": 2, "bits": 0},
+    "empty_batch": {"batch": 0, "inputs": 5, "detectors": 3, "bits": 2},
+    "many_detectors": {"batch": 3, "inputs": 33, "detectors": 37, "bits": 9},
+}
+
+
+def _save(args: tuple[Any, ...], outputs: Detection) -> tuple[Any, ...]:
+    return args[1], outputs.flip
+
+
+_OPERATION = Operation("detect", ranks=(1, None), save=_save, saved_batched=(False, True))
+
+
+def detect(
+    x: Float[Array, "*batch inputs"],
+    anchors: Anchors,
+    *,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Detection:
+    """Compares pairs of inputs: the bits address a row, the closest comparison carries the gradient.
+
+    Detector ``t`` computes ``delta_r = x[a_r] - x[b_r]`` for its ``C`` anchor pairs. Bit ``r`` of the index is
+    ``delta_r > 0``; the margin is the delta of the first pair with the smallest ``|delta|``, and ``flip`` its bit.
+
+    Args:
+      x: ``[..., I]`` float32, bfloat16, float16 or float64.
+      anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`. Ids beyond the inputs are clamped.
+      epsilon: dead zone, in units of `x`: ``|delta| < epsilon`` gives bit 0. Margin and flip ignore it.
+      implementation: which kernel runs it: None (the best that fits), a name, or names in order of preference.
+
+    Returns:
+      `Detection` with arrays ``[..., T]``. The margin is float32 for 16-bit inputs (compared in float32),
+      else of the dtype of `x`. NaN gives bit 0, and a NaN margin.
+
+    Its gradient: the margin's cotangent goes to ``x[a]`` with sign +1 and to ``x[b]`` with -1, of the
+    closest pair only.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
+
+    Source: look-up-table semantics, section 1.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25, 2.0]), jnp.array([[[0, 1], [0, 2]]]))
+      >>> int(d.index[0]), int(d.flip[0]), float(d.margin[0])
+      (1, 1, 0.25)
+    """
+    _checks.floats("detect", "x", x, -1, "[..., inputs]")
+    _checks.anchors("detect", anchors)
+    _checks.require(
+        x.shape[-1] > 0 or not anchors.size, "detect", "x", x, "detectors need at least 2 inputs to compare"
+    )
+    return apply(
+        _OPERATION,
+        x,
+        _checks.as_ids(anchors),
+        implementation=implementation,
+        options={"epsilon": _checks.finite_epsilon("detect", epsilon), "n_inputs": x.shape[-1]},
+    )

@@ -1,0 +1,68 @@
+"""Reading the signs of values as bits."""
+
+from typing import Any
+
+from jaxtyping import Float
+
+from lutjax._detection import Detection
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "bits": 1},
+    "primes": {"batch": 31, "bits": 3},
+    "ties": {"batch": 24, "bits": 5},
+    "no_bits": {"batch": 3, "bits": 0},
+    "empty_batch": {"batch": 0, "bits": 2},
+}
+
+
+def _save(args: tuple[Any, ...], outputs: Detection) -> tuple[Any, ...]:
+    return (outputs,)
+
+
+_OPERATION = Operation("detect_signs", ranks=(1,), save=_save, saved_batched=(True,))
+
+
+def detect_signs(
+    positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0, implementation: Implementation = None
+) -> Detection:
+    """The detection of values that are deltas themselves: bit = value > 0.
+
+    Attention reads its trained positions so.
+
+    Args:
+      positions: ``[..., N]`` float32, bfloat16, float16 or float64.
+      epsilon: dead zone, in units of the values: ``|value| < epsilon`` gives bit 0.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      `Detection` with arrays ``[...]``; see `lutjax.detect`.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
+
+    Source: look-up-table semantics, sections 1 and 5.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> d = lutjax.detect_signs(jnp.array([0.5, -0.25]))
+      >>> int(d.index), int(d.flip), float(d.margin)
+      (1, 2, -0.25)
+    """
+    _checks.floats("detect_signs", "positions", positions, -1, "[..., bits]")
+    _checks.require(
+        positions.shape[-1] <= _checks.MAX_BITS,
+        "detect_signs",
+        "positions",
+        positions,
+        f"a detection has at most {_checks.MAX_BITS} bits",
+    )
+    return apply(
+        _OPERATION,
+        positions,
+        implementation=implementation,
+        options={"epsilon": _checks.finite_epsilon("detect_signs", epsilon)},
+    )

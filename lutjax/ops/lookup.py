@@ -1,0 +1,64 @@
+"""Summing the rows that detectors address."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Float
+
+from lutjax._detection import Detection
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# Sizes at which it is tested, measured and tuned: batch, detectors, bits, outputs.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "detectors": 1, "bits": 1, "outputs": 1},
+    "primes": {"batch": 13, "detectors": 5, "bits": 3, "outputs": 7},
+    "one_row": {"batch": 3, "detectors": 2, "bits": 0, "outputs": 5},
+    "empty_batch": {"batch": 0, "detectors": 3, "bits": 2, "outputs": 4},
+    "repeats": {"batch": 64, "detectors": 2, "bits": 1, "outputs": 3},
+    "many_detectors": {"batch": 5, "detectors": 37, "bits": 4, "outputs": 33},
+}
+
+
+def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
+    return args
+
+
+_OPERATION = Operation("lookup", ranks=(None, 1), save=_save, saved_batched=(False, True))
+
+
+def lookup(
+    weights: Float[Array, "detectors rows outputs"],
+    detection: Detection,
+    *,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch outputs"]:
+    """Sums the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
+
+    Args:
+      weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
+      detection: arrays ``[..., T]``. Indices out of range are clamped.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
+
+    Its gradient: the addressed row receives `dy`; the margin receives
+    ``U'(margin) * <dy, row - flipped row>`` with ``U(u) = 0.5 / (1 + |u|)`` and ``U'(0) < 0``.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
+
+    Source: look-up-table semantics, sections 2 and 3.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
+      >>> lutjax.lookup(jnp.array([[[1.0], [7.0]]]), d)
+      Array([7.], dtype=float32)
+    """
+    _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
+    _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
+    return apply(_OPERATION, weights, detection, implementation=implementation, options={})

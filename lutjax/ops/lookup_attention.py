@@ -1,0 +1,166 @@
+"""Attention without multiplications: rows addressed by a query, a key and their distance."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._detection import Detection
+from lutjax._typing import Array, Integer
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "queries": 1, "detectors": 1, "bits": 1, "position_bits": 1, "outputs": 1},
+    "two": {"batch": 1, "queries": 2, "detectors": 1, "bits": 1, "position_bits": 1, "outputs": 1},
+    "primes": {"batch": 3, "queries": 7, "detectors": 5, "bits": 2, "position_bits": 3, "outputs": 11},
+    "no_positions": {"batch": 2, "queries": 6, "detectors": 3, "bits": 2, "position_bits": 0, "outputs": 4},
+    "no_bits": {"batch": 2, "queries": 5, "detectors": 2, "bits": 0, "position_bits": 2, "outputs": 3},
+    "ties": {"batch": 2, "queries": 9, "detectors": 4, "bits": 3, "position_bits": 2, "outputs": 3},
+    "empty_batch": {"batch": 0, "queries": 4, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3},
+    "empty_sequence": {"batch": 2, "queries": 0, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3},
+    "shared_positions": {
+        "batch": 2, "queries": 7, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 5, "shared": 1,
+    },
+    "capacity": {
+        "batch": 2, "queries": 5, "detectors": 3, "bits": 1, "position_bits": 2, "outputs": 3, "distances": 9,
+    },
+    "window": {
+        "batch": 2, "queries": 11, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3, "window": 3,
+    },
+    "segments": {
+        "batch": 3, "queries": 13, "detectors": 3, "bits": 2, "position_bits": 1, "outputs": 3, "segments": 4,
+    },
+    "cross": {
+        "batch": 2, "queries": 5, "keys": 8, "detectors": 3, "bits": 2, "key_bits": 3, "position_bits": 2,
+        "outputs": 3, "query_start": 4, "key_start": 1,
+    },
+    "decode": {
+        "batch": 3, "queries": 1, "keys": 9, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
+        "query_start": 9,
+    },
+    "tiles": {"batch": 2, "queries": 101, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 5},
+    "tiles_window": {
+        "batch": 1, "queries": 131, "detectors": 2, "bits": 2, "position_bits": 2, "outputs": 3, "window": 37,
+    },
+    "tiles_cross": {
+        "batch": 2, "queries": 67, "keys": 45, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3,
+        "query_start": 3, "key_start": 40, "window": 20, "segments": 3,
+    },
+}  # fmt: skip
+
+
+def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
+    return args
+
+
+_OPERATION = Operation(
+    "lookup_attention",
+    ranks=(None, 2, 2, None, None, 1, 1),
+    save=_save,
+    saved_batched=(False, True, True, False, False, True, True),
+)
+
+
+def lookup_attention(
+    weights: Float[Array, "detectors rows outputs"],
+    query: Detection,
+    key: Detection,
+    position: Detection | None = None,
+    *,
+    window: int | None = None,
+    query_start: Integer = 0,
+    key_start: Integer = 0,
+    query_segments: Int[Array, "*#batch queries"] | None = None,
+    key_segments: Int[Array, "*#batch keys"] | None = None,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch queries outputs"]:
+    """Sums, for each query, a row for every earlier key and every detector.
+
+    The row of a pair at distance ``d = query place - key place - 1`` puts bits side by side,
+    ``query.index << (key.bits + N) | key.index << N | position.index[d]``, and
+    ``y[j] = sum over keys i before j, and over detectors t, of weights[t, row]``: a sum, not a mean.
+
+    Args:
+      weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, ``R == 2**(query.bits + key.bits + N)``.
+      query: arrays ``[..., Lq, T]``. key: arrays ``[..., Lk, T]``, of the same leading axes; in
+        self-attention the same detection.
+      position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
+      window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
+      query_start, key_start: place of the first query and of the first key; integers, may be traced.
+      query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., Lq, O]`` of the dtype of `weights`; 16-bit tables are summed in float32. A query without an
+      earlier key gives 0.
+
+    Its gradient: per pair, the smaller of ``|query margin|`` and ``|key margin|`` (ties: the key) receives
+    ``U'(margin) * <dy, row - row with that flip>``, in addition the position's margin where it is strictly
+    smaller than both; each row receives `dy` once per pair. Nothing of the size of all pairs is kept.
+
+    Distances beyond `position` are an error where they are known, else they are clamped to the last.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the bits.
+
+    Source: look-up-table semantics, section 5.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> d = lutjax.detect(jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), jnp.array([[[0, 1]]]))
+      >>> table = jnp.array([[[1.0], [10.0], [100.0], [1000.0]]])  # row = 2 * query bit + key bit
+      >>> lutjax.lookup_attention(table, d, d)[:, 0]
+      Array([ 0., 10., 11.], dtype=float32)
+    """
+    op = "lookup_attention"
+    _checks.detection(op, "query", query, 2, "[..., queries, detectors]")
+    _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
+    *batch, n_queries, n_detectors = query.shape
+    n_keys = key.shape[-2]
+    _checks.require(
+        key.shape == (*batch, n_keys, n_detectors),
+        op,
+        "key",
+        key,
+        f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, {n_detectors}] like query's",
+    )
+    _checks.require(
+        key.margin.dtype == query.margin.dtype,
+        op,
+        "key.margin",
+        key.margin,
+        f"its dtype must be that of query.margin, {query.margin.dtype}",
+    )
+    window = _checks.window(op, window)
+    bits, whose = query.bits + key.bits, "query and key together"
+    if position is not None:
+        _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
+        _checks.require(
+            len(position.shape) == 2 and position.shape[1] in (1, n_detectors),
+            op,
+            "position",
+            position,
+            f"expected shape [distances, {n_detectors} or 1]",
+        )
+        bits, whose = bits + position.bits, "query, key and position together"
+        if position.bits:
+            _checks.capacity(op, position, n_queries, n_keys, window, query_start, key_start)
+        else:
+            position = None
+    _checks.table(op, weights, n_detectors, bits, whose)
+    _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
+    return apply(
+        _OPERATION,
+        weights,
+        query,
+        key,
+        position,
+        _checks.starts(op, query_start, key_start),
+        query_segments,
+        key_segments,
+        implementation=implementation,
+        options={"window": window},
+    )

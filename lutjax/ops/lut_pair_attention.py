@@ -1,0 +1,168 @@
+"""Attention whose detectors compare inputs of the query, of the key and positions with each other."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._typing import Anchors, Array, Integer, Positions
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "queries": 1, "inputs": 2, "detectors": 1, "bits": 1, "position_bits": 0, "outputs": 1},
+    "two": {"batch": 1, "queries": 2, "inputs": 2, "detectors": 1, "bits": 2, "position_bits": 1, "outputs": 1},
+    "primes": {"batch": 3, "queries": 7, "inputs": 5, "detectors": 5, "bits": 3, "position_bits": 3, "outputs": 11},
+    "no_positions": {
+        "batch": 2, "queries": 6, "inputs": 4, "detectors": 3, "bits": 2, "position_bits": 0, "outputs": 4,
+    },
+    "no_bits": {"batch": 2, "queries": 4, "inputs": 3, "detectors": 2, "bits": 0, "position_bits": 1, "outputs": 3},
+    "ties": {"batch": 2, "queries": 9, "inputs": 3, "detectors": 4, "bits": 4, "position_bits": 2, "outputs": 3},
+    "interleaved": {
+        "batch": 2, "queries": 6, "inputs": 4, "detectors": 3, "bits": 4, "position_bits": 4, "outputs": 3,
+        "interleave": 1,
+    },
+    "empty_batch": {
+        "batch": 0, "queries": 4, "inputs": 3, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3,
+    },
+    "empty_sequence": {
+        "batch": 2, "queries": 0, "inputs": 3, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3,
+    },
+    "shared_positions": {
+        "batch": 2, "queries": 7, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 4, "outputs": 5,
+        "shared": 1,
+    },
+    "window_segments": {
+        "batch": 2, "queries": 11, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
+        "window": 4, "segments": 3,
+    },
+    "cross": {
+        "batch": 2, "queries": 5, "keys": 8, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2,
+        "outputs": 3, "query_start": 4, "key_start": 1,
+    },
+    "tiles": {
+        "batch": 2, "queries": 101, "inputs": 3, "detectors": 2, "bits": 2, "position_bits": 2, "outputs": 3,
+    },
+}  # fmt: skip
+
+
+def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
+    return args
+
+
+_OPERATION = Operation(
+    "lut_pair_attention",
+    ranks=(2, 2, None, None, None, None, 1, 1),
+    save=_save,
+    saved_batched=(True, True, False, False, False, False, True, True),
+)
+
+
+def lut_pair_attention(
+    x: Float[Array, "*batch queries inputs"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    positions: Positions | None = None,
+    *,
+    interleave: bool = False,
+    window: int | None = None,
+    segments: Int[Array, "*#batch queries"] | None = None,
+    keys: Float[Array, "*batch keys inputs"] | None = None,
+    query_start: Integer = 0,
+    key_start: Integer = 0,
+    key_segments: Int[Array, "*#batch keys"] | None = None,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch queries outputs"]:
+    """Sums, for each query, the row that a detection of every pair with an earlier key addresses.
+
+    For a query ``j``, an earlier key ``i`` and detector ``t``, the vector ``z = [x[i], x[j], positions[d, t]]``
+    with ``d = j - i - 1`` is detected as by `lutjax.detect`, and ``y[j] += weights[t, index]``.
+
+    Args:
+      x: ``[..., L, I]`` float32, bfloat16, float16 or float64.
+      weights: ``[T, 2**C, O]``.
+      anchors: int32 ``[T, C, 2]``, ids of `z`: the key's inputs first, then the query's, then the positions;
+        clamped to them.
+      positions: ``[distances, T or 1, N]``; none: ``N = 0``.
+      interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
+      window, query_start, key_start: see `lutjax.lookup_attention`.
+      segments: int32 ``[..., L]``; only pairs of one segment count.
+      keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding; with
+        `key_segments` ``[..., Lk]`` if there are segments.
+      epsilon: dead zone, see `lutjax.detect`.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., L, O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
+
+    Its gradient: of each pair's ``C`` comparisons the closest one's margin receives
+    ``U'(margin) * <dy, row - flipped row>``, which goes to whichever of query, key and position its two ends are.
+    Detections are computed anew in the backward pass; nothing of the size of all pairs is kept.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the anchors.
+
+    Source: look-up-table semantics, section 6.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> x = jnp.array([[0.0], [2.0], [1.0]])
+      >>> table = jnp.array([[[1.0], [10.0]]])  # row 1 where the earlier value is greater
+      >>> lutjax.lut_pair_attention(x, table, jnp.array([[[0, 1]]]))[:, 0]
+      Array([ 0.,  1., 11.], dtype=float32)
+    """
+    op = "lut_pair_attention"
+    _checks.floats(op, "x", x, -2, "[..., length, inputs]")
+    *batch, n_queries, n_inputs = x.shape
+    if keys is None:
+        keys, key_segments = x, segments if key_segments is None else key_segments
+    _checks.floats(op, "keys", keys, -2, "[..., keys, inputs]")
+    n_keys = keys.shape[-2]
+    _checks.require(
+        keys.shape == (*batch, n_keys, n_inputs) and keys.dtype == x.dtype,
+        op,
+        "keys",
+        keys,
+        f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, {n_inputs}] like x",
+    )
+    _checks.anchors(op, anchors)
+    n_detectors, n_pairs, _ = anchors.shape
+    _checks.table(op, weights, n_detectors, n_pairs, "anchors")
+    window = _checks.window(op, window)
+    if positions is not None:
+        _checks.positions(op, positions, n_detectors)
+        if positions.shape[-1]:
+            _checks.capacity(op, positions, n_queries, n_keys, window, query_start, key_start)
+        elif not interleave:
+            positions = None
+    if interleave:
+        _checks.require(
+            positions is not None and positions.shape[-1] == n_inputs,
+            op,
+            "positions",
+            positions,
+            f"interleave=True needs as many position bits as inputs, {n_inputs}",
+        )
+    _checks.segments(
+        op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
+    )
+    return apply(
+        _OPERATION,
+        x,
+        keys,
+        weights,
+        _checks.as_ids(anchors),
+        positions,
+        _checks.starts(op, query_start, key_start),
+        segments,
+        key_segments,
+        implementation=implementation,
+        options={
+            "interleave": bool(interleave),
+            "window": window,
+            "epsilon": _checks.finite_epsilon(op, epsilon),
+        },
+    )

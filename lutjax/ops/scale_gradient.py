@@ -1,0 +1,37 @@
+"""Changing a gradient, and nothing else."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from lutjax import reference
+from lutjax._typing import Array, Scalar
+from lutjax.ops import _checks
+
+
+def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array, "*shape"]:
+    """The identity, with its cotangent times `factor`.
+
+    Scales a layer's learning rate without touching what flows through it: ``lookup(scale_gradient(weights, f), d)``
+    scales the table's gradient and leaves the margin's alone.
+
+    Args:
+      x: any shape, float32, bfloat16, float16 or float64.
+      factor: a number, perhaps traced; it has no gradient.
+
+    Returns:
+      `x`.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
+
+    Source: differentiable logic semantics, section 4; look-up-table semantics, section 8.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> jax.grad(lambda x: lutjax.scale_gradient(x, 0.5) ** 2)(jnp.float32(3.0))
+      Array(3., dtype=float32)
+    """
+    x = jnp.asarray(x)
+    _checks.floats("scale_gradient", "x", x, None, "[...]")
+    return jnp.asarray(reference.scale_gradient(x, factor))

@@ -1,0 +1,99 @@
+"""Summing rows that reach only some of the outputs."""
+
+import operator
+from typing import Any
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._detection import Detection
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# Sizes at which it is tested, measured and tuned; lists: one for each table (and row), or one for all.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "detectors": 1, "bits": 1, "slots": 1, "outputs": 1},
+    "primes": {"batch": 13, "detectors": 5, "bits": 3, "slots": 3, "outputs": 11},
+    "list_per_table": {"batch": 7, "detectors": 3, "bits": 2, "slots": 2, "outputs": 5, "row_lists": 0},
+    "one_list": {
+        "batch": 7,
+        "detectors": 3,
+        "bits": 2,
+        "slots": 4,
+        "outputs": 5,
+        "table_lists": 0,
+        "row_lists": 0,
+    },
+    "no_slots": {"batch": 2, "detectors": 2, "bits": 1, "slots": 0, "outputs": 3},
+    "empty_batch": {"batch": 0, "detectors": 3, "bits": 2, "slots": 2, "outputs": 4},
+    "more_slots_than_outputs": {"batch": 5, "detectors": 2, "bits": 2, "slots": 7, "outputs": 3},
+}
+
+
+def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
+    return args
+
+
+_OPERATION = Operation("sparse_lookup", ranks=(None, 1, None), save=_save, saved_batched=(False, True, False))
+
+
+def sparse_lookup(
+    weights: Float[Array, "detectors rows slots"],
+    detection: Detection,
+    targets: Int[Array, "#detectors #rows slots"],
+    n_outputs: int,
+    *,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*batch {n_outputs}"]:
+    """Sums addressed rows whose slots reach chosen outputs only.
+
+    Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output ``targets[t, r, k]``. Equal to
+    `lutjax.lookup` of a table that is zero elsewhere.
+
+    Args:
+      weights: ``[T, R, K]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
+      detection: arrays ``[..., T]``.
+      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Ids beyond the outputs are clamped.
+      n_outputs: number of outputs, ``O``.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
+
+    Its gradient: each used slot of the addressed row receives ``dy`` of its target, an unused one 0; the margin
+    receives ``U'(margin) * (g(row) - g(flipped row))`` with ``g(r) = sum_k weights[t, r, k] * dy[targets[t, r, k]]``.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
+
+    Source: look-up-table semantics, section 4.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
+      >>> lutjax.sparse_lookup(jnp.array([[[1.0], [7.0]]]), d, jnp.array([[[2]]]), 3)
+      Array([0., 0., 7.], dtype=float32)
+    """
+    op = "sparse_lookup"
+    _checks.detection(op, "detection", detection, 1, "[..., detectors]")
+    _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
+    _checks.integers(op, "targets", targets, 3, "[detectors or 1, rows or 1, slots]")
+    n_detectors, n_rows, n_slots = weights.shape
+    fits = (
+        targets.shape[0] in (1, n_detectors)
+        and targets.shape[1] in (1, n_rows)
+        and targets.shape[2] == n_slots
+    )
+    _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
+    n_outputs = operator.index(n_outputs)
+    _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
+    return apply(
+        _OPERATION,
+        weights,
+        detection,
+        _checks.as_ids(targets),
+        implementation=implementation,
+        options={"n_outputs": n_outputs},
+    )

@@ -1,0 +1,297 @@
+"""The mathematics of every op in plain `jax.numpy`: short, any autodiff mode, and the oracle of the tests.
+
+Nothing here is fast or lean: attention builds every pair at once. The ops of `lutjax` compute the
+same values and the same cotangents; where the two disagree, the op is wrong.
+
+Every function takes what the op of the same name takes, without ``implementation``.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from lutjax._detection import Detection
+from lutjax._dtypes import accumulator
+from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
+
+__all__ = [
+    "detect",
+    "detect_signs",
+    "lookup",
+    "lookup_attention",
+    "lut",
+    "lut_attention",
+    "lut_pair_attention",
+    "scale_gradient",
+    "sparse_lookup",
+    "sparse_lut",
+]
+
+
+# ------------------------------------------------------------------------------------- detection
+def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> Detection:
+    bits = delta.shape[-1]
+    batch = delta.shape[:-1]
+    if bits == 0:
+        zero = jnp.zeros(batch, jnp.int32)
+        return Detection(zero, zero, jnp.full(batch, jnp.inf, delta.dtype), bits)
+    bit = (delta > 0) & ~(jnp.abs(delta) < epsilon)
+    place = jax.lax.broadcasted_iota(jnp.int32, delta.shape, delta.ndim - 1)
+    index = jnp.sum(bit.astype(jnp.int32) << place, -1, dtype=jnp.int32)
+    closest = jnp.argmin(jnp.abs(delta), -1).astype(jnp.int32)  # the first; NaN counts as smallest
+    margin = jnp.take_along_axis(delta, closest[..., None], -1)[..., 0]
+    return Detection(index, jnp.left_shift(jnp.int32(1), closest), margin, bits)
+
+
+def _take(x: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.take(x, ids, axis=-1, mode="clip")
+
+
+def detect(x: Float[Array, "*batch inputs"], anchors: Anchors, *, epsilon: float = 0.0) -> Detection:
+    x = jnp.asarray(x).astype(accumulator(x.dtype))
+    anchors = jnp.asarray(anchors)
+    return _detect_deltas(_take(x, anchors[..., 0]) - _take(x, anchors[..., 1]), epsilon)
+
+
+def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0) -> Detection:
+    return _detect_deltas(jnp.asarray(positions).astype(accumulator(positions.dtype)), epsilon)
+
+
+# ------------------------------------------------------------------------------------- surrogate
+@jax.custom_jvp
+def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
+    """Zero, with the derivative ``U'(margin) * difference`` in `margin` (section 2)."""
+    return jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
+
+
+@_surrogate.defjvp
+def _surrogate_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    margin, difference = primals
+    sign = jnp.where(margin > 0, 1, -1).astype(margin.dtype)
+    slope = 0.5 * sign / jnp.square(1 + jnp.abs(margin))
+    return _surrogate(*primals), (slope * tangents[0]).astype(difference.dtype) * difference
+
+
+def _read(
+    weights: jax.Array, row: jax.Array, margins_and_flips: list[tuple[jax.Array, jax.Array]]
+) -> jax.Array:
+    """Rows of each detector's table, with the surrogate's derivative in each margin.
+
+    ``weights [T, R, O]``, ``row [..., T]`` -> ``[..., T, O]``.
+    """
+    detector = jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1)
+    table = weights.astype(accumulator(weights.dtype))
+    main = table.at[detector, row].get(mode="clip")
+    value = main
+    for margin, flip in margins_and_flips:
+        flipped = table.at[detector, row ^ flip].get(mode="clip")
+        value = value + _surrogate(margin[..., None], jax.lax.stop_gradient(main - flipped))
+    return value
+
+
+# ------------------------------------------------------------------------------------- look-ups
+def lookup(
+    weights: Float[Array, "detectors rows outputs"], detection: Detection
+) -> Float[Array, "*batch outputs"]:
+    weights, d = jnp.asarray(weights), detection
+    return jnp.sum(_read(weights, d.index, [(d.margin, d.flip)]), -2).astype(weights.dtype)
+
+
+def sparse_lookup(
+    weights: Float[Array, "detectors rows slots"],
+    detection: Detection,
+    targets: Int[Array, "#detectors #rows slots"],
+    n_outputs: int,
+) -> Float[Array, "*batch {n_outputs}"]:
+    weights = jnp.asarray(weights)
+    targets = jnp.clip(jnp.broadcast_to(targets, weights.shape), -1, n_outputs - 1)
+    # The same table with every edge in its place: zero elsewhere.
+    output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
+    edge = targets[..., None] == output
+    full = jnp.sum(jnp.where(edge, weights.astype(accumulator(weights.dtype))[..., None], 0), -2)
+    return lookup(full, detection).astype(weights.dtype)
+
+
+# ------------------------------------------------------------------------------------- attention
+def _pairs(
+    n_queries: int,
+    n_keys: int,
+    window: int | None,
+    query_start: Any,
+    key_start: Any,
+    query_segments: Any,
+    key_segments: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Distance ``[Lq, Lk]`` of each pair, and whether it counts ``[..., Lq, Lk]``."""
+    query_place = query_start + jnp.arange(n_queries, dtype=jnp.int32)
+    key_place = key_start + jnp.arange(n_keys, dtype=jnp.int32)
+    distance = query_place[:, None] - key_place[None, :] - 1
+    counts = distance >= 0
+    if window is not None:
+        counts &= distance < window
+    if query_segments is not None:
+        same = jnp.expand_dims(jnp.asarray(query_segments), -1) == jnp.expand_dims(
+            jnp.asarray(key_segments), -2
+        )
+        counts = same & jnp.broadcast_to(counts, same.shape)
+    return distance, counts
+
+
+def _at_distance(values: jax.Array, distance: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``values [distances, ...]`` at each distance, clamped to the last, in the given shape."""
+    return jnp.broadcast_to(_align(jnp.take(values, distance, axis=0, mode="clip"), len(shape)), shape)
+
+
+def _align(a: jax.Array, ndim: int) -> jax.Array:
+    """`a` with leading axes of size 1 up to `ndim`."""
+    return a.reshape((1,) * (ndim - a.ndim) + a.shape)
+
+
+def lookup_attention(
+    weights: Float[Array, "detectors rows outputs"],
+    query: Detection,
+    key: Detection,
+    position: Detection | None = None,
+    *,
+    window: int | None = None,
+    query_start: Integer = 0,
+    key_start: Integer = 0,
+    query_segments: Int[Array, "*#batch queries"] | None = None,
+    key_segments: Int[Array, "*#batch keys"] | None = None,
+) -> Float[Array, "*batch queries outputs"]:
+    weights = jnp.asarray(weights)
+    *batch, n_queries, _ = query.shape
+    n_keys = key.shape[-2]
+    if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
+        return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+    distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
+    q = jax.tree.map(lambda a: a[..., :, None, :], query)
+    k = jax.tree.map(lambda a: a[..., None, :, :], key)
+    p_bits = 0 if position is None else position.bits
+    row = (q.index << (k.bits + p_bits)) | (k.index << p_bits)
+
+    query_is_closer = jnp.abs(q.margin) < jnp.abs(k.margin)
+    margin = jnp.where(query_is_closer, q.margin, k.margin)
+    flip = jnp.where(query_is_closer, q.flip << (k.bits + p_bits), k.flip << p_bits)
+    flips = [(margin, flip)]
+    if position is not None and p_bits:
+        p = jax.tree.map(lambda a: _at_distance(a, distance, row.shape), position)
+        row = row | p.index
+        p_margin = p.margin.astype(margin.dtype)
+        position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))
+        # Where it is not closest, flipping nothing leaves a difference of zero.
+        flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
+
+    flips = [(_where_counts(counts, margin), flip) for margin, flip in flips]
+    return _sum_pairs(_read(weights, row, flips), counts).astype(weights.dtype)
+
+
+def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
+    """``margin [..., Lq, Lk, T]`` of the pairs that count; the others' would turn a NaN times zero into a gradient."""
+    return jnp.where(_align(counts[..., None], margin.ndim), margin, 1)
+
+
+def _sum_pairs(value: jax.Array, counts: jax.Array) -> jax.Array:
+    """``value [..., Lq, Lk, T, O]`` over detectors and the keys that count -> ``[..., Lq, O]``."""
+    per_pair = jnp.sum(value, -2)
+    return jnp.sum(jnp.where(_align(counts[..., None], per_pair.ndim), per_pair, 0), -2)
+
+
+def lut_pair_attention(
+    x: Float[Array, "*batch queries inputs"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    positions: Positions | None = None,
+    *,
+    interleave: bool = False,
+    window: int | None = None,
+    segments: Int[Array, "*#batch queries"] | None = None,
+    keys: Float[Array, "*batch keys inputs"] | None = None,
+    query_start: Integer = 0,
+    key_start: Integer = 0,
+    key_segments: Int[Array, "*#batch keys"] | None = None,
+    epsilon: float = 0.0,
+) -> Float[Array, "*batch queries outputs"]:
+    x, weights, anchors = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(anchors)
+    keys = x if keys is None else jnp.asarray(keys)
+    key_segments = segments if key_segments is None else key_segments
+    n_detectors = anchors.shape[0]
+    *batch, n_queries, _ = x.shape
+    n_keys = keys.shape[-2]
+    if n_queries == 0 or n_keys == 0 or (positions is not None and positions.shape[0] == 0):
+        return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+    distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
+
+    dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
+    shape = (*batch, n_queries, n_keys, n_detectors)
+    parts = [
+        jnp.broadcast_to(jnp.expand_dims(keys.astype(dtype), (-4, -2)), (*shape, x.shape[-1])),
+        jnp.broadcast_to(jnp.expand_dims(x.astype(dtype), (-3, -2)), (*shape, x.shape[-1])),
+    ]
+    if positions is not None:
+        parts.append(_at_distance(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1])))
+    z = jnp.stack(parts, -1).reshape(*shape, -1) if interleave else jnp.concatenate(parts, -1)
+
+    def end(side: int) -> jax.Array:
+        ids = _align(jnp.clip(anchors[..., side], 0, z.shape[-1] - 1), z.ndim)
+        return jnp.take_along_axis(z, jnp.broadcast_to(ids, (*shape, ids.shape[-1])), -1)
+
+    d = _detect_deltas(end(0) - end(1), epsilon)
+    value = _read(weights, d.index, [(_where_counts(counts, d.margin), d.flip)])
+    return _sum_pairs(value, counts).astype(weights.dtype)
+
+
+# ------------------------------------------------------------------------------------- compositions
+def lut(
+    x: Float[Array, "*batch inputs"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    *,
+    epsilon: float = 0.0,
+) -> Float[Array, "*batch outputs"]:
+    return lookup(weights, detect(x, anchors, epsilon=epsilon))
+
+
+def sparse_lut(
+    x: Float[Array, "*batch inputs"],
+    weights: Float[Array, "detectors rows slots"],
+    anchors: Anchors,
+    targets: Int[Array, "#detectors #rows slots"],
+    n_outputs: int,
+    *,
+    epsilon: float = 0.0,
+) -> Float[Array, "*batch {n_outputs}"]:
+    return sparse_lookup(weights, detect(x, anchors, epsilon=epsilon), targets, n_outputs)
+
+
+def lut_attention(
+    x: Float[Array, "*batch length inputs"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    positions: Positions | None = None,
+    *,
+    window: int | None = None,
+    segments: Int[Array, "*#batch length"] | None = None,
+    epsilon: float = 0.0,
+) -> Float[Array, "*batch length outputs"]:
+    d = detect(x, anchors, epsilon=epsilon)
+    e = None if positions is None else detect_signs(positions)
+    return lookup_attention(weights, d, d, e, window=window, query_segments=segments, key_segments=segments)
+
+
+# ------------------------------------------------------------------------------------- gradients
+@jax.custom_jvp
+def _scale_gradient(x: jax.Array, factor: jax.Array) -> jax.Array:
+    return x
+
+
+@_scale_gradient.defjvp
+def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return primals[0], tangents[0] * primals[1]
+
+
+def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[Array, "*shape"]:
+    x = jnp.asarray(x)
+    return _scale_gradient(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))

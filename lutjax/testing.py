@@ -1,0 +1,526 @@
+"""Does an implementation compute what the reference computes? For the kernels of lutjax and for yours.
+
+Register an implementation, then run every case of its op through it, forward and backward, under the
+transformations of JAX:
+
+    @pytest.mark.parametrize("case", lutjax.testing.cases("lookup"), ids=str)
+    def test_parity(case):
+        lutjax.testing.check(case, implementation="triton")
+
+Values are drawn from coarse grids: sums are exact in any order, and ties, zeros and repeated rows are everywhere.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
+
+import lutjax
+from lutjax import reference
+from lutjax._detection import Detection
+from lutjax._dtypes import FLOATS
+from lutjax.kernels.registry import Implementation
+
+Arrays = dict[str, Any]
+
+OPS = ("detect", "detect_signs", "lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
+
+TRANSFORMATIONS = (
+    "none",
+    "jit",
+    "vmap of grad",
+    "grad of vmap",
+    "remat",
+    "scan",
+    "shard_map, replicated table",
+    "shard_map, sharded table",
+    "export",
+)
+
+# What differs between two correct orders of the few operations that are not exact on the grids: the slope
+# of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
+TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2**-11}
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Which axis of an array is the batch, and which the detectors; None if it has none."""
+
+    batch: int | None = None
+    detector: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """Arguments of one op at one size.
+
+    Attributes:
+      op, shape: names; the sizes are in ``lutjax/ops/<op>.py``.
+      differentiable, fixed: arguments with and without a gradient, by name.
+      axes: of every argument. output_axes: of every output with a gradient.
+      call: the op on these arguments, from a module that has it; returns its outputs by name.
+    """
+
+    op: str
+    shape: str
+    dtype: str
+    differentiable: Arrays
+    fixed: Arrays
+    axes: Mapping[str, Axes]
+    output_axes: Mapping[str, Axes]
+    call: Callable[..., Arrays]
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.shape}-{self.dtype}"
+
+
+def shapes(op: str) -> dict[str, dict[str, int]]:
+    """The named sizes at which an op is tested, measured and tuned."""
+    return importlib.import_module(f"lutjax.ops.{op}").SHAPES
+
+
+def cases(op: str, dtype: DTypeLike = jnp.float32) -> list[Case]:
+    """The cases of an op: one for each of its named sizes."""
+    return [case(op, shape, dtype) for shape in shapes(op)]
+
+
+def case(op: str, shape: str, dtype: DTypeLike = jnp.float32, **sizes: int) -> Case:
+    """One case: an op at one of its named sizes, of which `sizes` may change some.
+
+    Raises:
+      ValueError: an unknown op, shape or dtype.
+    """
+    if op not in OPS:
+        raise ValueError(f"lutjax.testing: unknown op {op!r}; the ops are {', '.join(OPS)}.")
+    if shape not in shapes(op):
+        raise ValueError(
+            f"lutjax.testing: {op} has no shape {shape!r}; its shapes are {', '.join(shapes(op))}."
+        )
+    name = jnp.dtype(dtype).name
+    if name not in FLOATS:
+        raise ValueError(f"lutjax.testing: dtype is {name}; the dtypes are {', '.join(FLOATS)}.")
+    return _BUILDERS[op](_Draw(op, shape, jnp.dtype(dtype)), {**shapes(op)[shape], **sizes})
+
+
+def check(
+    case: Case,
+    implementation: Implementation = None,
+    *,
+    transformation: str = "none",
+    tolerance: float | None = None,
+) -> None:
+    """Compares outputs and cotangents of an op with the reference, each by its name.
+
+    Args:
+      case: from `cases` or `case`.
+      implementation: as the ops take it.
+      transformation: one of `TRANSFORMATIONS`.
+      tolerance: relative to the largest magnitude of each array; by default `TOLERANCE` of its dtype.
+
+    Raises:
+      AssertionError: names the first output or cotangent that differs.
+    """
+    if transformation not in TRANSFORMATIONS:
+        raise ValueError(
+            f"lutjax.testing.check: unknown transformation {transformation!r}; "
+            f"they are {', '.join(TRANSFORMATIONS)}."
+        )
+    runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
+        "none": _plain,
+        "jit": _plain,
+        "remat": lambda f, case, ct: _plain(jax.checkpoint(f), case, ct),
+        "scan": _scanned,
+        "vmap of grad": functools.partial(_mapped, grad_outside=False),
+        "grad of vmap": functools.partial(_mapped, grad_outside=True),
+        "shard_map, replicated table": functools.partial(_sharded, axis="batch"),
+        "shard_map, sharded table": functools.partial(_sharded, axis="detector"),
+        "export": _exported,
+    }
+    run = runs[transformation]
+    f = functools.partial(_call, case, lutjax, implementation)
+    g = functools.partial(_call, case, reference, None)
+    cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
+    whole = "shard_map" in transformation or transformation == "export"
+    expected = _jitted(_plain if whole else run, g, case, cotangent)
+    eager = transformation in ("none", "export")
+    actual = run(f, case, cotangent) if eager else _jitted(run, f, case, cotangent)
+    for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
+        for name in e:
+            assert_close(f"{case}, {transformation}: {kind} {name}", a[name], e[name], tolerance)
+
+
+def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:
+    """Raises if two arrays differ by more than rounding: relative to the largest magnitude, NaN equal to NaN."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
+    assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, expected {expected.dtype}"
+    if not jnp.issubdtype(expected.dtype, np.floating):
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
+        return
+    if tolerance is None:
+        tolerance = TOLERANCE[expected.dtype.name]
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    finite = np.abs(expected[np.isfinite(expected)])
+    scale = max(1.0, finite.max()) if finite.size else 1.0
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * scale, err_msg=what)
+
+
+# ------------------------------------------------------------------------------------- transformations
+def _call(
+    case: Case,
+    module: Any,
+    implementation: Implementation,
+    differentiable: Arrays,
+    fixed: Arrays | None = None,
+) -> Arrays:
+    op = getattr(module, case.op)
+    if module is lutjax:
+        op = functools.partial(op, implementation=implementation)
+    return case.call(op, {**differentiable, **(case.fixed if fixed is None else fixed)})
+
+
+def _with_gradient(outputs: Arrays) -> Arrays:
+    return {name: a for name, a in outputs.items() if jnp.issubdtype(a.dtype, jnp.floating)}
+
+
+def _cotangent(case: Case, outputs: Arrays) -> Arrays:
+    draw = _Draw(case.op, case.shape, jnp.dtype(jnp.float32), seed=1)
+    return {name: draw.grid(a.shape, 4, a.dtype) for name, a in _with_gradient(outputs).items()}
+
+
+def _value_and_cotangents(
+    f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays
+) -> tuple[Arrays, Arrays]:
+    def split(d: Arrays) -> tuple[Arrays, Arrays]:
+        outputs = f(d)
+        return _with_gradient(outputs), outputs
+
+    _, pullback, outputs = jax.vjp(split, differentiable, has_aux=True)
+    return outputs, pullback(ct)[0]
+
+
+def _jitted(run: Callable[..., Any], f: Callable[..., Arrays], case: Case, ct: Arrays) -> Any:
+    return jax.jit(lambda d, ct: run(f, dataclasses.replace(case, differentiable=d), ct))(
+        case.differentiable, ct
+    )
+
+
+def _plain(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
+    return _value_and_cotangents(f, case.differentiable, ct)
+
+
+def _variants(case: Case, a: Any, axes: Axes) -> Any:
+    """Three different arrays of the kind of `a`, along a new first axis."""
+    return jnp.stack([a, -a, jnp.roll(a, 1, axes.batch or 0)])
+
+
+def _mapped(f: Callable[..., Arrays], case: Case, ct: Arrays, *, grad_outside: bool) -> tuple[Arrays, Arrays]:
+    """Mapped over batched arguments, then in addition over the others (a table for each element)."""
+    results: list[tuple[Arrays, Arrays]] = []
+    cts = {name: _variants(case, a, case.output_axes[name]) for name, a in ct.items()}
+    for everything in (False, True):
+        mapped = {name: everything or case.axes[name].batch is not None for name in case.differentiable}
+        arguments = {
+            name: _variants(case, a, case.axes[name]) if mapped[name] else a
+            for name, a in case.differentiable.items()
+        }
+        in_axes = ({name: 0 if m else None for name, m in mapped.items()},)
+        if not any(mapped.values()):
+            continue
+        if grad_outside:
+            result = _value_and_cotangents(jax.vmap(f, in_axes=in_axes), arguments, cts)
+        else:
+            one = functools.partial(_value_and_cotangents, f)
+            result = jax.vmap(one, in_axes=(*in_axes, 0))(arguments, cts)
+        results.append(result)
+    return tuple(  # type: ignore[return-value]
+        {f"{name}, mapping {n}": a for n, r in enumerate(results) for name, a in r[part].items()}
+        for part in (0, 1)
+    )
+
+
+def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
+    """Twice in a loop, the second time with other values."""
+
+    def twice(d: Arrays) -> Arrays:
+        def body(total: Arrays, sign: jax.Array) -> tuple[Arrays, Arrays]:
+            outputs = f(jax.tree.map(lambda a: a * sign.astype(a.dtype), d))
+            total = jax.tree.map(lambda t, a: t + a * sign.astype(a.dtype), total, outputs)
+            return total, outputs
+
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, d))
+        return jax.lax.scan(body, zero, jnp.array([1.0, -1.0], jnp.float32))[0]
+
+    return _value_and_cotangents(twice, case.differentiable, ct)
+
+
+def _exported(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
+    exported = jax.export.export(jax.jit(functools.partial(_value_and_cotangents, f)))(
+        case.differentiable, ct
+    )
+    return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
+
+
+def _sharded(f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str) -> tuple[Arrays, Arrays]:
+    """Split over two devices along the batch (tables replicated) or the detectors (tables sharded)."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("shards",))
+
+    def spec(axes: Axes) -> PartitionSpec:
+        at = getattr(axes, axis)
+        return PartitionSpec() if at is None else PartitionSpec(*[None] * at, "shards")
+
+    specs = {name: spec(axes) for name, axes in case.axes.items()}
+
+    def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:
+        outputs = f(differentiable, fixed)
+        if axis == "detector":  # each shard has a part of the sum over detectors
+            outputs = {
+                name: a if case.output_axes[name].detector is not None else jax.lax.psum(a, "shards")
+                for name, a in outputs.items()
+            }
+        return outputs
+
+    fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}
+    mapped = jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(
+            {name: specs[name] for name in case.differentiable},
+            {name: specs[name] for name in fixed},
+        ),
+        out_specs={name: spec(axes) for name, axes in case.output_axes.items()},
+        check_vma=True,
+    )
+    return _value_and_cotangents(lambda d: mapped(d, fixed), case.differentiable, ct)
+
+
+# ------------------------------------------------------------------------------------- arguments
+class _Draw:
+    """Random arrays on coarse grids."""
+
+    def __init__(self, op: str, shape: str, dtype: np.dtype, seed: int = 0):
+        self.op, self.shape, self.dtype = op, shape, dtype
+        self._rng = np.random.default_rng([seed, *op.encode(), *shape.encode()])
+
+    def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
+        """Multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
+        values = self._rng.integers(-steps, steps + 1, shape) / 4
+        return jnp.asarray(values, self.dtype if dtype is None else dtype)
+
+    def inputs(self, shape: tuple[int, ...]) -> jax.Array:
+        return self.grid(shape, 2 if self.shape == "ties" else 40)
+
+    def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
+        return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape), jnp.int32)
+
+    def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
+        a = self._rng.integers(0, n_inputs, (n_detectors, n_pairs))
+        b = (a + self._rng.integers(1, max(n_inputs, 2), a.shape)) % n_inputs
+        return jnp.asarray(np.stack([a, b], -1), jnp.int32)
+
+    def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
+        """A detection of values of its own, as `lutjax.detect_signs` sees them."""
+        return reference.detect_signs(self.inputs((*shape, bits)))
+
+
+def _detection_arguments(name: str, d: Detection) -> tuple[Arrays, Arrays]:
+    """The margin, which has a gradient, and the ids, which have not."""
+    return {f"{name}_margin": d.margin}, {f"{name}_index": d.index, f"{name}_flip": d.flip}
+
+
+def _detection(name: str, bits: int, a: Arrays) -> Detection:
+    return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], bits)
+
+
+def _detection_axes(name: str, axes: Axes) -> dict[str, Axes]:
+    return {f"{name}_{part}": axes for part in ("index", "flip", "margin")}
+
+
+def _outputs_of_detection(d: Detection) -> Arrays:
+    # +inf, the margin without comparisons, times the zero of a cotangent would be NaN in the oracle.
+    return {"index": d.index, "flip": d.flip, "margin": d.margin}
+
+
+def _detect(draw: _Draw, s: dict[str, int]) -> Case:
+    axes = Axes(0, 1)
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        {"x": draw.inputs((s["batch"], s["inputs"]))},
+        {"anchors": draw.anchors(s["inputs"], s["detectors"], s["bits"])},
+        {"x": Axes(0), "anchors": Axes(detector=0)},
+        {"index": axes, "flip": axes, "margin": axes},
+        lambda op, a: _outputs_of_detection(op(a["x"], a["anchors"])),
+    )
+
+
+def _detect_signs(draw: _Draw, s: dict[str, int]) -> Case:
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        {"positions": draw.inputs((s["batch"], s["bits"]))},
+        {},
+        {"positions": Axes(0, 0)},
+        {"index": Axes(0, 0), "flip": Axes(0, 0), "margin": Axes(0, 0)},
+        lambda op, a: _outputs_of_detection(op(a["positions"])),
+    )
+
+
+def _lookup(draw: _Draw, s: dict[str, int]) -> Case:
+    bits = s["bits"]
+    margin, ids = _detection_arguments("detection", draw.detection((s["batch"], s["detectors"]), bits))
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        {"weights": draw.grid((s["detectors"], 2**bits, s["outputs"]), 8), **margin},
+        ids,
+        {"weights": Axes(detector=0), **_detection_axes("detection", Axes(0, 1))},
+        {"y": Axes(0)},
+        lambda op, a: {"y": op(a["weights"], _detection("detection", bits, a))},
+    )
+
+
+def _sparse_lookup(draw: _Draw, s: dict[str, int]) -> Case:
+    bits, n_outputs = s["bits"], s["outputs"]
+    weights = draw.grid((s["detectors"], 2**bits, s["slots"]), 8)
+    lists = (s["detectors"] if s.get("table_lists", 1) else 1, 2**bits if s.get("row_lists", 1) else 1)
+    margin, ids = _detection_arguments("detection", draw.detection((s["batch"], s["detectors"]), bits))
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        {"weights": weights, **margin},
+        {**ids, "targets": draw.ids((*lists, s["slots"]), -1, n_outputs)},
+        {
+            "weights": Axes(detector=0),
+            "targets": Axes(detector=0 if lists[0] > 1 else None),
+            **_detection_axes("detection", Axes(0, 1)),
+        },
+        {"y": Axes(0)},
+        lambda op, a: {"y": op(a["weights"], _detection("detection", bits, a), a["targets"], n_outputs)},
+    )
+
+
+def _pair_options(draw: _Draw, s: dict[str, int], n_keys: int) -> tuple[dict[str, Any], Arrays]:
+    options = {
+        "window": s.get("window"),
+        "query_start": s.get("query_start", 0),
+        "key_start": s.get("key_start", 0),
+    }
+    segments: Arrays = {}
+    if "segments" in s:
+        for name, length in (("query_segments", s["queries"]), ("key_segments", n_keys)):
+            segments[name] = jnp.sort(draw.ids((s["batch"], length), 0, s["segments"]), -1)
+    return options, segments
+
+
+def _n_distances(s: dict[str, int], n_keys: int) -> int:
+    farthest = max(s.get("query_start", 0) + s["queries"] - 1 - s.get("key_start", 0), 0)
+    return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
+
+
+def _lookup_attention(draw: _Draw, s: dict[str, int]) -> Case:
+    n_detectors, n_keys = s["detectors"], s.get("keys", s["queries"])
+    q_bits, k_bits, p_bits = s["bits"], s.get("key_bits", s["bits"]), s["position_bits"]
+    options, segments = _pair_options(draw, s, n_keys)
+    rows = 2 ** (q_bits + k_bits + p_bits)
+    differentiable = {"weights": draw.grid((n_detectors, rows, s["outputs"]), 8)}
+    fixed, axes = dict(segments), {"weights": Axes(detector=0), **dict.fromkeys(segments, Axes(0))}
+    of_position = 1 if s.get("shared") else n_detectors
+    for name, d, of in (
+        ("query", draw.detection((s["batch"], s["queries"], n_detectors), q_bits), Axes(0, 2)),
+        ("key", draw.detection((s["batch"], n_keys, n_detectors), k_bits), Axes(0, 2)),
+        (
+            "position",
+            draw.detection((_n_distances(s, n_keys), of_position), p_bits),
+            Axes(detector=None if of_position == 1 else 1),
+        ),
+    ):
+        margin, ids = _detection_arguments(name, d)
+        differentiable, fixed = {**differentiable, **margin}, {**fixed, **ids}
+        axes |= _detection_axes(name, of)
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        differentiable,
+        fixed,
+        axes,
+        {"y": Axes(0)},
+        lambda op, a: {
+            "y": op(
+                a["weights"],
+                _detection("query", q_bits, a),
+                _detection("key", k_bits, a),
+                _detection("position", p_bits, a),
+                **options,
+                **{name: a[name] for name in segments},
+            )
+        },
+    )
+
+
+def _lut_pair_attention(draw: _Draw, s: dict[str, int]) -> Case:
+    n_detectors, n_inputs, p_bits = s["detectors"], s["inputs"], s["position_bits"]
+    n_keys = s.get("keys", s["queries"])
+    options, segments = _pair_options(draw, s, n_keys)
+    if segments:
+        segments = {"segments": segments["query_segments"], "key_segments": segments["key_segments"]}
+    of_position = 1 if s.get("shared") else n_detectors
+    differentiable = {
+        "x": draw.inputs((s["batch"], s["queries"], n_inputs)),
+        "weights": draw.grid((n_detectors, 2 ** s["bits"], s["outputs"]), 8),
+    }
+    axes = {
+        "x": Axes(0),
+        "keys": Axes(0),
+        "weights": Axes(detector=0),
+        "anchors": Axes(detector=0),
+        "positions": Axes(detector=None if of_position == 1 else 1),
+        **dict.fromkeys(segments, Axes(0)),
+    }
+    if p_bits:
+        differentiable["positions"] = draw.inputs((_n_distances(s, n_keys), of_position, p_bits))
+    if "keys" in s:
+        differentiable["keys"] = draw.inputs((s["batch"], n_keys, n_inputs))
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        differentiable,
+        {"anchors": draw.anchors(2 * n_inputs + p_bits, n_detectors, s["bits"]), **segments},
+        axes,
+        {"y": Axes(0)},
+        lambda op, a: {
+            "y": op(
+                a["x"],
+                a["weights"],
+                a["anchors"],
+                a.get("positions"),
+                interleave=bool(s.get("interleave")),
+                keys=a.get("keys"),
+                **options,
+                **{name: a[name] for name in segments},
+            )
+        },
+    )
+
+
+_BUILDERS: dict[str, Callable[[_Draw, dict[str, int]], Case]] = {
+    "detect": _detect,
+    "detect_signs": _detect_signs,
+    "lookup": _lookup,
+    "sparse_lookup": _sparse_lookup,
+    "lookup_attention": _lookup_attention,
+    "lut_pair_attention": _lut_pair_attention,
+}

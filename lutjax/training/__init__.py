@@ -1,0 +1,1 @@
+"""Training: texts, optimisers for tables, loops and checkpoints."""

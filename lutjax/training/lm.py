@@ -1,0 +1,237 @@
+"""Training of the byte language model: what is particular to it; the loop itself is `lutjax.training.loop`."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Float, Int, UInt8
+
+from lutjax._typing import Array
+from lutjax.models import LUTTransformer, LUTTransformerConfig
+from lutjax.training import optimizers
+from lutjax.training.loop import Advance, Step, repeat
+from lutjax.training.text import Bytes
+
+EVALUATION_BATCH = 64
+"""Windows that are evaluated together; it bounds the memory and changes no result beyond rounding."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What decides a training run beside the model and the text. Data order and dropout follow from the seed.
+
+    Attributes:
+      steps: optimiser steps in all; the cool-down depends on it.
+      batch_size: windows of the text in one step.
+      learning_rate: rate before warm-up and cool-down; a factor of the published schedule.
+      optimizer: sgd, momentum, adam, adagrad or row_adagrad (one accumulator for each table row).
+      schedule: constant or published: the rate between warm-up and cool-down.
+      warmup: fraction of the steps over which the rate rises linearly.
+      cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
+      loss: mean or sum, of the cross-entropies of all bytes that a batch predicts.
+      seed: of the model, the data order and dropout.
+    """
+
+    steps: int = 1000
+    batch_size: int = 32
+    learning_rate: float = 0.005
+    optimizer: str = "row_adagrad"
+    schedule: str = "constant"
+    warmup: float = 0.0
+    cooldown: float = 0.5
+    loss: str = "mean"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
+        for name in ("warmup", "cooldown"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction of the steps, 0 to 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
+        for name, known in (
+            ("optimizer", optimizers.OPTIMIZERS),
+            ("schedule", optimizers.SCHEDULES),
+            ("loss", ("mean", "sum")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
+
+
+class State(NamedTuple):
+    """What training changes: nested dicts of arrays, and the optimiser's state."""
+
+    params: Any
+    """Trained variables."""
+    others: Any
+    """All other variables: anchors, embeddings, statistics."""
+    optimizer: Any
+
+
+class Structure:
+    """How the arrays of a state make a model."""
+
+    def __init__(self, config: LUTTransformerConfig):
+        self.config = config
+        # The seed changes values only, and there are none here.
+        abstract = nnx.eval_shape(lambda: LUTTransformer(config, rngs=nnx.Rngs(0)))
+        parts: Any = nnx.split(abstract, nnx.Param, ...)
+        self._graph, self._params, self._others = parts
+        # One program, because compiling every draw by itself takes longer.
+        self._init = jax.jit(lambda key: arrays(LUTTransformer(config, rngs=nnx.Rngs(key))))
+
+    def abstract(self) -> tuple[Any, Any]:
+        """Shapes and dtypes of `State.params` and `State.others`."""
+        return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
+
+    def init(self, seed: int) -> tuple[Any, Any]:
+        """`State.params` and `State.others` of a new model."""
+        params, others = self._init(jax.random.key(seed))
+        return params, others
+
+    def model(self, params: Any, others: Any) -> LUTTransformer:
+        """The model made of these arrays, which it shares."""
+        return nnx.merge(self._graph, _filled(self._params, params), _filled(self._others, others))
+
+
+def arrays(model: LUTTransformer) -> tuple[Any, Any]:
+    """`State.params` and `State.others` of a model, as nested dicts."""
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    _, params, others = parts
+    return nnx.to_pure_dict(params), nnx.to_pure_dict(others)
+
+
+class Run:
+    """A model and how it is trained, without the arrays that training changes.
+
+    Args:
+      model: sizes of the model.
+      training: everything else that decides the run.
+      train: the bytes to train on.
+
+    Attributes:
+      advance: runs steps; see `lutjax.training.loop.run`.
+
+    Raises:
+      ValueError: the vocabulary is not that of bytes.
+    """
+
+    advance: Advance
+
+    def __init__(self, model: LUTTransformerConfig, training: TrainingConfig, train: Bytes):
+        if model.vocab_size != 256:
+            raise ValueError(f"vocab_size is {model.vocab_size}; a language model of bytes needs 256.")
+        self.config, self.training = model, training
+        self.structure = Structure(model)
+        rate = optimizers.learning_rate(
+            training.schedule,
+            rate=training.learning_rate,
+            steps=training.steps,
+            batch_size=training.batch_size,
+            warmup=training.warmup,
+            cooldown=training.cooldown,
+        )
+        self._optimizer = optimizers.optimizer(training.optimizer, rate)
+        self.advance = repeat(self.dense_step(), jnp.asarray(train))
+        self._evaluate = jax.jit(self._total_loss)
+
+    def init(self) -> State:
+        """The state before the first step."""
+        params, others = self.structure.init(self.training.seed)
+        return State(params, others, self._optimizer.init(params))
+
+    def abstract(self) -> State:
+        """The state's shapes and dtypes, for reading a checkpoint."""
+        params, others = self.structure.abstract()
+        return State(params, others, jax.eval_shape(self._optimizer.init, params))
+
+    def n_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.structure.abstract()[0]))
+
+    def dense_step(self) -> Step:
+        """One step with table gradients as arrays of the tables' shapes."""
+        training, context = self.training, self.config.context
+
+        def step(state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
+            data_key, dropout_key = jax.random.split(
+                jax.random.fold_in(jax.random.key(training.seed), number)
+            )
+            starts = jax.random.randint(data_key, (training.batch_size,), 0, text.size - context)
+            inputs, labels = _windows(text, starts, context)
+
+            def loss_of(params: Any) -> tuple[Array, tuple[Array, Any]]:
+                model = self.structure.model(params, state.others)
+                logits = model(inputs, deterministic=False, rngs=nnx.Rngs(dropout=dropout_key))
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+                mean = losses.mean()
+                return losses.sum() if training.loss == "sum" else mean, (mean, arrays(model)[1])
+
+            (_, (loss, others)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+            updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.params)
+            return State(optax.apply_updates(state.params, updates), others, optimizer), loss
+
+        return step
+
+    def evaluate(self, state: State, part: Bytes, *, max_windows: int | None = None) -> float:
+        """Mean loss over a part of a text, in nats per byte, without dropout.
+
+        Every byte but the first is predicted exactly once, from the bytes before it in its window of
+        `context` inputs; windows follow each other through the whole part.
+
+        Args:
+          max_windows: takes only so many windows, spread evenly over the part.
+        """
+        context = self.config.context
+        first = np.arange(0, part.size - 1, context)  # the first input of every window
+        starts = np.minimum(first, part.size - 1 - context)
+        skipped = first - starts  # only in the last window: what the one before it has predicted
+        if max_windows is not None and len(first) > max_windows:
+            chosen = np.linspace(0, len(first) - 1, max_windows).astype(int)
+            starts, skipped = starts[chosen], skipped[chosen]
+        count = int((context - skipped).sum())
+        padding = -len(starts) % EVALUATION_BATCH
+        starts = np.pad(starts, (0, padding)).reshape(-1, EVALUATION_BATCH)
+        skipped = np.pad(skipped, (0, padding), constant_values=context).reshape(-1, EVALUATION_BATCH)
+        totals = self._evaluate(
+            state.params, state.others, part, jnp.asarray(starts, jnp.int32), jnp.asarray(skipped, jnp.int32)
+        )
+        return float(np.asarray(totals, np.float64).sum() / count)
+
+    def _total_loss(
+        self,
+        params: Any,
+        others: Any,
+        text: UInt8[Array, "bytes"],
+        starts: Int[Array, "batches batch"],
+        skipped: Int[Array, "batches batch"],
+    ) -> Float[Array, "batches batch"]:
+        def batch(windows: tuple[Array, Array]) -> Array:
+            inputs, labels = _windows(text, windows[0], self.config.context)
+            logits = self.structure.model(params, others)(inputs, deterministic=True)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            counted = jnp.arange(self.config.context)[None, :] >= windows[1][:, None]
+            return jnp.where(counted, losses, 0).sum(-1)
+
+        return jax.lax.map(batch, (starts, skipped))
+
+
+def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:
+    """Inputs and labels, int32 ``[batch, context]``."""
+    windows = text[starts[:, None] + jnp.arange(context + 1)[None, :]].astype(jnp.int32)
+    return windows[:, :-1], windows[:, 1:]
+
+
+def _filled(abstract: Any, arrays: Any) -> Any:
+    """An abstract `nnx.State` with arrays in it."""
+    state = jax.tree.map(lambda a: a, abstract)  # replace_by_pure_dict writes into its argument
+    nnx.replace_by_pure_dict(state, arrays)
+    return state

@@ -1,0 +1,94 @@
+"""Optimisers and learning-rate schedules, chosen by name."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "row_adagrad")
+SCHEDULES = ("constant", "published")
+
+# The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.
+_EPS = 1e-20
+
+
+def learning_rate(
+    schedule: str, *, rate: float, steps: int, batch_size: int, warmup: float, cooldown: float
+) -> optax.Schedule:
+    """The rate of every step, counted from 0.
+
+    `constant` is ``rate``; `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the
+    samples seen so far (look-up-table semantics, section 9; meant for ``rate = 1`` and the summed loss). Both
+    rise linearly over the first ``warmup * steps`` steps and fall linearly to 0 over the last
+    ``cooldown * steps``.
+
+    Raises:
+      ValueError: an unknown schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {schedule!r}; the known ones are {', '.join(SCHEDULES)}.")
+
+    def schedule_of(count: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(count, jnp.float32)
+        value = jnp.float32(rate)
+        if schedule == "published":
+            t = step * batch_size
+            value *= jnp.minimum(1 / jnp.sqrt(1 + t), t / (4000 * 4000**0.5))
+        if warmup:
+            value *= jnp.minimum(1.0, (step + 1) / (warmup * steps))
+        if cooldown:
+            value *= jnp.minimum(1.0, (steps - step) / (cooldown * steps))
+        return value
+
+    return schedule_of
+
+
+def optimizer(name: str, rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """An optimiser by name.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    match name:
+        case "sgd":
+            return optax.sgd(rate)
+        case "momentum":
+            return optax.sgd(rate, momentum=0.9)
+        case "adam":
+            return optax.adam(rate)
+        case "adagrad":
+            return optax.adagrad(rate, initial_accumulator_value=0.0, eps=_EPS)
+        case "row_adagrad":
+            return optax.chain(scale_by_row_rss(), optax.scale_by_learning_rate(rate))
+        case _:
+            raise ValueError(f"optimizer is {name!r}; the known ones are {', '.join(OPTIMIZERS)}.")
+
+
+class RowRssState(NamedTuple):
+    """Sum over steps of each row's mean squared gradient; the last axis has size 1."""
+
+    sum_of_squares: optax.Params
+
+
+def scale_by_row_rss(eps: float = _EPS) -> optax.GradientTransformation:
+    """Adagrad with one accumulator for a table row (the last axis) instead of one for every number.
+
+    A table's rows are read at very different frequencies, and the numbers of a row always together: this costs
+    ``1 / outputs`` of Adagrad's memory. Rows without a gradient do not move.
+    """
+
+    def init(params: optax.Params) -> RowRssState:
+        return RowRssState(jax.tree.map(lambda p: jnp.zeros_like(p[..., :1]), params))
+
+    def update(
+        updates: optax.Updates, state: RowRssState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, RowRssState]:
+        del params
+        total = jax.tree.map(
+            lambda g, s: s + jnp.mean(jnp.square(g), -1, keepdims=True), updates, state.sum_of_squares
+        )
+        scaled = jax.tree.map(lambda g, s: g * jax.lax.rsqrt(s + eps), updates, total)
+        return scaled, RowRssState(total)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,152 @@
+"""Texts as bytes: where they come from, how they are split, and the bigram baseline."""
+
+import dataclasses
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+Bytes = UInt8[np.ndarray, "_"]
+
+STANDARD_LIBRARY = "standard library"
+"""Name of the default text: the source of the running Python's standard library."""
+
+STANDARD_LIBRARY_BYTES = 4_000_000
+"""The default text is cut here, so that every Python version trains on the same amount."""
+
+# Tests, generated tables, demonstrations, and what does not belong to Python itself.
+_EXCLUDED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "__phello__", "test", "tests", "idlelib", "lib2to3"}
+    | {"turtledemo", "encodings", "pydoc_data", "ensurepip"}
+)
+
+
+class TextError(ValueError):
+    """A text that cannot be read, or is too short to train on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text in three contiguous parts: the last 10 % is the test part, the 5 % before it the validation part.
+
+    Attributes:
+      name: what the text is, for messages.
+      train: bytes to train on.
+      validation: bytes to choose sizes and rates on.
+      test: bytes for the reported loss.
+      digest: SHA-256 of all bytes, so that a resumed run can tell whether it sees the same text.
+    """
+
+    name: str
+    train: Bytes
+    validation: Bytes
+    test: Bytes
+    digest: str
+
+    @property
+    def size(self) -> int:
+        """Bytes in all three parts."""
+        return self.train.size + self.validation.size + self.test.size
+
+
+def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
+    """Reads and splits a text.
+
+    Args:
+      path: a file; or a folder, all UTF-8 files of which are joined in the order of their paths (hidden
+        files and folders are left out); or None for the source of Python's standard library.
+      context: every part must hold more than this many bytes plus one.
+
+    Raises:
+      TextError: nothing can be read at `path`, or a part is too short.
+    """
+    if path is None:
+        return split_text(_standard_library(), name=STANDARD_LIBRARY, context=context)
+    path = Path(path)
+    try:
+        data = b"\n".join(_folder(path)) if path.is_dir() else path.read_bytes()
+    except OSError as error:
+        raise TextError(f"cannot read the text {path}: {error.strerror or error}.") from error
+    return split_text(data, name=str(path), context=context)
+
+
+def split_text(data: bytes, *, name: str, context: int = 1) -> Text:
+    """Splits `data` into training, validation and test part; see `Text`.
+
+    Raises:
+      TextError: a part holds fewer than ``context + 2`` bytes.
+    """
+    if not data:
+        raise TextError(f"the text {name} is empty.")
+    array = np.frombuffer(data, np.uint8)
+    test, validation = len(data) // 10, len(data) // 20
+    parts = np.split(array, [len(data) - test - validation, len(data) - test])
+    for part, label in zip(parts, ("training", "validation", "test"), strict=True):
+        if part.size < context + 2:
+            raise TextError(
+                f"the text {name} is too short: its {label} part holds {part.size} of {len(data)} bytes; "
+                f"a context of {context} needs at least {context + 2} bytes in every part, "
+                f"so at least {20 * (context + 2)} in all."
+            )
+    return Text(name, parts[0], parts[1], parts[2], hashlib.sha256(data).hexdigest())
+
+
+def bigram_loss(train: Bytes, test: Bytes, *, smoothing: float = 0.1) -> float:
+    """Loss of a table of byte pairs: the baseline that a model of more than one byte must beat.
+
+    The probability of a byte after another is ``(count + smoothing) / (total + 256 * smoothing)``, counted on
+    `train`.
+
+    Returns:
+      mean nats per byte over all bytes of `test` but the first.
+    """
+    counts = np.full(256 * 256, smoothing)
+    counts += np.bincount(train[:-1].astype(np.int64) * 256 + train[1:], minlength=256 * 256)
+    table = counts.reshape(256, 256)
+    log_p = np.log(table) - np.log(table.sum(1, keepdims=True))
+    return float(-log_p[test[:-1], test[1:]].mean())
+
+
+def _standard_library() -> bytes:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    chunks, size = [], 0
+    for path in _files(root, _EXCLUDED_FOLDERS):
+        if path.suffix == ".py" and not path.name.startswith("_sysconfigdata"):
+            chunks.append(path.read_bytes())
+            size += len(chunks[-1])
+            if size >= STANDARD_LIBRARY_BYTES:
+                break
+    if not chunks:
+        raise TextError(
+            f"this Python has no source of its standard library in {root}; name a text of your own (--text PATH)."
+        )
+    return b"".join(chunks)[:STANDARD_LIBRARY_BYTES]
+
+
+def _files(root: Path, excluded: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Files below `root` in an order that does not depend on the file system."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(root, onerror=fail):
+        folders[:] = sorted(f for f in folders if f not in excluded and not f.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _folder(root: Path) -> list[bytes]:
+    chunks = []
+    for path in _files(root):
+        data = path.read_bytes()
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            continue  # an image or an archive, not text
+        chunks.append(data)
+    if not chunks:
+        raise TextError(f"the folder {root} holds no UTF-8 text.")
+    return chunks

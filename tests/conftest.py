@@ -1,0 +1,27 @@
+"""Strict settings for every test: no implicit dtype or rank promotion, and several devices on any machine.
+
+Most of the time of these tests is compilation, so code for CPUs is generated with few optimisations;
+``XLA_FLAGS=--xla_backend_optimization_level=3 pytest`` runs them on what users get.
+"""
+
+import os
+
+flags = os.environ.get("XLA_FLAGS", "")
+if "xla_backend_optimization_level" not in flags:
+    flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
+
+import jax  # noqa: E402
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def without_typechecking():
+    """As a user calls the package: arguments are checked by the ops alone."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

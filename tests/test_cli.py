@@ -1,0 +1,319 @@
+"""The command line: training, resuming, generating, and every kind of bad input."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import jax
+import pytest
+from click.testing import CliRunner, Result
+from jax.experimental.compilation_cache import compilation_cache
+
+import lutjax
+from lutjax.cli import _progress, _train_lm, main
+from lutjax.cli._main import cli
+
+SIZES = [
+    f"--{name}={value}"
+    for name, value in {
+        "context": 8,
+        "features": 8,
+        "n-layers": 1,
+        "n-heads": 1,
+        "n-detectors": 4,
+        "n-anchors": 2,
+        "n-position-bits": 2,
+        "ffn-detectors": 4,
+        "ffn-anchors": 3,
+        "batch-size": 4,
+    }.items()
+]
+STEPS = ["--steps", "24", "--log-every", "1", "--eval-every", "12", "--checkpoint-every", "8"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation_cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every run below compiles the same programs: once is enough."""
+    path = tmp_path_factory.mktemp("compiled")
+    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    yield path
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "fox.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A run that was never stopped. Not to be changed."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    return out, lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+
+
+def lutjax_command(*words: object) -> Result:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def history(out: Path) -> dict:
+    (latest,) = sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name))[-1:]
+    return json.loads((latest / "checkpoint.json").read_text())["meta"]["history"]
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+
+def test_train(finished: tuple[Path, Result], text: Path) -> None:
+    out, result = finished
+    assert result.exit_code == 0, result.output
+    first, *lines = result.output.splitlines()
+    assert f"training on {text} (1,800 bytes)" in first
+    assert "24 steps of 4 x 8 bytes on cpu" in first
+    assert "bigram baseline" in first
+    assert sum(line.startswith("step ") and "kB/s" in line for line in lines) == 24
+    assert "test loss" in result.output
+    assert f"lutjax generate --checkpoint {out} --prompt" in result.output
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["16", "24"]
+    losses = history(out)
+    assert [step for step, _ in losses["train"]] == list(range(1, 25))
+    assert [step for step, _ in losses["test"]] == [12, 24]
+    assert losses["train"][-1][1] < losses["train"][0][1] - 0.5
+
+
+def test_generate(finished: tuple[Path, Result]) -> None:
+    words = ("generate", "--checkpoint", finished[0], "--prompt", "the ", "--bytes", 30)
+    one, same, other = (lutjax_command(*words, *more) for more in ((), ("--seed", 0), ("--seed", 1)))
+    assert one.exit_code == 0
+    assert one.output.startswith("the ")
+    assert one.output == same.output != other.output
+    likeliest = {
+        lutjax_command(*words, *more).output for more in (("--temperature", 0), ("--top-k", 1, "--seed", 3))
+    }
+    assert len(likeliest) == 1
+
+
+def test_finished_run_is_left_alone(finished: tuple[Path, Result], text: Path) -> None:
+    out = finished[0]
+    before = contents(out)
+    again = lutjax_command("train", "lm", "--resume", "--out", out)
+    assert again.exit_code == 0
+    assert "is finished: all 24 steps are done" in again.output
+    refused = lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+    assert refused.exit_code == 2
+    assert "--resume" in refused.output
+    assert "--out" in refused.output
+    assert contents(out) == before
+
+
+def test_interrupted_run_goes_on(
+    finished: tuple[Path, Result], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = _progress.Report.training
+
+    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
+        training(self, done, loss)
+        if done == 11:
+            signal.raise_signal(signal.SIGINT)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(_progress.Report, "training", interrupt)
+        stopped = lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+    assert stopped.exit_code == 130
+    assert "stopped after 11 of 24 steps" in stopped.output
+    assert f"lutjax train lm --resume --out {out}" in stopped.output
+    resumed = lutjax_command("train", "lm", "--resume", "--out", out)
+    assert resumed.exit_code == 0
+    assert "resumed after 11 steps" in resumed.output
+    assert history(out) == history(finished[0])
+
+
+def test_killed_run_goes_on(
+    finished: tuple[Path, Result], text: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lutjax.cli", "train", "lm", "--text", text, "--out", out, *SIZES, *STEPS],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(compilation_cache_directory)},
+    )
+    try:
+        while not (out / "checkpoints" / "8").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert not (out / "checkpoints" / "24").exists()
+    resumed = lutjax_command("train", "lm", "--resume", "--out", out)
+    assert resumed.exit_code == 0
+    assert "resumed after" in resumed.output
+    assert history(out) == history(finished[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--n-detectors", "5"], "n_detectors is 4 in the checkpoint, not 5"),
+        (["--learning-rate", "0.5"], "learning_rate is 0.005 in the checkpoint, not 0.5"),
+        (["--steps", "50", "--seed", "3"], "steps is 24 in the checkpoint, not 50; seed is 0"),
+        (["--preset", "reference"], "belongs to another configuration"),
+    ],
+)
+def test_checkpoint_of_another_configuration(
+    finished: tuple[Path, Result], words: list[str], message: str
+) -> None:
+    result = lutjax_command("train", "lm", "--resume", "--out", finished[0], *words)
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+
+
+def test_checkpoint_of_another_text(finished: tuple[Path, Result], text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    shutil.rmtree(out / "checkpoints" / "24")
+    other = tmp_path / "other.txt"
+    other.write_bytes(text.read_bytes().upper())
+    before = contents(out)
+    result = lutjax_command("train", "lm", "--resume", "--out", out, "--text", other)
+    assert result.exit_code == 1
+    assert "belongs to another text" in result.output
+    assert contents(out) == before
+
+
+def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    largest = max((out / "checkpoints" / "24").rglob("*"), key=lambda p: p.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    before = contents(out)
+    for words in (["train", "lm", "--resume", "--out"], ["generate", "--prompt", "x", "--checkpoint"]):
+        result = lutjax_command(*words, out)
+        assert result.exit_code == 1
+        assert "24 is damaged" in result.output
+        assert "go on from step 16" in result.output
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--preset", "huge"], 2, "'demo', 'small', 'reference'"),
+        (["--text", "missing.txt"], 2, "cannot read the text missing.txt: No such file"),
+        (["--text", "empty.txt"], 2, "the text empty.txt is empty"),
+        (["--text", "short.txt"], 2, "too short"),
+        (["--features", "1"], 2, "features is 1; it must be at least 2"),
+        (["--n-anchors", "-1"], 2, "n_anchors is -1"),
+        (["--dropout", "1.5"], 2, "dropout is 1.5"),
+        (["--vocab-size", "100"], 2, "vocab_size is 100; a language model of bytes needs 256"),
+        (["--steps", "0"], 2, "steps is 0; it must be at least 1"),
+        (["--steps", "many"], 2, "'many' is not a valid integer"),
+        (["--optimizer", "lion"], 2, "the known ones are sgd, momentum"),
+        (["--log-every", "0"], 2, "log_every is 0"),
+        (["--cooldown", "2"], 2, "cooldown is 2.0"),
+        (["--resume"], 1, "holds no checkpoint"),
+    ],
+)
+def test_bad_input_is_one_message_and_leaves_nothing(
+    words: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without_typechecking: None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("too short")
+    result = lutjax_command("train", "lm", "--out", "run", *words)
+    assert result.exit_code == code
+    assert message in " ".join(result.output.split())
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt", ""], "it is empty"),
+        (["--prompt", "x", "--bytes", "0"], "not in the range"),
+        (["--prompt", "x", "--temperature", "-1"], "not in the range"),
+        (["--prompt", "x", "--top-k", "300"], "not in the range"),
+        ([], "Missing option '--prompt'"),
+    ],
+)
+def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -> None:
+    result = lutjax_command("generate", "--checkpoint", tmp_path, *words)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_diverging_run_says_so(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*args: object, **kwargs: object) -> None:
+        raise FloatingPointError("the training loss is nan after 3 steps.")
+
+    monkeypatch.setattr(_train_lm, "_train", diverge)
+    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path, *SIZES)
+    assert result.exit_code == 1
+    assert "nan after 3 steps. Lower --learning-rate." in result.output
+
+
+def test_every_field_is_a_flag() -> None:
+    command = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
+    flags = {p.name for p in command.get_params(click.Context(command))}
+    for config in _train_lm._configs():
+        assert set(config.__dataclass_fields__) <= flags
+
+
+def test_bar_on_a_terminal() -> None:
+    import io
+
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120)
+    with _progress.Report(console, first=0, steps=20, bytes_per_step=100) as report:
+        report.training(10, 2.5)
+        report.test(10, 2.25)
+        report.training(20, 2.0)
+    assert "step 20/20  train 2.0000  test 2.2500" in stream.getvalue()
+
+
+def test_help_and_version_do_not_import_jax() -> None:
+    code = (
+        "import sys; from lutjax.cli._main import cli\n"
+        "try: cli(['train', '--help'])\n"
+        "finally: assert not {'flax', 'optax', 'orbax', 'matplotlib'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert lutjax_command("--version").output.strip().endswith(lutjax.__version__)
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "orbax" else object())
+    with pytest.raises(SystemExit, match=r"^lutjax: orbax not found: pip install 'lutjax\[apps\]'$"):
+        main()

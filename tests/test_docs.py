@@ -1,0 +1,68 @@
+"""The README's code runs, its output is the real one, and so does every example in a docstring."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import lutjax
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def modules():
+    for module in pkgutil.walk_packages(lutjax.__path__, "lutjax."):
+        if not module.name.endswith("__main__"):
+            yield module.name
+
+
+def test_readme_runs():
+    namespace, outputs = {}, []
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), namespace)
+        outputs.append(printed.getvalue())
+    for shown in re.findall(r"<!-- output -->\n```\n(.*?)```", README, re.DOTALL):
+        assert shown in outputs
+
+
+def test_readme_keeps_its_promises():
+    shell = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    assert shell[0] == 'pip install ".[apps]" && lutjax train lm\n'
+    assert shell[1] == 'pip install -e ".[dev]" && pytest\n'
+    assert len(README.splitlines()) <= 200
+    for name in re.findall(r"\]\((\w+\.md)\)", README):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_public_op_is_in_the_readme():
+    from lutjax import ops
+
+    for module in pkgutil.iter_modules(ops.__path__):
+        if not module.name.startswith("_") and module.name != "compositions":
+            assert f"`{module.name}(" in README, module.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+@pytest.mark.usefixtures("without_typechecking")
+def test_docstrings(name):
+    module = importlib.import_module(name)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in finder.find(module, name, module=module):
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_public_functions_have_examples():
+    for name in lutjax.__all__:
+        value = getattr(lutjax, name)
+        if callable(value) and not isinstance(value, type):
+            assert ">>>" in (value.__doc__ or ""), name

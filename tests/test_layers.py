@@ -1,0 +1,486 @@
+"""The layers of the three libraries: the same variables, outputs, gradients and decoding."""
+
+import dataclasses
+import doctest
+import functools
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import lutjax
+from lutjax.layers import _spec, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+
+LIBRARIES = ("nnx", "linen", "haiku")
+
+
+class Case(NamedTuple):
+    layer: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.shape[-1], 6
+
+    @property
+    def spec(self) -> Any:
+        return getattr(_spec, f"{self.layer}Spec")(*self.sizes, **self.options)
+
+
+TABLES = {"n_detectors": 5, "n_anchors": 3}
+POSITIONS = {"n_positions": 8, "n_position_bits": 2}
+CASES = {
+    "lut": Case("LUT", TABLES, (4, 3, 7)),
+    "lut_dead_zone": Case("LUT", {**TABLES, "epsilon": 0.5}, (9, 7)),
+    "sparse_per_row": Case("SparseLUT", {**TABLES, "n_targets": 4}, (9, 7)),
+    "sparse_per_table": Case("SparseLUT", {**TABLES, "n_targets": 4, "targets_per": "table"}, (9, 7)),
+    "sparse_per_layer": Case("SparseLUT", {**TABLES, "n_targets": 6, "targets_per": "layer"}, (9, 7)),
+    "attention_without_positions": Case("LUTAttention", {**TABLES, "window": 4}, (2, 9, 7)),
+    "attention": Case("LUTAttention", {**TABLES, **POSITIONS}, (2, 9, 7)),
+    "attention_own_positions": Case(
+        "LUTAttention", {**TABLES, **POSITIONS, "shared_positions": False, "window": 5}, (9, 7)
+    ),
+    "pair_without_positions": Case("LUTPairAttention", {**TABLES, "n_positions": 8}, (2, 9, 7)),
+    "pair": Case("LUTPairAttention", {**TABLES, **POSITIONS, "shared_positions": False}, (2, 9, 7)),
+    "pair_interleaved": Case(
+        "LUTPairAttention", {**TABLES, "n_positions": 8, "n_position_bits": 7, "interleave": True}, (2, 9, 7)
+    ),
+}
+ATTENTION = [name for name, case in CASES.items() if "Attention" in case.layer]
+
+
+def variables_of(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> dict[str, jax.Array]:
+    """Variables with tables on a coarse grid: sums are exact, so their order cannot show."""
+    key = jax.random.key(seed)
+    arrays = {}
+    for v in case.spec.variables():
+        key, draw = jax.random.split(key)
+        if v.name == "weights":
+            arrays[v.name] = (jax.random.randint(draw, v.shape, -32, 32) / 16).astype(dtype)
+        else:
+            array = v.init(draw)
+            arrays[v.name] = array.astype(dtype) if v.kind == "params" else array
+    return arrays
+
+
+def inputs_of(case: Case, dtype: Any = jnp.float32, seed: int = 1) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), case.shape, dtype)
+
+
+def by_kind(case: Case, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    kinds: dict[str, dict[str, Any]] = {}
+    for v in case.spec.variables():
+        kinds.setdefault(v.kind, {})[v.name] = arrays[v.name]
+    return kinds
+
+
+def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    layer = getattr(lutjax_nnx, case.layer)(*case.sizes, **case.options, **options, rngs=nnx.Rngs(0))
+    for name, array in (arrays or {}).items():
+        getattr(layer, name).set_value(array)
+    return layer
+
+
+def function(library: str, case: Case, arrays: Mapping[str, Any]) -> Callable[[Any, Any], jax.Array]:
+    """The layer as a function of what is trained, and of its input."""
+    kinds = by_kind(case, arrays)
+    if library == "nnx":
+        graphdef, _, kept = nnx.split(nnx_layer(case, arrays), nnx.Param, ...)
+
+        def run(params: Any, x: Any) -> jax.Array:
+            state = nnx.State({name: nnx.Param(value) for name, value in params.items()})
+            return nnx.merge(graphdef, state, kept)(x)
+
+    elif library == "linen":
+        layer = getattr(linen, case.layer)(*case.sizes, **case.options)
+
+        def run(params: Any, x: Any) -> jax.Array:
+            return layer.apply({**kinds, "params": params}, x)
+
+    else:
+        f = hk.transform_with_state(
+            lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, name="layer")(x)
+        )
+        state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
+
+        def run(params: Any, x: Any) -> jax.Array:
+            return f.apply({"layer": params}, state, None, x)[0]
+
+    return run
+
+
+BFLOAT16 = ["lut", "sparse_per_row", "attention_without_positions", "attention", "pair"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, "float32") for name in CASES] + [(name, "bfloat16") for name in BFLOAT16]
+)
+def test_libraries_agree(name, dtype):
+    case = CASES[name]
+    arrays, x = variables_of(case, dtype), inputs_of(case, dtype)
+    cotangent = jax.random.normal(jax.random.key(2), (*case.shape[:-1], 6), dtype)
+    layers = {library: function(library, case, arrays) for library in LIBRARIES}
+    layers["spec"] = lambda params, x: case.spec({**arrays, **params}, x)
+
+    @jax.jit
+    def all_of_them(params: Any, x: Any) -> Any:
+        results = {}
+        for library, layer in layers.items():
+            y, back = jax.vjp(layer, params, x)
+            results[library] = {"y": y, "gradients": back(cotangent)}
+        return results
+
+    results = all_of_them(by_kind(case, arrays)["params"], x)
+    want = results.pop("spec")
+    assert (want["y"].dtype, want["y"].shape) == (dtype, cotangent.shape)
+    assert all(np.any(np.asarray(a, np.float32)) for a in jax.tree.leaves(want)), "nothing to compare"
+    for library, got in results.items():
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=f"{library} {jax.tree_util.keystr(path)}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_variables_drawn(name):
+    """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
+    case, x = CASES[name], inputs_of(CASES[name])
+    want = {v.name: (v.kind, v.shape, v.dtype) for v in case.spec.variables()}
+
+    layer = nnx_layer(case)
+    kinds = {"params": nnx.Param, "anchors": lutjax_nnx.Anchors, "targets": lutjax_nnx.Targets}
+    drawn = {
+        n: (kind, a.shape, a.dtype)
+        for kind, variable in kinds.items()
+        for n, a in nnx.to_pure_dict(nnx.state(layer, variable)).items()
+    }
+    assert drawn == want
+
+    variables = getattr(linen, case.layer)(*case.sizes, **case.options).init(jax.random.key(0), x)
+    drawn = {n: (kind, a.shape, a.dtype) for kind, part in variables.items() for n, a in part.items()}
+    assert drawn == want
+
+    f = hk.transform_with_state(lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x))
+    params, state = f.init(jax.random.key(0), x)
+    (params,), (state,) = params.values(), state.values()
+    assert {n: (a.shape, a.dtype) for n, a in {**params, **state}.items()} == {
+        n: v[1:] for n, v in want.items()
+    }
+    assert set(params) == {n for n, v in want.items() if v[0] == "params"}
+
+    for arrays in (nnx.to_pure_dict(nnx.state(layer)), {**params, **state}):
+        assert not np.any(arrays["weights"])
+        case.spec.check(arrays)
+        if "positions" in arrays:
+            assert -1 <= arrays["positions"].min() < 0 < arrays["positions"].max() <= 1
+        if "targets" in arrays:
+            ordered = np.sort(arrays["targets"], -1)
+            assert np.all(ordered[..., 1:] > ordered[..., :-1]), "targets of a row must differ"
+
+
+@nnx.jit
+def run(layer: Any, *inputs: Any, **options: Any) -> jax.Array:
+    return layer(*inputs, **options)
+
+
+def chunks(x: jax.Array, lengths: tuple[int, ...]) -> list[jax.Array]:
+    ends = np.cumsum(lengths)
+    assert ends[-1] == x.shape[-2]
+    return [x[..., end - n : end, :] for end, n in zip(ends, lengths, strict=True)]
+
+
+CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_decoding_equals_full_pass(name):
+    """In chunks of any length, and beyond the capacity."""
+    case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))
+    arrays, x, capacity = variables_of(case), inputs_of(case), case.spec.capacity
+    want = jax.jit(dataclasses.replace(case.spec, window=capacity))(arrays, x)
+    decode = jax.jit(case.spec.decode)
+    for lengths in CHUNKINGS:
+        cache, got = case.spec.empty_cache(x.shape, x.dtype), []
+        for chunk in chunks(x, lengths):
+            y, cache = decode(arrays, cache, chunk)
+            got.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(got, -2), want, err_msg=str(lengths))
+        assert cache["cache_index"] == capacity
+        assert set(cache) == set(case.spec.cache_names)
+
+
+@pytest.mark.parametrize("name", ["attention", "pair"])
+def test_libraries_decode(name):
+    case = CASES[name]
+    arrays, x = variables_of(case), inputs_of(case)
+    kinds, parts = by_kind(case, arrays), chunks(x, (4, 1, 4))
+    want = jax.jit(case.spec)(arrays, x)
+
+    layer = nnx.view(nnx_layer(case, arrays), decode=True, batch_size=2)
+    np.testing.assert_array_equal(jnp.concatenate([run(layer, part) for part in parts], -2), want)
+    assert set(nnx.to_pure_dict(nnx.state(layer, nnx.Cache))) == set(case.spec.cache_names)
+
+    layer = getattr(linen, case.layer)(*case.sizes, **case.options, decode=True)
+    cache, got = layer.init(jax.random.key(0), parts[0])["cache"], []
+    assert cache["cache_index"] == 0
+    apply = jax.jit(functools.partial(layer.apply, mutable=["cache"]))
+    for part in parts:
+        y, new = apply({**kinds, "cache": cache}, part)
+        cache = new["cache"]
+        got.append(y)
+    np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
+
+    f = hk.transform_with_state(
+        lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, decode=True, name="layer")(x)
+    )
+    state, got = f.init(jax.random.key(0), parts[0])[1], []
+    assert state["layer"]["cache_index"] == 0
+    state["layer"]["anchors"] = arrays["anchors"]
+    apply = jax.jit(f.apply)
+    for part in parts:
+        y, state = apply({"layer": kinds["params"]}, state, None, part)
+        got.append(y)
+    np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_keys_from_elsewhere(name):
+    """With its own inputs as keys a layer attends to itself; a chunk sees the keys before it."""
+    case = CASES[name]
+    layer, x = nnx_layer(case, variables_of(case)), inputs_of(case)
+    want = run(layer, x)
+    np.testing.assert_array_equal(run(layer, x, x), want)
+    chunk = run(layer, x[..., 4:, :], x, query_start=4)
+    np.testing.assert_array_equal(chunk, want[..., 4:, :])
+    other = run(layer, x, -x)
+    assert other.shape == want.shape
+    assert np.any(other != want)
+
+
+@pytest.mark.parametrize("name", ["attention", "pair"])
+def test_segments(name):
+    """Two texts in one row are two texts."""
+    case = CASES[name]
+    layer, x = nnx_layer(case, variables_of(case)), inputs_of(case)
+    segments = jnp.asarray([[0] * 4 + [1] * 5] * 2, jnp.int32)
+    want = jnp.concatenate([run(layer, x[:, :4]), run(layer, x[:, 4:])], 1)
+    np.testing.assert_array_equal(run(layer, x, segments=segments), want)
+    np.testing.assert_array_equal(run(layer, x, x, segments=segments, key_segments=segments), want)
+
+
+def test_optimiser_leaves_ids_alone():
+    layer = nnx_layer(CASES["sparse_per_row"])
+    before = nnx.to_pure_dict(nnx.state(layer))
+    optimiser = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+    x = inputs_of(CASES["sparse_per_row"])
+    grads = nnx.jit(nnx.grad(lambda layer, x: jnp.sum(jnp.square(layer(x) - 1))))(layer, x)
+    assert set(grads) == {"weights"}
+    optimiser.update(layer, grads)
+    after = nnx.to_pure_dict(nnx.state(layer))
+    assert np.any(after["weights"] != before["weights"])
+    for name in ("anchors", "targets"):
+        np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_dtype_casts_inputs_and_tables():
+    case = CASES["attention"]
+    layer = nnx_layer(case, variables_of(case), dtype=jnp.bfloat16)
+    y = run(layer, inputs_of(case))
+    assert y.dtype == jnp.bfloat16
+    assert layer.weights.dtype == jnp.float32
+    decoder = nnx.view(layer, decode=True, batch_size=2)
+    np.testing.assert_array_equal(run(decoder, inputs_of(case)), y)
+
+
+def test_implementation_reaches_the_op(monkeypatch):
+    seen = []
+
+    def lut(x, weights, anchors, *, implementation, epsilon):
+        seen.append(implementation)
+        return jnp.zeros((*x.shape[:-1], weights.shape[-1]), weights.dtype)
+
+    monkeypatch.setattr(lutjax, "lut", lut)
+    nnx_layer(CASES["lut"], implementation=("triton", "xla"))(inputs_of(CASES["lut"]))
+    assert seen == [("triton", "xla")]
+
+
+def test_explicit_ids():
+    anchors = np.tile(np.asarray([[0, 1], [2, 3], [4, 5]], np.int32), (5, 1, 1))
+    targets = np.asarray([[[0, 5, -1]]], np.int32)
+    case = Case("SparseLUT", {**TABLES, "anchors": anchors, "targets": targets}, (9, 7))
+    x = inputs_of(case)
+    layer = nnx_layer(case)
+    variables = linen.SparseLUT(7, 6, **case.options).init(jax.random.key(0), x)
+    state = hk.transform_with_state(lambda x: lutjax_haiku.SparseLUT(7, 6, **case.options)(x)).init(
+        jax.random.key(0), x
+    )[1]["sparse_lut"]
+    for got in (layer, variables["anchors"], state):
+        read = got.__getitem__ if isinstance(got, Mapping) else lambda name: getattr(layer, name)[...]
+        np.testing.assert_array_equal(read("anchors"), anchors)
+    np.testing.assert_array_equal(layer.targets[...], targets)
+    np.testing.assert_array_equal(variables["targets"]["targets"], targets)
+    np.testing.assert_array_equal(state["targets"], targets)
+    assert layer.weights.shape == (5, 8, 3)
+
+
+IMPOSSIBLE = {
+    "no detectors": ("LUT", {"n_detectors": 0}, "LUT: n_detectors is 0; it must be at least 1"),
+    "half an anchor": ("LUT", {"n_anchors": -1}, "LUT: n_anchors is -1; it must be at least 0"),
+    "one input": ("LUT", {"in_features": 1}, "LUT: in_features is 1; .* at least 2"),
+    "too many rows": ("LUTAttention", {"n_anchors": 16}, r"LUTAttention: n_anchors is 16, .* 2\*\*32 rows"),
+    "negative dead zone": ("LUT", {"epsilon": -1.0}, "LUT: epsilon is -1.0"),
+    "integer tables": ("LUT", {"param_dtype": jnp.int32}, "LUT: param_dtype is int32; expected one of"),
+    "float64 off": ("LUT", {"param_dtype": "float64"}, "LUT: param_dtype is float64, which .*jax_enable_x64"),
+    "no targets": ("SparseLUT", {}, "SparseLUT: give either n_targets"),
+    "too many targets": (
+        "SparseLUT",
+        {"n_targets": 7},
+        "SparseLUT: n_targets is 7; there are only 6 outputs",
+    ),
+    "unknown lists": (
+        "SparseLUT",
+        {"n_targets": 2, "targets_per": "day"},
+        "targets_per is 'day'; expected one",
+    ),
+    "targets of other rows": (
+        "SparseLUT",
+        {"targets": np.zeros((1, 4, 2), np.int32)},
+        r"SparseLUT: targets has shape \[1, 4, 2\]; expected \[5 or 1, 8 or 1,",
+    ),
+    "target out of range": (
+        "SparseLUT",
+        {"targets": np.full((1, 1, 2), 6, np.int32)},
+        "SparseLUT: targets holds ids from 6 to 6; outputs are 0 to 5",
+    ),
+    "anchors of other sizes": (
+        "LUT",
+        {"anchors": np.asarray([[[0, 1]]])},
+        r"LUT: anchors has shape \[1, 1, 2\]; .* need \[5, 3, 2\]",
+    ),
+    "anchor out of range": (
+        "LUT",
+        {"anchors": np.tile([0, 7], (5, 3, 1))},
+        "LUT: anchors holds ids from 0 to 7; inputs are 0 to 6",
+    ),
+    "anchor with itself": (
+        "LUTPairAttention",
+        {"anchors": np.full((5, 3, 2), 13)},
+        "LUTPairAttention: anchor pair 0 of detector 0 compares input 13 with itself",
+    ),
+    "bits without positions": (
+        "LUTAttention",
+        {"n_position_bits": 2},
+        "n_position_bits is 2 but n_positions is 0",
+    ),
+    "window beyond positions": (
+        "LUTAttention",
+        {**POSITIONS, "window": 9},
+        "LUTAttention: window is 9 but only 8 distances have a position",
+    ),
+    "interleave": (
+        "LUTPairAttention",
+        {**POSITIONS, "interleave": True},
+        "n_position_bits is 2 and in_features is 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_sizes(name):
+    layer, options, message = IMPOSSIBLE[name]
+    options = {"in_features": 7, "out_features": 6, **TABLES, **options}
+    with pytest.raises(ValueError, match=message):
+        getattr(lutjax_nnx, layer)(**options, rngs=nnx.Rngs(0))
+    x = jnp.zeros((2, 3, options["in_features"]))
+    with pytest.raises(ValueError, match=message):
+        getattr(linen, layer)(**options).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=message):
+        hk.transform_with_state(lambda x: getattr(lutjax_haiku, layer)(**options)(x)).init(
+            jax.random.key(0), x
+        )
+
+
+def test_unknown_option():
+    with pytest.raises(TypeError, match="n_detector'"):
+        lutjax_nnx.LUT(7, 6, **TABLES, n_detector=3, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_wrong_calls():
+    case = CASES["attention"]
+    layer, x = nnx_layer(case), inputs_of(case)
+    with pytest.raises(
+        ValueError, match=r"LUTAttention: x has shape \[2, 9, 6\]; expected \[..., length, 7\]"
+    ):
+        layer(x[..., :6])
+    with pytest.raises(ValueError, match=r"keys has shape \[2, 9, 6\]"):
+        layer(x, x[..., :6])
+    with pytest.raises(ValueError, match="query_start is given but keys is not"):
+        layer(x, query_start=3)
+    with pytest.raises(ValueError, match="no cache to decode with; call init_cache"):
+        layer(x, decode=True)
+    layer.init_cache(x.shape)
+    with pytest.raises(ValueError, match="segments cannot be given when decoding"):
+        layer(x, segments=jnp.zeros((2, 9), jnp.int32), decode=True)
+    with pytest.raises(ValueError, match=r"cached_key_index is int32\[2, 8, 5\]; .* int32\[1, 8, 5\]"):
+        layer(x[:1], decode=True)
+    with pytest.raises(ValueError, match="decoding must know how far back a query looks"):
+        lutjax_nnx.LUTAttention(7, 6, **TABLES, rngs=nnx.Rngs(0)).init_cache(x.shape)
+
+
+def test_check_after_reading():
+    """Ids that came with a checkpoint are checked when asked for."""
+    case = CASES["sparse_per_row"]
+    arrays = variables_of(case)
+    model = nnx.List([nnx_layer(case, arrays), nnx_layer(case, arrays)])
+    lutjax_nnx.check(model)
+    wrong = {**arrays, "targets": arrays["targets"] + 1}
+    model[1].targets.set_value(wrong["targets"])
+    with pytest.raises(ValueError, match="SparseLUT: targets holds ids"):
+        lutjax_nnx.check(model)
+    layer = linen.SparseLUT(*case.sizes, **case.options)
+    layer.check(by_kind(case, arrays))
+    with pytest.raises(ValueError, match="SparseLUT: targets holds ids"):
+        layer.check(by_kind(case, wrong))
+    f = hk.transform_with_state(
+        lambda: lutjax_haiku.SparseLUT(*case.sizes, **case.options, name="layer").check()
+    )
+    f.apply({"layer": arrays}, {"layer": arrays}, None)
+    with pytest.raises(ValueError, match="SparseLUT: targets holds ids"):
+        f.apply({"layer": arrays}, {"layer": wrong}, None)
+
+
+@pytest.mark.parametrize("layer", ["LUT", "SparseLUT", "LUTAttention", "LUTPairAttention"])
+def test_linen_has_the_options_of_the_spec(layer):
+    def options(cls: type) -> dict[str, Any]:
+        return {f.name: f.default for f in dataclasses.fields(cls)}
+
+    own = {"anchors", "targets", "targets_shape", "decode", "parent", "name"}
+    spec, fields = options(getattr(_spec, f"{layer}Spec")), options(getattr(linen, layer))
+    assert {n: d for n, d in fields.items() if n not in own} == {
+        n: d for n, d in spec.items() if n not in own
+    }
+    assert issubclass(getattr(linen, layer), flax.linen.Module)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_examples(library):
+    module = importlib.import_module(f"lutjax.layers.{library}")
+    failed, tried = doctest.testmod(module)
+    assert tried
+    assert not failed
+
+
+def test_libraries_are_not_imported_unasked():
+    code = "import lutjax.layers, lutjax.models, sys; assert not {'flax', 'haiku'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,392 @@
+"""What the ops promise beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lutjax
+from lutjax import testing
+
+ANCHORS = jnp.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]])
+X = jnp.array([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
+
+
+def detection(*shape, bits=2):
+    return lutjax.detect_signs(jnp.ones((*shape, bits)))
+
+
+BAD = {
+    "rank of weights": (
+        lambda: lutjax.lookup(jnp.ones((4, 3)), detection(2, 5)),
+        ValueError,
+        r"lookup: weights is float32\[4, 3\]; expected shape \[detectors, rows, outputs\]",
+    ),
+    "rows that do not fit the bits": (
+        lambda: lutjax.lookup(jnp.ones((5, 8, 3)), detection(2, 5)),
+        ValueError,
+        r"lookup: weights is float32\[5, 8, 3\]; detection has 2 bits, so each table must have 2\*\*2 = 4 rows",
+    ),
+    "detectors": (
+        lambda: lutjax.lookup(jnp.ones((6, 4, 3)), detection(2, 5)),
+        ValueError,
+        r"its first axis must be the 5 detectors of detection",
+    ),
+    "dtype of weights": (
+        lambda: lutjax.lookup(jnp.ones((5, 4, 3), jnp.int32), detection(2, 5)),
+        TypeError,
+        r"lookup: weights is int32\[5, 4, 3\]; its dtype must be one of float32, bfloat16, float16, float64",
+    ),
+    "not a detection": (
+        lambda: lutjax.lookup(jnp.ones((5, 4, 3)), jnp.ones((2, 5))),
+        TypeError,
+        r"lookup: detection is float32\[2, 5\]; expected a lutjax.Detection",
+    ),
+    "a list": (
+        lambda: lutjax.detect([1.0, 2.0], ANCHORS),
+        TypeError,
+        r"detect: x is list .*expected a JAX or numpy",
+    ),
+    "float anchors": (
+        lambda: lutjax.detect(X, ANCHORS.astype(jnp.float32)),
+        TypeError,
+        r"detect: anchors is float32\[2, 2, 2\]; its dtype must be int32",
+    ),
+    "triples of anchors": (
+        lambda: lutjax.detect(X, jnp.zeros((2, 2, 3), jnp.int32)),
+        ValueError,
+        r"its last axis must be the two inputs of a pair",
+    ),
+    "no inputs": (
+        lambda: lutjax.detect(jnp.ones((2, 0)), ANCHORS),
+        ValueError,
+        r"detectors need at least 2 inputs",
+    ),
+    "epsilon": (lambda: lutjax.detect(X, ANCHORS, epsilon=-1.0), ValueError, r"epsilon is float -1.0"),
+    "parts of a detection": (
+        lambda: lutjax.lookup(
+            jnp.ones((5, 4, 3)),
+            lutjax.Detection(jnp.zeros((2, 5), int), jnp.zeros((1, 5), int), jnp.ones((2, 5)), 2),
+        ),
+        ValueError,
+        r"the three must have one shape",
+    ),
+    "targets": (
+        lambda: lutjax.sparse_lookup(jnp.ones((5, 4, 3)), detection(2, 5), jnp.zeros((5, 4, 2), int), 7),
+        ValueError,
+        r"sparse_lookup: targets is int32\[5, 4, 2\]; expected \[5 or 1, 4 or 1, 3\]",
+    ),
+    "outputs": (
+        lambda: lutjax.sparse_lookup(jnp.ones((5, 4, 3)), detection(2, 5), jnp.zeros((5, 4, 3), int), -7),
+        ValueError,
+        r"n_outputs is int -7; it must not be negative",
+    ),
+    "longer than the positions": (
+        lambda: lutjax.lut_attention(jnp.ones((2, 9, 3)), jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((7, 2, 2))),
+        ValueError,
+        r"position is a Detection of shape \[7, 2\] and 2 bits; it holds 7 distances, and these lengths have 8",
+    ),
+    "no positions at all": (
+        lambda: lutjax.lut_attention(jnp.ones((2, 2, 3)), jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((0, 2, 2))),
+        ValueError,
+        r"it holds 0 distances, and these lengths have 1",
+    ),
+    "width of positions": (
+        lambda: lutjax.lut_attention(jnp.ones((2, 9, 3)), jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((8, 3, 2))),
+        ValueError,
+        r"positions is float32\[8, 3, 2\]; its second axis must be the 2 detectors, or 1",
+    ),
+    "one of two segments": (
+        lambda: lutjax.lookup_attention(
+            jnp.ones((5, 16, 3)),
+            detection(2, 4, 5),
+            detection(2, 4, 5),
+            query_segments=jnp.zeros((2, 4), int),
+        ),
+        ValueError,
+        r"query_segments and key_segments go together",
+    ),
+    "segments of another length": (
+        lambda: lutjax.lut_attention(
+            jnp.ones((2, 3, 3)), jnp.ones((2, 16, 4)), ANCHORS, segments=jnp.zeros((2, 4), int)
+        ),
+        ValueError,
+        r"query_segments is int32\[2, 4\]; expected \[2, 3\]",
+    ),
+    "keys of another batch": (
+        lambda: lutjax.lookup_attention(jnp.ones((5, 16, 3)), detection(2, 4, 5), detection(3, 4, 5)),
+        ValueError,
+        r"key is a Detection of shape \[3, 4, 5\] and 2 bits; expected shape \[2, keys, 5\]",
+    ),
+    "window": (
+        lambda: lutjax.lut_attention(jnp.ones((2, 3, 3)), jnp.ones((2, 16, 4)), ANCHORS, window=-1),
+        ValueError,
+        r"window is int -1; it must not be negative",
+    ),
+    "fractional window": (
+        lambda: lutjax.lut_attention(jnp.ones((2, 3, 3)), jnp.ones((2, 16, 4)), ANCHORS, window=1.5),
+        TypeError,
+        r"window is float 1.5; expected None or a Python int",
+    ),
+    "start": (
+        lambda: lutjax.lookup_attention(
+            jnp.ones((5, 16, 3)), detection(2, 4, 5), detection(2, 4, 5), query_start=0.5
+        ),
+        TypeError,
+        r"query_start is float 0.5; expected an integer",
+    ),
+    "interleaved without positions": (
+        lambda: lutjax.lut_pair_attention(jnp.ones((2, 3, 3)), jnp.ones((2, 4, 4)), ANCHORS, interleave=True),
+        ValueError,
+        r"interleave=True needs as many position bits as inputs, 3",
+    ),
+    "too many bits": (
+        lambda: lutjax.detect(X, jnp.zeros((1, 31, 2), jnp.int32)),
+        ValueError,
+        r"a detector has at most 30 pairs",
+    ),
+    "sample_anchors, one input": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 1, 2, 3),
+        ValueError,
+        r"n_inputs is 1; every detector compares two different inputs",
+    ),
+    "sample_anchors, one candidate": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 9, 2, 3, candidates=np.array([[1, 2], [3, -1]])),
+        ValueError,
+        r"detector 1 has 1 candidate inputs",
+    ),
+    "sample_anchors, unknown candidate": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 9, 2, 3, candidates=np.array([[1, 9]])),
+        ValueError,
+        r"inputs are 0 to 8",
+    ),
+    "scale_gradient of ints": (
+        lambda: lutjax.scale_gradient(jnp.ones(3, int), 2.0),
+        TypeError,
+        r"x is int32\[3\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.usefixtures("without_typechecking")
+def test_bad_input(name):
+    call, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        call()
+    with pytest.raises(error, match=message):  # also while tracing
+        jax.jit(call)() if "sample" not in name else call()
+
+
+def test_the_type_checker_sees_shapes():
+    import jaxtyping
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        lutjax.detect(X, jnp.zeros((2, 2, 2, 2), jnp.int32))
+
+
+def test_nan_gives_bit_zero_and_a_nan_margin():
+    d = lutjax.detect(
+        jnp.array([jnp.nan, 1.0, 0.5]), jnp.array([[[1, 2], [0, 1], [1, 0]], [[1, 2], [2, 1], [1, 2]]])
+    )
+    np.testing.assert_array_equal(d.index, [1, 5])
+    np.testing.assert_array_equal(d.flip, [2, 1])
+    np.testing.assert_array_equal(jnp.isnan(d.margin), [True, False])
+
+
+@pytest.mark.parametrize("op", ["lut", "lut_attention", "lut_pair_attention"])
+def test_nan_reaches_the_gradient_and_nothing_else(op):
+    """Only the two inputs that the NaN was compared with, and the same values as the reference."""
+    key = jax.random.key(1)
+    n = 12 if op == "lut_pair_attention" else 6
+    x = jax.random.normal(key, (2, 5, 6)).at[1, 2, 3].set(jnp.nan)
+    anchors = lutjax.sample_anchors(key, n, 4, 3)
+    rows = 2**6 if op == "lut_attention" else 2**3
+    weights = jax.random.normal(key, (4, rows, 3))
+
+    def value_and_gradient(module):
+        return jax.value_and_grad(lambda x: getattr(module, op)(x, weights, anchors).sum())(x)
+
+    (y, dx), (expected_y, expected_dx) = map(value_and_gradient, (lutjax, lutjax.reference))
+    testing.assert_close("y", y, expected_y)
+    assert np.isfinite(y)
+    testing.assert_close("dx", dx, expected_dx)
+    assert np.isnan(dx).any()
+    assert np.isfinite(dx[0]).all()
+
+
+def test_zero_and_negative_zero_are_ties():
+    d = lutjax.detect_signs(jnp.array([0.0, -0.0, 0.0]))
+    assert (int(d.index), int(d.flip), float(d.margin)) == (0, 1, 0.0)
+    # s(0) = -1: a margin of zero still has a slope.
+    slope = jax.grad(lambda m: lutjax.lookup(jnp.array([[[0.0], [1.0]]]), lutjax.Detection(*_bits(m), 1))[0])(
+        0.0
+    )
+    assert float(slope) == 0.5
+
+
+def _bits(margin):
+    return jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32), jnp.reshape(margin, 1)
+
+
+def test_dead_zone():
+    x = jnp.array([0.5, 0.4, 2.0])
+    near, far = (lutjax.detect(x, jnp.array([[[0, 1], [2, 0]]]), epsilon=e) for e in (0.2, 0.0))
+    assert (int(near.index[0]), int(far.index[0])) == (2, 3)
+    np.testing.assert_array_equal(near.margin, far.margin)
+    np.testing.assert_array_equal(near.flip, far.flip)
+
+
+@pytest.mark.parametrize("op", ["detect", "detect_signs"])
+def test_dead_zone_equals_the_reference(op):
+    case = testing.case(op, "primes")
+    arguments = {**case.differentiable, **case.fixed}.values()
+    for epsilon in (0.3, 2.0):
+        a, e = (getattr(m, op)(*arguments, epsilon=epsilon) for m in (lutjax, lutjax.reference))
+        jax.tree.map(np.testing.assert_array_equal, a, e)
+
+
+def test_ids_out_of_range_are_clamped_when_traced():
+    weights = jnp.arange(8.0).reshape(1, 4, 2)
+    d = lutjax.Detection(jnp.array([99]), jnp.array([1 << 20]), jnp.array([0.5]), 2)
+    np.testing.assert_array_equal(lutjax.lookup(weights, d), weights[0, 3])
+    np.testing.assert_array_equal(jax.grad(lambda w: lutjax.lookup(w, d).sum())(weights)[0, 3], [1, 1])
+    far = lutjax.detect(X, ANCHORS.at[0, 0].set(jnp.array([99, -5])))
+    np.testing.assert_array_equal(
+        far.margin, lutjax.detect(X, ANCHORS.at[0, 0].set(jnp.array([2, 0]))).margin
+    )
+    y = lutjax.sparse_lookup(weights, d, jnp.array([[[99, -5]]]), 3)
+    np.testing.assert_array_equal(y, [0, 0, 6])
+
+
+def test_any_leading_axes():
+    weights = jax.random.normal(jax.random.key(0), (2, 4, 3))
+    x = jax.random.normal(jax.random.key(1), (2, 1, 5, 3))
+    y = lutjax.lut(x, weights, ANCHORS)
+    assert y.shape == (2, 1, 5, 3)
+    np.testing.assert_array_equal(y.reshape(10, 3), lutjax.lut(x.reshape(10, 3), weights, ANCHORS))
+    np.testing.assert_array_equal(y[1, 0, 2], lutjax.lut(x[1, 0, 2], weights, ANCHORS))
+    assert lutjax.lut(x[:0], weights, ANCHORS).shape == (0, 1, 5, 3)
+
+
+def test_numpy_arguments_and_their_gradients():
+    weights = np.ones((2, 4, 3), np.float32)
+    y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, np.asarray(ANCHORS)), np.asarray(X), weights)
+    dx, dw = pullback(jnp.ones_like(y))
+    assert dx.shape == X.shape
+    assert float(dw.sum()) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_sequences_without_pairs(length):
+    x = jnp.ones((2, length, 3))
+    for y in (
+        lutjax.lut_attention(x, jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((0, 2, 2))),
+        lutjax.lut_pair_attention(x, jnp.ones((2, 4, 4)), ANCHORS, jnp.ones((0, 2, 2))),
+    ):
+        np.testing.assert_array_equal(y, np.zeros((2, length, 4)))
+
+
+def test_traced_starts_equal_known_ones():
+    q, k = detection(2, 4, 5), detection(2, 7, 5)
+    weights, e = jnp.arange(5 * 64 * 2, dtype=jnp.float32).reshape(5, 64, 2), detection(6, 5)
+    known = lutjax.lookup_attention(weights, q, k, e, query_start=3, window=5)
+    traced = jax.jit(lambda s: lutjax.lookup_attention(weights, q, k, e, query_start=s, window=5))(3)
+    np.testing.assert_array_equal(known, traced)
+    mapped = jax.vmap(lambda s: lutjax.lookup_attention(weights, q, k, e, query_start=s, window=5))(
+        jnp.arange(9)
+    )
+    for s in range(9):
+        expected = lutjax.reference.lookup_attention(weights, q, k, e, query_start=s, window=5)
+        np.testing.assert_array_equal(mapped[s], expected)
+
+
+def test_distances_beyond_the_positions_are_clamped_where_they_are_not_known():
+    q, k, e = detection(1, 5), detection(8, 5), detection(3, 5, bits=1)
+    weights = jnp.arange(5 * 32 * 2, dtype=jnp.float32).reshape(5, 32, 2)
+    expected = lutjax.reference.lookup_attention(weights, q, k, e, query_start=8)
+    actual = jax.jit(lambda s: lutjax.lookup_attention(weights, q, k, e, query_start=s))(8)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_an_unused_gradient_is_never_computed():
+    """A frozen table costs no scatter, a frozen input no product."""
+    weights, d = jnp.ones((5, 4, 3)), detection(2, 5)
+
+    def compiled(argument):
+        def loss(w, m):
+            return lutjax.lookup(w, lutjax.Detection(d.index, d.flip, m, d.bits)).sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss, argument))(weights, d.margin))
+
+    assert "scatter" in compiled(0)
+    assert "scatter" not in compiled(1)
+    assert "mul" in compiled(1)
+    assert " mul " not in compiled(0)
+
+
+def test_nothing_of_the_size_of_all_pairs_or_rows_is_kept():
+    """Between forward and backward: what came in, and detections."""
+    batch, length, n_inputs, n_detectors = 2, 64, 8, 4
+    x = jnp.ones((batch, length, n_inputs))
+    anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs, n_detectors, 3)
+    weights, positions = jnp.ones((n_detectors, 2**8, 5)), jnp.ones((length - 1, n_detectors, 2))
+    pair_anchors = lutjax.sample_anchors(jax.random.key(0), 2 * n_inputs + 2, n_detectors, 3)
+    for f, arguments in (
+        (lambda x, w: lutjax.lut(x, w, anchors), (x, jnp.ones((n_detectors, 2**3, 5)))),
+        (lambda x, w, p: lutjax.lut_attention(x, w, anchors, p), (x, weights, positions)),
+        (lambda x, w, p: lutjax.lut_pair_attention(x, w, pair_anchors, p), (x, weights[:, :8], positions)),
+    ):
+        _, pullback = jax.vjp(f, *arguments)
+        given = {id(a) for a in arguments}
+        kept = [a.size for a in jax.tree.leaves(pullback) if id(a) not in given and a.shape != weights.shape]
+        assert max(kept) <= batch * length * max(n_detectors, n_inputs), kept
+
+
+def test_memory_of_attention_grows_with_the_length_not_its_square():
+    """XLA's own figure for temporaries of forward and backward."""
+
+    def temporaries(length):
+        x = jax.ShapeDtypeStruct((1, length, 8), jnp.float32)
+        anchors = jax.ShapeDtypeStruct((4, 2, 2), jnp.int32)
+        weights = jax.ShapeDtypeStruct((4, 2**6, 8), jnp.float32)
+        positions = jax.ShapeDtypeStruct((length - 1, 4, 2), jnp.float32)
+
+        def loss(x, weights, positions, anchors):
+            return lutjax.lut_attention(x, weights, anchors, positions).sum()
+
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, weights, positions, anchors).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporaries(2048) < 3 * temporaries(1024)
+
+
+def test_scale_gradient():
+    x = jnp.array([1.0, -2.0])
+    np.testing.assert_array_equal(lutjax.scale_gradient(x, 0.25), x)
+    np.testing.assert_array_equal(jax.grad(lambda x: (lutjax.scale_gradient(x, 0.25) * x).sum())(x), 1.25 * x)
+    _, tangent = jax.jvp(lambda x: lutjax.scale_gradient(x, jnp.float32(0.25)), (x,), (x,))
+    np.testing.assert_array_equal(tangent, 0.25 * x)
+
+
+def test_sample_anchors():
+    pairs = lutjax.sample_anchors(jax.random.key(0), 3, 2000, 3)
+    assert pairs.shape == (2000, 3, 2)
+    counts = np.zeros((3, 3))
+    np.add.at(counts, tuple(np.asarray(pairs).reshape(-1, 2).T), 1)
+    assert not counts.diagonal().any()
+    assert abs(counts[counts > 0] / 1000 - 1).max() < 0.15  # uniform over the 6 ordered pairs
+    candidates = np.array([[0, -1, 5], [7, 8, 9]])
+    drawn = np.asarray(lutjax.sample_anchors(jax.random.key(1), 10, 2, 50, candidates=candidates))
+    assert set(drawn[0].ravel()) == {0, 5}
+    assert set(drawn[1].ravel()) == {7, 8, 9}
+    shared = np.asarray(lutjax.sample_anchors(jax.random.key(1), 10, 2, 50, candidates=candidates[1:]))
+    assert set(shared[0].ravel()) == {7, 8, 9}
+
+
+def test_reference_has_forward_mode():
+    weights = jax.random.normal(jax.random.key(0), (2, 4, 3))
+    _, tangent = jax.jvp(lambda x: lutjax.reference.lut(x, weights, ANCHORS), (X,), (jnp.ones_like(X),))
+    _, pullback = jax.vjp(lambda x: lutjax.reference.lut(x, weights, ANCHORS), X)
+    np.testing.assert_allclose(tangent.sum(), pullback(jnp.ones_like(tangent))[0].sum(), atol=1e-6)
+    jax.hessian(lambda x: lutjax.reference.lut(x, weights, ANCHORS).sum())(X)

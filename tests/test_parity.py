@@ -1,0 +1,68 @@
+"""Every (op, implementation) against the reference: each output and each cotangent by its name."""
+
+import jax
+import pytest
+
+import lutjax
+from lutjax import testing
+
+# A size that can be split in two along the batch and the detectors.
+SPLIT = {
+    "detect": ("primes", {"batch": 6, "detectors": 4}),
+    "detect_signs": ("primes", {"batch": 6}),
+    "lookup": ("primes", {"batch": 6, "detectors": 4}),
+    "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
+    "lookup_attention": ("segments", {"batch": 4, "queries": 5, "detectors": 4}),
+    "lut_pair_attention": ("primes", {"batch": 4, "queries": 5, "detectors": 4}),
+}
+
+# Sizes at which every dtype is tried.
+TYPED = {
+    "detect": ("primes", "ties"),
+    "detect_signs": ("primes", "ties"),
+    "lookup": ("primes", "repeats"),
+    "sparse_lookup": ("primes", "one_list"),
+    "lookup_attention": ("ties", "tiles"),
+    "lut_pair_attention": ("ties", "tiles"),
+}
+
+
+def implementations(op: str) -> list[str]:
+    """Those that can run on the device of this machine."""
+    case = testing.case(op, "one")
+    arguments = [*case.differentiable.values()]
+    return [
+        c.spec.platform.value
+        for c in lutjax.kernel_registry.consider(op, *arguments)
+        if c.spec.backend in (lutjax.Backend.ANY, jax.default_backend())
+    ]
+
+
+IMPLEMENTED = [(op, i) for op in testing.OPS for i in implementations(op)]
+
+
+def test_every_op_has_an_implementation_here():
+    assert {op for op, _ in IMPLEMENTED} == set(lutjax.kernel_registry.ops()) == set(testing.OPS)
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "shape"), [(o, i, s) for o, i in IMPLEMENTED for s in testing.shapes(o)]
+)
+def test_shapes(op, implementation, shape):
+    testing.check(testing.case(op, shape), implementation, transformation="jit")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(
+    ("op", "implementation", "shape"), [(o, i, s) for o, i in IMPLEMENTED for s in TYPED[o]]
+)
+def test_dtypes(op, implementation, shape, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        testing.check(testing.case(op, shape, dtype), implementation, transformation="jit")
+
+
+@pytest.mark.parametrize("transformation", testing.TRANSFORMATIONS)
+@pytest.mark.parametrize(("op", "implementation"), IMPLEMENTED)
+def test_transformations(op, implementation, transformation):
+    shape, sizes = SPLIT[op]
+    testing.check(testing.case(op, shape, **sizes), implementation, transformation=transformation)

@@ -1,0 +1,197 @@
+"""Which implementation runs: choice, reasons, errors, and nothing imported before it is chosen."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lutjax
+from lutjax.kernels.registry import Call, Device, KernelRegistry
+
+CPU = Device(lutjax.Backend.CPU, "cpu")
+GPU = Device(lutjax.Backend.GPU, "NVIDIA H200")
+
+
+@pytest.fixture
+def detection():
+    return lutjax.detect_signs(jnp.ones((3, 5, 2)))
+
+
+@pytest.fixture
+def weights():
+    return jnp.arange(5 * 4 * 2, dtype=jnp.float32).reshape(5, 4, 2)
+
+
+@pytest.fixture
+def registered():
+    """Registers an implementation for one test."""
+    specs = []
+
+    def register(*args, **kwargs):
+        specs.append(lutjax.kernel_registry.register(*args, **kwargs))
+        return specs[-1]
+
+    yield register
+    for spec in specs:
+        lutjax.kernel_registry.unregister(spec.op, spec.platform, spec.backend)
+
+
+def test_every_op_is_registered_for_xla():
+    for op in lutjax.kernel_registry.ops():
+        spec = lutjax.kernel_registry.get(op, platform="xla", backend="any")
+        assert spec.target == f"lutjax.kernels._xla.{op}"
+
+
+def test_a_second_registration_raises():
+    with pytest.raises(ValueError, match=r"'lookup' already has the implementation xla/any"):
+        lutjax.kernel_registry.register("lookup", "xla", "any", "somewhere")
+
+
+def test_get_lists_what_there_is():
+    with pytest.raises(KeyError, match=r"no implementation for triton/gpu; it has: xla/any"):
+        lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu")
+
+
+def test_unknown_names(weights, detection):
+    with pytest.raises(
+        ValueError, match=r"unknown implementation 'cuda'; the implementations are xla, pallas, triton"
+    ):
+        lutjax.lookup(weights, detection, implementation="cuda")
+    with pytest.raises(ValueError, match=r"unknown op 'lut'; the ops are detect, detect_signs"):
+        lutjax.kernel_registry.resolve("lut", weights)
+    with pytest.raises(ValueError, match=r"unknown op 'look'"), lutjax.use_implementation({"look": "xla"}):
+        pass
+    with pytest.raises(ValueError, match=r"unknown implementation 'fast'"), lutjax.use_implementation("fast"):
+        pass
+
+
+def test_highest_priority_that_fits_is_chosen(weights, detection, registered):
+    registered("lookup", "triton", "gpu", "nowhere.at.all")
+    registered("lookup", "pallas", "any", "nowhere.either", unsupported=lambda call: "only tables of 8 rows")
+    resolve = lutjax.kernel_registry.resolve
+    assert resolve("lookup", weights, detection).platform == "xla"
+    assert resolve("lookup", weights, detection, device=GPU).platform == "triton"
+    assert (
+        resolve("lookup", weights, detection, device=GPU, implementation=("pallas", "xla")).platform == "xla"
+    )
+
+
+def test_a_single_name_never_falls_back(weights, detection, registered):
+    registered("lookup", "triton", "gpu", "nowhere.at.all", requires=("no_such_package",))
+    with pytest.raises(lutjax.NoImplementationError) as error:
+        lutjax.lookup(weights, detection, implementation="triton")
+    message = str(error.value)
+    assert "no implementation that was asked for (triton) supports this forward call on cpu (cpu)" in message
+    assert "triton/gpu (nowhere.at.all): runs on gpu, the call runs on cpu (cpu)" in message
+    assert "xla/any (lutjax.kernels._xla.lookup): not asked for (implementation=triton)" in message
+    with pytest.raises(lutjax.NoImplementationError, match="needs no_such_package, not installed"):
+        lutjax.kernel_registry.resolve("lookup", weights, detection, device=GPU, implementation="triton")
+
+
+def test_unsupported_sees_the_call(weights, detection, registered):
+    seen: list[Call] = []
+    registered("lookup", "pallas", "cpu", "nowhere", unsupported=lambda call: seen.append(call) or "no")
+    lutjax.lookup(weights, detection)
+    (call,) = seen
+    assert (call.op, call.direction, call.device) == ("lookup", "forward", CPU)
+    assert call.arguments[0] == jax.ShapeDtypeStruct((5, 4, 2), jnp.float32)
+    assert call.arguments[1].index.shape == (3, 5)
+
+
+def test_forward_and_backward_are_chosen_separately(weights, detection, registered):
+    registered("lookup", "pallas", "cpu", "lutjax.kernels._xla.lookup", directions=("forward",))
+    text = lutjax.explain("lookup", weights, detection)
+    forward, backward = text.split("  backward\n")
+    assert "pallas/cpu (lutjax.kernels._xla.lookup): chosen" in forward
+    assert "pallas/cpu (lutjax.kernels._xla.lookup): has no backward" in backward
+    assert "xla/any (lutjax.kernels._xla.lookup): chosen" in backward
+    gradient = jax.grad(lambda w: lutjax.lookup(w, detection).sum())(weights)
+    np.testing.assert_array_equal(
+        gradient, jax.grad(lambda w: lutjax.reference.lookup(w, detection).sum())(weights)
+    )
+    with pytest.raises(lutjax.NoImplementationError, match="has no backward"):
+        jax.grad(lambda w: lutjax.lookup(w, detection, implementation="pallas").sum())(weights)
+
+
+def test_context_reaches_functions_that_jit_holds(weights, detection, registered):
+    registered("lookup", "triton", "gpu", "nowhere")
+    f = jax.jit(lambda w: lutjax.lookup(w, detection))
+    f(weights)
+    with lutjax.use_implementation("triton"), pytest.raises(lutjax.NoImplementationError):
+        f(weights)
+    with lutjax.use_implementation({"sparse_lookup": "triton"}):
+        f(weights)
+    with lutjax.use_implementation("triton"), lutjax.use_implementation({"lookup": "xla"}):
+        f(weights)
+        with pytest.raises(lutjax.NoImplementationError):
+            lutjax.detect_signs(jnp.ones(2))
+    with lutjax.use_implementation("triton"):
+        lutjax.lookup(weights, detection, implementation="xla")
+    f(weights)
+
+
+def test_the_device_of_the_arrays_decides(weights, detection):
+    assert "on cpu (cpu)" in lutjax.explain("lookup", weights, detection)
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice("NVIDIA H200", None, "gpu")
+    )
+    structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (weights, detection))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert "on gpu (NVIDIA H200)" in lutjax.explain("lookup", *structs)
+
+
+def test_several_backends_in_one_process(weights, detection, registered, monkeypatch):
+    """Traced where CPU and GPU are both there, each gets its own implementation when it is lowered."""
+    registered("lookup", "triton", "gpu", "tests_marked_kernel")
+    import types
+
+    marked = types.ModuleType("tests_marked_kernel")
+    marked.forward = lambda weights, d, *, device: jnp.full((d.shape[0], weights.shape[2]), 42.0)
+    monkeypatch.setitem(sys.modules, "tests_marked_kernel", marked)
+    monkeypatch.setattr("lutjax.kernels.registry._default_devices", lambda: (GPU, CPU))
+
+    exported = jax.export.export(jax.jit(lutjax.lookup), platforms=["cpu", "cuda"])(weights, detection)
+    assert "42" in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(weights, detection), lutjax.lookup(weights, detection))
+
+
+def test_a_registry_of_ones_own():
+    registry = KernelRegistry()
+    assert registry.ops() == ()
+    registry.register("double", "xla", "any", "my_kernels.double")
+    assert [spec.target for spec in registry.candidates("double")] == ["my_kernels.double"]
+    registry.unregister("double", "xla", "any")
+    assert registry.ops() == ()
+
+
+def test_implementations_agree_on_their_arguments():
+    """Every implementation of an op has the same functions with the same arguments."""
+    import inspect
+
+    for op in lutjax.kernel_registry.ops():
+        for direction in ("forward", "backward"):
+            signatures = {
+                tuple(inspect.signature(spec.load(direction)).parameters)
+                for spec in lutjax.kernel_registry.candidates(op)
+                if direction in spec.directions
+            }
+            assert len(signatures) == 1, (op, direction, signatures)
+
+
+def test_import_is_light():
+    """Nothing of what an extra brings, no configuration, no environment variable."""
+    code = """
+import os, sys
+import jax
+environment, config, modules = dict(os.environ), dict(jax.config.values), set(sys.modules)
+import lutjax
+heavy = {"flax", "haiku", "optax", "orbax", "triton", "jax_triton", "click", "rich", "matplotlib", "beartype",
+         "jax.experimental.pallas", "lutjax.kernels._xla.lookup", "lutjax.layers", "lutjax.models", "lutjax.cli"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert environment == dict(os.environ)
+assert config == dict(jax.config.values)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,103 @@
+"""Checkpoints: whole or refused."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lutjax.training import checkpoints
+from lutjax.training.checkpoints import CheckpointError
+
+TREES = {
+    "model": {"layers": {0: {"weights": jnp.ones((4, 3)), "anchors": jnp.arange(6)}}},
+    "optimizer": (jnp.int32(3), [jnp.zeros((4, 1))]),
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "run" / "checkpoints"
+    checkpoints.save(directory, 5, TREES, {"name": "first"})
+    checkpoints.save(directory, 10, TREES, {"name": "second"})
+    return directory
+
+
+def test_round_trip(directory: Path) -> None:
+    step, meta = checkpoints.read_meta(directory)
+    assert (step, meta) == (10, {"name": "second"})
+    assert checkpoints.read_meta(directory, 5) == (5, {"name": "first"})
+    for name, tree in TREES.items():
+        abstract = jax.eval_shape(lambda tree=tree: tree)
+        restored = checkpoints.restore(directory, step, name, abstract)
+        assert jax.tree.structure(restored) == jax.tree.structure(tree)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), restored, tree))
+
+
+def test_the_last_ones_stay_and_nothing_else(directory: Path) -> None:
+    (directory / ".15.tmp").mkdir()  # of a run that was killed while it wrote
+    checkpoints.save(directory, 20, TREES, {})
+    assert checkpoints.steps(directory) == [10, 20]
+    assert sorted(p.name for p in directory.iterdir()) == ["10", "20"]
+
+
+def test_never_overwritten(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match="never overwritten"):
+        checkpoints.save(directory, 10, TREES, {})
+
+
+@pytest.mark.parametrize("path", ["missing", "."])
+def test_not_a_checkpoint(tmp_path: Path, path: str) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoints.read_meta(tmp_path / path)
+
+
+def test_every_damaged_file_is_noticed(directory: Path) -> None:
+    files = sorted(p for p in (directory / "10").rglob("*") if p.is_file())
+    assert len(files) > 6
+    for path in files:
+        data = path.read_bytes()
+        for broken in (data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1]) if data else b"x"):
+            if broken == data:
+                continue
+            path.write_bytes(broken)
+            with pytest.raises(
+                CheckpointError, match=r"10 is damaged: .* Remove that folder to go on from step 5"
+            ):
+                checkpoints.read_meta(directory)
+        path.unlink()
+        with pytest.raises(CheckpointError, match="is damaged"):
+            checkpoints.read_meta(directory)
+        path.write_bytes(data)
+    assert checkpoints.read_meta(directory)[0] == 10
+
+
+def test_edited_metadata_is_noticed(directory: Path) -> None:
+    path = directory / "10" / "checkpoint.json"
+    content = json.loads(path.read_text())
+    content["meta"]["name"] = "third"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="has changed since it was written"):
+        checkpoints.read_meta(directory)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            {"weights": jnp.ones((4, 2)), "anchors": jnp.arange(6)},
+            r"weights is float32\[4, 3\], not float32\[4, 2\]",
+        ),
+        ({"weights": jnp.ones((4, 3))}, r"anchors is int32\[6\], not missing"),
+    ],
+)
+def test_other_arrays(directory: Path, template: dict, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.restore(directory, 10, "model", {"layers": {0: template}})
+
+
+def test_differences() -> None:
+    assert checkpoints.differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5}) == [
+        "b is 2 in the checkpoint, not 5"
+    ]

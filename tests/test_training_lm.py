@@ -1,0 +1,199 @@
+"""Language-model runs: steps, evaluation, checkpoints."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from lutjax.models import LUTTransformerConfig
+from lutjax.training import checkpoints, loop, runs
+from lutjax.training.lm import Run, State, TrainingConfig
+from lutjax.training.text import bigram_loss, split_text
+
+CONFIG = LUTTransformerConfig(
+    features=8,
+    context=8,
+    n_layers=1,
+    n_heads=1,
+    n_detectors=4,
+    n_anchors=2,
+    n_position_bits=2,
+    ffn_detectors=4,
+    ffn_anchors=3,
+)
+TRAINING = TrainingConfig(steps=12, batch_size=4)
+TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Run(CONFIG, TRAINING, TEXT.train)
+
+
+def equal(a: object, b: object) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
+
+
+def record_of(run: Run) -> runs.Record:
+    return runs.Record(
+        model=run.config,
+        training=run.training,
+        text=runs.TextIdentity(None, TEXT.size, TEXT.digest),
+        bigram=bigram_loss(TEXT.train, TEXT.test),
+        options={},
+        history=runs.History(train=[(4, 5.25)]),
+    )
+
+
+def test_training_lowers_the_loss_and_keeps_frozen_variables(run: Run) -> None:
+    before = run.init()
+    others = jax.tree.map(np.asarray, before.others)
+    loss = run.evaluate(before, TEXT.test)
+    assert loss == pytest.approx(np.log(256))  # tables of zeros: all bytes alike
+    after, _ = loop.run(run.advance, before, first=0, steps=12)
+    assert run.evaluate(after, TEXT.test) < loss - 0.5
+    assert equal(after.others, others)
+
+
+def test_chunks_change_nothing(run: Run) -> None:
+    one, _ = run.advance(run.init(), 0, 12)
+    other = run.init()
+    for first, count in ((0, 5), (5, 1), (6, 6)):
+        other, _ = run.advance(other, first, count)
+    assert equal(one, other)
+
+
+def test_the_seed_decides(run: Run) -> None:
+    other = Run(CONFIG, dataclasses.replace(TRAINING, seed=1), TEXT.train)
+    first, again, different = (float(r.advance(r.init(), 0, 3)[1]) for r in (run, run, other))
+    assert first == again != different
+
+
+@pytest.mark.slow
+def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate() -> None:
+    states = []
+    for loss, rate in (("mean", 0.5), ("sum", 0.5 / (4 * 8))):
+        training = TrainingConfig(
+            steps=3, batch_size=4, optimizer="sgd", cooldown=0.0, loss=loss, learning_rate=rate
+        )
+        run = Run(CONFIG, training, TEXT.train)
+        state, value = run.advance(run.init(), 0, 3)
+        assert value == pytest.approx(np.log(256), abs=0.2)  # reported as a mean either way
+        states.append(state.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *states)
+
+
+@pytest.mark.parametrize("size", [10, 17, 23])
+def test_evaluation_predicts_every_byte_once(run: Run, size: int) -> None:
+    state, _ = run.advance(run.init(), 0, 12)
+    part = TEXT.test[:size]
+    model = run.structure.model(state.params, state.others)
+    losses, done = [], 0
+    while done < size - 1:
+        start = min(done, size - 1 - 8)
+        window = part[start : start + 9].astype(np.int32)
+        logits = model(jnp.asarray(window[None, :-1]), deterministic=True)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits[0], jnp.asarray(window[1:]))
+        losses += loss[done - start :].tolist()
+        done = start + 8
+    assert len(losses) == size - 1
+    assert run.evaluate(state, part) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_evaluation_of_some_windows(run: Run) -> None:
+    state, _ = run.advance(run.init(), 0, 12)
+    assert run.evaluate(state, TEXT.test, max_windows=10**6) == run.evaluate(state, TEXT.test)
+    assert run.evaluate(state, TEXT.test, max_windows=5) == pytest.approx(
+        run.evaluate(state, TEXT.test), abs=0.5
+    )
+
+
+@pytest.mark.slow
+def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
+    run = Run(dataclasses.replace(CONFIG, batch_norm=True), TRAINING, TEXT.train)
+    before = jax.tree.map(np.asarray, run.init().others)
+    state, _ = run.advance(run.init(), 0, 4)
+    assert not equal(state.others, before)
+    runs.save(tmp_path, 4, state, record_of(run))
+    assert equal(runs.restore(tmp_path, 4, run), state)
+
+
+def test_resumed_run_ends_like_one_that_was_never_stopped(run: Run, tmp_path: Path) -> None:
+    whole, _ = run.advance(run.init(), 0, 12)
+    part, _ = run.advance(run.init(), 0, 5)
+    runs.save(tmp_path, 5, part, record_of(run))
+    step, record = runs.read(tmp_path)
+    assert step == 5
+    assert record == record_of(run)
+    resumed, _ = run.advance(runs.restore(tmp_path, step, run), step, 7)
+    assert equal(whole, resumed)
+
+
+def test_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    state, _ = run.advance(run.init(), 0, 4)
+    runs.save(tmp_path, 4, state, record_of(run))
+    model, record = runs.load_model(tmp_path)
+    assert record.model == CONFIG
+    tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
+    expected = run.structure.model(state.params, state.others)(tokens, deterministic=True)
+    assert (model(tokens, deterministic=True) == expected).all()
+
+
+def test_ids_out_of_range_are_refused(run: Run, tmp_path: Path) -> None:
+    def broken(path: tuple, leaf: jax.Array) -> jax.Array:
+        return leaf + 100 if "anchors" in jax.tree_util.keystr(path) else leaf
+
+    state = run.init()
+    state = state._replace(others=jax.tree_util.tree_map_with_path(broken, state.others))
+    runs.save(tmp_path, 4, state, record_of(run))
+    for read in (lambda: runs.restore(tmp_path, 4, run), lambda: runs.load_model(tmp_path)):
+        with pytest.raises(checkpoints.CheckpointError, match=r"cannot be used: .*inputs are 0 to 7"):
+            read()
+
+
+def test_arrays_of_another_configuration_are_refused(run: Run, tmp_path: Path) -> None:
+    runs.save(tmp_path, 4, run.init(), record_of(run))
+    other = Run(dataclasses.replace(CONFIG, n_detectors=5), TRAINING, TEXT.train)
+    with pytest.raises(checkpoints.CheckpointError, match="does not fit this model"):
+        runs.restore(tmp_path, 4, other)
+
+
+def test_vocabulary_must_be_bytes() -> None:
+    with pytest.raises(ValueError, match="vocab_size is 300"):
+        Run(dataclasses.replace(CONFIG, vocab_size=300), TRAINING, TEXT.train)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("batch_size", -1),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("warmup", -0.1),
+        ("cooldown", 1.5),
+        ("seed", -1),
+        ("optimizer", "lion"),
+        ("schedule", "cosine"),
+        ("loss", "max"),
+    ],
+)
+def test_training_values_out_of_range(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} is "):
+        TrainingConfig(**{field: value})
+
+
+def test_state_is_all_that_training_needs(run: Run) -> None:
+    # also what the checkpoint is read with
+    abstract, state = run.abstract(), run.init()
+    assert isinstance(abstract, State)
+    assert jax.tree.structure(abstract) == jax.tree.structure(state)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), abstract, state))
+    assert run.n_parameters() == sum(
+        p.size for p in jax.tree.leaves(nnx.state(run.structure.model(state.params, state.others), nnx.Param))
+    )

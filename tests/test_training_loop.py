@@ -1,0 +1,112 @@
+"""The loop, its hooks and signals, and the optimisers."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lutjax.training import loop, optimizers
+
+
+def counting_step(state: dict, number: jax.Array, data: jax.Array) -> tuple[dict, jax.Array]:
+    return {"sum": state["sum"] + data[number]}, number.astype(jnp.float32)
+
+
+def new_state() -> dict:
+    return {"sum": jnp.float32(0)}
+
+
+DATA = jnp.arange(100, dtype=jnp.float32)
+
+
+def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
+    calls = []
+    hooks = [
+        loop.Hook(4, lambda n, loss, s: calls.append(("log", n, loss))),
+        loop.Hook(6, lambda n, loss, s: calls.append(("test", n, loss))),
+    ]
+    state, done = loop.run(loop.repeat(counting_step, DATA), new_state(), first=0, steps=9, hooks=hooks)
+    assert done == 9
+    assert state["sum"] == sum(range(9))
+    assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
+
+
+def test_stop_and_go_on() -> None:
+    advance, calls = loop.repeat(counting_step, DATA), []
+    hooks = [loop.Hook(4, lambda n, loss, s: calls.append((n, loss)))]
+    state, done = loop.run(advance, new_state(), first=0, steps=9, hooks=hooks, stopped=lambda: bool(calls))
+    assert done == 4
+    state, done = loop.run(advance, state, first=done, steps=9, hooks=hooks)
+    assert calls == [(4, 1.5), (8, 5.5), (9, 8.0)]
+    assert state["sum"] == sum(range(9))
+
+
+def test_loss_that_is_not_finite_reaches_no_hook() -> None:
+    def step(state: dict, number: jax.Array, data: None) -> tuple[dict, jax.Array]:
+        return state, jnp.where(number == 5, jnp.nan, 1.0)
+
+    calls = []
+    with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
+        loop.run(
+            loop.repeat(step),
+            new_state(),
+            first=0,
+            steps=9,
+            hooks=[loop.Hook(2, lambda n, loss, s: calls.append(n))],
+        )
+    assert calls == [2, 4]
+
+
+def test_first_signal_asks_to_stop_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with loop.stop_on_signal() as stopped:
+        assert not stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_schedules() -> None:
+    def rates(schedule: str, **options: float) -> np.ndarray:
+        rate = optimizers.learning_rate(schedule, **{"rate": 2.0, "steps": 100, "batch_size": 10, **options})
+        return np.asarray([rate(jnp.int32(t)) for t in range(100)])
+
+    constant = rates("constant", warmup=0.1, cooldown=0.5)
+    np.testing.assert_allclose(constant[[0, 4, 9, 49, 50, 75, 99]], [0.2, 1, 2, 2, 2, 1, 0.04], rtol=1e-6)
+    t = np.arange(100) * 10
+    published = 2 * np.minimum(1 / np.sqrt(1 + t), t / 4000 / np.sqrt(4000))
+    np.testing.assert_allclose(rates("published", warmup=0.0, cooldown=0.0), published, rtol=1e-5)
+    with pytest.raises(ValueError, match="known ones are constant, published"):
+        rates("cosine", warmup=0.0, cooldown=0.0)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_every_optimizer_descends_and_leaves_rows_without_gradient(name: str) -> None:
+    optimizer = optimizers.optimizer(name, 0.05)
+    target = jnp.asarray([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]])
+    params = jnp.zeros_like(target)
+    state = optimizer.init(params)
+    for _ in range(20):
+        with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
+            updates, state = optimizer.update(params - target, state, params)
+        params = optax.apply_updates(params, updates)
+    assert jnp.sum((params - target) ** 2) < 0.8 * jnp.sum(target**2)
+    assert (params[2] == 0).all()
+
+
+def test_row_adagrad_scales_rows() -> None:
+    scale = optimizers.scale_by_row_rss()
+    gradient = jnp.asarray([[3.0, 4.0], [0.0, 0.0]])
+    updates, state = scale.update(gradient, scale.init(gradient))
+    np.testing.assert_allclose(updates, [[3 / 12.5**0.5, 4 / 12.5**0.5], [0, 0]], rtol=1e-6)
+    assert state.sum_of_squares.shape == (2, 1)
+
+
+def test_unknown_optimizer() -> None:
+    with pytest.raises(ValueError, match="known ones are sgd, momentum"):
+        optimizers.optimizer("lion", 0.1)
