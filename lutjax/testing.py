@@ -270,6 +270,8 @@ def _exported(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays,
 
 def _sharded(f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str) -> tuple[Arrays, Arrays]:
     """Split over two devices along the batch (tables replicated) or the detectors (tables sharded)."""
+    if jax.device_count() < 2:
+        raise ValueError("lutjax.testing.check: shard_map needs two devices, and this process has one.")
     mesh = Mesh(np.array(jax.devices()[:2]), ("shards",))
 
     def spec(axes: Axes) -> PartitionSpec:

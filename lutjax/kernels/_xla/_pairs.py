@@ -246,21 +246,27 @@ class Tile:
 
 
 def plan(
-    samples_and_queries: tuple[int, ...],
-    n_keys: int,
+    queries: jax.Array,
+    keys: jax.Array,
     weights: jax.Array,
-    *,
     start: jax.Array | None,
     window: int | None,
     segments: tuple[jax.Array | None, jax.Array | None],
     device: Device,
 ) -> Pairs:
     """Chooses tiles: on a CPU such that the rows that a tile reads of one detector stay in the cache,
-    elsewhere as large as the memory for the row ids of all detectors allows."""
-    n_samples, n_queries = samples_and_queries
+    elsewhere as large as the memory for the row ids of all detectors allows.
+
+    Args:
+      queries: anything ``[B, Lq, ...]``. keys: anything ``[B, Lk, ...]``. weights: ``[T, R, O]``.
+      start: place of the first query minus place of the first key; None where it is known to be 0.
+      segments: of queries and keys, or two None.
+    """
+    n_samples, n_queries, _ = queries.shape
+    n_keys = keys.shape[1]
     n_detectors, _, n_outputs = weights.shape
     if in_sequence(device):
-        most_pairs = int(np.clip(2**17 // max(n_outputs, 1), 256, 2048))
+        most_pairs = int(np.clip(2**18 // max(n_outputs, 1), 256, 2**13))
         side = 16 if most_pairs < 1024 else 32
     else:
         most_pairs = max(2**24 // max(n_detectors, 1), 1024)

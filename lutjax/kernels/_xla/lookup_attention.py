@@ -24,7 +24,8 @@ def forward(
     window: int | None,
     device: Device,
 ) -> jax.Array:
-    pairs = _plan(weights, query, key, start, query_segments, key_segments, window, device)
+    segments = (query_segments, key_segments)
+    pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
     row = _RowIds(pairs, query, key, position)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
@@ -38,7 +39,8 @@ def backward(
     saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, window: int | None, device: Device
 ) -> tuple[jax.Array | None, ...]:
     weights, query, key, position, start, query_segments, key_segments = saved
-    pairs = _plan(weights, query, key, start, query_segments, key_segments, window, device)
+    segments = (query_segments, key_segments)
+    pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
     row = _RowIds(pairs, query, key, position)
     dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
     need_weights, need_query, need_key, need_position = needs[:4]
@@ -123,27 +125,6 @@ class _RowIds:
     def __call__(self, tile: _pairs.Tile) -> jax.Array:
         row = tile.of_queries(self._query) | tile.of_keys(self._key)
         return row if self._position is None else row | tile.of_distances(self._position)
-
-
-def _plan(
-    weights: jax.Array,
-    query: Detection,
-    key: Detection,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    window: int | None,
-    device: Device,
-) -> _pairs.Pairs:
-    return _pairs.plan(
-        query.shape[:2],
-        key.shape[1],
-        weights,
-        start=start,
-        window=window,
-        segments=(query_segments, key_segments),
-        device=device,
-    )
 
 
 def _major(a: jax.Array) -> jax.Array:

@@ -33,7 +33,8 @@ def forward(
     epsilon: float,
     device: Device,
 ) -> jax.Array:
-    pairs = _plan(x, keys, weights, start, query_segments, key_segments, window, device)
+    segments = (query_segments, key_segments)
+    pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
     terms = _Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
@@ -56,7 +57,8 @@ def backward(
 ) -> tuple[jax.Array | None, ...]:
     x, keys, weights, anchors, positions, start, query_segments, key_segments = saved
     need_x, need_keys, need_weights, _, need_positions = needs[:5]
-    pairs = _plan(x, keys, weights, start, query_segments, key_segments, window, device)
+    segments = (query_segments, key_segments)
+    pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
     terms = _Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
     dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
 
@@ -195,24 +197,3 @@ class _Terms:
         """Which detector's positions each detector reads, ``[1, T]``."""
         at = jnp.arange(n_detectors, dtype=jnp.int32)[None]
         return at if self._positions_shape[1] > 1 else jnp.zeros_like(at)
-
-
-def _plan(
-    x: jax.Array,
-    keys: jax.Array,
-    weights: jax.Array,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    window: int | None,
-    device: Device,
-) -> _pairs.Pairs:
-    return _pairs.plan(
-        x.shape[:2],
-        keys.shape[1],
-        weights,
-        start=start,
-        window=window,
-        segments=(query_segments, key_segments),
-        device=device,
-    )
