@@ -10,7 +10,7 @@ import enum
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -233,8 +233,8 @@ class KernelRegistry:
           ValueError: an unknown name.
         """
         request = self.request(op, implementation)
-        device = device or devices_of(args)[0]
         leaves, treedef = jax.tree.flatten(args)
+        device = device or devices_of(leaves)[0]
         key = (
             op,
             direction,
@@ -261,7 +261,7 @@ class KernelRegistry:
         **options: Any,
     ) -> tuple[Candidate, ...]:
         """Every candidate in the order of preference of a call, with its reason where it is unfit."""
-        call = _call(op, direction, args, options, device or devices_of(args)[0])
+        call = _call(op, direction, args, options, device or devices_of(jax.tree.leaves(args))[0])
         return tuple(
             Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), call)
         )
@@ -326,7 +326,7 @@ class KernelRegistry:
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
         """
-        device = devices_of(args)[0]
+        device = devices_of(jax.tree.leaves(args))[0]
         lines = [f"{op} on {device}"]
         for direction in DIRECTIONS:
             lines.append(f"  {direction}")
@@ -372,13 +372,13 @@ class KernelRegistry:
         )
 
 
-def devices_of(args: Any) -> tuple[Device, ...]:
-    """The devices that may run a call with these arguments.
+def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:
+    """The devices that may run a call with these arrays.
 
     One, except where arrays are traced in a process with several backends: where jit runs its function
     is then not known yet.
     """
-    for leaf in jax.tree.leaves(args):
+    for leaf in leaves:
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             return (_device(next(iter(leaf.devices()))),)
     abstract = _compat.abstract_device()

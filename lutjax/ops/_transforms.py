@@ -70,7 +70,7 @@ def apply(
     """Calls an op: chooses its implementation and runs it, with any leading axes."""
     args = jax.tree.map(_as_jax, args)
     request = kernel_registry.request(op.name, implementation)
-    choice = _choose(op.name, args, request, "forward", devices_of(args), options)
+    choice = _choose(op.name, args, request, "forward", devices_of(jax.tree.leaves(args)), options)
     return _compiled(op, choice, request, tuple(options.items()))(*args)
 
 
