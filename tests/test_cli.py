@@ -19,6 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import lutjax
 from lutjax.cli import _progress, _train_lm, main
 from lutjax.cli._main import cli
+from lutjax.training.presets import PRESETS
 
 SIZES = [
     f"--{name}={value}"
@@ -176,7 +177,10 @@ def test_killed_run_goes_on(
     ("words", "message"),
     [
         (["--n-detectors", "5"], "n_detectors is 4 in the checkpoint, not 5"),
-        (["--learning-rate", "0.5"], "learning_rate is 0.005 in the checkpoint, not 0.5"),
+        (
+            ["--learning-rate", "0.5"],
+            f"learning_rate is {PRESETS['demo']['learning_rate']} in the checkpoint, not 0.5",
+        ),
         (["--steps", "50", "--seed", "3"], "steps is 24 in the checkpoint, not 50; seed is 0"),
         (["--preset", "reference"], "belongs to another configuration"),
     ],
