@@ -94,3 +94,39 @@ def test_lowers_for_every_platform(op, implementation, platform):
         exported = jax.export.export(jax.jit(jax.grad(loss)), platforms=[platform])(arguments)
     assert exported.platforms == (platform,)
     assert {a.shape for a in exported.out_avals} == {a.shape for a in jax.tree.leaves(arguments)}
+
+
+@pytest.fixture
+def accelerator_formulation(monkeypatch):
+    """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
+    from lutjax.kernels._xla import _pairs, _rows
+    from lutjax.ops import _transforms
+
+    def forget():
+        _transforms._compiled.cache_clear()
+        _transforms._kernel.cache_clear()
+
+    forget()
+    for module in (_pairs, _rows):
+        monkeypatch.setattr(module, "in_sequence", lambda device: False)
+    yield
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("lookup", "primes"),
+        ("lookup", "one_row"),
+        ("lookup", "empty_batch"),
+        ("lookup_attention", "primes"),
+        ("lookup_attention", "cross"),
+        ("lookup_attention", "tiles"),
+        ("lookup_attention", "tiles_cross"),
+        ("lut_pair_attention", "primes"),
+        ("lut_pair_attention", "tiles"),
+    ],
+)
+@pytest.mark.usefixtures("accelerator_formulation")
+def test_formulation_for_accelerators(op, shape):
+    testing.check(testing.case(op, shape), "xla", transformation="jit")

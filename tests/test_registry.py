@@ -157,6 +157,11 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
     assert "42" in exported.mlir_module()
     np.testing.assert_array_equal(exported.call(weights, detection), lutjax.lookup(weights, detection))
 
+    forced = jax.jit(lambda w: lutjax.lookup(w, detection, implementation="triton"))
+    np.testing.assert_array_equal(forced(weights), np.full((3, 2), 42.0))
+    with pytest.raises(lutjax.NoImplementationError):
+        jax.eval_shape(lambda w: lutjax.lookup(w, detection, implementation="pallas"), weights)
+
 
 def test_a_registry_of_ones_own():
     registry = KernelRegistry()

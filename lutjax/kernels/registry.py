@@ -375,12 +375,12 @@ class KernelRegistry:
 def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:
     """The devices that may run a call with these arrays.
 
-    One, except where arrays are traced in a process with several backends: where jit runs its function
-    is then not known yet.
+    One, except where an array is traced in a process with several backends: where jit will run its function,
+    and put the constants that it captured, is then not known yet.
     """
-    for leaf in leaves:
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            return (_device(next(iter(leaf.devices()))),)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    if arrays and not any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return (_device(next(iter(arrays[0].devices()))),)
     abstract = _compat.abstract_device()
     if abstract is not None:
         return (_described(*abstract),)

@@ -3,3 +3,14 @@
 The three modules hold layers of the same names, options and variables; import the one you use. Given the
 same variables, their outputs and gradients are the same.
 """
+
+import importlib
+from typing import Any
+
+_LIBRARIES = ("haiku", "linen", "nnx")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LIBRARIES:
+        return importlib.import_module(f"lutjax.layers.{name}")
+    raise AttributeError(f"module 'lutjax.layers' has no attribute {name!r}")

@@ -24,6 +24,7 @@ from lutjax.kernels.registry import (
     Direction,
     Implementation,
     KernelSpec,
+    NoImplementationError,
     Platform,
     devices_of,
     kernel_registry,
@@ -86,15 +87,23 @@ def _choose(
     devices: tuple[Device, ...],
     options: Mapping[str, Any],
 ) -> Choice:
-    return tuple(
-        (
-            device,
-            kernel_registry.resolve(
+    """An implementation for each device; for some of several, if the others have none.
+
+    Only one of several devices will run the call: a forced implementation need not fit them all.
+    """
+    choice, errors = [], []
+    for device in devices:
+        try:
+            spec = kernel_registry.resolve(
                 name, *args, implementation=request or None, direction=direction, device=device, **options
-            ),
-        )
-        for device in devices
-    )
+            )
+        except NoImplementationError as error:
+            errors.append(error)
+        else:
+            choice.append((device, spec))
+    if not choice:
+        raise errors[0]
+    return tuple(choice)
 
 
 @functools.lru_cache(maxsize=4096)

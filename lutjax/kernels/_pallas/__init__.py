@@ -1,0 +1,1 @@
+"""Implementations in Pallas, for GPUs and TPUs. None is registered yet."""
