@@ -156,6 +156,36 @@ def check(
             assert_close(f"{case}, {transformation}: {kind} {name}", a[name], e[name], tolerance)
 
 
+def check_lowering(
+    case: Case, implementation: Implementation = None, *, platform: str, device_kind: str
+) -> None:
+    """Lowers an op's outputs and cotangents for a device that need not be here.
+
+    Args:
+      case: from `cases` or `case`.
+      implementation: as the ops take it.
+      platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
+      device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+
+    Raises:
+      AssertionError: what was lowered has other shapes than the reference.
+    """
+    device = jax.sharding.AbstractDevice(device_kind, None, platform)
+    mesh = jax.sharding.AbstractMesh((1,), ("device",), abstract_device=device)
+    expected = jax.eval_shape(functools.partial(_call, case, reference, None), case.differentiable)
+    arguments = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (case.differentiable, _with_gradient(expected))
+    )
+    f = functools.partial(_call, case, lutjax, implementation)
+    with jax.sharding.use_abstract_mesh(mesh):
+        exported = jax.export.export(
+            jax.jit(functools.partial(_value_and_cotangents, f)), platforms=[platform]
+        )(*arguments)
+    lowered = [(a.shape, a.dtype) for a in exported.out_avals]
+    wanted = [(a.shape, a.dtype) for a in jax.tree.leaves((expected, case.differentiable))]
+    assert lowered == wanted, f"{case} for {platform}: lowered {lowered}, expected {wanted}"
+
+
 def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:
     """Raises if two arrays differ by more than rounding: relative to the largest magnitude, NaN equal to NaN."""
     actual, expected = np.asarray(actual), np.asarray(expected)

@@ -1,7 +1,6 @@
 """Every (op, implementation) against the reference: each output and each cotangent by its name."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import lutjax
@@ -71,29 +70,15 @@ def test_transformations(op, implementation, transformation):
     testing.check(testing.case(op, shape, **sizes), implementation, transformation=transformation)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize(
+    ("platform", "device_kind"), [("cpu", "cpu"), ("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")]
+)
 @pytest.mark.parametrize(("op", "implementation"), [pair for pair in IMPLEMENTED if pair[1] == "xla"])
-def test_lowers_for_every_platform(op, implementation, platform):
+def test_lowers_for_every_platform(op, implementation, platform, device_kind):
     """Forward and backward, on a machine that has none of these."""
     shape, sizes = SPLIT[op]
     case = testing.case(op, shape, **sizes)
-    kind = {"cpu": "cpu", "cuda": "NVIDIA H200", "tpu": "TPU v6e"}[platform]
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice(kind, None, platform)
-    )
-
-    def loss(differentiable):
-        outputs = case.call(
-            lambda *a, **k: getattr(lutjax, op)(*a, implementation=implementation, **k),
-            {**differentiable, **case.fixed},
-        )
-        return sum(a.sum() for a in outputs.values() if jnp.issubdtype(a.dtype, jnp.floating))
-
-    arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), case.differentiable)
-    with jax.sharding.use_abstract_mesh(mesh):
-        exported = jax.export.export(jax.jit(jax.grad(loss)), platforms=[platform])(arguments)
-    assert exported.platforms == (platform,)
-    assert {a.shape for a in exported.out_avals} == {a.shape for a in jax.tree.leaves(arguments)}
+    testing.check_lowering(case, implementation, platform=platform, device_kind=device_kind)
 
 
 @pytest.fixture

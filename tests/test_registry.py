@@ -198,5 +198,6 @@ heavy = {"flax", "haiku", "optax", "orbax", "triton", "jax_triton", "click", "ri
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert environment == dict(os.environ)
 assert config == dict(jax.config.values)
+lutjax.layers.nnx.LUT, lutjax.models.LUTTransformer  # there without an import of their own
 """
     subprocess.run([sys.executable, "-c", code], check=True)
