@@ -26,6 +26,7 @@ from lutjax.ops.lookup_attention import lookup_attention
 from lutjax.ops.lut_pair_attention import lut_pair_attention
 from lutjax.ops.scale_gradient import scale_gradient
 from lutjax.ops.sparse_lookup import sparse_lookup
+from lutjax.ops.update_table import update_table
 
 if TYPE_CHECKING:
     from lutjax import layers, models, testing, training
@@ -57,6 +58,7 @@ __all__ = [
     "sparse_lut",
     "testing",
     "training",
+    "update_table",
     "use_implementation",
 ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -22,6 +23,11 @@ def cast_varying(a: jax.Array, axes: Iterable[str]) -> jax.Array:
 def zeros_varying(like: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Zeros that vary over the mesh axes of `like`: what a loop inside a `shard_map` must start from."""
     return cast_varying(jnp.zeros(shape, dtype), varying_axes(like))
+
+
+def trace_state() -> object:
+    """What equals itself exactly as long as no transformation is entered or left."""
+    return jax.extend.core.get_opaque_trace_state()
 
 
 def abstract_device() -> tuple[str, str] | None:

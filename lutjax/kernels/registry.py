@@ -432,15 +432,17 @@ kernel_registry = KernelRegistry()
 
 
 def _register_builtin() -> None:
-    for op in (
-        "detect",
-        "detect_signs",
-        "lookup",
-        "sparse_lookup",
-        "lookup_attention",
-        "lut_pair_attention",
-    ):
+    look_ups = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
+    for op in ("detect", "detect_signs", *look_ups):
         kernel_registry.register(op, Platform.XLA, Backend.ANY, f"lutjax.kernels._xla.{op}")
+    for op in look_ups:
+        kernel_registry.register(
+            f"{op}_update",
+            Platform.XLA,
+            Backend.ANY,
+            f"lutjax.kernels._xla.{op}_update",
+            directions=("forward",),
+        )
 
 
 _register_builtin()

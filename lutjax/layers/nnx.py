@@ -42,7 +42,8 @@ class _Layer(nnx.Module):
             setattr(self, v.name, _VARIABLES[v.kind](v.init(rngs.params())))
 
     def _arrays(self) -> dict[str, Any]:
-        return {v.name: getattr(self, v.name)[...] for v in self.spec.variables()}
+        # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.training.tables.
+        return {v.name: getattr(self, v.name).get_value() for v in self.spec.variables()}
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""

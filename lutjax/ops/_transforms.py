@@ -29,6 +29,7 @@ from lutjax.kernels.registry import (
     devices_of,
     kernel_registry,
 )
+from lutjax.ops import _watch
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -51,14 +52,18 @@ class Operation:
       name: as in the registry.
       ranks: for each argument its rank without leading axes, or None if it has no leading axes
         (shared by the whole batch).
-      save: what backward needs: a tuple.
+      save: what backward needs: a tuple. None if the op has no gradient.
       saved_batched: for each part of it, whether it has the batch axis in front.
+      table: which argument is a table whose gradient may be wanted in factors, see `lutjax.ops._watch`.
+      reduces: the outputs have no batch axis: the op sums over the batch.
     """
 
     name: str
     ranks: tuple[int | None, ...]
-    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
-    saved_batched: tuple[bool, ...]
+    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
+    saved_batched: tuple[bool, ...] = ()
+    table: int | None = None
+    reduces: bool = False
 
     @property
     def batched(self) -> tuple[bool, ...]:
@@ -72,7 +77,25 @@ def apply(
     args = jax.tree.map(_as_jax, args)
     request = kernel_registry.request(op.name, implementation)
     choice = _choose(op.name, args, request, "forward", devices_of(jax.tree.leaves(args)), options)
-    return _compiled(op, choice, request, tuple(options.items()))(*args)
+    static = (op, choice, request, tuple(options.items()))
+    watch = _watch.current()
+    if watch is not None and op.table is not None:
+        name = watch.name(args[op.table])
+        if name is not None:
+            return _watched(watch, name, static, args)
+    return _compiled(*static)(*args)
+
+
+def _watched(watch: _watch.Watch, name: str, static: Any, args: tuple[Any, ...]) -> Any:
+    """Calls an op whose table is watched: the cotangents of its taps take the place of the table's."""
+    op, _, _, options = static
+    args = (*args[: op.table], jax.lax.stop_gradient(args[op.table]), *args[op.table + 1 :])
+    tap = watch.tap(name)
+    y = _compiled(*static)(*args) if tap is None else _compiled(*static, tapped=True)(*tap, *args)
+    others = jax.lax.stop_gradient((*args[: op.table], *args[op.table + 1 :]))
+    output = _watch.Output(y.shape, y.dtype, _compat.varying_axes(y))
+    watch.record(name, _watch.LookUp(op.name, others, options, output))
+    return y
 
 
 def _as_jax(a: Any) -> jax.Array:
@@ -108,13 +131,27 @@ def _choose(
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    op: Operation, choice: Choice, request: tuple[Platform, ...], options: tuple[tuple[str, Any], ...]
+    op: Operation,
+    choice: Choice,
+    request: tuple[Platform, ...],
+    options: tuple[tuple[str, Any], ...],
+    tapped: bool = False,
 ) -> Callable[..., Any]:
-    differentiable = _differentiable(op, choice, request, options)
+    """The op as a jitted function; `tapped`: with two taps as arguments in front, see `_differentiable`."""
+    if op.save is None:
+        function = _kernel(op.name, "forward", choice, op.batched, None, options, reduces=op.reduces)
+    else:
+        function = _differentiable(op, choice, request, options, tapped)
 
     def call(*args: Any) -> Any:
+        taps, args = (args[:2], args[2:]) if tapped else ((), args)
         batch = _batch_shape(op, args)
-        outputs = differentiable(*_common_mesh_axes(_fold(op, args, batch)))
+        if taps:
+            zero, token = taps
+            taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
+        outputs = function(*_common_mesh_axes((*taps, *_fold(op, args, batch))))
+        if op.reduces:
+            return outputs
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
     call.__name__ = f"lutjax_{op.name}"  # what a profile shows
@@ -170,18 +207,29 @@ class _Backward:
 
 
 def _differentiable(
-    op: Operation, choice: Choice, request: tuple[Platform, ...], options: tuple[tuple[str, Any], ...]
+    op: Operation,
+    choice: Choice,
+    request: tuple[Platform, ...],
+    options: tuple[tuple[str, Any], ...],
+    tapped: bool,
 ) -> Callable[..., Any]:
+    """The op with its gradient.
+
+    `tapped`: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's
+    shape, is the output's. That of the second, a scalar, is a number without meaning that is known only when the
+    backward pass has read everything it reads: what has to come later can be made to depend on it.
+    """
     kernel = _kernel(op.name, "forward", choice, op.batched, None, options)
+    n_taps = 2 if tapped else 0
 
     @jax.custom_vjp
     def call(*args: Any) -> Any:
-        return kernel(*args)
+        return kernel(*args[n_taps:])
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         # symbolic_zeros: each leaf says whether it is differentiated.
-        args = jax.tree.map(lambda p: p.value, primals)
-        needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals)
+        args = jax.tree.map(lambda p: p.value, primals[n_taps:])
+        needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals[n_taps:])
         outputs = kernel(*args)
         if not any(needs):
             return outputs, None
@@ -196,7 +244,13 @@ def _differentiable(
 
     def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         cotangent = _differentiable_part(cotangent)
-        if residuals is None or isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+        if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+            return (None,) * (n_taps + len(op.ranks))
+        cotangents = of_arguments(residuals, cotangent)
+        return (cotangent, _known_after(cotangents, cotangent), *cotangents) if tapped else cotangents
+
+    def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+        if residuals is None:
             return (None,) * len(op.ranks)
         static, saved = residuals
         kernel = _kernel(
@@ -218,6 +272,13 @@ def _differentiable(
     return call
 
 
+def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
+    """A scalar that depends on every cotangent, and varies over the mesh axes of `like`."""
+    leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
+    total = sum((a.ravel()[0].astype(jnp.float32) for a in leaves), jnp.float32(0))
+    return _compat.cast_varying(total, _compat.varying_axes(like))
+
+
 def _differentiable_part(a: Any) -> Any:
     return a.margin if isinstance(a, Detection) else a
 
@@ -231,6 +292,7 @@ def _kernel(
     batched: tuple[bool, ...],
     differentiated: tuple[tuple[bool, ...], tuple[bool, ...]] | None,
     options: tuple[tuple[str, Any], ...],
+    reduces: bool = False,
 ) -> Callable[..., Any]:
     """An implementation's function with a rule for vmap.
 
@@ -245,7 +307,7 @@ def _kernel(
         in_batched: Any = (batched, True)
         extra: tuple[Any, ...] = (needs,)
     else:
-        foldable, in_batched, extra = True, batched, ()
+        foldable, in_batched, extra = not reduces, batched, ()
 
     def raw(*args: Any) -> Any:
         return _by_platform(choice, direction, extra, dict(options), args)

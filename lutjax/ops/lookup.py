@@ -26,7 +26,7 @@ def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
     return args
 
 
-_OPERATION = Operation("lookup", ranks=(None, 1), save=_save, saved_batched=(False, True))
+OPERATION = Operation("lookup", ranks=(None, 1), save=_save, saved_batched=(False, True), table=0)
 
 
 def lookup(
@@ -61,4 +61,4 @@ def lookup(
     """
     _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    return apply(_OPERATION, weights, detection, implementation=implementation, options={})
+    return apply(OPERATION, weights, detection, implementation=implementation, options={})

@@ -56,11 +56,12 @@ def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
     return args
 
 
-_OPERATION = Operation(
+OPERATION = Operation(
     "lookup_attention",
     ranks=(None, 2, 2, None, None, 1, 1),
     save=_save,
     saved_batched=(False, True, True, False, False, True, True),
+    table=0,
 )
 
 
@@ -153,7 +154,7 @@ def lookup_attention(
     _checks.table(op, weights, n_detectors, bits, whose)
     _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
     return apply(
-        _OPERATION,
+        OPERATION,
         weights,
         query,
         key,

@@ -52,11 +52,12 @@ def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
     return args
 
 
-_OPERATION = Operation(
+OPERATION = Operation(
     "lut_pair_attention",
     ranks=(2, 2, None, None, None, None, 1, 1),
     save=_save,
     saved_batched=(True, True, False, False, False, False, True, True),
+    table=2,
 )
 
 
@@ -150,7 +151,7 @@ def lut_pair_attention(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
     return apply(
-        _OPERATION,
+        OPERATION,
         x,
         keys,
         weights,

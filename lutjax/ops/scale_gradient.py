@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from lutjax import reference
 from lutjax._typing import Array, Scalar
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _watch
 
 
 def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array, "*shape"]:
@@ -34,4 +34,9 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
     """
     x = jnp.asarray(x)
     _checks.floats("scale_gradient", "x", x, None, "[...]")
+    watch = _watch.current()
+    name = None if watch is None else watch.name(x)
+    if watch is not None and name is not None:
+        watch.scale(name, factor)
+        return x
     return jnp.asarray(reference.scale_gradient(x, factor))

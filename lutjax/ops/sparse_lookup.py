@@ -36,7 +36,9 @@ def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
     return args
 
 
-_OPERATION = Operation("sparse_lookup", ranks=(None, 1, None), save=_save, saved_batched=(False, True, False))
+OPERATION = Operation(
+    "sparse_lookup", ranks=(None, 1, None), save=_save, saved_batched=(False, True, False), table=0
+)
 
 
 def sparse_lookup(
@@ -90,7 +92,7 @@ def sparse_lookup(
     n_outputs = operator.index(n_outputs)
     _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
     return apply(
-        _OPERATION,
+        OPERATION,
         weights,
         detection,
         _checks.as_ids(targets),

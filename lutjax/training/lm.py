@@ -12,12 +12,15 @@ from jaxtyping import Float, Int, UInt8
 
 from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.training import optimizers
+from lutjax.training import optimizers, tables
 from lutjax.training.loop import Advance, Step, repeat
 from lutjax.training.text import Bytes
 
 EVALUATION_BATCH = 64
 """Windows that are evaluated together; it bounds the memory and changes no result beyond rounding."""
+
+
+TABLE_GRADIENTS = ("factored", "dense")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,12 @@ class TrainingConfig:
       steps: optimiser steps in all; the cool-down depends on it.
       batch_size: windows of the text in one step.
       learning_rate: rate before warm-up and cool-down; a factor of the published schedule.
-      optimizer: sgd, momentum, adam, adagrad or row_adagrad (one accumulator for each table row).
+      table_gradient: factored, the rows that were looked up and their cotangents, or dense, arrays of the tables'
+        shapes; both give the same results up to rounding.
+      table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam.
+      table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
+      optimizer: of everything else: sgd, momentum, adam, adagrad or row_adagrad.
+      microbatches: parts of a batch that are computed one after the other, to save memory.
       schedule: constant or published: the rate between warm-up and cool-down.
       warmup: fraction of the steps over which the rate rises linearly.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
@@ -39,7 +47,11 @@ class TrainingConfig:
     steps: int = 1000
     batch_size: int = 32
     learning_rate: float = 0.005
+    table_gradient: str = "factored"
+    table_optimizer: str = "row_adagrad"
+    table_weight_decay: float = 0.0
     optimizer: str = "row_adagrad"
+    microbatches: int = 1
     schedule: str = "constant"
     warmup: float = 0.0
     cooldown: float = 0.5
@@ -47,7 +59,7 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
+        for name in ("steps", "batch_size", "microbatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not self.learning_rate > 0:
@@ -55,9 +67,17 @@ class TrainingConfig:
         for name in ("warmup", "cooldown"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction of the steps, 0 to 1.")
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"microbatches is {self.microbatches}; it must divide the batch size, {self.batch_size}."
+            )
+        if self.table_weight_decay < 0:
+            raise ValueError(f"table_weight_decay is {self.table_weight_decay}; it must not be negative.")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
         for name, known in (
+            ("table_gradient", TABLE_GRADIENTS),
+            ("table_optimizer", tuple(optimizers.TABLE_OPTIMIZERS)),
             ("optimizer", optimizers.OPTIMIZERS),
             ("schedule", optimizers.SCHEDULES),
             ("loss", ("mean", "sum")),
@@ -139,8 +159,9 @@ class Run:
             warmup=training.warmup,
             cooldown=training.cooldown,
         )
-        self._optimizer = optimizers.optimizer(training.optimizer, rate)
-        self.advance = repeat(self.dense_step(), jnp.asarray(train))
+        rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer](weight_decay=training.table_weight_decay)
+        self._optimizer = tables.Optimizer(rule, rate, rest=optimizers.optimizer(training.optimizer, rate))
+        self.advance = repeat(self.step, jnp.asarray(train))
         self._evaluate = jax.jit(self._total_loss)
 
     def init(self) -> State:
@@ -157,29 +178,34 @@ class Run:
         """How many numbers are trained."""
         return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.structure.abstract()[0]))
 
-    def dense_step(self) -> Step:
-        """One step with table gradients as arrays of the tables' shapes."""
+    def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
+        """One step: the state after it, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
         training, context = self.training, self.config.context
+        data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(training.seed), number))
+        starts = jax.random.randint(data_key, (training.batch_size,), 0, text.size - context)
+        part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
-        def step(state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
-            data_key, dropout_key = jax.random.split(
-                jax.random.fold_in(jax.random.key(training.seed), number)
-            )
-            starts = jax.random.randint(data_key, (training.batch_size,), 0, text.size - context)
-            inputs, labels = _windows(text, starts, context)
+        def loss_of(params: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
+            inputs, labels, part = batch
+            model = self.structure.model(params, state.others)
+            rngs = nnx.Rngs(dropout=jax.random.fold_in(dropout_key, part[0]))
+            logits = model(inputs, deterministic=False, rngs=rngs)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            mean = losses.mean()
+            total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
+            return total if training.loss == "sum" else mean, (mean, arrays(model)[1])
 
-            def loss_of(params: Any) -> tuple[Array, tuple[Array, Any]]:
-                model = self.structure.model(params, state.others)
-                logits = model(inputs, deterministic=False, rngs=nnx.Rngs(dropout=dropout_key))
-                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-                mean = losses.mean()
-                return losses.sum() if training.loss == "sum" else mean, (mean, arrays(model)[1])
-
-            (_, (loss, others)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-            updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.params)
-            return State(optax.apply_updates(state.params, updates), others, optimizer), loss
-
-        return step
+        value_and_grad = (
+            jax.value_and_grad if training.table_gradient == "dense" else tables.value_and_grad
+        )(loss_of, has_aux=True)
+        if training.microbatches > 1:
+            value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
+        batch = (*_windows(text, starts, context), part)
+        (_, (losses, others)), gradients = value_and_grad(state.params, batch)
+        if training.microbatches > 1:
+            others = jax.tree.map(lambda a: a[-1], others)
+        params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)
+        return State(params, others, optimizer), jnp.mean(losses)
 
     def evaluate(self, state: State, part: Bytes, *, max_windows: int | None = None) -> float:
         """Mean loss over a part of a text, in nats per byte, without dropout.

@@ -1,13 +1,24 @@
 """Optimisers and learning-rate schedules, chosen by name."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from lutjax.training import tables
+
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "row_adagrad")
 SCHEDULES = ("constant", "published")
+
+TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
+    "sgd": tables.SGD,
+    "row_adagrad": tables.RowAdagrad,
+    "row_momentum": tables.RowMomentum,
+    "row_adam": tables.RowAdam,
+}
+"""How table rows move, by name."""
 
 # The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.
 _EPS = 1e-20

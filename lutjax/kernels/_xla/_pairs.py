@@ -70,6 +70,14 @@ class Pairs:
     def n_pairs(self) -> int:
         return self._grid.shape[1]
 
+    @property
+    def n_visited(self) -> int:
+        """How many pairs, of all samples, `for_each_tile` passes at most, counted or not."""
+        blocks = math.ceil(self.n_samples / self.samples) * math.ceil(self.n_queries / self.queries)
+        if not self.listed:
+            blocks *= math.ceil((self.queries + self.n_keys) / self.distances) + 1
+        return blocks * self.samples * self.n_pairs
+
     def padded_samples(self, a: jax.Array) -> jax.Array:
         """``[..., B, L]`` with whole blocks of samples."""
         return _pad(a, -2, 0, -self.n_samples % self.samples)
@@ -189,6 +197,19 @@ class Tile:
         block = jax.lax.dynamic_slice(a, starts, (p.samples, p.queries, a.shape[-1]))
         rows = read(block, slice(None), p._grid[0])
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
+
+    def counted(self) -> jax.Array | None:
+        """Which of `of_rows` count, ``[samples * pairs]``; None if all do."""
+        counts = self.counts()
+        p = self.pairs
+        padded = p.n_samples % p.samples != 0
+        if padded:
+            sample = self.sample + jnp.arange(p.samples, dtype=jnp.int32)[:, None]
+            real = jnp.broadcast_to(sample < p.n_samples, (p.samples, p.n_pairs))
+            counts = real if counts is None else counts & real
+        if counts is None:
+            return None
+        return jnp.broadcast_to(counts, (p.samples, p.n_pairs)).reshape(p.samples * p.n_pairs)
 
     def masked(self, c: jax.Array) -> jax.Array:
         """``[T, samples, pairs]``, zero for pairs that do not count."""

@@ -110,19 +110,20 @@ def products(
     return jax.lax.scan(one, None, (detectors(weights), *index))[1]
 
 
-def add_rows(gradient: jax.Array, index: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
-    """The gradient of a table plus `dy` at every row that was read: ``[T, R, O]``, ``[T, n]``, ``[n, O]``."""
-    dy = dy.astype(gradient.dtype)
-    index = clamped(gradient, index)
+def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
+    """Tables plus values at every row that was read: ``[T, R, O]``, ``[T, n]``, ``[n or T, n, O]``."""
+    values = values.astype(total.dtype)
+    index = clamped(total, index)
     if in_sequence(device):
-        return jax.lax.scan(
-            lambda total, of: (add(total, of, dy), None), gradient, (detectors(gradient), index)
-        )[0]
-    return add(
-        gradient,
-        (detectors(gradient)[:, None], index),
-        jnp.broadcast_to(dy, (gradient.shape[0], *dy.shape)),
-    )
+        each = values if values.ndim == 3 else None
+
+        def step(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
+            t, row, of_detector = of
+            return add(total, (t, row), values if of_detector is None else of_detector), None
+
+        return jax.lax.scan(step, total, (detectors(total), index, each))[0]
+    values = jnp.broadcast_to(values, (total.shape[0], *values.shape[-2:]))
+    return add(total, (detectors(total)[:, None], index), values)
 
 
 def _gather_all(weights: jax.Array, index: jax.Array) -> jax.Array:

@@ -1,5 +1,7 @@
 """`lutjax.lookup_attention` in plain JAX: tile by tile, nothing of the size of all pairs at once."""
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +28,7 @@ def forward(
 ) -> jax.Array:
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
-    row = _RowIds(pairs, query, key, position)
+    row = RowIds(pairs, query, key, position)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
         return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), device))
@@ -41,7 +43,7 @@ def backward(
     weights, query, key, position, start, query_segments, key_segments = saved
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
-    row = _RowIds(pairs, query, key, position)
+    row = RowIds(pairs, query, key, position)
     dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
     need_weights, need_query, need_key, need_position = needs[:4]
 
@@ -112,7 +114,7 @@ def backward(
     )
 
 
-class _RowIds:
+class RowIds:
     """The row that each pair of a tile addresses: the bits of query, key and position side by side."""
 
     def __init__(self, pairs: _pairs.Pairs, query: Detection, key: Detection, position: Detection | None):
@@ -121,6 +123,14 @@ class _RowIds:
         self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
         self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
         self._position = position.index.T if self.key_shift and position is not None else None
+
+    def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
+        """Those of some detectors."""
+        group = copy.copy(self)
+        group._query, group._key = detectors(self._query), detectors(self._key)
+        if self._position is not None and self._position.shape[0] > 1:
+            group._position = detectors(self._position)
+        return group
 
     def __call__(self, tile: _pairs.Tile) -> jax.Array:
         row = tile.of_queries(self._query) | tile.of_keys(self._key)

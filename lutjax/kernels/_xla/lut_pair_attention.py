@@ -35,7 +35,7 @@ def forward(
 ) -> jax.Array:
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
-    terms = _Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
+    terms = Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
         rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), device)
@@ -59,7 +59,7 @@ def backward(
     need_x, need_keys, need_weights, _, need_positions = needs[:5]
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
-    terms = _Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
+    terms = Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
     dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
 
     def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -107,7 +107,7 @@ def backward(
     )
 
 
-class _Terms:
+class Terms:
     """What each place contributes to each comparison: ``[C, T, ...places]`` of keys, queries and positions."""
 
     def __init__(

@@ -35,8 +35,7 @@ def backward(
     dtype = accumulator(weights.dtype)
     sample, index, edges = _prepared(weights, d.index, targets, n_outputs)
     flipped = clamped(weights, (d.index ^ d.flip).T)
-    # Unused slots read the zero behind the last output.
-    dy = jnp.pad(dy.astype(dtype), ((0, 0), (0, 1)))
+    _, dy = with_unused(targets, dy.astype(dtype))
 
     def cotangent(t: jax.Array, row: jax.Array) -> jax.Array:
         return read(dy, sample, edges(t, row))
@@ -58,8 +57,7 @@ def backward(
 
 def _prepared(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> tuple[Any, ...]:
     """Sample ids ``[B, 1]``, rows ``[T, B]``, and the targets of a detector's rows, unused ones behind the last output."""
-    targets = jnp.clip(targets, -1, n_outputs - 1)
-    targets = jnp.where(targets < 0, n_outputs, targets)
+    targets = _behind_last(targets, n_outputs)
 
     def edges(t: jax.Array, row: jax.Array) -> jax.Array:
         return read(
@@ -70,3 +68,13 @@ def _prepared(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
 
     sample = jnp.arange(index.shape[0], dtype=jnp.int32)[:, None]
     return sample, clamped(weights, index.T), edges
+
+
+def with_unused(targets: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Targets, unused ones behind the last output, and a cotangent ``[B, O + 1]`` that is zero there."""
+    return _behind_last(targets, dy.shape[1]), jnp.pad(dy, ((0, 0), (0, 1)))
+
+
+def _behind_last(targets: jax.Array, n_outputs: int) -> jax.Array:
+    targets = jnp.clip(targets, -1, n_outputs - 1)
+    return jnp.where(targets < 0, n_outputs, targets)

@@ -1,0 +1,173 @@
+"""How a table row moves when its gradient is known: the optimisers of tables."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._dtypes import accumulator
+
+RowState = dict[str, Any]
+"""Arrays ``[detectors, rows, 1 or outputs]`` by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRule:
+    """What the rules share. Static: part of the compiled program; the rate is an argument.
+
+    A rule moves rows that a step touches, and only those: a row is touched if it was looked up, however often,
+    and its gradient is the sum over all its look-ups. `weight_decay` takes ``rate * weight_decay`` of a
+    touched row, once for each step.
+    """
+
+    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._require("weight_decay", self.weight_decay >= 0, "it must not be negative")
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}; {rule}.")
+
+    @property
+    def additive(self) -> bool:
+        """Whether look-ups may be added to the table one by one, without their sum for each row."""
+        return False
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        """Whether a touched row whose gradient is zero changes, or its state."""
+        return self.weight_decay > 0
+
+    def state_sizes(self, n_outputs: int) -> dict[str, int]:
+        """How many numbers the state has for each row, by name."""
+        return {}
+
+    def init(self, weights: Any) -> RowState:
+        """The state of a table ``[detectors, rows, outputs]``: zeros."""
+        detectors, rows, outputs = weights.shape
+        dtype = accumulator(weights.dtype)
+        return {n: jnp.zeros((detectors, rows, size), dtype) for n, size in self.state_sizes(outputs).items()}
+
+    def bytes_per_row(self, n_outputs: int) -> int:
+        """Bytes of state for each row of a float32 table."""
+        return 4 * sum(self.state_sizes(n_outputs).values())
+
+    def step(
+        self, rows: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
+    ) -> tuple[jax.Array, RowState]:
+        """Rows and their state ``[..., outputs]`` after a step."""
+        direction, state = self._direction(gradient, state)
+        if self.weight_decay:
+            direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows
+        return rows - rate * direction, state
+
+    def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
+        raise NotImplementedError
+
+
+def _mean_square(gradient: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(gradient), -1, keepdims=True) / max(gradient.shape[-1], 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD(RowRule):
+    """``row -= rate * gradient``. No state."""
+
+    @property
+    def additive(self) -> bool:
+        return not self.weight_decay
+
+    def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
+        return gradient, state
+
+
+@dataclasses.dataclass(frozen=True)
+class RowAdagrad(RowRule):
+    """Adagrad with one number for a row: ``s += mean(gradient**2); row -= rate * gradient / sqrt(s + eps)``.
+
+    State: 4 bytes a row.
+    """
+
+    eps: float = 1e-20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("eps", self.eps > 0, "it must be above 0")
+
+    def state_sizes(self, n_outputs: int) -> dict[str, int]:
+        return {"sum_of_squares": 1}
+
+    def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
+        total = state["sum_of_squares"] + _mean_square(gradient)
+        return gradient * jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype)), {"sum_of_squares": total}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowMomentum(RowRule):
+    """``velocity = momentum * velocity + gradient; row -= rate * velocity``, in the steps that touch the row.
+
+    State: 4 bytes for each number of a row, as much as the table.
+    """
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("momentum", 0 <= self.momentum < 1, "0 <= momentum < 1")
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        return True
+
+    def state_sizes(self, n_outputs: int) -> dict[str, int]:
+        return {"velocity": n_outputs}
+
+    def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
+        velocity = jnp.asarray(self.momentum, gradient.dtype) * state["velocity"] + gradient
+        return velocity, {"velocity": velocity}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowAdam(RowRule):
+    """Adam with one second moment for a row, each row counting the steps that touched it.
+
+    State: 8 bytes a row (the second moment and the count) with ``b1 = 0``, the default; with ``b1 > 0`` in addition
+    4 bytes for each number of a row, as much as the table.
+    """
+
+    b1: float = 0.0
+    b2: float = 0.99
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("b1", "b2"):
+            self._require(name, 0 <= getattr(self, name) < 1, f"0 <= {name} < 1")
+        self._require("eps", self.eps > 0, "it must be above 0")
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        return True
+
+    def state_sizes(self, n_outputs: int) -> dict[str, int]:
+        sizes = {"second_moment": 1, "count": 1}
+        return {**sizes, "first_moment": n_outputs} if self.b1 else sizes
+
+    def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
+        def average(name: str, decay: float, value: jax.Array) -> jax.Array:
+            b = jnp.asarray(decay, value.dtype)
+            return b * state[name] + (1 - b) * value
+
+        def unbiased(moment: jax.Array, decay: float) -> jax.Array:
+            return moment / (1 - jnp.power(jnp.asarray(decay, moment.dtype), count))
+
+        count = state["count"] + 1
+        square = _mean_square(gradient)
+        new = {"count": count, "second_moment": average("second_moment", self.b2, square)}
+        if self.b1:
+            new["first_moment"] = average("first_moment", self.b1, gradient)
+            gradient = unbiased(new["first_moment"], self.b1)
+        scale = jnp.sqrt(unbiased(new["second_moment"], self.b2)) + jnp.asarray(self.eps, gradient.dtype)
+        return gradient / scale, new

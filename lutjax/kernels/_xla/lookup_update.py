@@ -1,0 +1,28 @@
+"""Updates after `lutjax.lookup` in plain JAX."""
+
+from typing import Any
+
+import jax
+
+from lutjax._detection import Detection
+from lutjax._row_rules import RowRule, RowState
+from lutjax.kernels._xla import _updates
+from lutjax.kernels.registry import Device
+
+
+def forward(
+    weights: jax.Array,
+    state: RowState,
+    rate: jax.Array,
+    dy: jax.Array,
+    detection: Detection,
+    *,
+    rule: RowRule,
+    device: Device,
+) -> tuple[jax.Array, RowState]:
+    index = detection.index.T
+
+    def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
+        return body(carry, detectors(index), dy, None)
+
+    return _updates.update(weights, state, rate, visit, len(dy), rule=rule, device=device)

@@ -1,0 +1,48 @@
+"""Updates after `lutjax.lut_pair_attention` in plain JAX."""
+
+from typing import Any
+
+import jax
+
+from lutjax._dtypes import accumulator
+from lutjax._row_rules import RowRule, RowState
+from lutjax.kernels._xla import _pairs, _rows, _updates
+from lutjax.kernels._xla.lut_pair_attention import Terms
+from lutjax.kernels.registry import Device
+
+
+def forward(
+    weights: jax.Array,
+    state: RowState,
+    rate: jax.Array,
+    dy: jax.Array,
+    x: jax.Array,
+    keys: jax.Array,
+    anchors: jax.Array,
+    positions: jax.Array | None,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    *,
+    interleave: bool,
+    window: int | None,
+    epsilon: float,
+    rule: RowRule,
+    device: Device,
+) -> tuple[jax.Array, RowState]:
+    segments = (query_segments, key_segments)
+    pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
+    dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
+
+    def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
+        of_group = positions
+        if positions is not None and positions.shape[1] > 1:
+            of_group = detectors(positions, 1)
+        terms = Terms(pairs, x, keys, detectors(anchors), of_group, interleave, epsilon)
+
+        def tile(tile: _pairs.Tile, carry: Any) -> Any:
+            return body(carry, _rows.flat(terms.detect(tile).index), tile.of_rows(dy), tile.counted())
+
+        return pairs.for_each_tile(tile, carry)
+
+    return _updates.update(weights, state, rate, visit, pairs.n_visited, rule=rule, device=device)

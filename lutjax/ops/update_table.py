@@ -1,0 +1,161 @@
+"""Moving a table by the factors of its gradient, in the table's own memory."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from lutjax._dtypes import accumulator
+from lutjax._row_rules import SGD, RowRule, RowState
+from lutjax._table_gradient import TableGradient
+from lutjax._typing import Array, Scalar
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks, lookup, lookup_attention, lut_pair_attention, sparse_lookup
+from lutjax.ops._transforms import Operation, apply
+
+_LOOK_UPS = {
+    module.OPERATION.name: module.OPERATION
+    for module in (lookup, sparse_lookup, lookup_attention, lut_pair_attention)
+}
+
+
+def _update_after(op: Operation) -> Operation:
+    """Kernels take ``weights, state, rate, dy`` and the arguments of the look-up without its table."""
+    assert op.table is not None
+    others = (*op.ranks[: op.table], *op.ranks[op.table + 1 :])
+    rank = max(r for r in others if r is not None)  # of the output as of what is detected
+    return Operation(f"{op.name}_update", ranks=(None, None, None, rank, *others), reduces=True)
+
+
+_UPDATES = {name: _update_after(op) for name, op in _LOOK_UPS.items()}
+
+
+def update_table(
+    weights: Float[Array, "detectors rows outputs"],
+    gradient: TableGradient,
+    rate: Scalar,
+    rule: RowRule | None = None,
+    state: RowState | None = None,
+    *,
+    implementation: Implementation = None,
+) -> tuple[Float[jax.Array, "detectors rows outputs"], RowState]:
+    """A table after one optimiser step: only rows that were looked up are read and written.
+
+    Under `jax.jit` with a donated table the step happens in the table's own memory. The kernels are those of the
+    registered ops ``lookup_update``, ``sparse_lookup_update``, ``lookup_attention_update`` and
+    ``lut_pair_attention_update``.
+
+    Args:
+      weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32.
+      gradient: from `lutjax.training.tables.value_and_grad`.
+      rate: the learning rate of this step, perhaps traced.
+      rule: how a row moves: `SGD` (the default), `RowAdagrad`, `RowMomentum` or `RowAdam` of
+        `lutjax.training.tables`.
+      state: of that rule, from ``rule.init(weights)``; not needed by a rule without state.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      The table, and the state of its rows.
+
+    Raises:
+      ValueError, TypeError: the gradient belongs to a table of another shape or dtype, or the state to another rule
+        or table.
+
+    Source: look-up-table semantics, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> from lutjax.training import tables
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
+      >>> loss = lambda params: lutjax.lookup(params["weights"], d).sum()
+      >>> params = {"weights": jnp.zeros((1, 2, 3))}
+      >>> _, gradients = tables.value_and_grad(loss)(params)
+      >>> table, _ = lutjax.update_table(params["weights"], gradients["weights"], 0.5)
+      >>> table[0]
+      Array([[ 0. ,  0. ,  0. ],
+             [-0.5, -0.5, -0.5]], dtype=float32)
+    """
+    rule, state = SGD() if rule is None else rule, {} if state is None else state
+    if not isinstance(gradient, TableGradient):
+        raise TypeError(
+            f"update_table: gradient is {_checks.describe(gradient)}; expected a TableGradient, as "
+            "lutjax.training.tables.value_and_grad returns for tables."
+        )
+    _checks.floats("update_table", "weights", weights, 3, "[detectors, rows, outputs]")
+    _checks.require(
+        weights.shape == gradient.shape and weights.dtype == gradient.dtype,
+        "update_table",
+        "weights",
+        weights,
+        f"the gradient is that of a table {gradient.dtype}{list(gradient.shape)}",
+    )
+    check_state(rule, weights, state)
+    dtype = accumulator(weights.dtype)
+    # The table is written only when the backward pass has read it: else the compiler would copy all of it.
+    rate = jnp.asarray(rate, dtype)
+    never = (gradient.after < 0) & (gradient.after > 0)
+    dy = gradient.cotangent
+    if gradient.factor is not None:
+        dy = dy.astype(dtype) * jnp.asarray(gradient.factor, dtype)
+    return apply(
+        _UPDATES[gradient.op],
+        weights,
+        state,
+        jnp.where(never, -rate, rate),
+        dy,
+        *gradient.arguments,
+        implementation=implementation,
+        options={**dict(gradient.options), "rule": rule},
+    )
+
+
+def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
+    """Raises ValueError if a state is not one of this rule and table."""
+    wanted = jax.eval_shape(rule.init, weights)
+    found = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in state.items()}
+    expected = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in wanted.items()}
+    if found != expected:
+
+        def text(arrays: dict[str, Any]) -> str:
+            return (
+                ", ".join(f"{n} {d}{list(s)}" for n, (s, d) in sorted(arrays.items())) or "no arrays at all"
+            )
+
+        raise ValueError(
+            f"update_table: the state has {text(found)}; {rule} needs {text(expected)} for a table "
+            f"{_checks.describe(weights)}. Make it with rule.init(weights)."
+        )
+
+
+def dense(gradient: TableGradient) -> jax.Array:
+    """The gradient as an array of the table's shape."""
+    op = _LOOK_UPS[gradient.op]
+    assert op.table is not None
+
+    def f(weights: jax.Array) -> jax.Array:
+        arguments = list(gradient.arguments)
+        arguments.insert(op.table, weights)
+        return apply(op, *arguments, options=dict(gradient.options))
+
+    zeros = jnp.zeros(gradient.shape, gradient.dtype)
+    (of_table,) = jax.vjp(f, zeros)[1](gradient.cotangent)
+    if gradient.factor is None:
+        return of_table
+    return of_table * jnp.asarray(gradient.factor, of_table.dtype)
+
+
+
+
+def of_parts(gradient: TableGradient) -> TableGradient:
+    """One gradient of many, each array of which has an axis for them in front: the look-ups of all of them."""
+    op = _LOOK_UPS[gradient.op]
+    ranks = [rank for i, rank in enumerate(op.ranks) if i != op.table]
+    arguments = tuple(
+        # What has no batch axis is the same in every part.
+        jax.tree.map(lambda a: a[0], argument) if rank is None else argument
+        for argument, rank in zip(gradient.arguments, ranks, strict=True)
+    )
+    factor = None if gradient.factor is None else jnp.asarray(gradient.factor)[0]
+    return dataclasses.replace(gradient, arguments=arguments, factor=factor, after=jnp.sum(gradient.after))
