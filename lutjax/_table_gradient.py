@@ -20,7 +20,7 @@ class TableGradient:
       factor: the product of the factors of `lutjax.scale_gradient` on the way to the table, or None.
       after: a scalar without meaning, known when the backward pass has read the table.
       options: static options of the look-up.
-      shape, dtype: of the table.
+      shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a `jax.shard_map`.
 
     Source: look-up-table semantics, section 8.
     """
@@ -33,6 +33,7 @@ class TableGradient:
     options: tuple[tuple[str, Any], ...]
     shape: tuple[int, ...]
     dtype: np.dtype
+    axes: frozenset[str] = frozenset()
 
     def to_dense(self) -> jax.Array:
         """The same gradient as an array of the table's shape: what `jax.grad` returns. For checks."""
@@ -53,5 +54,5 @@ class TableGradient:
 jax.tree_util.register_dataclass(
     TableGradient,
     data_fields=["arguments", "cotangent", "factor", "after"],
-    meta_fields=["op", "options", "shape", "dtype"],
+    meta_fields=["op", "options", "shape", "dtype", "axes"],
 )

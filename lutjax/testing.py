@@ -23,10 +23,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 import lutjax
-from lutjax import reference
+from lutjax import _compat, reference
 from lutjax._detection import Detection
-from lutjax._dtypes import FLOATS
+from lutjax._dtypes import FLOATS, accumulator
+from lutjax._row_rules import SGD, RowRule
 from lutjax.kernels.registry import Implementation
+from lutjax.training.gradients import value_and_grad
 
 Arrays = dict[str, Any]
 
@@ -43,6 +45,11 @@ TRANSFORMATIONS = (
     "shard_map, sharded table",
     "export",
 )
+
+FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vmap")
+
+LOOK_UPS = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
+"""The ops that read tables."""
 
 # What differs between two correct orders of the few operations that are not exact on the grids: the slope
 # of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
@@ -156,6 +163,110 @@ def check(
             assert_close(f"{case}, {transformation}: {kind} {name}", a[name], e[name], tolerance)
 
 
+def check_factored(
+    case: Case,
+    implementation: Implementation = None,
+    *,
+    transformation: str = "none",
+    tolerance: float | None = None,
+) -> None:
+    """Compares cotangents with the reference where that of the table is a `lutjax.training.tables.TableGradient`.
+
+    Args:
+      case, implementation, tolerance: as for `check`; of an op that looks up.
+      transformation: of the gradient: one of `FACTORED_TRANSFORMATIONS`.
+
+    Raises:
+      AssertionError: names the first output or cotangent that differs.
+    """
+    runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
+        "none": _plain,
+        "jit": _plain,
+        "remat": lambda f, case, ct, gradients: jax.checkpoint(functools.partial(gradients, f))(
+            case.differentiable, ct
+        ),
+        "scan": _scanned_gradients,
+        "vmap of grad": functools.partial(_mapped, grad_outside=False),
+        "shard_map, replicated table": functools.partial(_sharded_gradients, axis="batch"),
+        "shard_map, sharded table": functools.partial(_sharded_gradients, axis="detector"),
+        "export": _exported,
+    }
+    run = runs[transformation]
+    f = functools.partial(_call, case, lutjax, implementation)
+    g = functools.partial(_call, case, reference, None)
+    cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
+    reference_run = _plain if "shard_map" in transformation or transformation == "export" else run
+    expected = _jitted(reference_run, g, case, cotangent, _value_and_cotangents)
+    if transformation in ("none", "export"):
+        actual = run(f, case, cotangent, _value_and_factored)
+    else:
+        actual = _jitted(run, f, case, cotangent, _value_and_factored)
+    for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
+        for name in e:
+            assert_close(f"{case}, factored, {transformation}: {kind} {name}", a[name], e[name], tolerance)
+
+
+def check_update(
+    case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
+) -> None:
+    """Compares the update of a table with the rule applied to the reference's gradient, row by row.
+
+    Args:
+      case: as for `check`; of an op that looks up.
+      implementation: of the update.
+      rule: as `lutjax.update_table` takes it. options: its other options.
+
+    Raises:
+      AssertionError: the table or a state of its rows differs by more than rounding.
+    """
+    rule = SGD() if rule is None else rule
+    f = functools.partial(_call, case, lutjax, None)
+    g = functools.partial(_call, case, reference, None)
+    ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
+    weights = case.differentiable["weights"]
+    state = jax.tree.map(lambda a: a + jnp.asarray(0.5, a.dtype), rule.init(weights))
+
+    def actual(weights: Any, state: Any) -> Any:
+        differentiable = {**case.differentiable, "weights": weights}
+        _, gradients = _factored(f, differentiable, ct)
+        return lutjax.update_table(
+            weights, gradients["weights"], 0.25, rule, state, implementation=implementation, **options
+        )
+
+    def expected(weights: Any, state: Any) -> Any:
+        dtype = accumulator(weights.dtype)
+        differentiable = {**case.differentiable, "weights": weights.astype(dtype)}
+        of_outputs = jax.tree.map(lambda a: a.astype(dtype), ct)
+        _, gradients = _value_and_cotangents(g, differentiable, of_outputs)
+        touched = _touched(case, differentiable)
+        old = weights.astype(dtype)
+        moved, new = rule.step(old, gradients["weights"], state, jnp.asarray(0.25, dtype))
+        new = jax.tree.map(lambda n, o: jnp.where(touched, n, o), (moved, new), (old, state))
+        return new[0].astype(weights.dtype), new[1]
+
+    (a_weights, a_state), (e_weights, e_state) = (jax.jit(f)(weights, state) for f in (actual, expected))
+    assert_close(f"{case}, {rule}: weights", a_weights, e_weights)
+    assert set(a_state) == set(e_state), f"{case}, {rule}: state {set(a_state)}, expected {set(e_state)}"
+    for name, array in e_state.items():
+        assert_close(f"{case}, {rule}: {name}", a_state[name], array)
+
+
+def _touched(case: Case, differentiable: Arrays) -> jax.Array:
+    """Which rows are looked up, ``[T, R, 1]``: those that a cotangent of ones reaches."""
+    n_detectors, n_rows, _ = differentiable["weights"].shape
+    ones = jnp.ones((n_detectors, n_rows, 1), jnp.float32)
+    everything = {**differentiable, **case.fixed}
+
+    def f(weights: jax.Array) -> jax.Array:
+        if case.op == "sparse_lookup":  # its unused slots pass no cotangent on
+            d = _detection("detection", n_rows.bit_length() - 1, everything)
+            return reference.lookup(weights, d)
+        return case.call(getattr(reference, case.op), {**everything, "weights": weights})["y"]
+
+    y, pullback = jax.vjp(f, ones)
+    return pullback(jnp.ones_like(y))[0] != 0
+
+
 def check_lowering(
     case: Case, implementation: Implementation = None, *, platform: str, device_kind: str
 ) -> None:
@@ -236,14 +347,93 @@ def _value_and_cotangents(
     return outputs, pullback(ct)[0]
 
 
-def _jitted(run: Callable[..., Any], f: Callable[..., Arrays], case: Case, ct: Arrays) -> Any:
-    return jax.jit(lambda d, ct: run(f, dataclasses.replace(case, differentiable=d), ct))(
+def _factored(f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays) -> tuple[Arrays, Arrays]:
+    """The same, with the table's cotangent in factors."""
+
+    def loss(d: Arrays) -> tuple[jax.Array, Arrays]:
+        outputs = f(d)
+        # Not multiplied: an output times a cotangent would be rounded, and a sum over the dtype overflow.
+        return sum(
+            (_inner(a, ct[name]) for name, a in _with_gradient(outputs).items()), jnp.float32(0)
+        ), outputs
+
+    gradient = value_and_grad(loss, tables=lambda name, a: name == "weights", has_aux=True)
+    (_, outputs), cotangents = gradient(differentiable)
+    return outputs, cotangents
+
+
+def _value_and_factored(
+    f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays
+) -> tuple[Arrays, Arrays]:
+    outputs, cotangents = _factored(f, differentiable, ct)
+    return outputs, {**cotangents, "weights": cotangents["weights"].to_dense()}
+
+
+@jax.custom_vjp
+def _inner(a: jax.Array, ct: jax.Array) -> jax.Array:
+    """A scalar whose gradient in `a` is exactly `ct`."""
+    return jnp.sum(a.astype(jnp.float32))
+
+
+def _inner_forward(a: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _inner(a, ct), _compat.cast_varying(ct, _compat.varying_axes(a))
+
+
+def _inner_backward(ct: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
+    return ct, None
+
+
+_inner.defvjp(_inner_forward, _inner_backward)
+
+Gradients = Callable[[Callable[..., Arrays], Arrays, Arrays], tuple[Arrays, Arrays]]
+
+
+def _jitted(
+    run: Callable[..., Any], f: Callable[..., Arrays], case: Case, ct: Arrays, *how: Gradients
+) -> Any:
+    return jax.jit(lambda d, ct: run(f, dataclasses.replace(case, differentiable=d), ct, *how))(
         case.differentiable, ct
     )
 
 
-def _plain(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
-    return _value_and_cotangents(f, case.differentiable, ct)
+def _plain(
+    f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
+) -> tuple[Arrays, Arrays]:
+    return gradients(f, case.differentiable, ct)
+
+
+def _scanned_gradients(
+    f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients
+) -> tuple[Arrays, Arrays]:
+    """Outputs and cotangents twice in a loop, the second time with other values."""
+
+    def body(_: None, sign: jax.Array) -> tuple[None, Any]:
+        return None, gradients(f, jax.tree.map(lambda a: a * sign.astype(a.dtype), case.differentiable), ct)
+
+    return jax.lax.scan(body, None, jnp.array([1.0, -1.0], jnp.float32))[1]
+
+
+def _sharded_gradients(
+    f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients, *, axis: str
+) -> tuple[Arrays, Arrays]:
+    """As `_sharded`, with the gradient taken by each device."""
+    mesh, specs, spec = _sharding(case, axis)
+    fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}
+    of_outputs = {name: spec(axes) for name, axes in case.output_axes.items()}
+
+    def shard(d: Arrays, fixed: Arrays, ct: Arrays) -> tuple[Arrays, Arrays]:
+        outputs, cotangents = gradients(lambda d: f(d, fixed), d, ct)
+        if axis == "detector":
+            outputs = {name: jax.lax.psum(a, "shards") for name, a in outputs.items()}
+        return outputs, cotangents
+
+    of_arguments = {name: specs[name] for name in case.differentiable}
+    return jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(of_arguments, {name: specs[name] for name in fixed}, of_outputs),
+        out_specs=(of_outputs, of_arguments),
+    )(case.differentiable, fixed, ct)
 
 
 def _variants(case: Case, a: Any, axes: Axes) -> Any:
@@ -251,7 +441,14 @@ def _variants(case: Case, a: Any, axes: Axes) -> Any:
     return jnp.stack([a, -a, jnp.roll(a, 1, axes.batch or 0)])
 
 
-def _mapped(f: Callable[..., Arrays], case: Case, ct: Arrays, *, grad_outside: bool) -> tuple[Arrays, Arrays]:
+def _mapped(
+    f: Callable[..., Arrays],
+    case: Case,
+    ct: Arrays,
+    gradients: Gradients = _value_and_cotangents,
+    *,
+    grad_outside: bool,
+) -> tuple[Arrays, Arrays]:
     """Mapped over batched arguments, then in addition over the others (a table for each element)."""
     results: list[tuple[Arrays, Arrays]] = []
     cts = {name: _variants(case, a, case.output_axes[name]) for name, a in ct.items()}
@@ -267,7 +464,7 @@ def _mapped(f: Callable[..., Arrays], case: Case, ct: Arrays, *, grad_outside: b
         if grad_outside:
             result = _value_and_cotangents(jax.vmap(f, in_axes=in_axes), arguments, cts)
         else:
-            one = functools.partial(_value_and_cotangents, f)
+            one = functools.partial(gradients, f)
             result = jax.vmap(one, in_axes=(*in_axes, 0))(arguments, cts)
         results.append(result)
     return tuple(  # type: ignore[return-value]
@@ -291,24 +488,29 @@ def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, 
     return _value_and_cotangents(twice, case.differentiable, ct)
 
 
-def _exported(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
-    exported = jax.export.export(jax.jit(functools.partial(_value_and_cotangents, f)))(
-        case.differentiable, ct
-    )
+def _exported(
+    f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
+) -> tuple[Arrays, Arrays]:
+    exported = jax.export.export(jax.jit(functools.partial(gradients, f)))(case.differentiable, ct)
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 
-def _sharded(f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str) -> tuple[Arrays, Arrays]:
-    """Split over two devices along the batch (tables replicated) or the detectors (tables sharded)."""
+def _sharding(case: Case, axis: str) -> tuple[Mesh, dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
+    """Two devices, how each argument is split over them, and the rule."""
     if jax.device_count() < 2:
         raise ValueError("lutjax.testing.check: shard_map needs two devices, and this process has one.")
-    mesh = Mesh(np.array(jax.devices()[:2]), ("shards",))
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)
         return PartitionSpec() if at is None else PartitionSpec(*[None] * at, "shards")
 
-    specs = {name: spec(axes) for name, axes in case.axes.items()}
+    mesh = Mesh(np.array(jax.devices()[:2]), ("shards",))
+    return mesh, {name: spec(axes) for name, axes in case.axes.items()}, spec
+
+
+def _sharded(f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str) -> tuple[Arrays, Arrays]:
+    """Split over two devices along the batch (tables replicated) or the detectors (tables sharded)."""
+    mesh, specs, spec = _sharding(case, axis)
 
     def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:
         outputs = f(differentiable, fixed)

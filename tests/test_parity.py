@@ -5,6 +5,7 @@ import pytest
 
 import lutjax
 from lutjax import testing
+from lutjax.training import tables
 
 # A size that can be split in two along the batch and the detectors.
 SPLIT = {
@@ -42,7 +43,9 @@ IMPLEMENTED = [(op, i) for op in testing.OPS for i in implementations(op)]
 
 
 def test_every_op_has_an_implementation_here():
-    assert {op for op, _ in IMPLEMENTED} == set(lutjax.kernel_registry.ops()) == set(testing.OPS)
+    updates = {f"{op}_update" for op in testing.LOOK_UPS}
+    assert {op for op, _ in IMPLEMENTED} == set(testing.OPS) == set(lutjax.kernel_registry.ops()) - updates
+    assert updates < set(lutjax.kernel_registry.ops())
 
 
 @pytest.mark.parametrize(
@@ -115,3 +118,62 @@ def accelerator_formulation(monkeypatch):
 @pytest.mark.usefixtures("accelerator_formulation")
 def test_formulation_for_accelerators(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
+
+
+LOOK_UPS = [(op, i) for op, i in IMPLEMENTED if op in testing.LOOK_UPS]
+RULES = [
+    tables.SGD(),
+    tables.SGD(weight_decay=0.5),
+    tables.RowAdagrad(weight_decay=0.25),
+    tables.RowMomentum(),
+    tables.RowAdam(),
+    tables.RowAdam(b1=0.9),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "shape"), [(o, i, s) for o, i in LOOK_UPS for s in testing.shapes(o)]
+)
+def test_factored_gradients(op, implementation, shape):
+    testing.check_factored(testing.case(op, shape), implementation, transformation="jit")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(("op", "implementation"), LOOK_UPS)
+def test_factored_gradients_in_other_dtypes(op, implementation, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        case = testing.case(op, TYPED[op][0], dtype)
+        testing.check_factored(case, implementation, transformation="jit")
+
+
+@pytest.mark.parametrize("transformation", testing.FACTORED_TRANSFORMATIONS)
+@pytest.mark.parametrize(("op", "implementation"), LOOK_UPS)
+def test_factored_gradients_under_transformations(op, implementation, transformation):
+    if "shard_map" in transformation and jax.device_count() < 2:
+        pytest.skip("shard_map needs two devices, and this machine has one")
+    shape, sizes = SPLIT[op]
+    testing.check_factored(testing.case(op, shape, **sizes), implementation, transformation=transformation)
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "shape"), [(o, i, s) for o, i in LOOK_UPS for s in testing.shapes(o)]
+)
+def test_updates(op, implementation, shape):
+    # Sums of the rule that needs no sums for each row, and of one that does.
+    for rule in (tables.SGD(), tables.RowMomentum(weight_decay=0.25)):
+        testing.check_update(testing.case(op, shape), implementation, rule)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(("op", "implementation"), LOOK_UPS)
+def test_updates_in_other_dtypes(op, implementation, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        testing.check_update(testing.case(op, TYPED[op][0], dtype), implementation, tables.SGD())
+
+
+@pytest.mark.parametrize("shape", ["primes", "repeats"])  # fewer hits than rows, and more
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("implementation", [i for op, i in LOOK_UPS if op == "lookup"])
+def test_update_rules(implementation, rule, shape):
+    bits = 5 if shape == "primes" else 1
+    testing.check_update(testing.case("lookup", shape, bits=bits), implementation, rule)

@@ -231,7 +231,7 @@ def _differentiable(
         args = jax.tree.map(lambda p: p.value, primals[n_taps:])
         needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals[n_taps:])
         outputs = kernel(*args)
-        if not any(needs):
+        if op.save is None or not any(needs):
             return outputs, None
         devices = tuple(device for device, _ in choice)
         static = _Backward(

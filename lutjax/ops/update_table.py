@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from lutjax import _compat
 from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowRule, RowState
 from lutjax._table_gradient import TableGradient
@@ -139,13 +140,13 @@ def dense(gradient: TableGradient) -> jax.Array:
         arguments.insert(op.table, weights)
         return apply(op, *arguments, options=dict(gradient.options))
 
-    zeros = jnp.zeros(gradient.shape, gradient.dtype)
+    # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
+    in_scope = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(gradient)))
+    zeros = _compat.cast_varying(jnp.zeros(gradient.shape, gradient.dtype), gradient.axes & in_scope)
     (of_table,) = jax.vjp(f, zeros)[1](gradient.cotangent)
     if gradient.factor is None:
         return of_table
     return of_table * jnp.asarray(gradient.factor, of_table.dtype)
-
-
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:

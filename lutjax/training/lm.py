@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
-from lutjax.training.loop import Advance, Step, repeat
+from lutjax.training.loop import Advance, repeat
 from lutjax.training.text import Bytes
 
 EVALUATION_BATCH = 64

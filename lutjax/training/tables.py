@@ -1,9 +1,8 @@
 """Training tables at the cost of the rows that a step touches.
 
 `value_and_grad` is `jax.value_and_grad` of a loss, except that the gradient of each table is a
-`TableGradient`, the factors of what would be an array of the table's shape. `Optimizer` moves tables by row-wise rules in
-their own memory and everything else by any optax optimiser. Needs nothing but jax and optax; any functional
-model will do.
+`TableGradient`, the factors of what would be an array of the table's shape. `Optimizer` moves tables by row-wise
+rules in their own memory and everything else by any optax optimiser.
 """
 
 import dataclasses
@@ -14,13 +13,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lutjax import _compat
 from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax._table_gradient import TableGradient
-from lutjax.ops import _watch
-from lutjax.ops._watch import TableUseError
-from lutjax.ops.update_table import check_state, of_parts, update_table
+from lutjax.ops.update_table import check_state, update_table
+from lutjax.training.gradients import (
+    IsTable,
+    Split,
+    TableUseError,
+    is_factored,
+    is_table,
+    microbatched,
+    value_and_grad,
+)
 
 __all__ = [
     "SGD",
@@ -37,186 +42,6 @@ __all__ = [
     "normalised",
     "value_and_grad",
 ]
-
-IsTable = Callable[[str, Any], bool]
-
-
-def is_table(name: str, array: Any) -> bool:
-    """The default choice of tables: arrays ``[detectors, rows, outputs]`` called ``weights``, as layers call them.
-
-    Args:
-      name: keys from the root of the parameters, joined by ``/``.
-      array: the parameter, or its shape and dtype.
-    """
-    return name.rpartition("/")[2] == "weights" and len(array.shape) == 3
-
-
-def value_and_grad(
-    loss: Callable[..., Any], *, tables: IsTable = is_table, has_aux: bool = False
-) -> Callable[..., tuple[Any, Any]]:
-    """`jax.value_and_grad`, with the gradients of tables in factors.
-
-    Args:
-      loss: a function of the parameters, a pytree of float arrays, and of anything else; returns a scalar, or with
-        `has_aux` a scalar and a pytree. Each table has to reach exactly one `lutjax.lookup`, `sparse_lookup`,
-        `lookup_attention` or `lut_pair_attention` (or one of their compositions), at the level of the loss itself:
-        not inside a `jax.jit`, `vmap`, `scan` or `checkpoint` within it. Transform the whole step instead.
-      tables: which parameters are tables, by name and array; see `is_table`.
-      has_aux: as in jax.
-
-    Returns:
-      A function like `loss` that returns its value (and aux) and gradients of the structure of the parameters: a
-      `TableGradient` for each table, arrays for the rest. Under `jax.shard_map` each device gets the factors of
-      its own part of the batch.
-
-    Raises:
-      TableUseError: a table is looked up twice, not at all (it is frozen, or was cast or copied before), or used in
-        another way. Nothing has been computed then.
-
-    Source: look-up-table semantics, section 8.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, lutjax
-      >>> from lutjax.training import tables
-      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=10)
-      >>> params = {"weights": jnp.zeros((4, 2**10, 5)), "bias": jnp.zeros(5)}
-      >>> def loss(params, x):
-      ...     return jnp.mean((lutjax.lut(x, params["weights"], anchors) + params["bias"] - 1) ** 2)
-      >>> value, gradients = tables.value_and_grad(loss)(params, jnp.ones((3, 8)))
-      >>> type(gradients["weights"]).__name__, gradients["weights"].cotangent.shape, gradients["bias"].shape
-      ('TableGradient', (3, 5), (5,))
-    """
-
-    def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        split = _Split(params, tables)
-
-        def watched(watch_taps: Any, others: Any, guards: Any) -> tuple[Any, _watch.Watch]:
-            guarded = {
-                name: _guard(name)(table, guard)
-                for (name, table), guard in zip(split.tables.items(), guards, strict=True)
-            }
-            watch = _watch.Watch(guarded, watch_taps)
-            with _watch.watching(watch):
-                return loss(split.join(others, guarded), *args, **kwargs), watch
-
-        guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
-        taps = split.taps(lambda others: watched(None, others, guards)[1])
-
-        def tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
-            result, watch = watched(taps, others, guards)
-            value, aux = result if has_aux else (result, None)
-            arguments = {name: look_up.arguments for name, look_up in watch.look_ups.items()}
-            static.update({name: (look_up.op, look_up.options) for name, look_up in watch.look_ups.items()})
-            return value, (aux, arguments, watch.factors)
-
-        static: dict[str, Any] = {}
-        (value, (aux, arguments, factors)), (of_others, of_taps, _) = jax.value_and_grad(
-            tapped, argnums=(0, 1, 2), has_aux=True
-        )(split.others, taps, guards)
-        gradients = {
-            name: TableGradient(
-                op=static[name][0],
-                arguments=arguments[name],
-                cotangent=of_taps[name][0],
-                factor=factors.get(name),
-                after=of_taps[name][1],
-                options=static[name][1],
-                shape=table.shape,
-                dtype=table.dtype,
-            )
-            for name, table in split.tables.items()
-        }
-        return ((value, aux) if has_aux else value), split.join(of_others, gradients)
-
-    return differentiated
-
-
-class _Split:
-    """Parameters as tables, by name, and the rest, a list."""
-
-    def __init__(self, params: Any, is_table: IsTable):
-        leaves, self._structure = jax.tree_util.tree_flatten_with_path(params)
-        named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
-        self._names = [name if is_table(name, leaf) else None for name, leaf in named]
-        self.tables = {name: jnp.asarray(leaf) for name, leaf in named if is_table(name, leaf)}
-        self.others = [leaf for name, leaf in named if name not in self.tables]
-
-    def join(self, others: list[Any], tables: Mapping[str, Any]) -> Any:
-        rest = iter(others)
-        return jax.tree.unflatten(
-            self._structure, [next(rest) if name is None else tables[name] for name in self._names]
-        )
-
-    def gradients(self, gradients: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Those of the rest and of the tables.
-
-        Raises:
-          ValueError, TypeError: they are not gradients of these parameters and tables.
-        """
-        leaves, structure = jax.tree.flatten(gradients, is_leaf=_is_factored)
-        if structure != self._structure:
-            raise ValueError(f"the gradients have the structure {structure}, the parameters {self._structure}.")
-        others, of_tables = [], {}
-        for name, gradient in zip(self._names, leaves, strict=True):
-            if name is not None:
-                of_tables[name] = gradient
-            elif _is_factored(gradient):
-                raise TypeError(
-                    "the gradient of a parameter that is no table is factored; `value_and_grad` and the optimiser "
-                    "need the same `tables`."
-                )
-            else:
-                others.append(gradient)
-        return others, of_tables
-
-    def taps(self, look: Callable[[list[Any]], _watch.Watch]) -> dict[str, tuple[Any, Any]]:
-        """Zeros for the look-up of each table, found in an abstract evaluation of the loss."""
-        found: dict[str, Any] = {}
-
-        def abstract(others: list[Any]) -> None:
-            watch = look(others)
-            for name in self.tables:
-                if name not in watch.look_ups:
-                    raise TableUseError(
-                        f"the table {name} is not looked up by the loss. Either it is frozen or not used: then it "
-                        "is no table to train, leave it out of `tables` or of the parameters. Or it does not "
-                        "reach the op as it is: a cast, an index or a product makes another array of it (in NNX "
-                        "use `variable.get_value()` for `variable[...]`), and so does a jit, scan or checkpoint "
-                        "within the loss."
-                    )
-            found.update({name: watch.look_ups[name].output for name in self.tables})
-
-        jax.eval_shape(abstract, self.others)
-        return {
-            name: (
-                _compat.cast_varying(jnp.zeros(y.shape, y.dtype), y.axes),
-                _compat.cast_varying(jnp.zeros((), jnp.float32), y.axes),
-            )
-            for name, y in found.items()
-        }
-
-
-def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The identity on a table, which is not to have a gradient any other way than through the taps."""
-
-    @jax.custom_vjp
-    def guard(table: jax.Array, zero: jax.Array) -> jax.Array:
-        return table
-
-    def forward(table: Any, zero: Any) -> tuple[jax.Array, None]:
-        return table.value, None
-
-    def backward(_: None, cotangent: Any) -> tuple[None, None]:
-        if not isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
-            raise TableUseError(
-                f"the loss uses the table {name} not only in its look-up. A factored gradient holds the look-up "
-                "alone: take the other use (a penalty, a second look-up inside jit or scan) out of the loss, "
-                "or leave this table out of `tables`: it then has a dense gradient."
-            )
-        return None, None
-
-    guard.defvjp(forward, backward, symbolic_zeros=True)
-    return guard
 
 
 class OptimizerState(NamedTuple):
@@ -285,7 +110,7 @@ class Optimizer:
         Raises:
           ValueError: `rates` names a table that is not there.
         """
-        split = _Split(params, self.tables)
+        split = Split(params, self.tables)
         unknown = sorted(set(self.rates) - set(split.tables))
         if unknown:
             raise ValueError(
@@ -306,7 +131,7 @@ class Optimizer:
           ValueError, TypeError: the gradients or the state are those of another model or rule. Nothing has been
             changed then.
         """
-        split = _Split(params, self.tables)
+        split = Split(params, self.tables)
         others, of_tables = split.gradients(gradients)
         if set(state.rows) != set(split.tables):
             raise ValueError(
@@ -318,7 +143,7 @@ class Optimizer:
         rate = self.rate(state.step) if callable(self.rate) else self.rate
         moved = {}
         for name, table in split.tables.items():
-            update = update_table if _is_factored(of_tables[name]) else _update_all
+            update = update_table if is_factored(of_tables[name]) else _update_all
             rate_of = rate * self.rates.get(name, 1.0)
             moved[name] = update(table, of_tables[name], rate_of, self.rule, state.rows[name])
         updates, rest = self._rest.update(others, state.rest, split.others)
@@ -358,7 +183,7 @@ def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
     """
 
     def divide(gradient: Any) -> jax.Array:
-        if _is_factored(gradient):
+        if is_factored(gradient):
             raise TypeError(
                 "normalised: a gradient is a TableGradient; use the dense gradient of this table (jax.grad, or "
                 "its to_dense())."
@@ -368,58 +193,6 @@ def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        return jax.tree.map(divide, updates, is_leaf=_is_factored), state
+        return jax.tree.map(divide, updates, is_leaf=is_factored), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """The same value and gradients, of the mean over a batch, computed for one part of the batch after the other.
-
-    Dense gradients are averaged. Factored ones are concatenated: an optimiser then takes one step, exactly as if the
-    batch had not been divided.
-
-    Args:
-      value_and_grad: of a loss that is a mean over its batch, the argument after the parameters: a pytree of arrays
-        that all have the batch axis in front. An aux, if there is one, comes back with an axis for the parts in front.
-      count: parts.
-
-    Raises:
-      ValueError: the batch cannot be divided.
-    """
-
-    def accumulated(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        for a in jax.tree.leaves(batch):
-            if not a.ndim or a.shape[0] % count:
-                raise ValueError(
-                    f"microbatched: an array of the batch has shape {list(a.shape)}; its first axis must be a "
-                    f"multiple of {count}."
-                )
-        parts = jax.tree.map(lambda a: a.reshape(count, a.shape[0] // count, *a.shape[1:]), batch)
-
-        def split(batch: Any) -> tuple[Any, list[Any], list[Any]]:
-            result, gradients = value_and_grad(params, batch, *args, **kwargs)
-            leaves = jax.tree.leaves(gradients, is_leaf=_is_factored)
-            dense = [None if _is_factored(g) else g for g in leaves]
-            return result, dense, [g if _is_factored(g) else None for g in leaves]
-
-        def part(total: list[Any], batch: Any) -> tuple[list[Any], Any]:
-            result, dense, factored = split(batch)
-            return jax.tree.map(jnp.add, total, dense), (result, factored)
-
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), parts)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(split, one)[1])
-        total, (result, factored) = jax.lax.scan(part, zeros, parts)
-        leaves = [
-            t / count if g is None else of_parts(g).scaled(1 / count)
-            for t, g in zip(total, factored, strict=True)
-        ]
-        value, aux = result if isinstance(result, tuple) else (result, None)
-        mean = jnp.mean(value)
-        return mean if aux is None else (mean, aux), jax.tree.unflatten(jax.tree.structure(params), leaves)
-
-    return accumulated
-
-
-def _is_factored(gradient: Any) -> bool:
-    return isinstance(gradient, TableGradient)

@@ -6,7 +6,7 @@ A look-up is seen here as hits: detector `t` read row ``index[t, i]``, whose gra
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,8 @@ Body = Callable[[Any, jax.Array, jax.Array, jax.Array | None], Any]
 not count are zero."""
 
 
-class Visit(Protocol):
-    """Passes a carry through a body for every tile of hits of a group of detectors."""
-
-    def __call__(self, detectors: Detectors, body: Body, carry: Any) -> Any: ...
+Visit = Callable[[Detectors, Body, Any], Any]
+"""Passes a carry through a body for every tile of hits of a group of detectors."""
 
 
 def update(
