@@ -26,6 +26,7 @@ import lutjax
 from lutjax import reference
 from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS
+from lutjax._fixed_point import FixedPoint
 from lutjax.kernels.registry import Implementation
 
 Arrays = dict[str, Any]
@@ -114,6 +115,7 @@ def check(
     implementation: Implementation = None,
     *,
     transformation: str = "none",
+    accumulate: FixedPoint | None = None,
     tolerance: float | None = None,
 ) -> None:
     """Compares outputs and cotangents of an op with the reference, each by its name.
@@ -122,6 +124,8 @@ def check(
       case: from `cases` or `case`.
       implementation: as the ops take it.
       transformation: one of `TRANSFORMATIONS`.
+      accumulate: as the ops take it. The reference's cotangents are sums of floats in any case: choose a
+        tolerance of as many resolutions as the longest sum has addends.
       tolerance: relative to the largest magnitude of each array; by default `TOLERANCE` of its dtype.
 
     Raises:
@@ -144,8 +148,8 @@ def check(
         "export": _exported,
     }
     run = runs[transformation]
-    f = functools.partial(_call, case, lutjax, implementation)
-    g = functools.partial(_call, case, reference, None)
+    f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
+    g = functools.partial(_call, case, reference, None, accumulate=accumulate)
     cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
     whole = "shard_map" in transformation or transformation == "export"
     expected = _jitted(_plain if whole else run, g, case, cotangent)
@@ -157,7 +161,12 @@ def check(
 
 
 def check_lowering(
-    case: Case, implementation: Implementation = None, *, platform: str, device_kind: str
+    case: Case,
+    implementation: Implementation = None,
+    *,
+    platform: str,
+    device_kind: str,
+    accumulate: FixedPoint | None = None,
 ) -> None:
     """Lowers an op's outputs and cotangents for a device that need not be here.
 
@@ -166,6 +175,7 @@ def check_lowering(
       implementation: as the ops take it.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
       device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+      accumulate: as the ops take it.
 
     Raises:
       AssertionError: what was lowered has other shapes than the reference.
@@ -176,7 +186,7 @@ def check_lowering(
     arguments = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (case.differentiable, _with_gradient(expected))
     )
-    f = functools.partial(_call, case, lutjax, implementation)
+    f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
     with jax.sharding.use_abstract_mesh(mesh):
         exported = jax.export.export(
             jax.jit(functools.partial(_value_and_cotangents, f)), platforms=[platform]
@@ -209,8 +219,12 @@ def _call(
     implementation: Implementation,
     differentiable: Arrays,
     fixed: Arrays | None = None,
+    *,
+    accumulate: FixedPoint | None = None,
 ) -> Arrays:
     op = getattr(module, case.op)
+    if accumulate is not None:
+        op = functools.partial(op, accumulate=accumulate)
     if module is lutjax:
         op = functools.partial(op, implementation=implementation)
     return case.call(op, {**differentiable, **(case.fixed if fixed is None else fixed)})
@@ -298,11 +312,13 @@ def _exported(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays,
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 
-def _sharded(f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str) -> tuple[Arrays, Arrays]:
-    """Split over two devices along the batch (tables replicated) or the detectors (tables sharded)."""
+def _sharded(
+    f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str, n_devices: int = 2
+) -> tuple[Arrays, Arrays]:
+    """Split over devices along the batch (tables replicated) or the detectors (tables sharded)."""
     if jax.device_count() < 2:
         raise ValueError("lutjax.testing.check: shard_map needs two devices, and this process has one.")
-    mesh = Mesh(np.array(jax.devices()[:2]), ("shards",))
+    mesh = Mesh(np.array(jax.devices()[:n_devices]), ("shards",))
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)
