@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from lutjax._dtypes import accumulator
 
 _LARGEST = 2**31 - 1
-_FLOAT32 = np.finfo(np.float32)
+_LEAST_FLOAT32, _LARGEST_FLOAT32 = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,8 @@ class FixedPoint:
     - Choose a scale that all sums fit: beyond `range` they wrap silently. `for_bound` chooses, `check` checks.
       A single addend that does not fit saturates.
     - Parts of an addend below `resolution` are lost, and a NaN counts as 0: it does not show in a result.
-    - Prefer powers of two: dividing by them, and multiplying, rounds nothing.
+    - Prefer powers of two: with them scaling rounds nothing. With others a result is still the same in any order, but
+      a compiler may fold the constant differently into two different programs.
     - Sums that are made outside the op are sums of floats: of the terms of ``grad`` of a ``vmap`` over the batch, of the
       steps of a loop, of partial outputs where you shard detectors and `psum` them, of everything replicated
       in a `shard_map` with ``check_vma=False``. They are exact, hence the same in any order, while
@@ -53,11 +54,11 @@ class FixedPoint:
       Array([0.625], dtype=float32)
     """
 
-    scale: float
+    scale: float | int
 
     def __post_init__(self) -> None:
         scale = self.scale
-        if not _is_number(scale) or not _FLOAT32.tiny <= scale <= _FLOAT32.max:
+        if not _is_number(scale) or not _LEAST_FLOAT32 <= scale <= _LARGEST_FLOAT32:
             raise ValueError(
                 f"FixedPoint: scale is {scale!r}; expected a finite number > 0, in the range of float32."
             )
@@ -74,7 +75,9 @@ class FixedPoint:
         return 2**31 / self.scale
 
     @classmethod
-    def for_bound(cls, bound: float, *, terms: int = 1, resolution: float | None = None) -> "FixedPoint":
+    def for_bound(
+        cls, bound: float | int, *, terms: int = 1, resolution: float | int | None = None
+    ) -> "FixedPoint":
         """The largest power of two as scale with which so many addends fit.
 
         Args:
@@ -106,7 +109,7 @@ class FixedPoint:
                 )
         return cls(scale)
 
-    def check(self, bound: float, terms: int = 1) -> None:
+    def check(self, bound: float | int, terms: int = 1) -> None:
         """Raises if so many addends of such a magnitude do not fit, or are too small to count.
 
         Raises:
@@ -162,7 +165,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _total(where: str, bound: Any, terms: Any) -> Fraction:
-    if not _is_number(bound) or not _FLOAT32.tiny <= bound <= _FLOAT32.max:
+    if not _is_number(bound) or not _LEAST_FLOAT32 <= bound <= _LARGEST_FLOAT32:
         raise ValueError(
             f"{where}: bound is {bound!r}; expected a finite number > 0, in the range of float32."
         )

@@ -128,7 +128,7 @@ def differences(
     index, dy = tuple(clamped(weights, i) for i in index), dy.astype(dtype)
     if not in_sequence(device):
         row, *other_rows = (_gather_all(weights, i) for i in index)
-        sums = [jnp.sum(addends((row - o) * dy, accumulate), -1, dtype=jnp.int32) for o in other_rows]
+        sums = [jnp.sum(addends((row - o) * dy[None], accumulate), -1, dtype=jnp.int32) for o in other_rows]
         return tuple(result(s, dtype, accumulate) for s in sums)
 
     by_output = dy.T
