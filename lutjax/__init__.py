@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lutjax import reference
 from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._version import __version__
 from lutjax.kernels.registry import (
     Backend,
@@ -37,6 +38,7 @@ explain = kernel_registry.explain
 __all__ = [
     "Backend",
     "Detection",
+    "FixedPoint",
     "NoImplementationError",
     "Platform",
     "__version__",

@@ -3,7 +3,9 @@
 Nothing here is fast or lean: attention builds every pair at once. The ops of `lutjax` compute the
 same values and the same cotangents; where the two disagree, the op is wrong.
 
-Every function takes what the op of the same name takes, without ``implementation``.
+Every function takes what the op of the same name takes, without ``implementation``. With ``accumulate`` the
+values are those of fixed-point sums, bit for bit; derivatives are those of the floating-point sums, in any autodiff
+mode, so an op's cotangents differ from them by up to one resolution for each addend.
 """
 
 from typing import Any
@@ -14,6 +16,7 @@ from jaxtyping import Float, Int
 
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 
 __all__ = [
@@ -49,7 +52,13 @@ def _take(x: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(x, ids, axis=-1, mode="clip")
 
 
-def detect(x: Float[Array, "*batch inputs"], anchors: Anchors, *, epsilon: float = 0.0) -> Detection:
+def detect(
+    x: Float[Array, "*batch inputs"],
+    anchors: Anchors,
+    *,
+    epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,  # only the op's gradient is a sum
+) -> Detection:
     x = jnp.asarray(x).astype(accumulator(x.dtype))
     anchors = jnp.asarray(anchors)
     return _detect_deltas(_take(x, anchors[..., 0]) - _take(x, anchors[..., 1]), epsilon)
@@ -91,12 +100,38 @@ def _read(
     return value
 
 
+# ------------------------------------------------------------------------------------- sums
+@jax.custom_jvp
+def _with_derivative_of(value: jax.Array, other: jax.Array) -> jax.Array:
+    """`value`, with the derivative of `other`."""
+    return value
+
+
+@_with_derivative_of.defjvp
+def _with_derivative_of_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return _with_derivative_of(*primals), tangents[1]
+
+
+def _sum(
+    values: jax.Array, axis: int | tuple[int, ...], dtype: Any, accumulate: FixedPoint | None
+) -> jax.Array:
+    """The sum of addends (section 7), in the given dtype."""
+    total = jnp.sum(values, axis).astype(dtype)
+    if accumulate is None:
+        return total
+    integers = jnp.sum(accumulate.quantised(jax.lax.stop_gradient(values)), axis, dtype=jnp.int32)
+    return _with_derivative_of(accumulate.total(integers, dtype), total)
+
+
 # ------------------------------------------------------------------------------------- look-ups
 def lookup(
-    weights: Float[Array, "detectors rows outputs"], detection: Detection
+    weights: Float[Array, "detectors rows outputs"],
+    detection: Detection,
+    *,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch outputs"]:
     weights, d = jnp.asarray(weights), detection
-    return jnp.sum(_read(weights, d.index, [(d.margin, d.flip)]), -2).astype(weights.dtype)
+    return _sum(_read(weights, d.index, [(d.margin, d.flip)]), -2, weights.dtype, accumulate)
 
 
 def sparse_lookup(
@@ -104,14 +139,18 @@ def sparse_lookup(
     detection: Detection,
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
+    *,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch {n_outputs}"]:
     weights = jnp.asarray(weights)
+    n_detectors, n_rows, n_slots = weights.shape
     targets = jnp.clip(jnp.broadcast_to(targets, weights.shape), -1, n_outputs - 1)
-    # The same table with every edge in its place: zero elsewhere.
+    # A table for each slot, with its edge in its place and zero elsewhere.
     output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
-    edge = targets[..., None] == output
-    full = jnp.sum(jnp.where(edge, weights.astype(accumulator(weights.dtype))[..., None], 0), -2)
-    return lookup(full, detection).astype(weights.dtype)
+    full = jnp.where(targets[..., None] == output, weights[..., None], 0)
+    full = jnp.moveaxis(full, 2, 1).reshape(n_detectors * n_slots, n_rows, n_outputs)
+    of_slots = jax.tree.map(lambda a: jnp.repeat(a, n_slots, axis=-1), detection)
+    return lookup(full, of_slots, accumulate=accumulate)
 
 
 # ------------------------------------------------------------------------------------- attention
@@ -160,6 +199,7 @@ def lookup_attention(
     key_start: Integer = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
     weights = jnp.asarray(weights)
     *batch, n_queries, _ = query.shape
@@ -185,7 +225,7 @@ def lookup_attention(
         flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
 
     flips = [(_where_counts(counts, margin), flip) for margin, flip in flips]
-    return _sum_pairs(_read(weights, row, flips), counts).astype(weights.dtype)
+    return _sum_pairs(_read(weights, row, flips), counts, weights.dtype, accumulate)
 
 
 def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
@@ -193,10 +233,10 @@ def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
     return jnp.where(_align(counts[..., None], margin.ndim), margin, 1)
 
 
-def _sum_pairs(value: jax.Array, counts: jax.Array) -> jax.Array:
+def _sum_pairs(value: jax.Array, counts: jax.Array, dtype: Any, accumulate: FixedPoint | None) -> jax.Array:
     """``value [..., Lq, Lk, T, O]`` over detectors and the keys that count -> ``[..., Lq, O]``."""
-    per_pair = jnp.sum(value, -2)
-    return jnp.sum(jnp.where(_align(counts[..., None], per_pair.ndim), per_pair, 0), -2)
+    value = jnp.where(_align(counts[..., None, None], value.ndim), value, 0)
+    return _sum(value, (-3, -2), dtype, accumulate)
 
 
 def lut_pair_attention(
@@ -213,6 +253,7 @@ def lut_pair_attention(
     key_start: Integer = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
     x, weights, anchors = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(anchors)
     keys = x if keys is None else jnp.asarray(keys)
@@ -240,7 +281,7 @@ def lut_pair_attention(
 
     d = _detect_deltas(end(0) - end(1), epsilon)
     value = _read(weights, d.index, [(_where_counts(counts, d.margin), d.flip)])
-    return _sum_pairs(value, counts).astype(weights.dtype)
+    return _sum_pairs(value, counts, weights.dtype, accumulate)
 
 
 # ------------------------------------------------------------------------------------- compositions
@@ -250,8 +291,9 @@ def lut(
     anchors: Anchors,
     *,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch outputs"]:
-    return lookup(weights, detect(x, anchors, epsilon=epsilon))
+    return lookup(weights, detect(x, anchors, epsilon=epsilon), accumulate=accumulate)
 
 
 def sparse_lut(
@@ -262,8 +304,10 @@ def sparse_lut(
     n_outputs: int,
     *,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch {n_outputs}"]:
-    return sparse_lookup(weights, detect(x, anchors, epsilon=epsilon), targets, n_outputs)
+    d = detect(x, anchors, epsilon=epsilon)
+    return sparse_lookup(weights, d, targets, n_outputs, accumulate=accumulate)
 
 
 def lut_attention(
@@ -275,10 +319,20 @@ def lut_attention(
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch length outputs"]:
     d = detect(x, anchors, epsilon=epsilon)
     e = None if positions is None else detect_signs(positions)
-    return lookup_attention(weights, d, d, e, window=window, query_segments=segments, key_segments=segments)
+    return lookup_attention(
+        weights,
+        d,
+        d,
+        e,
+        window=window,
+        query_segments=segments,
+        key_segments=segments,
+        accumulate=accumulate,
+    )
 
 
 # ------------------------------------------------------------------------------------- gradients

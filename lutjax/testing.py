@@ -26,6 +26,7 @@ import lutjax
 from lutjax import _compat, reference
 from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS, accumulator
+from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import SGD, RowRule
 from lutjax.kernels.registry import Implementation
 from lutjax.training.gradients import value_and_grad
@@ -121,6 +122,7 @@ def check(
     implementation: Implementation = None,
     *,
     transformation: str = "none",
+    accumulate: FixedPoint | None = None,
     tolerance: float | None = None,
 ) -> None:
     """Compares outputs and cotangents of an op with the reference, each by its name.
@@ -129,6 +131,8 @@ def check(
       case: from `cases` or `case`.
       implementation: as the ops take it.
       transformation: one of `TRANSFORMATIONS`.
+      accumulate: as the ops take it. The reference's cotangents are sums of floats in any case: choose a
+        tolerance of as many resolutions as the longest sum has addends.
       tolerance: relative to the largest magnitude of each array; by default `TOLERANCE` of its dtype.
 
     Raises:
@@ -151,8 +155,8 @@ def check(
         "export": _exported,
     }
     run = runs[transformation]
-    f = functools.partial(_call, case, lutjax, implementation)
-    g = functools.partial(_call, case, reference, None)
+    f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
+    g = functools.partial(_call, case, reference, None, accumulate=accumulate)
     cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
     whole = "shard_map" in transformation or transformation == "export"
     expected = _jitted(_plain if whole else run, g, case, cotangent)
@@ -264,11 +268,17 @@ def _touched(case: Case, differentiable: Arrays) -> jax.Array:
         return case.call(getattr(reference, case.op), {**everything, "weights": weights})["y"]
 
     y, pullback = jax.vjp(f, ones)
-    return pullback(jnp.ones_like(y))[0] != 0
+    touched: jax.Array = pullback(jnp.ones_like(y))[0]
+    return jnp.not_equal(touched, 0)
 
 
 def check_lowering(
-    case: Case, implementation: Implementation = None, *, platform: str, device_kind: str
+    case: Case,
+    implementation: Implementation = None,
+    *,
+    platform: str,
+    device_kind: str,
+    accumulate: FixedPoint | None = None,
 ) -> None:
     """Lowers an op's outputs and cotangents for a device that need not be here.
 
@@ -277,6 +287,7 @@ def check_lowering(
       implementation: as the ops take it.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
       device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+      accumulate: as the ops take it.
 
     Raises:
       AssertionError: what was lowered has other shapes than the reference.
@@ -287,7 +298,7 @@ def check_lowering(
     arguments = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (case.differentiable, _with_gradient(expected))
     )
-    f = functools.partial(_call, case, lutjax, implementation)
+    f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
     with jax.sharding.use_abstract_mesh(mesh):
         exported = jax.export.export(
             jax.jit(functools.partial(_value_and_cotangents, f)), platforms=[platform]
@@ -320,8 +331,12 @@ def _call(
     implementation: Implementation,
     differentiable: Arrays,
     fixed: Arrays | None = None,
+    *,
+    accumulate: FixedPoint | None = None,
 ) -> Arrays:
     op = getattr(module, case.op)
+    if accumulate is not None:
+        op = functools.partial(op, accumulate=accumulate)
     if module is lutjax:
         op = functools.partial(op, implementation=implementation)
     return case.call(op, {**differentiable, **(case.fixed if fixed is None else fixed)})
@@ -495,22 +510,28 @@ def _exported(
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 
-def _sharding(case: Case, axis: str) -> tuple[Mesh, dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
-    """Two devices, how each argument is split over them, and the rule."""
-    if jax.device_count() < 2:
-        raise ValueError("lutjax.testing.check: shard_map needs two devices, and this process has one.")
+def _sharding(
+    case: Case, axis: str, n_devices: int = 2
+) -> tuple[Mesh, dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
+    """Some devices, how each argument is split over them, and the rule."""
+    if jax.device_count() < n_devices:
+        raise ValueError(
+            f"lutjax.testing: shard_map needs {n_devices} devices; there are {jax.device_count()}."
+        )
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)
         return PartitionSpec() if at is None else PartitionSpec(*[None] * at, "shards")
 
-    mesh = Mesh(np.array(jax.devices()[:2]), ("shards",))
+    mesh = Mesh(np.array(jax.devices()[:n_devices]), ("shards",))
     return mesh, {name: spec(axes) for name, axes in case.axes.items()}, spec
 
 
-def _sharded(f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str) -> tuple[Arrays, Arrays]:
-    """Split over two devices along the batch (tables replicated) or the detectors (tables sharded)."""
-    mesh, specs, spec = _sharding(case, axis)
+def _sharded(
+    f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str, n_devices: int = 2
+) -> tuple[Arrays, Arrays]:
+    """Split over devices along the batch (tables replicated) or the detectors (tables sharded)."""
+    mesh, specs, spec = _sharding(case, axis, n_devices)
 
     def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:
         outputs = f(differentiable, fixed)

@@ -25,3 +25,20 @@ def without_typechecking():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def accelerator_formulation(monkeypatch):
+    """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
+    from lutjax.kernels._xla import _pairs, _rows
+    from lutjax.ops import _transforms
+
+    def forget():
+        _transforms._compiled.cache_clear()
+        _transforms._kernel.cache_clear()
+
+    forget()
+    for module in (_pairs, _rows):
+        monkeypatch.setattr(module, "in_sequence", lambda device: False)
+    yield
+    forget()

@@ -26,9 +26,7 @@ def recorded():
         if kind not in KINDS:
             continue
         marks = []
-        if "int_rescaler" in names:
-            marks = [pytest.mark.skip(reason="fixed-point accumulation is not part of this release")]
-        elif {"S_after_internal", "normalized"} & names:
+        if {"S_after_internal", "normalized"} & names:
             marks = [pytest.mark.skip(reason="table-gradient policies are not part of this release")]
         cases.append(pytest.param(path, kind, id=path.stem, marks=marks))
     return cases
@@ -58,16 +56,18 @@ def test_recorded(path, kind, module):
 
 
 def _dense(module, kind, z, x, anchors, epsilon, tolerance):
+    sums = {"epsilon": epsilon}
+    if "int_rescaler" in z:
+        sums["accumulate"] = lutjax.FixedPoint((2**20 - 1) * float(z["int_rescaler"]))
+
     def f(x, weights, positions):
         weights = module.scale_gradient(weights, float(z.get("meta_lr", 1.0)))
         if kind in ("fc", "ext_fc"):
-            return module.lut(x, weights, anchors, epsilon=epsilon)
+            return module.lut(x, weights, anchors, **sums)
         if kind in ("attn", "ext_concat"):
-            return module.lut_attention(x, weights, anchors, positions, epsilon=epsilon)
+            return module.lut_attention(x, weights, anchors, positions, **sums)
         interleave = bool(z["sliced"])
-        return module.lut_pair_attention(
-            x, weights, anchors, positions, interleave=interleave, epsilon=epsilon
-        )
+        return module.lut_pair_attention(x, weights, anchors, positions, interleave=interleave, **sums)
 
     positions = jnp.asarray(z["pe"]) if "pe" in z else None
     y, pullback = jax.vjp(f, x, jnp.asarray(z["S"]), positions)

@@ -51,6 +51,9 @@ CASES = {
     "attention_own_positions": Case(
         "LUTAttention", {**TABLES, **POSITIONS, "shared_positions": False, "window": 5}, (9, 7)
     ),
+    "attention_in_fixed_point": Case(
+        "LUTAttention", {**TABLES, **POSITIONS, "accumulate": lutjax.FixedPoint(16)}, (2, 9, 7)
+    ),
     "pair_without_positions": Case("LUTPairAttention", {**TABLES, "n_positions": 8}, (2, 9, 7)),
     "pair": Case("LUTPairAttention", {**TABLES, **POSITIONS, "shared_positions": False}, (2, 9, 7)),
     "pair_interleaved": Case(
@@ -302,16 +305,16 @@ def test_dtype_casts_inputs_and_tables():
     np.testing.assert_array_equal(run(decoder, inputs_of(case)), y)
 
 
-def test_implementation_reaches_the_op(monkeypatch):
-    seen = []
+def test_options_reach_the_op(monkeypatch):
+    seen, sums = [], lutjax.FixedPoint(256)
 
-    def lut(x, weights, anchors, *, implementation, epsilon):
-        seen.append(implementation)
+    def lut(x, weights, anchors, *, implementation, accumulate, epsilon):
+        seen.append((implementation, accumulate))
         return jnp.zeros((*x.shape[:-1], weights.shape[-1]), weights.dtype)
 
     monkeypatch.setattr(lutjax, "lut", lut)
-    nnx_layer(CASES["lut"], implementation=("triton", "xla"))(inputs_of(CASES["lut"]))
-    assert seen == [("triton", "xla")]
+    nnx_layer(CASES["lut"], implementation=("triton", "xla"), accumulate=sums)(inputs_of(CASES["lut"]))
+    assert seen == [(("triton", "xla"), sums)]
 
 
 def test_explicit_ids():

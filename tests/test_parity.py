@@ -84,23 +84,6 @@ def test_lowers_for_every_platform(op, implementation, platform, device_kind):
     testing.check_lowering(case, implementation, platform=platform, device_kind=device_kind)
 
 
-@pytest.fixture
-def accelerator_formulation(monkeypatch):
-    """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
-    from lutjax.kernels._xla import _pairs, _rows
-    from lutjax.ops import _transforms
-
-    def forget():
-        _transforms._compiled.cache_clear()
-        _transforms._kernel.cache_clear()
-
-    forget()
-    for module in (_pairs, _rows):
-        monkeypatch.setattr(module, "in_sequence", lambda device: False)
-    yield
-    forget()
-
-
 @pytest.mark.parametrize(
     ("op", "shape"),
     [

@@ -20,7 +20,7 @@ import lutjax
 from lutjax._anchors import check_anchors, check_targets
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array, Integer
-from lutjax.ops._checks import MAX_BITS
+from lutjax.ops._checks import MAX_BITS, accumulation
 
 TARGET_LISTS = ("row", "table", "layer")
 
@@ -67,6 +67,7 @@ class LUTSpec:
         dtype of the table.
       param_dtype: dtype of what is trained.
       weights_init: draws the tables, as in `jax.nn.initializers`; zeros by default.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the op; see `lutjax.lut`.
     """
 
@@ -79,6 +80,7 @@ class LUTSpec:
     dtype: Any = None
     param_dtype: Any = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
+    accumulate: lutjax.FixedPoint | None = None
     implementation: str | tuple[str, ...] | None = None
 
     min_rank: ClassVar[int] = 1  # axes of the inputs that the layer needs
@@ -88,6 +90,7 @@ class LUTSpec:
             self._require_size(name, least)
         if not self.epsilon >= 0:
             raise ValueError(f"{self.layer}: epsilon is {self.epsilon}; the dead zone cannot be negative.")
+        accumulation(self.layer, self.accumulate)
         for name in ("dtype", "param_dtype"):
             dtype = getattr(self, name)
             if dtype is None and name == "dtype":
@@ -195,7 +198,12 @@ class LUTSpec:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "implementation": self.implementation}
+        return {"epsilon": self.epsilon, **self._sums}
+
+    @property
+    def _sums(self) -> dict[str, Any]:
+        """Options of ops that do not compare."""
+        return {"accumulate": self.accumulate, "implementation": self.implementation}
 
     def __call__(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
@@ -477,9 +485,7 @@ class LUTAttentionSpec(_SequenceSpec):
             for d in (queries, keys)
         )
         position = None if positions is None else lutjax.detect_signs(positions)
-        return lutjax.lookup_attention(
-            weights, query, key, position, implementation=self.implementation, **places
-        )
+        return lutjax.lookup_attention(weights, query, key, position, **self._sums, **places)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
 from lutjax.layers import _spec
 
@@ -42,6 +43,7 @@ class _Tables(nn.Module):
     dtype: Any = None
     param_dtype: Any = jnp.float32
     weights_init: _spec.Initializer = jax.nn.initializers.zeros
+    accumulate: FixedPoint | None = None
     implementation: str | tuple[str, ...] | None = None
     anchors: Any = None
 

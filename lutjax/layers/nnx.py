@@ -97,6 +97,7 @@ class LUT(_Layer):
         dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the op; see `lutjax.lut`.
       anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
       rngs: its ``params`` stream draws everything.
@@ -139,7 +140,7 @@ class SparseLUT(_Layer):
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: who has a list of targets of its own: each ``"row"``, each ``"table"``, or the ``"layer"``.
       targets: explicit targets, instead of `n_targets`.
-      epsilon, dtype, param_dtype, weights_init, implementation, anchors, rngs: as in `LUT`.
+      epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors, rngs: as in `LUT`.
 
     Raises:
       ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
@@ -285,7 +286,7 @@ class LUTAttention(_Attention):
       positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
       window: a query sees this many positions before it; all of them if not given.
       decode: whether calls decode with the cache, one text in several calls.
-      epsilon, dtype, param_dtype, weights_init, implementation, anchors, rngs: as in `LUT`; positions are
+      epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors, rngs: as in `LUT`; positions are
         cast and stored like tables.
 
     Raises:
@@ -347,7 +348,7 @@ class LUTPairAttention(_Attention):
         ``n_position_bits == in_features``.
       in_features, out_features, n_detectors, n_anchors, n_positions, n_position_bits, shared_positions,
         positions_init, window, decode: as in `LUTAttention`.
-      epsilon, dtype, param_dtype, weights_init, implementation, anchors, rngs: as in `LUT`.
+      epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors, rngs: as in `LUT`.
 
     Raises:
       ValueError: a size is impossible, or an anchor is not a place in the joint vector.

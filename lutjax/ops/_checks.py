@@ -9,6 +9,7 @@ import numpy as np
 
 from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS
+from lutjax._fixed_point import FixedPoint
 
 MAX_BITS = 30  # row ids are int32
 
@@ -189,6 +190,12 @@ def finite_epsilon(op: str, epsilon: Any) -> float:
     if not isinstance(epsilon, int | float | np.floating) or not 0 <= float(epsilon) < float("inf"):
         raise ValueError(f"{op}: epsilon is {describe(epsilon)}; expected a finite Python number >= 0.")
     return float(epsilon)
+
+
+def accumulation(op: str, value: Any) -> FixedPoint | None:
+    if value is not None and not isinstance(value, FixedPoint):
+        raise TypeError(f"{op}: accumulate is {describe(value)}; expected None or a lutjax.FixedPoint.")
+    return value
 
 
 def as_ids(a: Any) -> jax.Array:

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 
 from lutjax import _compat
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
+from lutjax._fixed_point import FixedPoint
 from lutjax.kernels.registry import (
     Device,
     Direction,
@@ -46,7 +48,10 @@ class Operation:
     differentiated (the others' cotangents may be None, and work on them is wasted), the cotangent of an output
     or argument that is a `Detection` is that of its margin, every output has the batch axis in front, and
     `device` is the `lutjax.kernels.registry.Device` that will run the call. Cotangents may come in a wider
-    dtype than their arguments; they are rounded once, here.
+    dtype than their arguments; they are rounded once, here. Ops that add up have the option `accumulate`: None,
+    or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a cotangent that is a
+    sum over samples, detectors or pairs is returned as the int32 total: it is divided here, after the sum over
+    devices.
 
     Attributes:
       name: as in the registry.
@@ -139,7 +144,10 @@ def _compiled(
 ) -> Callable[..., Any]:
     """The op as a jitted function; `tapped`: with two taps as arguments in front, see `_differentiable`."""
     if op.save is None:
-        function = _kernel(op.name, "forward", choice, op.batched, None, options, reduces=op.reduces)
+        kernel = _kernel(op.name, "forward", choice, op.batched, None, options, reduces=op.reduces)
+
+        def function(*args: Any) -> Any:
+            return kernel(*_common_mesh_axes(args))
     else:
         function = _differentiable(op, choice, request, options, tapped)
 
@@ -149,7 +157,7 @@ def _compiled(
         if taps:
             zero, token = taps
             taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
-        outputs = function(*_common_mesh_axes((*taps, *_fold(op, args, batch))))
+        outputs = function(*taps, *_fold(op, args, batch))
         if op.reduces:
             return outputs
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
@@ -184,13 +192,13 @@ def _fold(op: Operation, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple
     )
 
 
-def _common_mesh_axes(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Inside shard_map: every argument varies over the mesh axes that any of them varies over.
+def _mesh_axes(args: Any) -> frozenset[str]:
+    return frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(args)))
 
-    The transpose of that cast is the sum over those axes, which is what the cotangent of a replicated
-    table needs.
-    """
-    axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(args)))
+
+def _common_mesh_axes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inside shard_map: every argument varies over the mesh axes that any of them varies over."""
+    axes = _mesh_axes(args)
     return jax.tree.map(lambda a: _compat.cast_varying(a, axes), args) if axes else args
 
 
@@ -204,6 +212,8 @@ class _Backward:
     needs: tuple[bool, ...]
     bits: tuple[int | None, ...]  # of the arguments that are detections
     dtypes: tuple[Any, ...]  # of the cotangents
+    replicated: tuple[tuple[str, ...], ...]  # mesh axes that others vary over, and this argument does not
+    accumulate: FixedPoint | None
 
 
 def _differentiable(
@@ -224,12 +234,16 @@ def _differentiable(
 
     @jax.custom_vjp
     def call(*args: Any) -> Any:
-        return kernel(*args[n_taps:])
+        return kernel(*_common_mesh_axes(args[n_taps:]))
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         # symbolic_zeros: each leaf says whether it is differentiated.
         args = jax.tree.map(lambda p: p.value, primals[n_taps:])
         needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals[n_taps:])
+        replicated = tuple(
+            tuple(sorted(_mesh_axes(args) - _mesh_axes(_differentiable_part(arg)))) for arg in args
+        )
+        args = _common_mesh_axes(args)
         outputs = kernel(*args)
         if op.save is None or not any(needs):
             return outputs, None
@@ -239,6 +253,8 @@ def _differentiable(
             needs,
             tuple(arg.bits if isinstance(arg, Detection) else None for arg in args),
             tuple(_differentiable_part(arg).dtype if n else None for arg, n in zip(args, needs, strict=True)),
+            replicated,
+            dict(options).get("accumulate"),
         )
         return outputs, (static, op.save(args, outputs))
 
@@ -258,15 +274,16 @@ def _differentiable(
         )
         cotangents = kernel(saved, cotangent)
 
-        def of_argument(ct: Any, need: bool, bits: int | None, dtype: Any) -> Any:
+        def of_argument(ct: Any, need: bool, bits: int | None, dtype: Any, axes: tuple[str, ...]) -> Any:
             if not need:
                 return None
-            ct = ct.astype(dtype)
+            ct = _sum_over_devices(ct, axes, dtype, static.accumulate)
             return ct if bits is None else cotangent_of_margin(ct, bits)
 
-        return tuple(
-            of_argument(*of) for of in zip(cotangents, static.needs, static.bits, static.dtypes, strict=True)
+        of_arguments = zip(
+            cotangents, static.needs, static.bits, static.dtypes, static.replicated, strict=True
         )
+        return tuple(of_argument(*of) for of in of_arguments)
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
@@ -277,6 +294,22 @@ def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((a.ravel()[0].astype(jnp.float32) for a in leaves), jnp.float32(0))
     return _compat.cast_varying(total, _compat.varying_axes(like))
+
+
+def _sum_over_devices(
+    ct: jax.Array, axes: tuple[str, ...], dtype: Any, accumulate: FixedPoint | None
+) -> jax.Array:
+    """A kernel's cotangent in the dtype of its argument, summed over the mesh axes that only other arguments vary over.
+
+    That sum is the transpose of their common cast. It is made here because integers must be summed before they
+    are divided.
+    """
+    if axes and accumulate is not None and ct.dtype != np.int32:
+        ct = accumulate.quantised(ct)
+    in_integers = ct.dtype == np.int32
+    ct = ct if in_integers else ct.astype(dtype)
+    ct = jax.lax.psum(ct, axes) if axes else ct
+    return accumulate.total(ct, dtype) if in_integers and accumulate is not None else ct
 
 
 def _differentiable_part(a: Any) -> Any:

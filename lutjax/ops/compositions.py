@@ -3,6 +3,7 @@
 import jax
 from jaxtyping import Float, Int
 
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Positions
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -19,13 +20,14 @@ def lut(
     anchors: Anchors,
     *,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch outputs"]:
     """A fully connected layer of look-up tables: ``lookup(weights, detect(x, anchors))``.
 
     Args:
       x: ``[..., I]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``.
-      epsilon, implementation: see `lutjax.detect`.
+      epsilon, accumulate, implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., O]`` of the dtype of `weights`.
@@ -41,8 +43,8 @@ def lut(
       >>> lutjax.lut(jnp.ones((2, 8)), jnp.ones((4, 2**3, 5)), anchors).shape
       (2, 5)
     """
-    detection = detect(x, anchors, epsilon=epsilon, implementation=implementation)
-    return lookup(weights, detection, implementation=implementation)
+    detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
+    return lookup(weights, detection, accumulate=accumulate, implementation=implementation)
 
 
 def sparse_lut(
@@ -53,6 +55,7 @@ def sparse_lut(
     n_outputs: int,
     *,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch {n_outputs}"]:
     """A sparsely connected layer: ``sparse_lookup(weights, detect(x, anchors), targets, n_outputs)``.
@@ -60,7 +63,7 @@ def sparse_lut(
     Args:
       x: ``[..., I]``. weights: ``[T, 2**C, K]``. anchors: int32 ``[T, C, 2]``.
       targets: int32 ``[T or 1, 2**C or 1, K]``, -1 for an unused slot. n_outputs: ``O``.
-      epsilon, implementation: see `lutjax.detect`.
+      epsilon, accumulate, implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., O]`` of the dtype of `weights`.
@@ -76,8 +79,10 @@ def sparse_lut(
       >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), table, jnp.array([[[0, 1]]]), targets, 3)
       Array([0., 0., 7.], dtype=float32)
     """
-    detection = detect(x, anchors, epsilon=epsilon, implementation=implementation)
-    return sparse_lookup(weights, detection, targets, n_outputs, implementation=implementation)
+    detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
+    return sparse_lookup(
+        weights, detection, targets, n_outputs, accumulate=accumulate, implementation=implementation
+    )
 
 
 def lut_attention(
@@ -89,6 +94,7 @@ def lut_attention(
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch length outputs"]:
     """Self-attention: every place is detected once, as query and as key; see `lutjax.lookup_attention`.
@@ -97,7 +103,7 @@ def lut_attention(
       x: ``[..., L, I]``. weights: ``[T, 2**(2C + N), O]``. anchors: int32 ``[T, C, 2]``.
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
       window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
-      epsilon, implementation: see `lutjax.detect`.
+      epsilon, accumulate, implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., L, O]`` of the dtype of `weights`. The first place has no earlier key: 0.
@@ -115,7 +121,7 @@ def lut_attention(
       (2, 16, 5)
     """
     _checks.floats("lut_attention", "x", x, -2, "[..., length, inputs]")
-    detection = detect(x, anchors, epsilon=epsilon, implementation=implementation)
+    detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
     position = None
     if positions is not None:
         _checks.positions("lut_attention", positions, detection.shape[-1])
@@ -128,5 +134,6 @@ def lut_attention(
         window=window,
         query_segments=segments,
         key_segments=segments,
+        accumulate=accumulate,
         implementation=implementation,
     )

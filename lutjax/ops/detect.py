@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Float
 
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -33,6 +34,7 @@ def detect(
     anchors: Anchors,
     *,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Detection:
     """Compares pairs of inputs: the bits address a row, the closest comparison carries the gradient.
@@ -44,6 +46,7 @@ def detect(
       x: ``[..., I]`` float32, bfloat16, float16 or float64.
       anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`. Ids beyond the inputs are clamped.
       epsilon: dead zone, in units of `x`: ``|delta| < epsilon`` gives bit 0. Margin and flip ignore it.
+      accumulate: None for floating-point sums (here of the gradient), or see `lutjax.FixedPoint`.
       implementation: which kernel runs it: None (the best that fits), a name, or names in order of preference.
 
     Returns:
@@ -74,5 +77,9 @@ def detect(
         x,
         _checks.as_ids(anchors),
         implementation=implementation,
-        options={"epsilon": _checks.finite_epsilon("detect", epsilon), "n_inputs": x.shape[-1]},
+        options={
+            "epsilon": _checks.finite_epsilon("detect", epsilon),
+            "n_inputs": x.shape[-1],
+            "accumulate": _checks.accumulation("detect", accumulate),
+        },
     )

@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Float
 
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -33,6 +34,7 @@ def lookup(
     weights: Float[Array, "detectors rows outputs"],
     detection: Detection,
     *,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch outputs"]:
     """Sums the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
@@ -40,6 +42,7 @@ def lookup(
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``. Indices out of range are clamped.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -61,4 +64,10 @@ def lookup(
     """
     _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    return apply(OPERATION, weights, detection, implementation=implementation, options={})
+    return apply(
+        OPERATION,
+        weights,
+        detection,
+        implementation=implementation,
+        options={"accumulate": _checks.accumulation("lookup", accumulate)},
+    )

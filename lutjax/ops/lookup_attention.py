@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Float, Int
 
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -76,6 +77,7 @@ def lookup_attention(
     key_start: Integer = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Sums, for each query, a row for every earlier key and every detector.
@@ -92,6 +94,7 @@ def lookup_attention(
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
       query_start, key_start: place of the first query and of the first key; integers, may be traced.
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -163,5 +166,5 @@ def lookup_attention(
         query_segments,
         key_segments,
         implementation=implementation,
-        options={"window": window},
+        options={"window": window, "accumulate": _checks.accumulation(op, accumulate)},
     )

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jaxtyping import Float, Int
 
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -75,6 +76,7 @@ def lut_pair_attention(
     key_start: Integer = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Sums, for each query, the row that a detection of every pair with an earlier key addresses.
@@ -94,6 +96,7 @@ def lut_pair_attention(
       keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding; with
         `key_segments` ``[..., Lk]`` if there are segments.
       epsilon: dead zone, see `lutjax.detect`.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -165,5 +168,6 @@ def lut_pair_attention(
             "interleave": bool(interleave),
             "window": window,
             "epsilon": _checks.finite_epsilon(op, epsilon),
+            "accumulate": _checks.accumulation(op, accumulate),
         },
     )

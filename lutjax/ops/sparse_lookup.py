@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Float, Int
 
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -47,6 +48,7 @@ def sparse_lookup(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch {n_outputs}"]:
     """Sums addressed rows whose slots reach chosen outputs only.
@@ -59,6 +61,7 @@ def sparse_lookup(
       detection: arrays ``[..., T]``.
       targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Ids beyond the outputs are clamped.
       n_outputs: number of outputs, ``O``.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -97,5 +100,5 @@ def sparse_lookup(
         detection,
         _checks.as_ids(targets),
         implementation=implementation,
-        options={"n_outputs": n_outputs},
+        options={"n_outputs": n_outputs, "accumulate": _checks.accumulation(op, accumulate)},
     )

@@ -23,11 +23,11 @@ _LOOK_UPS = {
 
 
 def _update_after(op: Operation) -> Operation:
-    """Kernels take ``weights, state, rate, dy`` and the arguments of the look-up without its table."""
+    """Kernels take ``weights, state, rate, factor, dy`` and the arguments of the look-up without its table."""
     assert op.table is not None
     others = (*op.ranks[: op.table], *op.ranks[op.table + 1 :])
     rank = max(r for r in others if r is not None)  # of the output as of what is detected
-    return Operation(f"{op.name}_update", ranks=(None, None, None, rank, *others), reduces=True)
+    return Operation(f"{op.name}_update", ranks=(None, None, None, None, rank, *others), reduces=True)
 
 
 _UPDATES = {name: _update_after(op) for name, op in _LOOK_UPS.items()}
@@ -97,15 +97,13 @@ def update_table(
     # The table is written only when the backward pass has read it: else the compiler would copy all of it.
     rate = jnp.asarray(rate, dtype)
     never = (gradient.after < 0) & (gradient.after > 0)
-    dy = gradient.cotangent
-    if gradient.factor is not None:
-        dy = dy.astype(dtype) * jnp.asarray(gradient.factor, dtype)
     return apply(
         _UPDATES[gradient.op],
         weights,
         state,
         jnp.where(never, -rate, rate),
-        dy,
+        None if gradient.factor is None else jnp.asarray(gradient.factor, dtype),
+        gradient.cotangent,
         *gradient.arguments,
         implementation=implementation,
         options={**dict(gradient.options), "rule": rule},

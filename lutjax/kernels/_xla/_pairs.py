@@ -227,14 +227,15 @@ class Tile:
         rows = self._masked_rows(rows.reshape(p.samples, p.n_pairs, rows.shape[-1]))
         if p.listed:
             rows = read(_pad(rows, 1, 0, 1), slice(None), p._cells)
-        block = jnp.sum(rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1]), 2)
+        rows = rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1])
+        block = jnp.sum(rows, 2, dtype=rows.dtype)
         starts = (self.sample, self.query, 0)
         old = jax.lax.dynamic_slice(total, starts, block.shape)
         return jax.lax.dynamic_update_slice(total, old + block, starts)
 
     def add_to_queries(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., B, Lq]`` padded plus ``[..., samples, pairs]`` summed over each query's pairs."""
-        return self._add(total, self.query, jnp.sum(self._on_grid(c), -1))
+        return self._add(total, self.query, jnp.sum(self._on_grid(c), -1, dtype=c.dtype))
 
     def add_to_keys(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., B, Lk]`` padded plus ``[..., samples, pairs]`` summed over each key's pairs."""
@@ -244,12 +245,12 @@ class Tile:
         width = p.queries + p.distances
         rows = _pad(by_key, -1, 0, p.queries).reshape(*by_key.shape[:-2], p.queries * width)
         shifted = rows[..., : p.queries * (width - 1)].reshape(*by_key.shape[:-1], width - 1)
-        return self._add(total, self._key, jnp.sum(shifted, -2))
+        return self._add(total, self._key, jnp.sum(shifted, -2, dtype=c.dtype))
 
     def add_to_distances(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., distances]`` plus ``[..., samples, pairs]`` summed over each distance's pairs."""
         at = jnp.clip(self._distances(total.shape[-1]), 0, total.shape[-1] - 1)
-        return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2)))
+        return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2), dtype=c.dtype))
 
     def _on_grid(self, c: jax.Array) -> jax.Array:
         """``[..., pairs]`` -> ``[..., queries, distances]``, zero where no pair is."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
@@ -55,15 +56,17 @@ def flat(index: jax.Array) -> jax.Array:
     return index.reshape(index.shape[0], math.prod(index.shape[1:]))
 
 
-def sum_rows(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
-    """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``, accumulated."""
-    dtype = accumulator(weights.dtype)
+def sum_rows(
+    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``, a sum of addends."""
+    dtype = addend_dtype(weights.dtype, accumulate)
     index = clamped(weights, index)
     if not in_sequence(device):
-        return jnp.sum(_gather_all(weights, index), 0)
+        return jnp.sum(_gather_all(weights, index, accumulate), 0, dtype=dtype)
 
     def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return y + read(weights, *of).astype(dtype), None
+        return y + addends(read(weights, *of), accumulate), None
 
     y = zeros_varying(index, (index.shape[1], weights.shape[2]), dtype)
     return jax.lax.scan(step, y, (detectors(weights), index), unroll=_UNROLLED)[0]
@@ -110,6 +113,44 @@ def products(
     return jax.lax.scan(one, None, (detectors(weights), *index))[1]
 
 
+def differences(
+    weights: jax.Array,
+    index: tuple[jax.Array, ...],
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> tuple[jax.Array, ...]:
+    """``<dy, row - other row>`` of each read: the first way to read against each other one, as in `products`."""
+    if accumulate is None:
+        main, *others = products(weights, index, dy, device)
+        return tuple(main - other for other in others)
+    dtype = accumulator(weights.dtype)
+    index, dy = tuple(clamped(weights, i) for i in index), dy.astype(dtype)
+    if not in_sequence(device):
+        row, *other_rows = (_gather_all(weights, i) for i in index)
+        sums = [jnp.sum(addends((row - o) * dy[None], accumulate), -1, dtype=jnp.int32) for o in other_rows]
+        return tuple(result(s, dtype, accumulate) for s in sums)
+
+    by_output = dy.T
+
+    def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
+        t, main, *others = of
+
+        def add_output(o: Any, sums: list[jax.Array]) -> list[jax.Array]:
+            row, *other_rows = (read(weights, t, r, o).astype(dtype) for r in (main, *others))
+            cotangent = jax.lax.dynamic_index_in_dim(by_output, o, keepdims=False)
+            return [
+                s + addends((row - other) * cotangent, accumulate)
+                for s, other in zip(sums, other_rows, strict=True)
+            ]
+
+        zeros = [zeros_varying(dy, dy.shape[:1], jnp.int32) for _ in others]
+        sums = jax.lax.fori_loop(0, weights.shape[2], add_output, zeros, unroll=_UNROLLED)
+        return None, tuple(result(s, dtype, accumulate) for s in sums)
+
+    return jax.lax.scan(one, None, (detectors(weights), *index))[1]
+
+
 def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
     """Tables plus values at every row that was read: ``[T, R, O]``, ``[T, n]``, ``[n or T, n, O]``."""
     values = values.astype(total.dtype)
@@ -126,6 +167,5 @@ def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Devi
     return add(total, (detectors(total)[:, None], index), values)
 
 
-def _gather_all(weights: jax.Array, index: jax.Array) -> jax.Array:
-    rows = read(weights, detectors(weights)[:, None], index)
-    return rows.astype(accumulator(weights.dtype))
+def _gather_all(weights: jax.Array, index: jax.Array, accumulate: FixedPoint | None = None) -> jax.Array:
+    return addends(read(weights, detectors(weights)[:, None], index), accumulate)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax._row_rules import RowRule, RowState
 from lutjax.kernels._xla import _rows
 from lutjax.kernels.registry import Device
@@ -35,23 +36,26 @@ def update(
     weights: jax.Array,
     state: RowState,
     rate: jax.Array,
+    factor: jax.Array | None,
     visit: Visit,
     n_hits: int,
     *,
     rule: RowRule,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
     """Tables ``[T, R, O]`` and the state of their rows after one step.
 
     Args:
-      visit: see `Visit`. n_hits: of one detector, at most.
+      factor: of the gradient; None: 1. visit: see `Visit`. n_hits: of one detector, at most.
     """
     dtype = accumulator(weights.dtype)
     rate = rate.astype(dtype)
-    if rule.additive and dtype == weights.dtype:
+    if rule.additive and accumulate is None and dtype == weights.dtype:
+        step = -rate if factor is None else -rate * factor.astype(dtype)
 
         def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
-            return _rows.add_rows(total, index, -rate * values.astype(dtype), device)
+            return _rows.add_rows(total, index, step * values.astype(dtype), device)
 
         return visit(lambda a, axis=0: a, add, weights), state
 
@@ -62,15 +66,23 @@ def update(
     size = 1 if _rows.in_sequence(device) else _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
     move = _move_all if length == n_rows else _move_hit
 
-    def step(carry: Any, first: jax.Array) -> tuple[Any, None]:
+    def moved(old: Any, total: jax.Array) -> Any:
+        rows, state = old
+        gradient = result(total, dtype, accumulate)
+        if factor is not None:
+            gradient = gradient * factor.astype(dtype)
+        new, state = rule.step(rows.astype(dtype), gradient, state, rate)
+        return new.astype(rows.dtype), state
+
+    def step_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
         tables, last_hit = carry
-        group = _Group(first, size, n_rows, n_hits)
-        return move(group, tables, last_hit, rate, visit, rule), None
+        group = _Group(first, size, n_rows, n_hits, accumulate)
+        return move(group, tables, last_hit, visit, moved, rule.moves_without_gradient), None
 
     # The last hit of each row; what earlier groups leave there is never read.
     last_hit = zeros_varying(weights, (size, n_rows if move is _move_hit else 0), jnp.int32)
     firsts = jnp.arange(0, n_detectors, size, dtype=jnp.int32)
-    ((weights, state), _), _ = jax.lax.scan(step, ((weights, state), last_hit), firsts)
+    ((weights, state), _), _ = jax.lax.scan(step_group, ((weights, state), last_hit), firsts)
     return weights, state
 
 
@@ -82,6 +94,7 @@ class _Group:
     size: int
     n_rows: int
     n_hits: int
+    accumulate: FixedPoint | None
 
     @property
     def numbers(self) -> jax.Array:
@@ -95,17 +108,28 @@ class _Group:
         rows = jnp.clip(index, 0, self.n_rows - 1)
         return rows if counts is None else jnp.where(counts, rows, self.n_rows)
 
-    def add(self, gradient: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
-        values = jnp.broadcast_to(values.astype(gradient.dtype), (*at.shape, gradient.shape[-1]))
-        return gradient.at[self.numbers, at].add(values, mode="drop")
+    def zeros(self, weights: jax.Array, length: int) -> jax.Array:
+        """Sums of gradients for so many rows."""
+        return zeros_varying(
+            weights, (self.size, length, weights.shape[2]), addend_dtype(weights.dtype, self.accumulate)
+        )
+
+    def add(self, total: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+        values = addends(values, self.accumulate).astype(total.dtype)
+        values = jnp.broadcast_to(values, (*at.shape, total.shape[-1]))
+        return total.at[self.numbers, at].add(values, mode="drop")
 
 
 def _move_all(
-    group: _Group, tables: Any, last_hit: jax.Array, rate: jax.Array, visit: Visit, rule: RowRule
+    group: _Group,
+    tables: Any,
+    last_hit: jax.Array,
+    visit: Visit,
+    moved: Callable[[Any, jax.Array], Any],
+    moves_without_gradient: bool,
 ) -> Any:
     """Gradients as arrays of the shape of the group's tables."""
-    weights, state = tables
-    shape = (group.size, *weights.shape[1:])
+    weights, _ = tables
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         gradient, touched = total
@@ -114,36 +138,37 @@ def _move_all(
             touched = touched.at[group.numbers, at].set(True, mode="drop")
         return group.add(gradient, at, values), touched
 
-    touched = zeros_varying(weights, shape[:2], jnp.bool_) if rule.moves_without_gradient else None
-    total = (zeros_varying(weights, shape, rate.dtype), touched)
-    gradient, touched = visit(group.of, add, total)
-    old = jax.tree.map(group.of, (weights, state))
-    new = _step(rule, old, gradient, rate)
+    touched = None
+    if moves_without_gradient:
+        touched = zeros_varying(weights, (group.size, group.n_rows), jnp.bool_)
+    gradient, touched = visit(group.of, add, (group.zeros(weights, group.n_rows), touched))
+    old = jax.tree.map(group.of, tables)
+    new = moved(old, gradient)
     if touched is not None:
         new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
-    moved = jax.tree.map(
-        lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), (weights, state), new
-    )
-    return moved, last_hit
+    new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
+    return new, last_hit
 
 
 def _move_hit(
-    group: _Group, tables: Any, last_hit: jax.Array, rate: jax.Array, visit: Visit, rule: RowRule
+    group: _Group,
+    tables: Any,
+    last_hit: jax.Array,
+    visit: Visit,
+    moved: Callable[[Any, jax.Array], Any],
+    moves_without_gradient: bool,
 ) -> Any:
     """Gradients of the rows that were hit only: each is where the row's last hit is in the list of hits."""
-    weights, state = tables
+    weights, _ = tables
     number = group.numbers
 
     def remember(carry: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         last_hit, first = carry
         hits = jnp.broadcast_to(first + jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
-        return (
-            last_hit.at[number, group.rows(index, counts)].set(hits, mode="drop"),
-            first + index.shape[1],
-        )
+        last_hit = last_hit.at[number, group.rows(index, counts)].set(hits, mode="drop")
+        return last_hit, first + index.shape[1]
 
-    zero = zeros_varying(weights, (), jnp.int32)
-    last_hit, _ = visit(group.of, remember, (last_hit, zero))
+    last_hit, _ = visit(group.of, remember, (last_hit, zeros_varying(weights, (), jnp.int32)))
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         gradient, row_of = total
@@ -151,20 +176,11 @@ def _move_hit(
         at = last_hit.at[number, rows].get(mode="fill", fill_value=group.n_hits)
         return group.add(gradient, at, values), row_of.at[number, at].set(rows, mode="drop")
 
-    gradient = zeros_varying(weights, (group.size, group.n_hits, weights.shape[2]), rate.dtype)
     nowhere = zeros_varying(weights, (group.size, group.n_hits), jnp.int32) + group.n_rows
-    gradient, row_of = visit(group.of, add, (gradient, nowhere))
+    gradient, row_of = visit(group.of, add, (group.zeros(weights, group.n_hits), nowhere))
     at = (group.first + number, row_of)
-    old = jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), (weights, state))
-    new = _step(rule, old, gradient, rate)
-    moved = jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), (weights, state), new)
-    return moved, last_hit
-
-
-def _step(rule: RowRule, old: Any, gradient: jax.Array, rate: jax.Array) -> Any:
-    rows, state = old
-    moved, state = rule.step(rows.astype(rate.dtype), gradient, state, rate)
-    return moved.astype(rows.dtype), state
+    new = moved(jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables), gradient)
+    return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
 
 
 def _divisor(n: int, limit: int) -> int:

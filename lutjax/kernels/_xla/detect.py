@@ -6,11 +6,20 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addends
 from lutjax.kernels._xla._rows import add, read
 from lutjax.kernels.registry import Device
 
 
-def forward(x: jax.Array, anchors: jax.Array, *, epsilon: float, n_inputs: int, device: Device) -> Detection:
+def forward(
+    x: jax.Array,
+    anchors: jax.Array,
+    *,
+    epsilon: float,
+    n_inputs: int,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> Detection:
     # Inputs first: an anchor then reads a contiguous row of the batch.
     inputs = x.T.astype(accumulator(x.dtype))
     ids = jnp.clip(anchors, 0, n_inputs - 1)
@@ -30,9 +39,11 @@ def backward(
     *,
     epsilon: float,
     n_inputs: int,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, None]:
     anchors, flip = saved
+    d_margin = addends(d_margin, accumulate)
     batch, n_detectors = flip.shape
     if anchors.shape[1] == 0:  # no comparison, no gradient
         return zeros_varying(d_margin, (batch, n_inputs), d_margin.dtype), None

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels._xla import _pairs, _rows
 from lutjax.kernels.registry import Device
 
@@ -24,6 +25,7 @@ def forward(
     key_segments: jax.Array | None,
     *,
     window: int | None,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> jax.Array:
     segments = (query_segments, key_segments)
@@ -31,14 +33,21 @@ def forward(
     row = RowIds(pairs, query, key, position)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), device))
+        return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), device, accumulate))
 
-    y = zeros_varying(query.index, pairs.padded_shape(weights.shape[-1]), accumulator(weights.dtype))
-    return pairs.unpadded_rows(pairs.for_each_tile(body, y)).astype(weights.dtype)
+    dtype = addend_dtype(weights.dtype, accumulate)
+    y = zeros_varying(query.index, pairs.padded_shape(weights.shape[-1]), dtype)
+    return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, window: int | None, device: Device
+    saved: tuple[Any, ...],
+    dy: jax.Array,
+    needs: tuple[bool, ...],
+    *,
+    window: int | None,
+    accumulate: FixedPoint | None,
+    device: Device,
 ) -> tuple[jax.Array | None, ...]:
     weights, query, key, position, start, query_segments, key_segments = saved
     segments = (query_segments, key_segments)
@@ -57,7 +66,8 @@ def backward(
         main = row(tile)
         dy_pair = tile.of_rows(dy)
         if need_weights:
-            totals["weights"] = _rows.add_rows(totals["weights"], _rows.flat(main), dy_pair, device)
+            addend = addends(dy_pair, accumulate)
+            totals["weights"] = _rows.add_rows(totals["weights"], _rows.flat(main), addend, device)
         if not (need_query or need_key or need_position):
             return totals
 
@@ -78,32 +88,33 @@ def backward(
             # Elsewhere the main row again, which is in the cache.
             rows.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
 
-        products = _rows.products(weights, tuple(_rows.flat(r) for r in rows), dy_pair, device)
-        product, *flipped = (p.reshape(main.shape) for p in products)
-        cotangent = _rows.slope(margin) * (product - flipped[0]).astype(margin.dtype)
-        cotangent = tile.masked(cotangent)
+        flat_rows = tuple(_rows.flat(r) for r in rows)
+        flipped = _rows.differences(weights, flat_rows, dy_pair, device, accumulate)
+        difference, *of_flipped_position = (d.reshape(main.shape) for d in flipped)
+        cotangent = _rows.slope(margin) * difference.astype(margin.dtype)
+        cotangent = addends(tile.masked(cotangent), accumulate)
         if need_query:
             totals["query"] = tile.add_to_queries(totals["query"], jnp.where(query_is_closer, cotangent, 0))
         if need_key:
             totals["key"] = tile.add_to_keys(totals["key"], jnp.where(query_is_closer, 0, cotangent))
         if need_position:
-            difference = (product - flipped[1]).astype(of_position.dtype)
+            difference = of_flipped_position[0].astype(of_position.dtype)
             cotangent = jnp.where(position_is_closest, _rows.slope(of_position) * difference, 0)
-            cotangent = tile.masked(cotangent)
+            cotangent = addends(tile.masked(cotangent), accumulate)
             if of_position.shape[0] == 1:  # shared by all detectors
-                cotangent = jnp.sum(cotangent, 0, keepdims=True)
+                cotangent = jnp.sum(cotangent, 0, keepdims=True, dtype=cotangent.dtype)
             totals["position"] = tile.add_to_distances(totals["position"], cotangent)
         return totals
 
     totals = {}
     if need_weights:
-        totals["weights"] = zeros_varying(weights, weights.shape, accumulator(weights.dtype))
+        totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
     if need_query:
-        totals["query"] = jnp.zeros_like(q_margin)
+        totals["query"] = jnp.zeros_like(q_margin, addend_dtype(q_margin.dtype, accumulate))
     if need_key:
-        totals["key"] = jnp.zeros_like(k_margin)
+        totals["key"] = jnp.zeros_like(k_margin, addend_dtype(k_margin.dtype, accumulate))
     if need_position:
-        totals["position"] = jnp.zeros_like(p_margin)
+        totals["position"] = jnp.zeros_like(p_margin, addend_dtype(p_margin.dtype, accumulate))
     totals = pairs.for_each_tile(body, totals)
     return (
         totals.get("weights"),

@@ -6,6 +6,7 @@ import jax
 
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
 from lutjax.kernels._xla import _pairs, _rows, _updates
 from lutjax.kernels._xla.lookup_attention import RowIds
@@ -16,6 +17,7 @@ def forward(
     weights: jax.Array,
     state: RowState,
     rate: jax.Array,
+    factor: jax.Array | None,
     dy: jax.Array,
     query: Detection,
     key: Detection,
@@ -26,6 +28,7 @@ def forward(
     *,
     window: int | None,
     rule: RowRule,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
     segments = (query_segments, key_segments)
@@ -41,4 +44,6 @@ def forward(
 
         return pairs.for_each_tile(tile, carry)
 
-    return _updates.update(weights, state, rate, visit, pairs.n_visited, rule=rule, device=device)
+    return _updates.update(
+        weights, state, rate, factor, visit, pairs.n_visited, rule=rule, accumulate=accumulate, device=device
+    )

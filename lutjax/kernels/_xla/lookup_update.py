@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
 from lutjax.kernels._xla import _updates
 from lutjax.kernels.registry import Device
@@ -14,10 +15,12 @@ def forward(
     weights: jax.Array,
     state: RowState,
     rate: jax.Array,
+    factor: jax.Array | None,
     dy: jax.Array,
     detection: Detection,
     *,
     rule: RowRule,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
     index = detection.index.T
@@ -25,4 +28,6 @@ def forward(
     def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
         return body(carry, detectors(index), dy, None)
 
-    return _updates.update(weights, state, rate, visit, len(dy), rule=rule, device=device)
+    return _updates.update(
+        weights, state, rate, factor, visit, len(dy), rule=rule, accumulate=accumulate, device=device
+    )

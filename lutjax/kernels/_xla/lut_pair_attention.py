@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels._xla import _pairs, _rows
 from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.kernels.registry import Device
@@ -31,6 +32,7 @@ def forward(
     interleave: bool,
     window: int | None,
     epsilon: float,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> jax.Array:
     segments = (query_segments, key_segments)
@@ -38,11 +40,11 @@ def forward(
     terms = Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), device)
+        rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), device, accumulate)
         return tile.add_rows(y, rows)
 
-    y = zeros_varying(x, pairs.padded_shape(weights.shape[-1]), accumulator(weights.dtype))
-    return pairs.unpadded_rows(pairs.for_each_tile(body, y)).astype(weights.dtype)
+    y = zeros_varying(x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))
+    return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
 def backward(
@@ -53,6 +55,7 @@ def backward(
     interleave: bool,
     window: int | None,
     epsilon: float,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
     x, keys, weights, anchors, positions, start, query_segments, key_segments = saved
@@ -68,13 +71,14 @@ def backward(
         dy_pair = tile.of_rows(dy)
         index = _rows.flat(d.index)
         if need_weights:
-            totals["weights"] = _rows.add_rows(totals["weights"], index, dy_pair, device)
+            totals["weights"] = _rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
-        main, flipped = _rows.products(weights, (index, _rows.flat(d.index ^ d.flip)), dy_pair, device)
-        difference = (main - flipped).reshape(d.margin.shape)
+        rows = index, _rows.flat(d.index ^ d.flip)
+        (difference,) = _rows.differences(weights, rows, dy_pair, device, accumulate)
+        difference = difference.reshape(d.margin.shape)
         cotangent = _rows.slope(d.margin) * difference.astype(d.margin.dtype)
-        cotangent = tile.masked(cotangent)
+        cotangent = addends(tile.masked(cotangent), accumulate)
         closest = closest_pair(d.flip)
         for r in range(d.bits):
             of_pair = jnp.where(closest == r, cotangent, 0)
@@ -89,13 +93,13 @@ def backward(
 
     totals = {}
     if need_weights:
-        totals["weights"] = zeros_varying(weights, weights.shape, accumulator(weights.dtype))
+        totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
     if need_x:
-        totals["x"] = jnp.zeros_like(terms.query)
+        totals["x"] = jnp.zeros_like(terms.query, addend_dtype(terms.query.dtype, accumulate))
     if need_keys:
-        totals["keys"] = jnp.zeros_like(terms.key)
+        totals["keys"] = jnp.zeros_like(terms.key, addend_dtype(terms.key.dtype, accumulate))
     if need_positions and terms.position is not None:
-        totals["positions"] = jnp.zeros_like(terms.position)
+        totals["positions"] = jnp.zeros_like(terms.position, addend_dtype(terms.position.dtype, accumulate))
     totals = pairs.for_each_tile(body, totals)
     return (
         terms.to_x(pairs.unpadded_queries(totals["x"]), part=1) if need_x else None,

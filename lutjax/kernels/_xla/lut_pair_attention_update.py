@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
 from lutjax.kernels._xla import _pairs, _rows, _updates
 from lutjax.kernels._xla.lut_pair_attention import Terms
@@ -15,6 +16,7 @@ def forward(
     weights: jax.Array,
     state: RowState,
     rate: jax.Array,
+    factor: jax.Array | None,
     dy: jax.Array,
     x: jax.Array,
     keys: jax.Array,
@@ -28,6 +30,7 @@ def forward(
     window: int | None,
     epsilon: float,
     rule: RowRule,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
     segments = (query_segments, key_segments)
@@ -45,4 +48,6 @@ def forward(
 
         return pairs.for_each_tile(tile, carry)
 
-    return _updates.update(weights, state, rate, visit, pairs.n_visited, rule=rule, device=device)
+    return _updates.update(
+        weights, state, rate, factor, visit, pairs.n_visited, rule=rule, accumulate=accumulate, device=device
+    )

@@ -8,28 +8,40 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels._xla._rows import add, clamped, detectors, read, slope
 from lutjax.kernels.registry import Device
 
 
 def forward(
-    weights: jax.Array, detection: Detection, targets: jax.Array, *, n_outputs: int, device: Device
+    weights: jax.Array,
+    detection: Detection,
+    targets: jax.Array,
+    *,
+    n_outputs: int,
+    accumulate: FixedPoint | None,
+    device: Device,
 ) -> jax.Array:
-    dtype = accumulator(weights.dtype)
     sample, index, edges = _prepared(weights, detection.index, targets, n_outputs)
 
     def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         t, row = of
-        values = read(weights, t, row).astype(dtype)
+        values = addends(read(weights, t, row), accumulate)
         return add(y, (sample, edges(t, row)), values), None
 
-    y = zeros_varying(index, (index.shape[1], n_outputs + 1), dtype)
+    y = zeros_varying(index, (index.shape[1], n_outputs + 1), addend_dtype(weights.dtype, accumulate))
     y, _ = jax.lax.scan(step, y, (detectors(weights), index))
-    return y[:, :n_outputs].astype(weights.dtype)
+    return result(y[:, :n_outputs], weights.dtype, accumulate)
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, n_outputs: int, device: Device
+    saved: tuple[Any, ...],
+    dy: jax.Array,
+    needs: tuple[bool, ...],
+    *,
+    n_outputs: int,
+    accumulate: FixedPoint | None,
+    device: Device,
 ) -> tuple[jax.Array | None, ...]:
     weights, d, targets = saved
     dtype = accumulator(weights.dtype)
@@ -41,17 +53,18 @@ def backward(
         return read(dy, sample, edges(t, row))
 
     def product(t: jax.Array, row: jax.Array) -> jax.Array:
-        return jnp.sum(read(weights, t, row).astype(dtype) * cotangent(t, row), -1)
+        values = addends(read(weights, t, row).astype(dtype) * cotangent(t, row), accumulate)
+        return jnp.sum(values, -1, dtype=values.dtype)
 
     def one(d_weights: jax.Array | None, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
         t, row, other = of
         if d_weights is not None:
-            d_weights = add(d_weights, (t, row), cotangent(t, row))
+            d_weights = add(d_weights, (t, row), addends(cotangent(t, row), accumulate))
         return d_weights, product(t, row) - product(t, other) if needs[1] else None
 
-    d_weights = zeros_varying(weights, weights.shape, dtype) if needs[0] else None
+    d_weights = zeros_varying(weights, weights.shape, addend_dtype(dtype, accumulate)) if needs[0] else None
     d_weights, difference = jax.lax.scan(one, d_weights, (detectors(weights), index, flipped))
-    d_margin = slope(d.margin) * difference.T.astype(d.margin.dtype) if needs[1] else None
+    d_margin = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate) if needs[1] else None
     return d_weights, d_margin, None
 
 

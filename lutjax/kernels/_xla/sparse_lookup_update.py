@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
 from lutjax.kernels._xla import _updates
 from lutjax.kernels._xla._rows import clamped, read
@@ -17,12 +18,14 @@ def forward(
     weights: jax.Array,
     state: RowState,
     rate: jax.Array,
+    factor: jax.Array | None,
     dy: jax.Array,
     detection: Detection,
     targets: jax.Array,
     *,
     n_outputs: int,
     rule: RowRule,
+    accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
     index = clamped(weights, detection.index.T)
@@ -40,4 +43,6 @@ def forward(
         )
         return body(carry, rows, read(dy, sample, outputs), None)
 
-    return _updates.update(weights, state, rate, visit, len(dy), rule=rule, device=device)
+    return _updates.update(
+        weights, state, rate, factor, visit, len(dy), rule=rule, accumulate=accumulate, device=device
+    )

@@ -1,0 +1,174 @@
+"""Sums of integers in place of sums of floating-point numbers, whose result does not depend on their order."""
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from lutjax._dtypes import accumulator
+
+_LARGEST = 2**31 - 1
+_LEAST_FLOAT32, _LARGEST_FLOAT32 = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPoint:
+    """How an op accumulates: in int32, so that sums are the same bit for bit in any order.
+
+    Passed to an op as ``accumulate``. An addend ``v`` counts as the integer ``trunc(v * scale)`` and a result is
+    ``sum / scale``, in the forward and in the backward pass: whatever the order of samples, of detectors and of the
+    devices of a mesh. Inputs, tables, outputs and cotangents stay floating point.
+
+    Addends are the table values that are read, the cotangents that rows and inputs receive, and the products of an
+    inner product. ``v * scale`` is computed in float32, or in float64 for float64 values.
+
+    - Choose a scale that all sums fit: beyond `range` they wrap silently. `for_bound` chooses, `check` checks.
+      A single addend that does not fit saturates.
+    - Parts of an addend below `resolution` are lost, and a NaN counts as 0: it does not show in a result.
+    - Prefer powers of two: with them scaling rounds nothing. With others a result is still the same in any order, but
+      a compiler may fold the constant differently into two different programs.
+    - Sums that are made outside the op are sums of floats: of the terms of ``grad`` of a ``vmap`` over the batch, of the
+      steps of a loop, of partial outputs where you shard detectors and `psum` them, of everything replicated
+      in a `shard_map` with ``check_vma=False``. They are exact, hence the same in any order, while
+      ``|sum| * scale < 2**24`` (``2**53`` in float64) and the scale is a power of two.
+    - Sharding the *outputs* of a table splits inner products: the same in any order of the devices,
+      but not equal to the result on one device.
+
+    Attributes:
+      scale: integers per unit, a finite number > 0.
+
+    Raises:
+      ValueError: the scale is not a finite number > 0, or beyond what float32 can hold.
+
+    Source: look-up-table semantics, section 7.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
+      >>> lutjax.lookup(jnp.array([[[1.0], [0.7]]]), d, accumulate=lutjax.FixedPoint(8))
+      Array([0.625], dtype=float32)
+    """
+
+    scale: float | int
+
+    def __post_init__(self) -> None:
+        scale = self.scale
+        if not _is_number(scale) or not _LEAST_FLOAT32 <= scale <= _LARGEST_FLOAT32:
+            raise ValueError(
+                f"FixedPoint: scale is {scale!r}; expected a finite number > 0, in the range of float32."
+            )
+        object.__setattr__(self, "scale", float(scale))
+
+    @property
+    def resolution(self) -> float:
+        """The smallest number that counts, ``1 / scale``."""
+        return 1 / self.scale
+
+    @property
+    def range(self) -> float:
+        """Sums must be smaller in magnitude, ``2**31 / scale``."""
+        return 2**31 / self.scale
+
+    @classmethod
+    def for_bound(
+        cls, bound: float | int, *, terms: int = 1, resolution: float | int | None = None
+    ) -> "FixedPoint":
+        """The largest power of two as scale with which so many addends fit.
+
+        Args:
+          bound: largest magnitude of an addend, > 0. terms: most addends of one sum.
+          resolution: the coarsest that will do; none: any.
+
+        Raises:
+          ValueError: impossible arguments, or no scale has both that range and that resolution.
+
+        Example:
+          >>> import lutjax
+          >>> lutjax.FixedPoint.for_bound(1.0, terms=1000)
+          FixedPoint(scale=2097152.0)
+        """
+        total = _total("FixedPoint.for_bound", bound, terms)
+        exponent = math.frexp(_LARGEST / float(total))[1]
+        while total * Fraction(2) ** exponent > _LARGEST:  # frexp sees a rounded quotient
+            exponent -= 1
+        scale = 2.0 ** min(exponent, 127)
+        if resolution is not None:
+            if not _is_number(resolution) or not 0 < resolution < math.inf:
+                raise ValueError(
+                    f"FixedPoint.for_bound: resolution is {resolution!r}; expected a finite number > 0."
+                )
+            if 1 / scale > resolution:
+                raise ValueError(
+                    f"FixedPoint.for_bound: resolution is {resolution:g}, but sums of {terms} addends up to "
+                    f"{bound:g} fit int32 at a resolution of {1 / scale:g} only; accept that one, or smaller sums."
+                )
+        return cls(scale)
+
+    def check(self, bound: float | int, terms: int = 1) -> None:
+        """Raises if so many addends of such a magnitude do not fit, or are too small to count.
+
+        Raises:
+          ValueError: the sum is beyond `range`, or `bound` below `resolution`; or impossible arguments.
+
+        Example:
+          >>> import lutjax
+          >>> lutjax.FixedPoint(2.0**20).check(1.0, terms=1000)
+        """
+        total, scale = _total("FixedPoint.check", bound, terms), Fraction(self.scale)
+        if total * scale > _LARGEST:
+            raise ValueError(
+                f"FixedPoint.check: {terms} addends up to {bound:g} sum to {float(total):g}, beyond the range "
+                f"{self.range:g} of {self}; FixedPoint.for_bound({bound:g}, terms={terms}) has a scale that fits."
+            )
+        if bound * scale < 1:
+            raise ValueError(
+                f"FixedPoint.check: bound is {bound:g}, below the resolution {self.resolution:g} of {self}; "
+                "every addend would count as 0. Use a larger scale."
+            )
+
+    def quantised(self, values: jax.Array) -> jax.Array:
+        """Values as int32 addends; too large ones saturate, NaN is 0."""
+        values = values.astype(accumulator(values.dtype)) * self.scale
+        # What a conversion makes of other values depends on the device.
+        limit = np.nextafter(values.dtype.type(2**31), values.dtype.type(0))
+        return jnp.where(jnp.isnan(values), 0, jnp.clip(values, -limit, limit)).astype(jnp.int32)
+
+    def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """A sum of int32 addends as a floating-point number."""
+        return (addends.astype(accumulator(dtype)) / self.scale).astype(dtype)
+
+
+# ------------------------------------------------------------------------------------- for kernels
+def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
+    """Values as they are added: integers, or floating-point numbers of at least 32 bits."""
+    return values.astype(accumulator(values.dtype)) if accumulate is None else accumulate.quantised(values)
+
+
+def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:
+    """Dtype of the `addends` of values of this dtype."""
+    return accumulator(dtype) if accumulate is None else jnp.dtype(jnp.int32)
+
+
+def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) -> jax.Array:
+    """A sum of `addends` as a number of the given dtype."""
+    return total.astype(dtype) if accumulate is None else accumulate.total(total, dtype)
+
+
+# ------------------------------------------------------------------------------------- checks
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _total(where: str, bound: Any, terms: Any) -> Fraction:
+    if not _is_number(bound) or not _LEAST_FLOAT32 <= bound <= _LARGEST_FLOAT32:
+        raise ValueError(
+            f"{where}: bound is {bound!r}; expected a finite number > 0, in the range of float32."
+        )
+    if not isinstance(terms, int | np.integer) or isinstance(terms, bool) or terms < 1:
+        raise ValueError(f"{where}: terms is {terms!r}; expected a whole number of at least 1.")
+    return Fraction(float(bound)) * int(terms)
