@@ -6,18 +6,21 @@ than one gather of ``[n, detectors, outputs]`` and a sum. Compilers for accelera
 into the sum themselves, and would pay for a loop with a launch per detector.
 """
 
+import functools
 import math
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lutjax._compat import zeros_varying
+from lutjax._compat import cast_varying, varying_axes, zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
 _OUTPUT_BLOCK = 32  # outputs in one expression
+_READS = 2**13  # in one step of `products`: enough for every core, few enough that the rows stay in the cache
 
 
 def in_sequence(device: Device) -> bool:
@@ -32,12 +35,12 @@ def slope(margin: jax.Array) -> jax.Array:
 
 def read(a: jax.Array, *ids: Any) -> jax.Array:
     """``a[ids]``; the ids have been clamped."""
-    return a.at[ids].get(mode="promise_in_bounds")
+    return a.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def add(a: jax.Array, ids: tuple[Any, ...], values: jax.Array) -> jax.Array:
     """`a` plus `values` at ``a[ids]``; the ids have been clamped."""
-    return a.at[ids].add(values, mode="promise_in_bounds")
+    return a.at[ids].add(values, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def detectors(weights: jax.Array) -> jax.Array:
@@ -80,34 +83,59 @@ def products(
             jnp.einsum("tno,no->tn", _gather_all(weights, i), dy, precision="highest") for i in index
         )
 
+    n_detectors, n = index[0].shape
+    axes = frozenset().union(*map(varying_axes, (weights, dy, *index)))
+    if 0 in (n_detectors, n):
+        return tuple(cast_varying(jnp.zeros(i.shape, dtype), axes) for i in index)
     # The sum over outputs is written out, block by block: the compiler then keeps it in registers, where a
     # reduction would first write the products of whole rows to memory (3 times slower).
     blocks, rest = divmod(weights.shape[2], _OUTPUT_BLOCK)
     by_output = dy.T
+    size = _divisor(n_detectors, _READS // n)
+    zeros = [cast_varying(jnp.zeros((size, n), dtype), axes) for _ in index]
 
     def add_block(
-        sums: list[jax.Array], t: jax.Array, rows: list[jax.Array], first: Any, size: int
+        sums: list[jax.Array], t: jax.Array, rows: list[jax.Array], first: Any, outputs: int
     ) -> list[jax.Array]:
-        for o in range(size):
-            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o, keepdims=False)
-            sums = [
-                s + read(weights, t, row, first + o).astype(dtype) * cotangent
-                for s, row in zip(sums, rows, strict=True)
-            ]
-        return sums
+        terms = [[s] for s in sums]
+        for o in range(outputs):
+            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o)
+            for of_row, row in zip(terms, rows, strict=True):
+                of_row.append(read(weights, t, row, first + o).astype(dtype) * cotangent)
+        return [_sum(of_row) for of_row in terms]
 
-    def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
+    def step(last: list[jax.Array], of: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         t, *rows = of
-        sums = [zeros_varying(dy, dy.shape[:1], dtype) for _ in rows]
+        sums = zeros
         if blocks == 1:
             sums = add_block(sums, t, rows, 0, _OUTPUT_BLOCK)
         elif blocks:
             sums = jax.lax.fori_loop(
                 0, blocks, lambda i, s: add_block(s, t, rows, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), sums
             )
-        return None, tuple(add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest))
+        return add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest), last
 
-    return jax.lax.scan(one, None, (detectors(weights), *index))[1]
+    of = [a.reshape(n_detectors // size, size, -1) for a in (detectors(weights), *index)]
+    if size == n_detectors:
+        return tuple(step(zeros, [a[0] for a in of])[0])
+    # Each step stores what the one before it computed: the compiler fuses storing into computing otherwise,
+    # and runs such a fusion on one core.
+    last, stored = jax.lax.scan(step, zeros, of)
+    return tuple(
+        jnp.concatenate([s[1:], end[None]]).reshape(n_detectors, n)
+        for s, end in zip(stored, last, strict=True)
+    )
+
+
+def _sum(terms: list[jax.Array]) -> jax.Array:
+    """In four chains, which need not wait for one another."""
+    chains = [functools.reduce(operator.add, terms[i::4]) for i in range(min(4, len(terms)))]
+    return functools.reduce(operator.add, chains)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of `n` up to `most`, at least 1."""
+    return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)
 
 
 def add_rows(gradient: jax.Array, index: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
