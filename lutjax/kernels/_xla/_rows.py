@@ -20,7 +20,7 @@ from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
 _OUTPUT_BLOCK = 32  # outputs in one expression
-_READS = 2**13  # in one step of `products`: enough for every core, few enough that the rows stay in the cache
+_READS = 2**12  # in one step of `products`: enough for every core, few enough that the rows stay in the cache
 
 
 def in_sequence(device: Device) -> bool:
@@ -91,7 +91,8 @@ def products(
     # reduction would first write the products of whole rows to memory (3 times slower).
     blocks, rest = divmod(weights.shape[2], _OUTPUT_BLOCK)
     by_output = dy.T
-    size = _divisor(n_detectors, _READS // n)
+    # At least two steps: outside of a loop the compiler copies the whole table.
+    size = _divisor(n_detectors, min(_READS // n, n_detectors // 2))
     zeros = [cast_varying(jnp.zeros((size, n), dtype), axes) for _ in index]
 
     def add_block(
@@ -116,8 +117,6 @@ def products(
         return add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest), last
 
     of = [a.reshape(n_detectors // size, size, -1) for a in (detectors(weights), *index)]
-    if size == n_detectors:
-        return tuple(step(zeros, [a[0] for a in of])[0])
     # Each step stores what the one before it computed: the compiler fuses storing into computing otherwise,
     # and runs such a fusion on one core.
     last, stored = jax.lax.scan(step, zeros, of)
