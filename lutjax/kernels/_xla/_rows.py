@@ -20,7 +20,7 @@ from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
 _OUTPUT_BLOCK = 32  # outputs in one expression
-_READS = 2**12  # in one step of `products`: enough for every core, few enough that the rows stay in the cache
+_READS = 2**15  # in one step of `products`: enough for every core
 
 
 def in_sequence(device: Device) -> bool:
@@ -83,47 +83,46 @@ def products(
             jnp.einsum("tno,no->tn", _gather_all(weights, i), dy, precision="highest") for i in index
         )
 
-    n_detectors, n = index[0].shape
-    axes = frozenset().union(*map(varying_axes, (weights, dy, *index)))
-    if 0 in (n_detectors, n):
+    rows = jnp.stack(
+        index, 1
+    )  # a detector's reads side by side: one core makes them while its rows are cached
+    n_detectors, ways, n = rows.shape
+    axes = frozenset().union(*map(varying_axes, (weights, rows, dy)))
+    if 0 in rows.shape:
         return tuple(cast_varying(jnp.zeros(i.shape, dtype), axes) for i in index)
     # The sum over outputs is written out, block by block: the compiler then keeps it in registers, where a
     # reduction would first write the products of whole rows to memory (3 times slower).
     blocks, rest = divmod(weights.shape[2], _OUTPUT_BLOCK)
-    by_output = dy.T
+    by_output = dy.T[:, None, None]
     # At least two steps: outside of a loop the compiler copies the whole table.
-    size = _divisor(n_detectors, min(_READS // n, n_detectors // 2))
-    zeros = [cast_varying(jnp.zeros((size, n), dtype), axes) for _ in index]
+    size = _divisor(n_detectors, min(_READS // (ways * n), n_detectors // 2))
+    zeros = cast_varying(jnp.zeros((size, ways, n), dtype), axes)
 
-    def add_block(
-        sums: list[jax.Array], t: jax.Array, rows: list[jax.Array], first: Any, outputs: int
-    ) -> list[jax.Array]:
-        terms = [[s] for s in sums]
+    def add_block(total: jax.Array, t: jax.Array, row: jax.Array, first: Any, outputs: int) -> jax.Array:
+        terms = [total]
         for o in range(outputs):
-            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o)
-            for of_row, row in zip(terms, rows, strict=True):
-                of_row.append(read(weights, t, row, first + o).astype(dtype) * cotangent)
-        return [_sum(of_row) for of_row in terms]
+            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o)[0]
+            terms.append(read(weights, t, row, first + o).astype(dtype) * cotangent)
+        return _sum(terms)
 
-    def step(last: list[jax.Array], of: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        t, *rows = of
-        sums = zeros
+    def step(last: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        t, row = of
+        total = zeros
         if blocks == 1:
-            sums = add_block(sums, t, rows, 0, _OUTPUT_BLOCK)
+            total = add_block(total, t, row, 0, _OUTPUT_BLOCK)
         elif blocks:
-            sums = jax.lax.fori_loop(
-                0, blocks, lambda i, s: add_block(s, t, rows, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), sums
+            total = jax.lax.fori_loop(
+                0, blocks, lambda i, y: add_block(y, t, row, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), total
             )
-        return add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest), last
+        return add_block(total, t, row, blocks * _OUTPUT_BLOCK, rest), last
 
-    of = [a.reshape(n_detectors // size, size, -1) for a in (detectors(weights), *index)]
     # Each step stores what the one before it computed: the compiler fuses storing into computing otherwise,
     # and runs such a fusion on one core.
+    steps = n_detectors // size
+    of = detectors(weights).reshape(steps, size, 1, 1), rows.reshape(steps, size, ways, n)
     last, stored = jax.lax.scan(step, zeros, of)
-    return tuple(
-        jnp.concatenate([s[1:], end[None]]).reshape(n_detectors, n)
-        for s, end in zip(stored, last, strict=True)
-    )
+    result = jnp.concatenate([stored[1:], last[None]]).reshape(rows.shape)
+    return tuple(result[:, i] for i in range(ways))
 
 
 def _sum(terms: list[jax.Array]) -> jax.Array:
