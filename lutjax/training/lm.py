@@ -14,6 +14,7 @@ from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
 from lutjax.training.loop import Advance, repeat
+from lutjax.training.nnx import filled
 from lutjax.training.text import Bytes
 
 EVALUATION_BATCH = 64
@@ -119,7 +120,7 @@ class Structure:
 
     def model(self, params: Any, others: Any) -> LUTTransformer:
         """The model made of these arrays, which it shares."""
-        return nnx.merge(self._graph, _filled(self._params, params), _filled(self._others, others))
+        return nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
 
 
 def arrays(model: LUTTransformer) -> tuple[Any, Any]:
@@ -254,10 +255,3 @@ def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:
     """Inputs and labels, int32 ``[batch, context]``."""
     windows = text[starts[:, None] + jnp.arange(context + 1)[None, :]].astype(jnp.int32)
     return windows[:, :-1], windows[:, 1:]
-
-
-def _filled(abstract: Any, arrays: Any) -> Any:
-    """An abstract `nnx.State` with arrays in it."""
-    state = jax.tree.map(lambda a: a, abstract)  # replace_by_pure_dict writes into its argument
-    nnx.replace_by_pure_dict(state, arrays)
-    return state
