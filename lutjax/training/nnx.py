@@ -18,7 +18,7 @@ def value_and_grad(
     """`lutjax.training.tables.value_and_grad` of a loss of a module.
 
     Variables that are no `nnx.Param` and that the loss changes, statistics of a batch norm or the counts of a dropout's
-    `nnx.Rngs`, are changed in the module, as by `nnx.value_and_grad`.
+    `nnx.Rngs`, are changed in the module, as by `nnx.value_and_grad`. The loss must not add variables.
 
     Args:
       loss: a function of an `nnx.Module` and of anything else that is no module; returns a scalar, or with `has_aux` a
