@@ -1,7 +1,7 @@
 """Training tables of Flax Linen models: `lutjax.training.tables` in a train state."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from flax import struct
 from jaxtyping import Int
@@ -52,7 +52,7 @@ class TrainState(struct.PyTreeNode):
     params: Any
     others: Any
     tx: tables.Optimizer = struct.field(pytree_node=False)
-    opt_state: tables.OptimizerState
+    opt_state: Any
 
     @property
     def step(self) -> Int[Array, ""]:
@@ -68,7 +68,7 @@ class TrainState(struct.PyTreeNode):
         tx: tables.Optimizer,
         others: Any = None,
         **more: Any,
-    ) -> Self:
+    ) -> "TrainState":
         """The state before the first step; `more`: attributes of a subclass.
 
         Raises:
@@ -77,7 +77,7 @@ class TrainState(struct.PyTreeNode):
         others = {} if others is None else others
         return cls(apply_fn=apply_fn, params=params, others=others, tx=tx, opt_state=tx.init(params), **more)
 
-    def apply_gradients(self, *, grads: Any, **more: Any) -> Self:
+    def apply_gradients(self, *, grads: Any, **more: Any) -> "TrainState":
         """The state after a step; `more`: attributes to replace, such as `others` with new statistics.
 
         Args:
