@@ -191,8 +191,8 @@ def test_dtypes_of_tables(dtype):
         assert state.rows["weights"]["sum_of_squares"].dtype == np.dtype(
             "float64" if dtype == "float64" else "float32"
         )
-        actual = optimizer.apply(params, tables.value_and_grad(loss)(params)[1], state)
-        expected = optimizer.apply(params, jax.grad(loss)(params), state)
+        actual = jax.jit(lambda: optimizer.apply(params, tables.value_and_grad(loss)(params)[1], state))()
+        expected = jax.jit(lambda: optimizer.apply(params, jax.grad(loss)(params), state))()
         assert actual[0]["weights"].dtype == jnp.dtype(dtype)
         # The dense gradient of a 16-bit table is rounded before it is squared.
         assert_trees_close(dtype, actual, expected, 1e-12 if dtype == "float64" else 2**-7)
@@ -270,7 +270,7 @@ LARGE_PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=8, n_detectors=8
 LARGE_POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=16, n_detectors=16, n_anchors=12)
 
 
-def temporary_bytes(optimizer, value_and_grad, *, looped=False):
+def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     """What a jitted step needs beside its arguments, which it is given to keep."""
 
     def loss(params, x):
@@ -280,29 +280,35 @@ def temporary_bytes(optimizer, value_and_grad, *, looped=False):
 
     def step(params, state, x):
         _, gradients = value_and_grad(loss)(params, x)
+        if form == "sharded":
+            gradients = jax.lax.with_sharding_constraint(gradients, everywhere)
         return optimizer.apply(params, gradients, state)
 
     def steps(params, state, x):
         return jax.lax.fori_loop(0, x[0, 0, 0].astype(jnp.int32), lambda _, ps: step(*ps, x), (params, state))
 
+    mesh = Mesh(np.array(jax.devices()[: 4 if form == "sharded" else 1]), ("batch",))
+    everywhere, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("batch",)))
     params = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s, jnp.float32), LARGE, is_leaf=lambda s: isinstance(s, tuple)
     )
     state = jax.eval_shape(optimizer.init, params)
-    x = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32)
-    jitted = jax.jit(steps if looped else step, donate_argnums=(0, 1))
+    x = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    jitted = jax.jit(
+        steps if form == "loop" else step,
+        donate_argnums=(0, 1),
+        in_shardings=(everywhere, everywhere, split),
+        out_shardings=everywhere,
+    )
     memory = jitted.lower(params, state, x).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= LARGE_BYTES
     return memory.temp_size_in_bytes
 
 
-@pytest.mark.parametrize(
-    ("rule", "looped"),
-    [(tables.SGD(), False), (tables.RowAdagrad(), False), (tables.SGD(), True), (tables.RowAdagrad(), True)],
-    ids=str,
-)
-def test_a_step_copies_no_table(rule, looped):
-    temporary = temporary_bytes(tables.Optimizer(rule, 0.1), tables.value_and_grad, looped=looped)
+@pytest.mark.parametrize("form", ["step", "loop", "sharded"])
+@pytest.mark.parametrize("rule", [tables.SGD(), tables.RowAdagrad()], ids=str)
+def test_a_step_copies_no_table(rule, form):
+    temporary = temporary_bytes(tables.Optimizer(rule, 0.1), tables.value_and_grad, form=form)
     assert temporary < LARGE_BYTES / 20
 
 
