@@ -33,7 +33,8 @@ class TrainingConfig:
       batch_size: windows of the text in one step.
       learning_rate: rate before warm-up and cool-down; a factor of the published schedule.
       table_gradient: factored, the rows that were looked up and their cotangents, or dense, arrays of the tables'
-        shapes; both give the same results up to rounding.
+        shapes; both give the same results up to rounding. Only factored ones know of rows that were looked up and have
+        a gradient of exactly 0: row_adam counts these look-ups, and momentum and weight decay move such rows.
       table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam.
       table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
       optimizer: of everything else: sgd, momentum, adam, adagrad or row_adagrad.
