@@ -405,8 +405,17 @@ def test_update_table_takes_factored_gradients_only():
         lutjax.update_table(TABLE["weights"], TABLE["weights"], 0.1)
 
 
+def test_forms_of_results_of_microbatches():
+    for aux, expected in ((1.0, (2,)), (None, None)):
+        gradient = tables.value_and_grad(lambda p, x, aux=aux: (look_up(p["weights"], x), aux), has_aux=True)
+        (value, of_parts), _ = jax.eval_shape(tables.microbatched(gradient, 2), TABLE, X[:4])
+        assert value.shape == ()
+        assert (of_parts if aux is None else of_parts.shape) == expected
+
+
 def test_batches_that_cannot_be_divided():
     parts = tables.microbatched(tables.value_and_grad(lambda p, x: look_up(p["weights"], x)), 2)
+    assert jax.eval_shape(parts, TABLE, X[:4])[0].shape == ()
     with pytest.raises(ValueError, match=r"shape \[5, 6\]; its first axis must be a multiple of 2"):
         parts(TABLE, X)
     with pytest.raises(ValueError, match=r"shape \[\]; its first axis"):

@@ -244,9 +244,10 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
             t / count if g is None else of_parts(g).scaled(1 / count)
             for t, g in zip(total, factored, strict=True)
         ]
-        value, aux = result if isinstance(result, tuple) else (result, None)
-        mean = jnp.mean(value)
-        return mean if aux is None else (mean, aux), jax.tree.unflatten(jax.tree.structure(params), leaves)
+        has_aux = isinstance(result, tuple)
+        mean = jnp.mean(result[0] if has_aux else result)
+        gradients = jax.tree.unflatten(jax.tree.structure(params), leaves)
+        return ((mean, result[1]) if has_aux else mean), gradients
 
     return accumulated
 
