@@ -305,8 +305,16 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     return memory.temp_size_in_bytes
 
 
-@pytest.mark.parametrize("form", ["step", "loop", "sharded"])
-@pytest.mark.parametrize("rule", [tables.SGD(), tables.RowAdagrad()], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "form"),
+    [
+        (tables.SGD(), "step"),
+        (tables.RowAdagrad(), "step"),
+        (tables.RowAdagrad(), "loop"),
+        (tables.SGD(), "sharded"),  # adds up whole tables if the gradients are not asked for everywhere
+    ],
+    ids=str,
+)
 def test_a_step_copies_no_table(rule, form):
     temporary = temporary_bytes(tables.Optimizer(rule, 0.1), tables.value_and_grad, form=form)
     assert temporary < LARGE_BYTES / 20
