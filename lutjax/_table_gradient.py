@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -27,9 +28,9 @@ class TableGradient:
 
     op: str
     arguments: tuple[Any, ...]
-    cotangent: jax.Array
+    cotangent: Any  # an array, or whatever jax makes of the leaves of a pytree
     factor: Any
-    after: jax.Array
+    after: Any
     options: tuple[tuple[str, Any], ...]
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -43,7 +44,9 @@ class TableGradient:
 
     def scaled(self, factor: Any) -> "TableGradient":
         """The gradient times a number."""
-        return dataclasses.replace(self, factor=factor if self.factor is None else self.factor * factor)
+        return dataclasses.replace(
+            self, factor=jnp.asarray(factor) if self.factor is None else self.factor * factor
+        )
 
     @property
     def nbytes(self) -> int:

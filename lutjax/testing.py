@@ -264,7 +264,7 @@ def _touched(case: Case, differentiable: Arrays) -> jax.Array:
     def f(weights: jax.Array) -> jax.Array:
         if case.op == "sparse_lookup":  # its unused slots pass no cotangent on
             d = _detection("detection", n_rows.bit_length() - 1, everything)
-            return reference.lookup(weights, d)
+            return jnp.asarray(reference.lookup(weights, d))
         return case.call(getattr(reference, case.op), {**everything, "weights": weights})["y"]
 
     y, pullback = jax.vjp(f, ones)

@@ -236,6 +236,8 @@ def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> No
         (["--steps", "0"], 2, "steps is 0; it must be at least 1"),
         (["--steps", "many"], 2, "'many' is not a valid integer"),
         (["--optimizer", "lion"], 2, "the known ones are sgd, momentum"),
+        (["--table-optimizer", "adam"], 2, "the known ones are sgd, row_adagrad"),
+        (["--microbatches", "5"], 2, "microbatches is 5; it must divide the batch size"),
         (["--log-every", "0"], 2, "log_every is 0"),
         (["--cooldown", "2"], 2, "cooldown is 2.0"),
         (["--resume"], 1, "holds no checkpoint"),

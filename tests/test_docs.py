@@ -1,4 +1,4 @@
-"""The README's code runs, its output is the real one, and so does every example in a docstring."""
+"""The code of the README and of the pages runs, its output is the real one, and so does every example in a docstring."""
 
 import contextlib
 import doctest
@@ -8,12 +8,14 @@ import pathlib
 import pkgutil
 import re
 
+import jax
 import pytest
 
 import lutjax
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def modules():
@@ -22,15 +24,31 @@ def modules():
             yield module.name
 
 
-def test_readme_runs():
-    namespace, outputs = {}, []
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+@pytest.fixture
+def as_a_reader(without_typechecking):
+    """With the settings that JAX has by default."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.usefixtures("as_a_reader")
+def test_pages_run(page):
+    """In one namespace, from the first block to the last."""
+    namespace, outputs, text = {}, [], page.read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(block, "README.md", "exec"), namespace)
+            exec(compile(block, page.name, "exec"), namespace)
         outputs.append(printed.getvalue())
-    for shown in re.findall(r"<!-- output -->\n```\n(.*?)```", README, re.DOTALL):
+    for shown in re.findall(r"<!-- output -->\n```\n(.*?)```", text, re.DOTALL):
         assert shown in outputs
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for name in re.findall(r"\]\(([\w/-]+\.md)\)", page.read_text()):
+            assert (page.parent / name).exists(), (page, name)
 
 
 def test_readme_keeps_its_promises():
@@ -38,8 +56,6 @@ def test_readme_keeps_its_promises():
     assert shell[0] == 'pip install ".[apps]" && lutjax train lm\n'
     assert shell[1] == 'pip install -e ".[dev]" && pytest\n'
     assert len(README.splitlines()) <= 200
-    for name in re.findall(r"\]\((\w+\.md)\)", README):
-        assert (ROOT / name).exists(), name
 
 
 def test_every_public_op_is_in_the_readme():
@@ -51,7 +67,7 @@ def test_every_public_op_is_in_the_readme():
 
 
 @pytest.mark.parametrize("name", list(modules()))
-@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.usefixtures("as_a_reader")
 def test_docstrings(name):
     module = importlib.import_module(name)
     finder = doctest.DocTestFinder(exclude_empty=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lutjax
+from lutjax.training import tables
 
 FOLDER = pathlib.Path(__file__).parents[2] / "shared" / "golden"
 ABSENT = f"the recorded cases are not here (a folder {FOLDER.name} beside the checkout)"
@@ -22,13 +23,8 @@ def recorded():
     for path in sorted(FOLDER.glob("*.npz")):
         with np.load(path) as z:
             kind = str(z["kind"]) if "kind" in z else path.stem.split("_")[1]
-            names = set(z.files)
-        if kind not in KINDS:
-            continue
-        marks = []
-        if {"S_after_internal", "normalized"} & names:
-            marks = [pytest.mark.skip(reason="table-gradient policies are not part of this release")]
-        cases.append(pytest.param(path, kind, id=path.stem, marks=marks))
+        if kind in KINDS:
+            cases.append(pytest.param(path, kind, id=path.stem))
     return cases
 
 
@@ -60,7 +56,8 @@ def _dense(module, kind, z, x, anchors, epsilon, tolerance):
     if "int_rescaler" in z:
         sums["accumulate"] = lutjax.FixedPoint((2**20 - 1) * float(z["int_rescaler"]))
 
-    def f(x, weights, positions):
+    def f(p):
+        x, weights, positions = p["x"], p["weights"], p["positions"]
         weights = module.scale_gradient(weights, float(z.get("meta_lr", 1.0)))
         if kind in ("fc", "ext_fc"):
             return module.lut(x, weights, anchors, **sums)
@@ -69,16 +66,45 @@ def _dense(module, kind, z, x, anchors, epsilon, tolerance):
         interleave = bool(z["sliced"])
         return module.lut_pair_attention(x, weights, anchors, positions, interleave=interleave, **sums)
 
-    positions = jnp.asarray(z["pe"]) if "pe" in z else None
-    y, pullback = jax.vjp(f, x, jnp.asarray(z["S"]), positions)
-    dx, dweights, dpositions = pullback(jnp.asarray(z["y_grad"]))
+    params = {
+        "x": x,
+        "weights": jnp.asarray(z["S"]),
+        "positions": jnp.asarray(z["pe"]) if "pe" in z else None,
+    }
+    y, gradients = _gradients(f, params, z, factored=module is lutjax and "S_after_internal" in z)
     close("y", y, z["y"], tolerance)
     if "y_eval" in z:
         close("y_eval", y, z["y_eval"], tolerance)
-    close("x_grad", dx, z["x_grad"], tolerance)
-    close("S_grad", dweights, z["S_grad"], tolerance)
-    if positions is not None:
-        close("pe_grad", dpositions, z["pe_grad"], tolerance)
+    close("x_grad", gradients["x"], z["x_grad"], tolerance)
+    if "S_after_internal" in z:
+        table = _after_step(params["weights"], gradients["weights"], float(z["external_lr"]))
+        close("S_after_internal", table, z["S_after_internal"], tolerance)
+    else:
+        close("S_grad", gradients["weights"], z["S_grad"], tolerance)
+    if "pe_grad" in z:
+        close("pe_grad", gradients["positions"], z["pe_grad"], tolerance)
+
+
+def _gradients(f, params, z, *, factored=False):
+    """Output and gradients by the policy of the recorded case."""
+
+    def loss(params):
+        y = f(params)
+        return jnp.vdot(y, jnp.asarray(z["y_grad"])), y
+
+    value_and_grad = tables.value_and_grad if factored else jax.value_and_grad
+    (_, y), gradients = value_and_grad(loss, has_aux=True)(params)
+    if z.get("normalized", False):
+        of_parameters, _ = tables.normalised().update({**gradients, "x": None}, None)
+        gradients = {**of_parameters, "x": gradients["x"]}
+    return y, gradients
+
+
+def _after_step(table, gradient, rate):
+    """SGD, from a gradient in factors or an array."""
+    if not isinstance(gradient, tables.TableGradient):
+        return table - rate * gradient
+    return lutjax.update_table(table, gradient, rate)[0]
 
 
 def _sparse(module, z, x, anchors, epsilon, tolerance):
@@ -94,12 +120,13 @@ def _sparse(module, z, x, anchors, epsilon, tolerance):
     targets[source, slot] = z["edge_target"] - int(z["n_lookup_neurons"])
     weights[source, slot] = z["edge_weight"]
 
-    def f(x, weights):
+    def f(p):
         of_rows = targets.reshape(*shape, -1)
-        return module.sparse_lut(x, weights, anchors, of_rows, n_outputs, epsilon=epsilon)
+        return module.sparse_lut(p["x"], p["weights"], anchors, of_rows, n_outputs, epsilon=epsilon)
 
-    y, pullback = jax.vjp(f, x, jnp.asarray(weights.reshape(*shape, -1)))
-    dx, dweights = pullback(jnp.asarray(z["y_grad"]))
+    params = {"x": x, "weights": jnp.asarray(weights.reshape(*shape, -1))}
+    y, gradients = _gradients(f, params, z)
+    dweights = np.asarray(gradients["weights"]).reshape(targets.shape)
     close("y", y, z["y"], tolerance)
-    close("x_grad", dx, z["x_grad"], tolerance)
-    close("edge_grad", np.asarray(dweights).reshape(targets.shape)[source, slot], z["edge_grad"], tolerance)
+    close("x_grad", gradients["x"], z["x_grad"], tolerance)
+    close("edge_grad", dweights[source, slot], z["edge_grad"], tolerance)

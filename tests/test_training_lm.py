@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from lutjax.models import LUTTransformerConfig
-from lutjax.training import checkpoints, loop, runs
+from lutjax.training import checkpoints, loop, optimizers, runs
 from lutjax.training.lm import Run, State, TrainingConfig
 from lutjax.training.text import bigram_loss, split_text
 
@@ -88,6 +88,37 @@ def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *states)
 
 
+def losses_of(state: State, **options: object) -> list[float]:
+    """Of a few steps, one at a time. Without dropout, whose draws are those of the microbatches."""
+    training = dataclasses.replace(TRAINING, cooldown=0.0, **options)
+    run, losses = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train), []
+    # Tables of zeros pass no gradient on, and only factored gradients count rows that were looked up for nothing.
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda p: p + rng.normal(size=p.shape).astype(p.dtype) / 10, state.params)
+    optimizer = jax.jit(run._optimizer.init)(params)
+    state = State(params, jax.tree.map(jnp.copy, state.others), optimizer)
+    for step in range(4):
+        state, loss = run.advance(state, step, 1)
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize(
+    "table_optimizer",
+    [
+        n if n == "row_adagrad" else pytest.param(n, marks=pytest.mark.slow)
+        for n in optimizers.TABLE_OPTIMIZERS
+    ],
+)
+def test_factored_and_dense_gradients_give_the_same_losses(run: Run, table_optimizer: str) -> None:
+    rate = 1.0 if table_optimizer == "sgd" else 0.05
+    options = {"table_optimizer": table_optimizer, "table_weight_decay": 0.01, "learning_rate": rate}
+    factored = losses_of(run.init(), **options, microbatches=2)
+    dense = losses_of(run.init(), **options, table_gradient="dense")
+    assert factored == pytest.approx(dense, rel=1e-5)
+    assert abs(factored[-1] - factored[0]) > 0.01
+
+
 @pytest.mark.parametrize("size", [10, 17, 23])
 def test_evaluation_predicts_every_byte_once(run: Run, size: int) -> None:
     state, _ = run.advance(run.init(), 0, 12)
@@ -123,7 +154,12 @@ def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
     assert equal(runs.restore(tmp_path, 4, run), state)
 
 
-def test_resumed_run_ends_like_one_that_was_never_stopped(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table_optimizer", ["row_adagrad", pytest.param("row_adam", marks=pytest.mark.slow)])
+def test_resumed_run_ends_like_one_that_was_never_stopped(
+    run: Run, tmp_path: Path, table_optimizer: str
+) -> None:
+    if table_optimizer != run.training.table_optimizer:
+        run = Run(CONFIG, dataclasses.replace(TRAINING, table_optimizer=table_optimizer), TEXT.train)
     whole, _ = run.advance(run.init(), 0, 12)
     part, _ = run.advance(run.init(), 0, 5)
     runs.save(tmp_path, 5, part, record_of(run))
@@ -181,6 +217,11 @@ def test_vocabulary_must_be_bytes() -> None:
         ("optimizer", "lion"),
         ("schedule", "cosine"),
         ("loss", "max"),
+        ("table_gradient", "sparse"),
+        ("table_optimizer", "adam"),
+        ("table_weight_decay", -0.1),
+        ("microbatches", 0),
+        ("microbatches", 3),
     ],
 )
 def test_training_values_out_of_range(field: str, value: object) -> None:

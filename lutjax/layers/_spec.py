@@ -185,7 +185,9 @@ class LUTSpec:
             check_targets(array, self.out_features, where=self.layer)
 
     def _cast(self, array: Any) -> Any:
-        return array if self.dtype is None or array is None else jnp.asarray(array).astype(self.dtype)
+        if self.dtype is None or array is None or jnp.asarray(array).dtype == self.dtype:
+            return array  # the array itself: see lutjax.training.tables
+        return jnp.asarray(array).astype(self.dtype)
 
     def _inputs(self, x: Any, name: str = "x") -> Any:
         """Inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""

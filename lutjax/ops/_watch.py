@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lutjax import _compat
 
@@ -83,7 +84,7 @@ class Watch:
 
     def scale(self, name: str, factor: Any) -> None:
         """The gradient of a table is multiplied by one more factor."""
-        self.factors[name] = self.factors[name] * factor if name in self.factors else factor
+        self.factors[name] = self.factors[name] * factor if name in self.factors else jnp.asarray(factor)
 
 
 _current: ContextVar[Watch | None] = ContextVar("lutjax_watch", default=None)

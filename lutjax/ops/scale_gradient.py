@@ -32,7 +32,7 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
       >>> jax.grad(lambda x: lutjax.scale_gradient(x, 0.5) ** 2)(jnp.float32(3.0))
       Array(3., dtype=float32)
     """
-    x = jnp.asarray(x)
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray may make another array of one
     _checks.floats("scale_gradient", "x", x, None, "[...]")
     watch = _watch.current()
     name = None if watch is None else watch.name(x)

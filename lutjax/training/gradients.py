@@ -80,6 +80,7 @@ def value_and_grad(
 
         def tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
             result, watch = watched(taps, others, guards)
+            split.check_look_ups(watch)  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
             arguments = {name: look_up.arguments for name, look_up in watch.look_ups.items()}
             static.update({name: (look_up.op, look_up.options) for name, look_up in watch.look_ups.items()})
@@ -148,21 +149,25 @@ class Split:
                 others.append(gradient)
         return others, of_tables
 
+    def check_look_ups(self, watch: _watch.Watch) -> None:
+        """Raises TableUseError if a table was not looked up."""
+        for name in self.tables:
+            if name not in watch.look_ups:
+                raise TableUseError(
+                    f"the table {name} is not looked up by the loss. Either it is frozen or not used: then it "
+                    "is no table to train, leave it out of `tables` or of the parameters. Or it does not "
+                    "reach the op as it is: a cast, an index or a product makes another array of it (in NNX "
+                    "use `variable.get_value()` for `variable[...]`), and so does a jit, scan or checkpoint "
+                    "within the loss."
+                )
+
     def taps(self, look: Callable[[list[Any]], _watch.Watch]) -> dict[str, tuple[Any, Any]]:
         """Zeros for the look-up of each table, found in an abstract evaluation of the loss."""
         found: dict[str, Any] = {}
 
         def abstract(others: list[Any]) -> None:
             watch = look(others)
-            for name in self.tables:
-                if name not in watch.look_ups:
-                    raise TableUseError(
-                        f"the table {name} is not looked up by the loss. Either it is frozen or not used: then it "
-                        "is no table to train, leave it out of `tables` or of the parameters. Or it does not "
-                        "reach the op as it is: a cast, an index or a product makes another array of it (in NNX "
-                        "use `variable.get_value()` for `variable[...]`), and so does a jit, scan or checkpoint "
-                        "within the loss."
-                    )
+            self.check_look_ups(watch)
             found.update({name: watch.look_ups[name].output for name in self.tables})
 
         jax.eval_shape(abstract, self.others)
@@ -239,9 +244,10 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
             t / count if g is None else of_parts(g).scaled(1 / count)
             for t, g in zip(total, factored, strict=True)
         ]
-        value, aux = result if isinstance(result, tuple) else (result, None)
-        mean = jnp.mean(value)
-        return mean if aux is None else (mean, aux), jax.tree.unflatten(jax.tree.structure(params), leaves)
+        has_aux = isinstance(result, tuple)
+        mean = jnp.mean(result[0] if has_aux else result)
+        gradients = jax.tree.unflatten(jax.tree.structure(params), leaves)
+        return ((mean, result[1]) if has_aux else mean), gradients
 
     return accumulated
 

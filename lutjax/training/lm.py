@@ -14,6 +14,7 @@ from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
 from lutjax.training.loop import Advance, repeat
+from lutjax.training.nnx import filled
 from lutjax.training.text import Bytes
 
 EVALUATION_BATCH = 64
@@ -32,7 +33,8 @@ class TrainingConfig:
       batch_size: windows of the text in one step.
       learning_rate: rate before warm-up and cool-down; a factor of the published schedule.
       table_gradient: factored, the rows that were looked up and their cotangents, or dense, arrays of the tables'
-        shapes; both give the same results up to rounding.
+        shapes; both give the same results up to rounding. Only factored ones know of rows that were looked up and have
+        a gradient of exactly 0: row_adam counts these look-ups, and momentum and weight decay move such rows.
       table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam.
       table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
       optimizer: of everything else: sgd, momentum, adam, adagrad or row_adagrad.
@@ -119,7 +121,7 @@ class Structure:
 
     def model(self, params: Any, others: Any) -> LUTTransformer:
         """The model made of these arrays, which it shares."""
-        return nnx.merge(self._graph, _filled(self._params, params), _filled(self._others, others))
+        return nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
 
 
 def arrays(model: LUTTransformer) -> tuple[Any, Any]:
@@ -254,10 +256,3 @@ def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:
     """Inputs and labels, int32 ``[batch, context]``."""
     windows = text[starts[:, None] + jnp.arange(context + 1)[None, :]].astype(jnp.int32)
     return windows[:, :-1], windows[:, 1:]
-
-
-def _filled(abstract: Any, arrays: Any) -> Any:
-    """An abstract `nnx.State` with arrays in it."""
-    state = jax.tree.map(lambda a: a, abstract)  # replace_by_pure_dict writes into its argument
-    nnx.replace_by_pure_dict(state, arrays)
-    return state

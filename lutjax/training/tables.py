@@ -97,7 +97,7 @@ class Optimizer:
     rate: float | Callable[[Any], Any]
     _: dataclasses.KW_ONLY
     rest: optax.GradientTransformation | None = None
-    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
     tables: IsTable = is_table
 
     @property

@@ -1,0 +1,90 @@
+"""Training tables of Flax Linen models: `lutjax.training.tables` in a train state."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import struct
+from jaxtyping import Int
+
+from lutjax._typing import Array
+from lutjax.training import tables
+
+__all__ = ["TrainState"]
+
+
+class TrainState(struct.PyTreeNode):
+    """What a training step takes and returns, as `flax.training.train_state.TrainState`.
+
+    A pytree: jit the step with this state donated, and tables are moved in their own memory.
+
+    Attributes:
+      apply_fn: the model's ``apply``.
+      params: its collection ``"params"``.
+      others: its other collections by name: anchors, targets, statistics.
+      tx: how the parameters move.
+      opt_state: state of `tx`.
+
+    Source: look-up-table semantics, section 8.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax.layers.linen import LUT
+      >>> from lutjax.training import tables
+      >>> from lutjax.training.linen import TrainState
+      >>> model = LUT(8, 5, n_detectors=4, n_anchors=10)
+      >>> others = model.init(jax.random.key(0), jnp.ones((3, 8)))
+      >>> params = others.pop("params")
+      >>> tx = tables.Optimizer(tables.RowAdagrad(), rate=0.1)
+      >>> state = TrainState.create(apply_fn=model.apply, params=params, others=others, tx=tx)
+      >>> def step(state, x):
+      ...     def loss(params):
+      ...         return ((state.apply_fn({"params": params, **state.others}, x) - 1) ** 2).mean()
+      ...     value, gradients = tables.value_and_grad(loss)(state.params)
+      ...     return state.apply_gradients(grads=gradients), value
+      >>> step = jax.jit(step, donate_argnums=0)
+      >>> for _ in range(3):
+      ...     state, value = step(state, jnp.ones((3, 8)))
+      >>> int(state.step), round(float(value), 2)
+      (3, 0.16)
+    """
+
+    apply_fn: Callable[..., Any] = struct.field(pytree_node=False)
+    params: Any
+    others: Any
+    tx: tables.Optimizer = struct.field(pytree_node=False)
+    opt_state: Any
+
+    @property
+    def step(self) -> Int[Array, ""]:
+        """Steps done."""
+        return self.opt_state.step
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        apply_fn: Callable[..., Any],
+        params: Any,
+        tx: tables.Optimizer,
+        others: Any = None,
+        **more: Any,
+    ) -> "TrainState":
+        """The state before the first step; `more`: attributes of a subclass.
+
+        Raises:
+          ValueError: as ``tx.init``.
+        """
+        others = {} if others is None else others
+        return cls(apply_fn=apply_fn, params=params, others=others, tx=tx, opt_state=tx.init(params), **more)
+
+    def apply_gradients(self, *, grads: Any, **more: Any) -> "TrainState":
+        """The state after a step; `more`: attributes to replace, such as `others` with new statistics.
+
+        Args:
+          grads: from `lutjax.training.tables.value_and_grad` of the parameters.
+
+        Raises:
+          ValueError, TypeError: as ``tx.apply``.
+        """
+        params, opt_state = self.tx.apply(self.params, grads, self.opt_state)
+        return self.replace(params=params, opt_state=opt_state, **more)

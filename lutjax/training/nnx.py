@@ -1,0 +1,141 @@
+"""Training tables of Flax NNX models: `lutjax.training.tables` with modules in place of parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from lutjax.training import tables
+from lutjax.training.gradients import IsTable, is_table
+
+__all__ = ["Optimizer", "value_and_grad"]
+
+
+def value_and_grad(
+    loss: Callable[..., Any], *, tables: IsTable = is_table, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """`lutjax.training.tables.value_and_grad` of a loss of a module.
+
+    Variables that are no `nnx.Param` and that the loss changes, statistics of a batch norm or the counts of a dropout's
+    `nnx.Rngs`, are changed in the module, as by `nnx.value_and_grad`. The loss must not add variables.
+
+    Args:
+      loss: a function of an `nnx.Module` and of anything else that is no module; returns a scalar, or with `has_aux` a
+        scalar and a pytree.
+      tables: which of the parameters are tables, by their path in the module joined by ``/``, and array.
+      has_aux: as in jax.
+
+    Returns:
+      A function like `loss` that returns its value (and aux) and gradients: nested dicts of the module's `nnx.Param`,
+      as `nnx.to_pure_dict` makes them, with a `TableGradient` for each table.
+
+    Raises:
+      TableUseError: as `lutjax.training.tables.value_and_grad`. A layer has to hand its table to the op as
+        ``variable.get_value()``; an index, even ``variable[...]``, makes another array. The module is unchanged then.
+
+    Source: look-up-table semantics, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT
+      >>> from lutjax.training.nnx import value_and_grad
+      >>> model = nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=10, rngs=nnx.Rngs(0)))
+      >>> loss, gradients = value_and_grad(lambda model, x: model(x).sum())(model, jnp.ones((3, 8)))
+      >>> gradients["layers"][0]["weights"].cotangent.shape
+      (3, 5)
+    """
+
+    def differentiated(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        parts: Any = nnx.split(model, nnx.Param, ...)
+        graph, params, others = parts
+
+        def pure(arrays: Any) -> tuple[Any, tuple[Any, Any]]:
+            inside = nnx.merge(graph, filled(params, arrays), filled(others, nnx.to_pure_dict(others)))
+            result = loss(inside, *args, **kwargs)
+            value, aux = result if has_aux else (result, None)
+            return value, (aux, nnx.to_pure_dict(nnx.state(inside, nnx.Not(nnx.Param))))
+
+        gradient = _value_and_grad(pure, tables=tables, has_aux=True)
+        (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
+        nnx.update(model, filled(others, changed))
+        return ((value, aux) if has_aux else value), gradients
+
+    return differentiated
+
+
+_value_and_grad = tables.value_and_grad  # the option `tables` hides the module
+
+
+class Optimizer(nnx.Module):
+    """A `lutjax.training.tables.Optimizer` with its state, as `nnx.Optimizer` is an optax optimiser with its state.
+
+    Args:
+      model: whose `nnx.Param` are trained.
+      tx: how they move.
+
+    Attributes:
+      tx: as given.
+      state: an `OptimizerState` of `nnx.optimizer.OptState` variables.
+
+    Raises:
+      ValueError: as ``tx.init``.
+
+    Source: look-up-table semantics, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT
+      >>> from lutjax.training import tables
+      >>> from lutjax.training.nnx import Optimizer, value_and_grad
+      >>> model = LUT(8, 5, n_detectors=4, n_anchors=10, rngs=nnx.Rngs(0))
+      >>> optimizer = Optimizer(model, tables.Optimizer(tables.RowAdagrad(), rate=0.1))
+      >>> @nnx.jit(donate_argnums=(0, 1))
+      ... def step(model, optimizer, x):
+      ...     loss, gradients = value_and_grad(lambda model, x: ((model(x) - 1) ** 2).mean())(model, x)
+      ...     optimizer.update(model, gradients)
+      ...     return loss
+      >>> [round(float(step(model, optimizer, jnp.ones((3, 8)))), 2) for _ in range(3)]
+      [1.0, 0.36, 0.16]
+    """
+
+    def __init__(self, model: nnx.Module, tx: tables.Optimizer):
+        self.tx = tx
+        self.state = nnx.data(jax.tree.map(nnx.optimizer.OptState, tx.init(_arrays(model))))
+
+    def update(self, model: nnx.Module, gradients: Any) -> None:
+        """Moves the module's parameters by one step.
+
+        Args:
+          gradients: from `value_and_grad` with the same choice of tables, or nested dicts of arrays of the same
+            structure.
+
+        Raises:
+          ValueError, TypeError: as ``tx.apply``; nothing has been changed then.
+        """
+        moved, state = self.tx.apply(
+            _arrays(model), gradients, jax.tree.map(_value, self.state, is_leaf=_is_variable)
+        )
+        nnx.update(model, filled(nnx.state(model, nnx.Param), moved))
+        jax.tree.map(lambda v, a: v.set_value(a), self.state, state, is_leaf=_is_variable)
+
+
+def filled(state: Any, arrays: Any) -> Any:
+    """A copy of an `nnx.State` with the arrays of nested dicts in it."""
+    state = jax.tree.map(lambda a: a, state)  # replace_by_pure_dict writes into its argument
+    nnx.replace_by_pure_dict(state, arrays)
+    return state
+
+
+def _arrays(model: nnx.Module) -> Any:
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def _is_variable(a: Any) -> bool:
+    return isinstance(a, nnx.Variable)
+
+
+def _value(variable: nnx.Variable[Any]) -> Any:
+    return variable.get_value()

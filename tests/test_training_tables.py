@@ -1,0 +1,454 @@
+"""Training tables without dense gradients: the same results as with them, without their memory."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import lutjax
+from lutjax import FixedPoint
+from lutjax.testing import assert_close
+from lutjax.training import tables
+
+BATCH, LENGTH, INPUTS = 8, 4, 6
+POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=INPUTS, n_detectors=4, n_anchors=5)
+PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=INPUTS, n_detectors=4, n_anchors=1)
+SPARSE = lutjax.sample_anchors(jax.random.key(2), n_inputs=INPUTS, n_detectors=3, n_anchors=2)
+TARGETS = jax.random.randint(jax.random.key(3), (3, 4, 2), 0, INPUTS, jnp.int32)
+
+RULES = [
+    tables.SGD(),
+    tables.SGD(weight_decay=0.5),
+    tables.RowAdagrad(weight_decay=0.25),
+    tables.RowMomentum(),
+    tables.RowAdam(),
+    tables.RowAdam(b1=0.9),
+]
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def small_model():
+    return {
+        "attention": {"weights": normal(0, 4, 8, INPUTS), "positions": normal(1, LENGTH - 1, 1, 1)},
+        "pointwise": {"weights": normal(2, 4, 32, INPUTS)},
+        "sparse": {"weights": normal(3, 3, 4, 2)},
+        "bias": normal(4, INPUTS),
+    }
+
+
+def predict(params, x, accumulate=None, anchors=POINTWISE):
+    attention = params["attention"]
+    z = lutjax.lut_attention(x, attention["weights"], PAIRS, attention["positions"], accumulate=accumulate)
+    y = lutjax.lut(x, params["pointwise"]["weights"], anchors, accumulate=accumulate)
+    s = lutjax.sparse_lut(
+        z, params["sparse"]["weights"], SPARSE, TARGETS, n_outputs=INPUTS, accumulate=accumulate
+    )
+    return z + y + s + params["bias"][None, None]
+
+
+def loss_of(params, batch):
+    x, target = batch
+    error = predict(params, x) - target
+    return jnp.mean(error**2), error[:, 0, 0]
+
+
+BATCHES = [(normal(10 + i, BATCH, LENGTH, INPUTS), normal(20 + i, BATCH, LENGTH, INPUTS)) for i in range(5)]
+factored = jax.jit(tables.value_and_grad(loss_of, has_aux=True))
+dense = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+
+
+def to_dense(gradients):
+    is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
+    return jax.tree.map(lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored)
+
+
+def assert_trees_close(what, actual, expected, tolerance=None):
+    actual, expected = (jax.tree_util.tree_leaves_with_path(t) for t in (actual, expected))
+    for (path, a), (other, e) in zip(actual, expected, strict=True):
+        assert path == other
+        assert_close(f"{what}: {jax.tree_util.keystr(path)}", a, e, tolerance)
+
+
+def assert_trees_equal(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+# ------------------------------------------------------------------------------------- the same as dense
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_steps_equal_those_with_dense_gradients(rule):
+    optimizer = tables.Optimizer(rule, 0.05, rest=optax.adam(1e-2), rates={"sparse/weights": 0.5})
+    step = jax.jit(optimizer.apply)
+    actual = expected = (small_model(), optimizer.init(small_model()))
+    for number, batch in enumerate(BATCHES):
+        (value, _), gradients = factored(actual[0], batch)
+        (value_of_dense, _), of_dense = dense(expected[0], batch)
+        assert_close(f"loss {number}", value, value_of_dense, 1e-5)
+        with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
+            actual, expected = step(actual[0], gradients, actual[1]), step(expected[0], of_dense, expected[1])
+        if number in (0, len(BATCHES) - 1):
+            assert_trees_close(f"after {number + 1} steps", actual, expected, 2e-5)
+    assert actual[1].step == len(BATCHES)
+
+
+def linear(params, x):
+    """Its gradients are exact sums of small integers."""
+    weights = lutjax.scale_gradient(params["scaled"]["weights"], 0.25)
+    y = lutjax.lut(x, params["weights"], POINTWISE) + lutjax.lut(x, weights, POINTWISE)
+    return jnp.vdot(y, jnp.round(4 * jnp.cos(jnp.arange(y.size, dtype=jnp.float32))).reshape(y.shape))
+
+
+def test_sgd_with_a_schedule_and_rates_of_tables_is_exact():
+    params = {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}
+    x = normal(0, 5, INPUTS)
+    optimizer = tables.Optimizer(
+        tables.SGD(), lambda step: jnp.float32(0.5) / (1 + step.astype(jnp.float32)), rates={"weights": 2.0}
+    )
+    step = jax.jit(lambda p, s: optimizer.apply(p, tables.value_and_grad(linear)(p, x)[1], s))
+    state = optimizer.init(params)
+    after = params
+    for _ in range(2):
+        after, state = step(after, state)
+    gradients = jax.grad(linear)(params, x)
+    assert np.any(gradients["scaled"]["weights"])
+    assert_trees_equal(
+        after,
+        {
+            "scaled": {"weights": 1 - 0.75 * gradients["scaled"]["weights"]},
+            "weights": -1.5 * gradients["weights"],
+        },
+    )
+
+
+def test_outside_of_jit_too():
+    """Where jnp.asarray of a traced array makes another one."""
+    params = {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}
+    value, gradients = tables.value_and_grad(linear)(params, normal(0, 5, INPUTS))
+    expected = jax.value_and_grad(linear)(params, normal(0, 5, INPUTS))
+    assert_trees_equal((value, to_dense(gradients)), expected)
+    assert gradients["scaled"]["weights"].nbytes < params["weights"].nbytes
+    assert_trees_equal(gradients["weights"].scaled(0.5).to_dense(), 0.5 * expected[1]["weights"])
+
+    def copied(params, x):
+        return jnp.sum(lutjax.lut(x, jnp.asarray(params["weights"]), POINTWISE))
+
+    with pytest.raises(tables.TableUseError, match="weights is not looked up by the loss"):
+        tables.value_and_grad(copied)({"weights": params["weights"]}, normal(0, 5, INPUTS))
+
+
+def test_weight_decay_is_of_rows_that_were_looked_up_and_once_for_each_step():
+    x = jnp.broadcast_to(normal(0, 1, INPUTS), (6, INPUTS))  # every row is looked up six times
+    params = {"weights": jnp.ones((4, 32, 3))}
+    hit = np.zeros((4, 32, 3), bool)
+    hit[np.arange(4), np.asarray(lutjax.detect(x[0], POINTWISE).index)] = True
+    _, gradients = tables.value_and_grad(lambda p: 0 * jnp.sum(lutjax.lut(x, p["weights"], POINTWISE)))(
+        params
+    )
+    for rule in (tables.SGD(weight_decay=0.5), tables.RowAdam(weight_decay=0.5)):
+        optimizer = tables.Optimizer(rule, 0.5)
+        state = optimizer.init(params)
+        once, state = optimizer.apply(params, gradients, state)
+        np.testing.assert_array_equal(once["weights"], np.where(hit, 0.75, 1.0))
+        twice, _ = optimizer.apply(once, gradients, state)
+        np.testing.assert_array_equal(twice["weights"], np.where(hit, 0.75**2, 1.0))
+
+
+def test_microbatches_equal_the_whole_batch():
+    params, batch = small_model(), BATCHES[0]
+    (value, aux), whole = dense(params, batch)
+    for of, gradient in (("factored", tables.value_and_grad), ("dense", jax.value_and_grad)):
+        parts = jax.jit(tables.microbatched(gradient(loss_of, has_aux=True), 4))
+        (mean, aux_of_parts), gradients = parts(params, batch)
+        assert_close(f"{of}: value", mean, value)
+        assert_close(f"{of}: aux", aux_of_parts, aux.reshape(4, -1))
+        assert_trees_close(of, to_dense(gradients), whole)
+        # One step, whose rows are moved by the sum over all parts.
+        optimizer = tables.Optimizer(tables.RowMomentum(weight_decay=0.5), 0.05)
+        state = optimizer.init(params)
+        step = jax.jit(optimizer.apply)
+        assert_trees_close(of, step(params, gradients, state), step(params, whole, state))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_dtypes_of_tables(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        params = {"weights": normal(0, 4, 32, 3).astype(dtype), "bias": normal(1, 3)}
+        x = normal(2, 5, INPUTS)
+
+        def loss(params):
+            y = lutjax.lut(x, params["weights"], POINTWISE).astype(jnp.float32) + params["bias"][None]
+            return jnp.mean(y**2)
+
+        optimizer = tables.Optimizer(tables.RowAdagrad(weight_decay=0.25), 0.125)
+        state = optimizer.init(params)
+        assert state.rows["weights"]["sum_of_squares"].dtype == np.dtype(
+            "float64" if dtype == "float64" else "float32"
+        )
+        actual = jax.jit(lambda: optimizer.apply(params, tables.value_and_grad(loss)(params)[1], state))()
+        expected = jax.jit(lambda: optimizer.apply(params, jax.grad(loss)(params), state))()
+        assert actual[0]["weights"].dtype == jnp.dtype(dtype)
+        # The dense gradient of a 16-bit table is rounded before it is squared.
+        assert_trees_close(dtype, actual, expected, 1e-12 if dtype == "float64" else 2**-7)
+
+
+@pytest.mark.parametrize(
+    ("rule", "size"),
+    [
+        (tables.SGD(), 0),
+        (tables.RowAdagrad(), 4),
+        (tables.RowMomentum(), 4 * 32),
+        (tables.RowAdam(), 8),
+        (tables.RowAdam(b1=0.9), 8 + 4 * 32),
+    ],
+    ids=str,
+)
+def test_bytes_of_state(rule, size):
+    assert rule.bytes_per_row(32) == size
+    state = rule.init(jnp.zeros((3, 8, 32), jnp.bfloat16))
+    assert sum(a.nbytes for a in state.values()) == 3 * 8 * size
+
+
+# ------------------------------------------------------------------------------------- fixed point
+FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
+RULE = tables.Optimizer(tables.SGD(), 0.5)
+
+
+@functools.partial(jax.jit, static_argnames=("dense", "accumulate"))
+def moved(params, x, ct, anchors, *, dense=False, accumulate=FINE):
+    def loss(params):
+        return jnp.vdot(predict(params, x, accumulate, anchors), ct)
+
+    if dense:
+        gradients = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradients)
+    return RULE.apply(params, tables.value_and_grad(loss)(params)[1], RULE.init(params))[0]
+
+
+def test_fixed_point_updates_do_not_depend_on_any_order():
+    x, ct = BATCHES[0]
+    params = small_model()
+
+    def without_bias(params):  # whose gradient is a sum outside of the ops
+        return {name: p for name, p in params.items() if name != "bias"}
+
+    expected = without_bias(moved(params, x, ct, POINTWISE))
+    rng = np.random.default_rng(0)
+    order = rng.permutation(BATCH)
+    assert_trees_equal(without_bias(moved(params, x[order], ct[order], POINTWISE)), expected)
+
+    order = rng.permutation(4)
+    permuted = {**params, "pointwise": {"weights": params["pointwise"]["weights"][order]}}
+    after = without_bias(moved(permuted, x, ct, POINTWISE[order]))
+    after["pointwise"]["weights"] = after["pointwise"]["weights"][np.argsort(order)]
+    assert_trees_equal(after, expected)
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
+    over_batch, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("batch",), ()))
+    sharded = moved(
+        jax.device_put(params, everywhere),
+        *jax.device_put((x, ct), over_batch),
+        jax.device_put(POINTWISE, everywhere),
+    )
+    assert_trees_equal(without_bias(sharded), expected)
+    assert_trees_equal(without_bias(moved(params, x, ct, POINTWISE, dense=True)), expected)
+
+
+# ------------------------------------------------------------------------------------- memory
+LARGE = {
+    "attention": {"weights": (8, 2**12, 16), "positions": (7, 1, 2)},
+    "pointwise": {"weights": (16, 2**12, 32)},
+}
+LARGE_BYTES = 4 * (8 * 2**12 * 16 + 16 * 2**12 * 32)
+LARGE_PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=8, n_detectors=8, n_anchors=5)
+LARGE_POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=16, n_detectors=16, n_anchors=12)
+
+
+def temporary_bytes(optimizer, value_and_grad, *, form="step"):
+    """What a jitted step needs beside its arguments, which it is given to keep."""
+
+    def loss(params, x):
+        attention = params["attention"]
+        z = lutjax.lut_attention(x, attention["weights"], LARGE_PAIRS, attention["positions"])
+        return jnp.mean((lutjax.lut(z, params["pointwise"]["weights"], LARGE_POINTWISE) - 1) ** 2)
+
+    def step(params, state, x):
+        _, gradients = value_and_grad(loss)(params, x)
+        if form == "sharded":
+            gradients = jax.lax.with_sharding_constraint(gradients, everywhere)
+        return optimizer.apply(params, gradients, state)
+
+    def steps(params, state, x):
+        return jax.lax.fori_loop(0, x[0, 0, 0].astype(jnp.int32), lambda _, ps: step(*ps, x), (params, state))
+
+    mesh = Mesh(np.array(jax.devices()[: 4 if form == "sharded" else 1]), ("batch",))
+    everywhere, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("batch",)))
+    params = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s, jnp.float32), LARGE, is_leaf=lambda s: isinstance(s, tuple)
+    )
+    state = jax.eval_shape(optimizer.init, params)
+    x = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    jitted = jax.jit(
+        steps if form == "loop" else step,
+        donate_argnums=(0, 1),
+        in_shardings=(everywhere, everywhere, split),
+        out_shardings=everywhere,
+    )
+    memory = jitted.lower(params, state, x).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= LARGE_BYTES
+    return memory.temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("rule", "form"),
+    [
+        (tables.SGD(), "step"),
+        (tables.RowAdagrad(), "step"),
+        (tables.RowAdagrad(), "loop"),
+        (tables.SGD(), "sharded"),  # adds up whole tables if the gradients are not asked for everywhere
+    ],
+    ids=str,
+)
+def test_a_step_copies_no_table(rule, form):
+    temporary = temporary_bytes(tables.Optimizer(rule, 0.1), tables.value_and_grad, form=form)
+    assert temporary < LARGE_BYTES / 20
+
+
+def test_a_dense_step_needs_the_memory_of_the_tables():
+    """So the test above can fail."""
+    assert temporary_bytes(tables.Optimizer(tables.SGD(), 0.1), jax.value_and_grad) >= LARGE_BYTES
+
+
+# ------------------------------------------------------------------------------------- errors
+X = normal(0, 5, INPUTS)
+TABLE = {"weights": jnp.zeros((4, 32, 3))}
+
+
+def look_up(weights, x=X):
+    return jnp.sum(lutjax.lut(x, weights, POINTWISE))
+
+
+def in_scan(p):
+    return jax.lax.scan(lambda total, x: (total + look_up(p["weights"], x), None), jnp.float32(0), X)[0]
+
+
+NOT_LOOKED_UP = "the table weights is not looked up by the loss. Either it is frozen"
+INSIDE = r"the table weights is used inside a jit, vmap, scan, checkpoint or shard_map within the loss"
+LOSSES = {
+    "twice": (
+        lambda p: 2 * look_up(p["weights"]) + look_up(p["weights"], X + 1),
+        "looked up twice in the loss",
+    ),
+    "frozen": (lambda p: look_up(jax.lax.stop_gradient(p["weights"])), NOT_LOOKED_UP),
+    "unused": (lambda p: jnp.float32(0), NOT_LOOKED_UP),
+    "cast": (lambda p: look_up(p["weights"].astype(jnp.bfloat16)).astype(jnp.float32), NOT_LOOKED_UP),
+    "indexed": (lambda p: look_up(p["weights"][...] * 1), NOT_LOOKED_UP),
+    "penalty": (lambda p: look_up(p["weights"]) + jnp.sum(p["weights"] ** 2), "not only in its look-up"),
+    "jit": (lambda p: jax.jit(lambda x: look_up(p["weights"], x))(X), INSIDE),
+    "jit of it": (lambda p: jax.jit(look_up)(p["weights"]), NOT_LOOKED_UP),
+    "vmap": (lambda p: jnp.sum(jax.vmap(lambda x: look_up(p["weights"], x))(X)), INSIDE),
+    "scan": (in_scan, INSIDE),
+    "checkpoint": (lambda p: jax.checkpoint(lambda x: look_up(p["weights"], x))(X), INSIDE),
+    "checkpoint of it": (lambda p: jax.checkpoint(look_up)(p["weights"]), NOT_LOOKED_UP),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_without_a_factored_gradient(name):
+    loss, message = LOSSES[name]
+    with pytest.raises(tables.TableUseError, match=message):
+        jax.eval_shape(tables.value_and_grad(loss), TABLE)
+    # As the message says, such a table can have a dense gradient.
+    value_and_grad = tables.value_and_grad(loss, tables=lambda name, array: False)
+    assert jax.eval_shape(value_and_grad, TABLE)[1]["weights"].shape == (4, 32, 3)
+
+
+def test_states_and_gradients_of_others_are_refused():
+    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1)
+    params = {**TABLE, "bias": jnp.zeros(3)}
+    _, gradients = tables.value_and_grad(lambda p: look_up(p["weights"]) + jnp.sum(p["bias"]))(params)
+    state = optimizer.init(params)
+    of_adam = dataclasses.replace(optimizer, rule=tables.RowAdam()).init(params)
+    of_another_size = optimizer.init({**params, "weights": jnp.zeros((4, 16, 3))})
+    for bad, message in (
+        (of_adam, r"the state has count .*RowAdagrad\(.*needs sum_of_squares float32\[4, 32, 1\]"),
+        (of_another_size, r"sum_of_squares float32\[4, 16, 1\].*Make it with rule.init\(weights\)"),
+        (
+            state._replace(rows={}),
+            r"the state has rows of the tables \[\]; the parameters have \['weights'\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer.apply(params, gradients, bad)
+    with pytest.raises(ValueError, match="the gradients have the structure"):
+        optimizer.apply(params, {"weights": gradients["weights"]}, state)
+    with pytest.raises(TypeError, match="no table is factored"):
+        optimizer.apply(params, {"bias": gradients["weights"], "weights": gradients["weights"]}, state)
+    with pytest.raises(ValueError, match=r"rates names \['bias'\]; the tables are \['weights'\]"):
+        tables.Optimizer(tables.SGD(), 0.1, rates={"bias": 1.0}).init(params)
+    with pytest.raises(ValueError, match=r"rates names \['weights'\]; the tables are none"):
+        tables.Optimizer(tables.SGD(), 0.1, rates={"weights": 1.0}).init({"bias": params["bias"]})
+    with pytest.raises(TypeError, match=r"normalised: a gradient is a TableGradient"):
+        tables.normalised().update(gradients, None)
+    with pytest.raises(ValueError, match=r"gradient is that of a table float32\[4, 32, 3\]"):
+        lutjax.update_table(jnp.zeros((4, 16, 3)), gradients["weights"], 0.1)
+    with pytest.raises(ValueError, match=r"gradient is that of a table float32"):
+        lutjax.update_table(params["weights"].astype(jnp.bfloat16), gradients["weights"], 0.1)
+    with pytest.raises(ValueError, match="the state has no arrays at all"):
+        lutjax.update_table(params["weights"], gradients["weights"], 0.1, tables.RowAdagrad())
+    # Nothing has happened to them.
+    after, _ = optimizer.apply(params, gradients, state)
+    assert np.any(after["weights"])
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_update_table_takes_factored_gradients_only():
+    with pytest.raises(TypeError, match=r"update_table: gradient is .*expected a TableGradient"):
+        lutjax.update_table(TABLE["weights"], TABLE["weights"], 0.1)
+
+
+def test_forms_of_results_of_microbatches():
+    for aux, expected in ((1.0, (2,)), (None, None)):
+        gradient = tables.value_and_grad(lambda p, x, aux=aux: (look_up(p["weights"], x), aux), has_aux=True)
+        (value, of_parts), _ = jax.eval_shape(tables.microbatched(gradient, 2), TABLE, X[:4])
+        assert value.shape == ()
+        assert (of_parts if aux is None else of_parts.shape) == expected
+
+
+def test_batches_that_cannot_be_divided():
+    parts = tables.microbatched(tables.value_and_grad(lambda p, x: look_up(p["weights"], x)), 2)
+    assert jax.eval_shape(parts, TABLE, X[:4])[0].shape == ()
+    with pytest.raises(ValueError, match=r"shape \[5, 6\]; its first axis must be a multiple of 2"):
+        parts(TABLE, X)
+    with pytest.raises(ValueError, match=r"shape \[\]; its first axis"):
+        parts(TABLE, {"x": X[:4], "scale": jnp.float32(1)})
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        (tables.SGD, {"weight_decay": -0.1}, "SGD: weight_decay is -0.1; it must not be negative"),
+        (tables.RowMomentum, {"momentum": 1.0}, r"RowMomentum: momentum is 1.0; 0 <= momentum < 1"),
+        (tables.RowAdam, {"b1": -0.1}, "RowAdam: b1 is -0.1; 0 <= b1 < 1"),
+        (tables.RowAdam, {"b2": 1.0}, "RowAdam: b2 is 1.0; 0 <= b2 < 1"),
+        (tables.RowAdam, {"eps": 0.0}, "RowAdam: eps is 0.0; it must be above 0"),
+        (tables.RowAdagrad, {"eps": 0.0}, "RowAdagrad: eps is 0.0; it must be above 0"),
+    ],
+)
+def test_parameters_of_rules_out_of_range(rule, options, message):
+    with pytest.raises(ValueError, match=message):
+        rule(**options)
+
+
+def test_normalised_gradients():
+    updates, _ = tables.normalised().update({"w": jnp.array([-4.0, 1.0]), "zero": jnp.zeros(2)}, None)
+    assert_trees_equal(updates, {"w": np.array([-1, 0.25], np.float32), "zero": np.zeros(2, np.float32)})
+    optimizer = optax.chain(tables.normalised(), optax.sgd(0.5))
+    updates, _ = optimizer.update(jnp.array([8.0, 2.0]), optimizer.init(jnp.zeros(2)))
+    assert_trees_equal(updates, np.array([-0.5, -0.125], np.float32))
