@@ -35,9 +35,6 @@ class Pairs:
       window: pairs at this distance or farther do not count.
       samples, queries, distances: size of a tile.
       listed: whether the one tile lists only the pairs that count.
-      folded: whether that list is a whole triangle, folded to a rectangle: the first query that has keys
-        shares a row with the last one, the second with the last but one. Broadcasts and selections then
-        replace gathers, which cost a CPU as much as half of the work on tables.
     """
 
     n_samples: int
@@ -50,28 +47,16 @@ class Pairs:
     queries: int
     distances: int
     listed: bool
-    folded: bool
 
     # Pairs of a tile: local query, distance and key of each.
     @property
     def _grid(self) -> np.ndarray:
         query, distance = np.divmod(np.arange(self.queries * self.distances), self.distances)
-        if self.folded:
-            row, column = (a.ravel() for a in np.indices(self._fold.shape))
-            late = self._fold.ravel()
-            query = np.where(late, self.queries - 1 - row, row + self.queries % 2)
-            distance = query - 1 - np.where(late, column, self._fold.shape[1] - 1 - column)
-        elif self.listed:
+        if self.listed:
             key = query - 1 - distance
             counts = (key >= 0) & (key < self.n_keys) & (query < self.n_queries)
             query, distance = query[counts], distance[counts]
         return np.stack([query, distance, query - distance + self.distances - 1]).astype(np.int32)
-
-    @property
-    def _fold(self) -> np.ndarray:
-        """Which places of the folded triangle belong to the later query of their row; those come first."""
-        rows, odd = self.queries // 2, self.queries % 2
-        return np.arange(self.queries - 1 + odd) < self.queries - 1 - np.arange(rows)[:, None]
 
     @property
     def _cells(self) -> np.ndarray:
@@ -172,42 +157,12 @@ class Tile:
     def of_queries(self, a: jax.Array) -> jax.Array:
         """``[..., B, Lq]``, padded -> ``[..., samples, pairs]``."""
         block = _slice(a, self.sample, self.pairs.samples, self.query, self.pairs.queries)
-        if self.pairs.folded:
-            late, early = self._late_and_early(block, -1)
-            return _flat(self._select(late[..., None], early[..., None]))
         return _take(block, self.pairs._grid[0])
 
     def of_keys(self, a: jax.Array) -> jax.Array:
         """``[..., B, Lk]``, padded -> ``[..., samples, pairs]``."""
         size = self.pairs.queries + self.pairs.distances - 1
-        block = _slice(a, self.sample, self.pairs.samples, self._key, size)
-        if self.pairs.folded:
-            keys = _pad(block[..., None, self.pairs.distances :], -1, 0, self.pairs.queries % 2)
-            return _flat(self._select(keys, keys[..., ::-1]))
-        return _take(block, self.pairs._grid[2])
-
-    # ---- the folded triangle
-    def _select(self, late: jax.Array, early: Any, axis: int = -1) -> jax.Array:
-        """Values of the later and of the earlier query of each row, ``[..., rows, columns]``, up to `axis`."""
-        fold = self.pairs._fold.reshape(*self.pairs._fold.shape, *(1,) * (-1 - axis))
-        return jnp.where(fold.reshape(*(1,) * (late.ndim - fold.ndim), *fold.shape), late, early)
-
-    def _late_and_early(self, a: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-        """Of queries: those later and those earlier in each row."""
-        rows, length = self.pairs.queries // 2, self.pairs.queries
-        late = jax.lax.slice_in_dim(a, length - rows, length, axis=axis)
-        odd = length % 2
-        return jnp.flip(late, axis), jax.lax.slice_in_dim(a, odd, odd + rows, axis=axis)
-
-    def _of_both(self, late: jax.Array, early: jax.Array, axis: int) -> jax.Array:
-        """The reverse of `_late_and_early`; zero for the first query where that leaves it out."""
-        early = _pad(early, axis, self.pairs.queries % 2, 0)
-        return jnp.concatenate([early, jnp.flip(late, axis)], axis)
-
-    def _folded(self, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """``[..., pairs]`` -> ``[..., rows, columns]`` of later queries and of earlier ones, zero elsewhere."""
-        c = c.reshape(*c.shape[:-1], *self.pairs._fold.shape)
-        return self._select(c, 0), self._select(jnp.zeros_like(c), c)
+        return _take(_slice(a, self.sample, self.pairs.samples, self._key, size), self.pairs._grid[2])
 
     def of_distances(self, a: jax.Array) -> jax.Array:
         """``[..., distances]`` -> ``[..., 1, pairs]``, the last value for all larger distances."""
@@ -240,11 +195,7 @@ class Tile:
         p = self.pairs
         starts = (self.sample, self.query, 0)
         block = jax.lax.dynamic_slice(a, starts, (p.samples, p.queries, a.shape[-1]))
-        if p.folded:
-            late, early = (b[:, :, None] for b in self._late_and_early(block, 1))
-            rows = self._select(late, early, -2).reshape(p.samples, p.n_pairs, a.shape[-1])
-        else:
-            rows = read(block, slice(None), p._grid[0])
+        rows = read(block, slice(None), p._grid[0])
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
 
     def counted(self) -> jax.Array | None:
@@ -274,43 +225,32 @@ class Tile:
         """``[B, Lq, O]`` padded plus ``[samples * pairs, O]`` summed over each query's pairs that count."""
         p = self.pairs
         rows = self._masked_rows(rows.reshape(p.samples, p.n_pairs, rows.shape[-1]))
-        if p.folded:
-            rows = rows.reshape(p.samples, *p._fold.shape, rows.shape[-1])
-            late, early = self._select(rows, 0, -2), self._select(jnp.zeros_like(rows), rows, -2)
-            block = self._of_both(_sum(late, 2), _sum(early, 2), 1)
-        else:
-            if p.listed:
-                rows = read(_pad(rows, 1, 0, 1), slice(None), p._cells)
-            block = _sum(rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1]), 2)
+        if p.listed:
+            rows = read(_pad(rows, 1, 0, 1), slice(None), p._cells)
+        rows = rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1])
+        block = jnp.sum(rows, 2, dtype=rows.dtype)
         starts = (self.sample, self.query, 0)
         old = jax.lax.dynamic_slice(total, starts, block.shape)
         return jax.lax.dynamic_update_slice(total, old + block, starts)
 
     def add_to_queries(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., B, Lq]`` padded plus ``[..., samples, pairs]`` summed over each query's pairs."""
-        if self.pairs.folded:
-            late, early = (_sum(part, -1) for part in self._folded(c))
-            return self._add(total, self.query, self._of_both(late, early, -1))
-        return self._add(total, self.query, _sum(self._on_grid(c), -1))
+        return self._add(total, self.query, jnp.sum(self._on_grid(c), -1, dtype=c.dtype))
 
     def add_to_keys(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., B, Lk]`` padded plus ``[..., samples, pairs]`` summed over each key's pairs."""
         p = self.pairs
-        if p.folded:
-            late, early = (_sum(part, -2) for part in self._folded(c))
-            keys = (late + early[..., ::-1])[..., : p.queries - 1]
-            return self._add(total, self._key, _pad(keys, -1, p.distances, 0))
         # Key = query + (distances - 1 - distance): shift the row of each query by its number, add rows.
         by_key = self._on_grid(c)[..., ::-1]
         width = p.queries + p.distances
         rows = _pad(by_key, -1, 0, p.queries).reshape(*by_key.shape[:-2], p.queries * width)
         shifted = rows[..., : p.queries * (width - 1)].reshape(*by_key.shape[:-1], width - 1)
-        return self._add(total, self._key, _sum(shifted, -2))
+        return self._add(total, self._key, jnp.sum(shifted, -2, dtype=c.dtype))
 
     def add_to_distances(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., distances]`` plus ``[..., samples, pairs]`` summed over each distance's pairs."""
         at = jnp.clip(self._distances(total.shape[-1]), 0, total.shape[-1] - 1)
-        return total.at[..., at].add(_sum(self._on_grid(_sum(c, -2)), -2))
+        return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2), dtype=c.dtype))
 
     def _on_grid(self, c: jax.Array) -> jax.Array:
         """``[..., pairs]`` -> ``[..., queries, distances]``, zero where no pair is."""
@@ -369,7 +309,6 @@ def plan(
         queries=max(n_queries if listed else min(side, n_queries), 1),
         distances=farthest if listed else min(side, max(farthest, 1)),
         listed=listed,
-        folded=listed and in_sequence(device) and farthest == n_queries - 1,
     )
     samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
     pairs = dataclasses.replace(pairs, samples=samples)
@@ -384,19 +323,11 @@ def _take(a: jax.Array, at: np.ndarray) -> jax.Array:
     return read(a, ..., at)
 
 
-def _flat(a: jax.Array) -> jax.Array:
-    return a.reshape(*a.shape[:-2], math.prod(a.shape[-2:]))
-
-
 def _slice(a: jax.Array, sample: Any, samples: int, place: Any, places: int) -> jax.Array:
     if a.shape[-2:] == (samples, places):
         return a
     starts = (*(0,) * (a.ndim - 2), sample, place)
     return jax.lax.dynamic_slice(a, starts, (*a.shape[:-2], samples, places))
-
-
-def _sum(a: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
-    return jnp.sum(a, axis, dtype=a.dtype)  # integers stay int32
 
 
 def _pad(a: jax.Array, axis: int, before: int, after: int) -> jax.Array:

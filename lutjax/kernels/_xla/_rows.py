@@ -6,22 +6,19 @@ chain of gathers and additions into one pass without temporaries: on CPUs 3 to 2
 additions to rows are one large fusion on accelerators, where a loop would pay with a launch per detector.
 """
 
-import functools
 import math
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lutjax._compat import cast_varying, varying_axes, zeros_varying
+from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
 _OUTPUT_BLOCK = 32  # outputs in one expression
-_READS = 2**15  # in one step of `products`: enough for every core
 
 
 def in_sequence(device: Device) -> bool:
@@ -82,55 +79,34 @@ def products(
             jnp.einsum("tno,no->tn", _gather_all(weights, i), dy, precision="highest") for i in index
         )
 
-    rows = jnp.stack(index, 1)  # a detector's reads are made by one core, while its rows are cached
-    n_detectors, ways, n = rows.shape
-    axes = frozenset().union(*map(varying_axes, (weights, rows, dy)))
-    if 0 in rows.shape:
-        return tuple(cast_varying(jnp.zeros(i.shape, dtype), axes) for i in index)
     # The sum over outputs is written out, block by block: the compiler then keeps it in registers, where a
     # reduction would first write the products of whole rows to memory (3 times slower).
     blocks, rest = divmod(weights.shape[2], _OUTPUT_BLOCK)
-    by_output = dy.T[:, None, None]
-    # At least two steps: outside of a loop the compiler copies the whole table.
-    size = divisor(n_detectors, min(_READS // (ways * n), n_detectors // 2))
-    zeros = cast_varying(jnp.zeros((size, ways, n), dtype), axes)
+    by_output = dy.T
 
-    def add_block(total: jax.Array, t: jax.Array, row: jax.Array, first: Any, outputs: int) -> jax.Array:
-        terms = [total]
-        for o in range(outputs):
-            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o)[0]
-            terms.append(read(weights, t, row, first + o).astype(dtype) * cotangent)
-        return _sum(terms)
+    def add_block(
+        sums: list[jax.Array], t: jax.Array, rows: list[jax.Array], first: Any, size: int
+    ) -> list[jax.Array]:
+        for o in range(size):
+            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o, keepdims=False)
+            sums = [
+                s + read(weights, t, row, first + o).astype(dtype) * cotangent
+                for s, row in zip(sums, rows, strict=True)
+            ]
+        return sums
 
-    def step(last: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        t, row = of
-        total = zeros
+    def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
+        t, *rows = of
+        sums = [zeros_varying(dy, dy.shape[:1], dtype) for _ in rows]
         if blocks == 1:
-            total = add_block(total, t, row, 0, _OUTPUT_BLOCK)
+            sums = add_block(sums, t, rows, 0, _OUTPUT_BLOCK)
         elif blocks:
-            total = jax.lax.fori_loop(
-                0, blocks, lambda i, y: add_block(y, t, row, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), total
+            sums = jax.lax.fori_loop(
+                0, blocks, lambda i, s: add_block(s, t, rows, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), sums
             )
-        return add_block(total, t, row, blocks * _OUTPUT_BLOCK, rest), last
+        return None, tuple(add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest))
 
-    # Each step stores what the one before it computed: the compiler fuses storing into computing otherwise,
-    # and runs such a fusion on one core.
-    steps = n_detectors // size
-    of = detectors(weights).reshape(steps, size, 1, 1), rows.reshape(steps, size, ways, n)
-    last, stored = jax.lax.scan(step, zeros, of)
-    result = jnp.concatenate([stored[1:], last[None]]).reshape(rows.shape)
-    return tuple(result[:, i] for i in range(ways))
-
-
-def _sum(terms: list[jax.Array]) -> jax.Array:
-    """In four chains, which need not wait for one another."""
-    chains = [functools.reduce(operator.add, terms[i::4]) for i in range(min(4, len(terms)))]
-    return functools.reduce(operator.add, chains)
-
-
-def divisor(n: int, most: int) -> int:
-    """The largest divisor of `n` up to `most`, at least 1."""
-    return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)
+    return jax.lax.scan(one, None, (detectors(weights), *index))[1]
 
 
 def differences(
