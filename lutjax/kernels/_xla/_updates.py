@@ -63,9 +63,7 @@ def update(
     # long as their tables or as their hits, whatever is shorter.
     n_detectors, n_rows, n_outputs = weights.shape
     length = min(n_rows, n_hits)
-    size = (
-        1 if _rows.in_sequence(device) else _rows.divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
-    )
+    size = 1 if _rows.in_sequence(device) else _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
     move = _move_all if length == n_rows else _move_hit
 
     def moved(old: Any, total: jax.Array) -> Any:
@@ -183,3 +181,8 @@ def _move_hit(
     at = (group.first + number, row_of)
     new = moved(jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables), gradient)
     return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of `n` up to `most`, at least 1."""
+    return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)
