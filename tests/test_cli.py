@@ -323,3 +323,27 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "orbax" else object())
     with pytest.raises(SystemExit, match=r"^lutjax: orbax not found: pip install 'lutjax\[apps\]'$"):
         main()
+
+
+def test_huge_pages_start_again_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[tuple[str, list[str], dict[str, str]]] = []
+
+    class ReplacedError(Exception):
+        """As the process would be."""
+
+    def execve(path: str, words: list[str], environment: dict[str, str]) -> None:
+        started.append((path, words, environment))
+        raise ReplacedError
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.argv", ["lutjax", "train", "lm", "--huge-pages"])
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    with pytest.raises(ReplacedError):
+        restart_with_huge_pages()
+    [(_, words, environment)] = started
+    assert words[1:] == ["-m", "lutjax.cli", "train", "lm", "--huge-pages"]
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
+    restart_with_huge_pages()  # in the new process: nothing
+    assert len(started) == 1

@@ -71,17 +71,30 @@ def _configs() -> Sequence[type]:
 @click.option(
     "--resume", is_flag=True, help="Go on from the latest checkpoint in --out; it knows its own options."
 )
+@click.option(
+    "--huge-pages",
+    is_flag=True,
+    help="Start again with large memory pages (a setting of glibc): faster for large tables on a CPU.",
+)
 def lm(
-    text_path: Path | None, preset: str | None, out: Path, resume: bool, fields: Mapping[str, Any]
+    text_path: Path | None,
+    preset: str | None,
+    out: Path,
+    resume: bool,
+    huge_pages: bool,
+    fields: Mapping[str, Any],
 ) -> None:
     """Train a language model on bytes.
 
     The last 10 % of the text is the test part. Losses are in nats per byte. A run that was stopped goes on
     with --resume, and ends exactly as if it had never been stopped.
     """
+    from lutjax.cli._huge_pages import restart_with_huge_pages
     from lutjax.training import runs
     from lutjax.training.text import TextError
 
+    if huge_pages:
+        restart_with_huge_pages()
     try:
         if resume:
             _resume(text_path, preset, out, fields)

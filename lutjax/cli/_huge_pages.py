@@ -1,0 +1,30 @@
+"""Running a command again with large memory pages."""
+
+import os
+import sys
+
+import click
+
+_TUNABLE = "glibc.malloc.hugetlb=1"
+
+
+def restart_with_huge_pages() -> None:
+    """Replaces the process by the same command with huge pages for its memory, and says so.
+
+    Rows of large tables lie all over the memory, and finding them costs a CPU as much as reading them; larger pages
+    are found faster. glibc reads its settings when a process starts, so there is no way but to start again. Does
+    nothing where they are on already.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" in tunables:
+        return
+    if not sys.platform.startswith("linux"):
+        raise click.UsageError("--huge-pages works on Linux only; leave it out.")
+    tunables = f"{tunables}:{_TUNABLE}" if tunables else _TUNABLE
+    click.echo(f"starting again with GLIBC_TUNABLES={tunables}", err=True)
+    sys.stdout.flush()
+    os.execve(
+        sys.executable,
+        [sys.executable, "-m", "lutjax.cli", *sys.argv[1:]],
+        {**os.environ, "GLIBC_TUNABLES": tunables},
+    )
