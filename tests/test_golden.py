@@ -18,7 +18,7 @@ KINDS = ("fc", "ext_fc", "attn", "ext_concat", "ext_product", "ext_sparse")
 def recorded():
     """Files of one op each; whole transformers are in test_models."""
     if not FOLDER.is_dir():
-        return [pytest.param(None, marks=pytest.mark.skip(reason=ABSENT))]
+        return [pytest.param(None, None, marks=pytest.mark.skip(reason=ABSENT))]
     cases = []
     for path in sorted(FOLDER.glob("*.npz")):
         with np.load(path) as z:

@@ -183,7 +183,9 @@ def test_implementations_agree_on_their_arguments():
                 for spec in lutjax.kernel_registry.candidates(op)
                 if direction in spec.directions
             }
-            assert len(signatures) == 1, (op, direction, signatures)
+            # Updates have no backward.
+            expected = 0 if direction == "backward" and op.endswith("_update") else 1
+            assert len(signatures) == expected, (op, direction, signatures)
 
 
 def test_import_is_light():
