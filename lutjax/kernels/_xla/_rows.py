@@ -2,7 +2,7 @@
 
 Arrays are detector-major here, ``[detectors, n]`` for ``n`` reads of each detector's table. Compilers turn a
 chain of gathers and additions into one pass without temporaries: on CPUs 3 to 20 times faster than one gather of
-``[n, detectors, outputs]`` and a sum, on GPUs 1.6 times, because fewer tables compete for the cache. Products and
+``[n, detectors, outputs]`` and a sum, and faster on GPUs, where fewer tables then compete for the cache. Products and
 additions to rows are one large fusion on accelerators, where a loop would pay with a launch per detector.
 """
 
