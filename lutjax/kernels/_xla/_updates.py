@@ -27,7 +27,6 @@ Body = Callable[[Any, jax.Array, jax.Array, jax.Array | None], Any]
 """``carry, index [group, n], values [n or group, n, O], counts [n] or None -> carry``; the values of hits that do
 not count are zero."""
 
-
 Visit = Callable[[Detectors, Body, Any], Any]
 """Passes a carry through a body for every tile of hits of a group of detectors."""
 
@@ -76,8 +75,8 @@ def update(
 
     def step_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
         tables, last_hit = carry
-        group = _Group(first, size, n_rows, n_hits, accumulate)
-        return move(group, tables, last_hit, visit, moved, rule.moves_without_gradient), None
+        group = _Group(first, size, n_rows, n_hits, accumulate, rule.moves_without_gradient)
+        return move(group, tables, last_hit, visit, moved), None
 
     # The last hit of each row; what earlier groups leave there is never read.
     last_hit = zeros_varying(weights, (size, n_rows if move is _move_hit else 0), jnp.int32)
@@ -95,6 +94,7 @@ class _Group:
     n_rows: int
     n_hits: int
     accumulate: FixedPoint | None
+    moves_without_gradient: bool
 
     @property
     def numbers(self) -> jax.Array:
@@ -126,7 +126,6 @@ def _move_all(
     last_hit: jax.Array,
     visit: Visit,
     moved: Callable[[Any, jax.Array], Any],
-    moves_without_gradient: bool,
 ) -> Any:
     """Gradients as arrays of the shape of the group's tables."""
     weights, _ = tables
@@ -139,7 +138,7 @@ def _move_all(
         return group.add(gradient, at, values), touched
 
     touched = None
-    if moves_without_gradient:
+    if group.moves_without_gradient:
         touched = zeros_varying(weights, (group.size, group.n_rows), jnp.bool_)
     gradient, touched = visit(group.of, add, (group.zeros(weights, group.n_rows), touched))
     old = jax.tree.map(group.of, tables)
@@ -156,7 +155,6 @@ def _move_hit(
     last_hit: jax.Array,
     visit: Visit,
     moved: Callable[[Any, jax.Array], Any],
-    moves_without_gradient: bool,
 ) -> Any:
     """Gradients of the rows that were hit only: each is where the row's last hit is in the list of hits."""
     weights, _ = tables
