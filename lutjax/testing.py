@@ -162,9 +162,7 @@ def check(
     expected = _jitted(_plain if whole else run, g, case, cotangent)
     eager = transformation in ("none", "export")
     actual = run(f, case, cotangent) if eager else _jitted(run, f, case, cotangent)
-    for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
-        for name in e:
-            assert_close(f"{case}, {transformation}: {kind} {name}", a[name], e[name], tolerance)
+    _assert_all_close(f"{case}, {transformation}", actual, expected, tolerance)
 
 
 def check_factored(
@@ -205,9 +203,7 @@ def check_factored(
         actual = run(f, case, cotangent, _value_and_factored)
     else:
         actual = _jitted(run, f, case, cotangent, _value_and_factored)
-    for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
-        for name in e:
-            assert_close(f"{case}, factored, {transformation}: {kind} {name}", a[name], e[name], tolerance)
+    _assert_all_close(f"{case}, factored, {transformation}", actual, expected, tolerance)
 
 
 def check_update(
@@ -270,6 +266,15 @@ def _touched(case: Case, differentiable: Arrays) -> jax.Array:
     y, pullback = jax.vjp(f, ones)
     touched: jax.Array = pullback(jnp.ones_like(y))[0]
     return jnp.not_equal(touched, 0)
+
+
+def _assert_all_close(
+    what: str, actual: tuple[Arrays, Arrays], expected: tuple[Arrays, Arrays], tolerance: float | None
+) -> None:
+    """Compares each output and each cotangent by its name."""
+    for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
+        for name in e:
+            assert_close(f"{what}: {kind} {name}", a[name], e[name], tolerance)
 
 
 def check_lowering(
