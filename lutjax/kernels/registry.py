@@ -443,6 +443,22 @@ def _register_builtin() -> None:
             f"lutjax.kernels._xla.{op}_update",
             directions=("forward",),
         )
+    for op in ("lookup", "lookup_update"):
+        kernel_registry.register(
+            op,
+            Platform.TRITON,
+            Backend.GPU,
+            f"lutjax.kernels._triton.{op}",
+            requires=("jax_triton", "triton"),
+            unsupported=_unsupported_by_triton,
+            directions=("forward",) if op.endswith("_update") else DIRECTIONS,
+        )
+
+
+def _unsupported_by_triton(call: Call) -> str | None:
+    from lutjax.kernels._triton import _support
+
+    return _support.unsupported(call)
 
 
 _register_builtin()

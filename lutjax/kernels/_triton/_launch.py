@@ -1,0 +1,123 @@
+"""Calling Triton kernels from JAX: the only module that knows jax-triton, and the differences of its versions."""
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval
+
+from lutjax import _compat
+from lutjax.kernels._triton._support import compute_capability
+from lutjax.kernels.registry import Device
+
+
+def launch(
+    kernel: Any,
+    *inputs: jax.Array,
+    outputs: Sequence[jax.ShapeDtypeStruct] = (),
+    zeroed: Sequence[jax.ShapeDtypeStruct] = (),
+    in_place: Sequence[jax.Array] = (),
+    programs: int,
+    device: Device,
+    warps: int,
+    **constants: Any,
+) -> tuple[jax.Array, ...]:
+    """Runs a kernel on a row of programs.
+
+    Its parameters are the pointers of `inputs`; of `in_place`, which it must not use; of `outputs`, `zeroed` and again of
+    `in_place`; then its constants by name.
+
+    Args:
+      inputs: arrays that it reads.
+      outputs: what it writes, every element of it.
+      zeroed: what it adds to.
+      in_place: arrays that it changes in their own memory, if jit may give that away.
+      programs: how many; none: nothing runs.
+      warps: of one program.
+
+    Returns:
+      The arrays of `outputs`, `zeroed` and `in_place`.
+    """
+    axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (*inputs, *in_place)))
+    shapes = (*outputs, *zeroed)
+    if programs == 0:
+        return (*(_zeros(s, axes) for s in shapes), *in_place)
+    common = {
+        "kernel": kernel,
+        "grid": (programs, 1, 1),
+        "num_warps": warps,
+        "num_stages": 1,
+        "compute_capability": compute_capability(device),
+        **constants,
+    }
+    results = _run(inputs, outputs, zeroed, in_place, common)
+    return tuple(_compat.cast_varying(a, axes) for a in results)
+
+
+def _zeros(shape: jax.ShapeDtypeStruct, axes: frozenset[str]) -> jax.Array:
+    return _compat.cast_varying(jnp.zeros(shape.shape, shape.dtype), axes)
+
+
+def _run(
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    zeroed: Sequence[jax.ShapeDtypeStruct],
+    in_place: Sequence[jax.Array],
+    common: dict[str, Any],
+) -> Sequence[jax.Array]:
+    version = tuple(int(n) for n in importlib.metadata.version("jax-triton").split(".")[:2])
+    call = _with_aliases if version < (0, 4) else _with_references
+    return call(inputs, outputs, zeroed, in_place, common)
+
+
+def _with_aliases(
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    zeroed: Sequence[jax.ShapeDtypeStruct],
+    in_place: Sequence[jax.Array],
+    common: dict[str, Any],
+) -> tuple[jax.Array, ...]:
+    """jax-triton 0.3: arrays that change are outputs in the memory of inputs."""
+    import jax_triton
+
+    shapes = (*outputs, *zeroed)
+    return jax_triton.triton_call(
+        *inputs,
+        *in_place,
+        out_shape=(*shapes, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place)),
+        zeroed_outputs=tuple(range(len(outputs), len(shapes))),
+        input_output_aliases={len(inputs) + n: len(shapes) + n for n in range(len(in_place))},
+        **common,
+    )
+
+
+def _with_references(
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    zeroed: Sequence[jax.ShapeDtypeStruct],
+    in_place: Sequence[jax.Array],
+    common: dict[str, Any],
+) -> tuple[jax.Array, ...]:
+    """jax-triton 0.4: arrays that change are references."""
+    import jax_triton
+
+    # Its rule for dead code has two parameters; jax 0.12 calls rules with three.
+    partial_eval.dce_rules[jax_triton.triton_lib.triton_kernel_call_p] = _all_is_used
+    names = common["kernel"].arg_names[len(inputs) + len(in_place) + len(outputs) :]
+    changed = [*(jnp.zeros(s.shape, s.dtype) for s in zeroed), *in_place]
+    references = [jax.new_ref(a) for a in changed]
+    written = jax_triton.triton_call(
+        *inputs,
+        *(0 for _ in in_place),
+        out_type=tuple(outputs),
+        **dict(zip(names, references, strict=False)),
+        **common,
+    )
+    return (*written, *(jax.freeze(reference) for reference in references))
+
+
+def _all_is_used(*arguments: Any) -> tuple[list[bool], Any]:
+    equation = arguments[-1]
+    return [True] * len(equation.invars), equation

@@ -1,0 +1,168 @@
+"""What the kernels that read and add rows of tables share."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype
+from lutjax.kernels._triton._support import shared_memory
+from lutjax.kernels.registry import Device
+from lutjax.tuning import Launch
+
+_TYPES = {"float32": tl.float32, "float64": tl.float64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """The tiles of a call: what `Launch` says, no larger than the arrays.
+
+    Attributes:
+      n_rows, n_outputs, n_detectors: how many reads of each detector, outputs and detectors there are.
+      all_outputs: a program visits all outputs, block by block.
+
+    Raises:
+      ValueError: a tile does not fit the shared memory of the device.
+    """
+
+    how: Launch
+    n_rows: int
+    n_outputs: int
+    n_detectors: int
+    device: Device
+    all_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        size, most = 4 * self.rows * self.outputs, shared_memory(self.device)
+        if size > most:
+            raise ValueError(
+                f"{self.how}: a tile of {self.rows} rows and {self.outputs} outputs takes {size} bytes; the shared "
+                f"memory of {self.device.kind} holds {most}. Choose fewer rows or outputs."
+            )
+
+    @property
+    def rows(self) -> int:
+        return min(self.how.rows, triton.next_power_of_2(max(self.n_rows, 1)))
+
+    @property
+    def outputs(self) -> int:
+        return min(self.how.outputs, triton.next_power_of_2(max(self.n_outputs, 1)))
+
+    @property
+    def detectors(self) -> int:
+        """Detectors of one program."""
+        return max(min(self.how.detectors or self.n_detectors, self.n_detectors), 1)
+
+    @property
+    def groups(self) -> int:
+        """Groups of detectors."""
+        return max(triton.cdiv(self.n_detectors, self.detectors), 1)
+
+    @property
+    def output_blocks(self) -> int:
+        return 1 if self.all_outputs else triton.cdiv(self.n_outputs, self.outputs)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Constants of kernels."""
+        return {
+            "n_detectors": self.n_detectors,
+            "n_outputs": self.n_outputs,
+            "ROWS": self.rows,
+            "OUTPUTS": self.outputs,
+            "DETECTORS": self.detectors,
+        }
+
+
+def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
+    """Detectors for one program, so that there are enough programs to fill a device."""
+    groups = min(max(enough // max(programs, 1), 1), max(n_detectors, 1))
+    return triton.cdiv(n_detectors, groups)
+
+
+def arithmetic(weights: jax.Array, accumulate: FixedPoint | None) -> dict[str, Any]:
+    """Constants of kernels: the type of sums, and the scale of addends, 0 for floating-point sums."""
+    return {
+        "ACC": _TYPES[accumulator(weights.dtype).name],
+        "SCALE": 0.0 if accumulate is None else accumulate.scale,
+    }
+
+
+def changed(
+    weights: jax.Array, step: jax.Array | None, accumulate: FixedPoint | None
+) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
+    """Inputs and arguments of `launch` for a kernel that adds to zeros, or steps to the table itself.
+
+    Its parameters: ``..., step, unused, total``.
+    """
+    if step is None:
+        one = jnp.ones((1,), accumulator(weights.dtype))
+        zeros = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, accumulate))
+        return (one, one), {"zeroed": [zeros]}
+    return (step.reshape(1),), {"in_place": [weights]}
+
+
+def sum_of_parts(parts: jax.Array) -> jax.Array:
+    """The sum over the first axis, in a fixed order."""
+    return parts[0] if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
+
+
+# ------------------------------------------------------------------------------------- in kernels
+@triton.jit
+def block(size: tl.constexpr, n: tl.constexpr, number):
+    """The places of a block and whether they exist."""
+    at = number.to(tl.int64) * size + tl.arange(0, size)
+    return at, at < n
+
+
+@triton.jit
+def clamped(row, t, n_rows: tl.constexpr):
+    """A row that exists, counted from the first row of the first table."""
+    return t.to(tl.int64) * n_rows + tl.minimum(tl.maximum(row, 0), n_rows - 1)
+
+
+@triton.jit
+def addend_type(ACC: tl.constexpr, SCALE: tl.constexpr):
+    return tl.int32 if SCALE != 0 else ACC
+
+
+@triton.jit
+def addend(value, SCALE: tl.constexpr):
+    """What is added for a value: itself, or an integer as `lutjax.FixedPoint` says."""
+    if SCALE == 0:
+        return value
+    else:
+        LIMIT: tl.constexpr = 2147483520.0 if value.dtype == tl.float32 else 2147483647.9999998
+        scaled = tl.minimum(tl.maximum(value * SCALE, -LIMIT), LIMIT)
+        return tl.where(value != value, 0.0, scaled).to(tl.int32)
+
+
+@triton.jit
+def quotient(a, b):
+    """Correctly rounded; the plain operator is not in float32."""
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def number(total, ACC: tl.constexpr, SCALE: tl.constexpr):
+    """A sum of addends as a number."""
+    if SCALE == 0:
+        return total
+    else:
+        return quotient(total.to(ACC), tl.full(total.shape, SCALE, ACC))
+
+
+@triton.jit
+def slope(margin):
+    """``U'(margin)``, section 2 of the semantics."""
+    wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
+    half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
+    distance = 1 + tl.abs(wide)
+    return quotient(half, distance * distance)

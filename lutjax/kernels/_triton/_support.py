@@ -1,0 +1,93 @@
+"""Which calls and devices Triton kernels fit. Imports neither Triton nor jax-triton: the registry asks at every call."""
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+
+import jax
+
+from lutjax._dtypes import FLOATS, accumulator
+from lutjax.kernels.registry import Call, Device
+
+REQUIRES = ("jax_triton", "triton")
+
+# Compute capabilities by the names of devices, for devices that are not here.
+_BY_NAME = {
+    r"A100|A30\b|A800": 80,
+    r"A10\b|A10G|A16\b|A40\b|RTX A\d|RTX 30": 86,
+    r"L4\b|L40|RTX 40|Ada Generation": 89,
+    r"H100|H200|H800|H20\b": 90,
+    r"B100|B200": 100,
+    r"B300": 103,
+    r"RTX 50|Blackwell": 120,
+}
+# Bytes of shared memory that one program may have.
+_SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+
+
+@functools.cache
+def compute_capability(device: Device) -> int | None:
+    """Ten times the compute capability, as in sm_90; None for a device that has none, or is unknown."""
+    for local in jax.local_devices():
+        if local.device_kind == device.kind and hasattr(local, "compute_capability"):
+            major, _, minor = str(local.compute_capability).partition(".")
+            return 10 * int(major) + int(minor or 0)
+    if "NVIDIA" not in device.kind:
+        return None
+    return next((c for name, c in _BY_NAME.items() if re.search(name, device.kind)), None)
+
+
+def shared_memory(device: Device) -> int:
+    """Bytes of shared memory that one program may have."""
+    return 1024 * _SHARED_MEMORY.get(compute_capability(device) or 0, 99)
+
+
+@functools.cache
+def unfit_packages() -> str | None:
+    """Why the installed packages do not work together; None if they do."""
+
+    def version(package: str) -> tuple[int, ...]:
+        numbers = re.findall(r"\d+", importlib.metadata.version(package))
+        return tuple(int(n) for n in numbers[:2])
+
+    try:
+        jax_triton, triton = version("jax-triton"), version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        return f"needs {error.name}, not installed"
+    if jax_triton < (0, 3):
+        return f"needs jax-triton 0.3.1 or newer, found {importlib.metadata.version('jax-triton')}"
+    if jax_triton >= (0, 4) and triton < (3, 7):
+        return (
+            f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, found "
+            f"{importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
+        )
+    if not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):
+        return "needs jax with CUDA: pip install 'jax[cuda13]'"
+    return None
+
+
+def unsupported(call: Call) -> str | None:
+    """Why a call cannot run on Triton; None if it can."""
+    capability = compute_capability(call.device)
+    if capability is None:
+        return f"needs an NVIDIA GPU whose compute capability is known, not {call.device.kind}"
+    if capability < 80:
+        return f"needs compute capability 8.0 or newer, {call.device.kind} has {capability / 10}"
+    return unfit_packages() or unsupported_arguments(call)
+
+
+def unsupported_arguments(call: Call) -> str | None:
+    """The same, of what the call computes."""
+    for leaf in jax.tree.leaves(call.arguments):
+        if leaf.dtype.name not in (*FLOATS, "int32"):
+            return f"has no kernel for {leaf.dtype}"
+    if call.op.endswith("_update"):
+        weights = call.arguments[0]
+        if not call.options["rule"].additive:
+            return f"{call.options['rule']} needs the sum over the look-ups of each row"
+        if call.options["accumulate"] is not None:
+            return "sums of integers for each row need memory of their own"
+        if accumulator(weights.dtype) != weights.dtype:
+            return f"rows of {weights.dtype} are summed in float32 first"
+    return None

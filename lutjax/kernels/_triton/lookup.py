@@ -1,0 +1,266 @@
+"""`lutjax.lookup` in Triton.
+
+Detector-major: ids and margins are ``[T, B]``, so that the samples of a program lie side by side.
+"""
+
+from typing import Any
+
+import jax
+import triton
+import triton.language as tl
+
+from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint, addend_dtype, result
+from lutjax.kernels._triton import _rows
+from lutjax.kernels._triton._launch import launch
+from lutjax.kernels.registry import Device
+from lutjax.tuning import Launch, Sizes, launch_of
+
+
+def forward(
+    weights: jax.Array, detection: Detection, *, accumulate: FixedPoint | None, device: Device
+) -> jax.Array:
+    n_detectors, _, n_outputs = weights.shape
+    n_samples = detection.index.shape[0]
+    how = launch_of("lookup.forward", _sizes(weights, n_samples), device, _forward_rule)
+    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device)
+    # Several programs for one sum write a part of it each.
+    dtype = (
+        weights.dtype if tile.groups == 1 and accumulate is None else addend_dtype(weights.dtype, accumulate)
+    )
+    (parts,) = launch(
+        _sum_rows,
+        weights,
+        detection.index.T,
+        outputs=[jax.ShapeDtypeStruct((tile.groups, n_samples, n_outputs), dtype)],
+        programs=_programs(tile),
+        device=device,
+        warps=how.warps,
+        n_samples=n_samples,
+        n_rows=weights.shape[1],
+        **_rows.arithmetic(weights, accumulate),
+        **tile.constants,
+    )
+    return result(_rows.sum_of_parts(parts), weights.dtype, accumulate)
+
+
+def backward(
+    saved: tuple[Any, ...],
+    dy: jax.Array,
+    needs: tuple[bool, ...],
+    *,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> tuple[jax.Array | None, ...]:
+    weights, d = saved
+    d_weights = d_margin = None
+    if needs[0]:
+        d_weights = add_rows(weights, d, dy, None, accumulate, device)
+    if needs[1]:
+        d_margin = _margins(weights, d, dy, accumulate, device)
+    return d_weights, d_margin
+
+
+def _margins(
+    weights: jax.Array, d: Detection, dy: jax.Array, accumulate: FixedPoint | None, device: Device
+) -> jax.Array:
+    n_detectors, _, n_outputs = weights.shape
+    n_samples = len(dy)
+    how = launch_of("lookup.margins", _sizes(weights, n_samples), device, _margins_rule)
+    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device, all_outputs=True)
+    (d_margin,) = launch(
+        _multiply_rows,
+        weights,
+        d.index.T,
+        d.flip.T,
+        d.margin.T,
+        dy,
+        outputs=[jax.ShapeDtypeStruct((n_detectors, n_samples), d.margin.dtype)],
+        programs=_programs(tile),
+        device=device,
+        warps=how.warps,
+        n_samples=n_samples,
+        n_rows=weights.shape[1],
+        **_rows.arithmetic(weights, accumulate),
+        **tile.constants,
+    )
+    return d_margin.T
+
+
+def add_rows(
+    weights: jax.Array,
+    d: Detection,
+    dy: jax.Array,
+    step: jax.Array | None,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> jax.Array:
+    """Adds `dy` to every row that was read: of an array of zeros, or `step` times of the table itself."""
+    n_detectors, _, n_outputs = weights.shape
+    n_samples = len(dy)
+    how = launch_of("lookup.table", _sizes(weights, n_samples), device, _table_rule)
+    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device)
+    inputs, changed = _rows.changed(weights, step, accumulate)
+    (total,) = launch(
+        _add_rows,
+        d.index.T,
+        dy,
+        *inputs,
+        **changed,
+        programs=_programs(tile),
+        device=device,
+        warps=how.warps,
+        n_samples=n_samples,
+        n_rows=weights.shape[1],
+        **_rows.arithmetic(weights, accumulate),
+        **tile.constants,
+    )
+    return total
+
+
+# ------------------------------------------------------------------------------------- launches
+def _sizes(weights: jax.Array, n_samples: int) -> Sizes:
+    detectors, rows, outputs = weights.shape
+    return {
+        "samples": n_samples,
+        "detectors": detectors,
+        "rows": rows,
+        "outputs": outputs,
+        "bits": 8 * weights.dtype.itemsize,
+    }
+
+
+def _programs(tile: _rows.Tile) -> int:
+    return triton.cdiv(tile.n_rows, tile.rows) * tile.output_blocks * tile.groups
+
+
+def _forward_rule(sizes: Sizes) -> Launch:
+    detectors = _rows.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
+    return Launch(rows=32, outputs=32, detectors=detectors, warps=4)
+
+
+def _margins_rule(sizes: Sizes) -> Launch:
+    return Launch(rows=32, outputs=64, detectors=_rows.split(sizes["samples"] // 32, sizes["detectors"]))
+
+
+def _table_rule(sizes: Sizes) -> Launch:
+    detectors = _rows.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
+    return Launch(rows=32, outputs=32, detectors=detectors, warps=4)
+
+
+# ------------------------------------------------------------------------------------- kernels
+# Programs: samples first, then outputs, then groups of detectors, so that what runs at the same time reads the same
+# part of the same tables.
+@triton.jit
+def _sum_rows(
+    weights,
+    index,
+    parts,
+    n_samples: tl.constexpr,
+    n_detectors: tl.constexpr,
+    n_rows: tl.constexpr,
+    n_outputs: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    DETECTORS: tl.constexpr,
+    ACC: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    last = tl.minimum((group + 1) * DETECTORS, n_detectors)
+    total = tl.zeros((ROWS, OUTPUTS), _rows.addend_type(ACC, SCALE))
+    for t0 in range(group * DETECTORS, last, 4):
+        for u in tl.static_range(4):
+            t = t0 + u
+            exists = sample_exists & (t < last)
+            row = _rows.clamped(
+                tl.load(index + t.to(tl.int64) * n_samples + sample, mask=exists, other=0), t, n_rows
+            )
+            at = row[:, None] * n_outputs + output[None, :]
+            value = tl.load(weights + at, mask=exists[:, None] & output_exists[None, :], other=0)
+            total += _rows.addend(value.to(ACC), SCALE)
+    at = (group.to(tl.int64) * n_samples + sample)[:, None] * n_outputs + output[None, :]
+    exists = sample_exists[:, None] & output_exists[None, :]
+    tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _multiply_rows(
+    weights,
+    index,
+    flip,
+    margin,
+    dy,
+    d_margin,
+    n_samples: tl.constexpr,
+    n_detectors: tl.constexpr,
+    n_rows: tl.constexpr,
+    n_outputs: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    DETECTORS: tl.constexpr,
+    ACC: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    sample, sample_exists, _, _, group = _place(n_samples, OUTPUTS, ROWS, OUTPUTS)
+    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        here = t.to(tl.int64) * n_samples + sample
+        main = tl.load(index + here, mask=sample_exists, other=0)
+        flipped = _rows.clamped(main ^ tl.load(flip + here, mask=sample_exists, other=0), t, n_rows)
+        main = _rows.clamped(main, t, n_rows)
+        product = tl.zeros((ROWS,), _rows.addend_type(ACC, SCALE))
+        for first in range(0, n_outputs, OUTPUTS):
+            output = first + tl.arange(0, OUTPUTS)
+            exists = sample_exists[:, None] & (output < n_outputs)[None, :]
+            difference = tl.load(
+                weights + main[:, None] * n_outputs + output[None, :], mask=exists, other=0
+            ).to(ACC)
+            difference -= tl.load(
+                weights + flipped[:, None] * n_outputs + output[None, :], mask=exists, other=0
+            ).to(ACC)
+            cotangent = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(
+                ACC
+            )
+            product += tl.sum(_rows.addend(difference * cotangent, SCALE), 1)
+        of_margin = _rows.slope(tl.load(margin + here, mask=sample_exists, other=0))
+        value = of_margin * _rows.number(product, ACC, SCALE).to(of_margin.dtype)
+        tl.store(d_margin + here, value.to(d_margin.dtype.element_ty), mask=sample_exists)
+
+
+@triton.jit
+def _add_rows(
+    index,
+    dy,
+    step,
+    unused,
+    total,
+    n_samples: tl.constexpr,
+    n_detectors: tl.constexpr,
+    n_rows: tl.constexpr,
+    n_outputs: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    DETECTORS: tl.constexpr,
+    ACC: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    exists = sample_exists[:, None] & output_exists[None, :]
+    value = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(ACC)
+    value = _rows.addend(value * tl.load(step), SCALE)
+    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        row = tl.load(index + t.to(tl.int64) * n_samples + sample, mask=sample_exists, other=0)
+        at = _rows.clamped(row, t, n_rows)[:, None] * n_outputs + output[None, :]
+        tl.atomic_add(total + at, value, mask=exists, sem="relaxed")
+
+
+@triton.jit
+def _place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Samples, outputs and group of detectors of this program."""
+    sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
+    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
+    program = tl.program_id(0)
+    sample, sample_exists = _rows.block(ROWS, n_samples, program % sample_blocks)
+    rest = program // sample_blocks
+    output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
+    return sample, sample_exists, output, output_exists, rest // output_blocks

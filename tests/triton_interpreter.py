@@ -1,0 +1,122 @@
+"""Triton kernels on a machine without a GPU: Triton's own interpreter runs their source, one program after the other."""
+
+import contextlib
+import importlib
+import inspect
+import pkgutil
+import threading
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+import lutjax
+from lutjax.kernels import _triton
+from lutjax.kernels._triton import _launch, _support
+from lutjax.ops import _transforms
+
+_NAMES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class _Pointer:
+    """A numpy array as the interpreter takes it."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.dtype = array, _NAMES[array.dtype.name]
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+
+class _Executor(interpreter.GridExecutor):
+    def _init_args_hst(self, args_dev, kwargs):
+        return args_dev, kwargs
+
+    def _restore_args_dev(self, args_dev, args_hst, kwargs, kwargs_hst):
+        pass
+
+
+def _as_bool(compare):
+    # The interpreter says that a comparison has the type of what is compared, and spreads it as such.
+    return lambda self, a, b: interpreter.TensorHandle(compare(self, a, b).data, tl.int1)
+
+
+def _range(*bounds):
+    # A number of a loop is a scalar of Triton, not of Python.
+    return (interpreter.interpreter_semantic.to_tensor(n) for n in range(*map(int, bounds)))
+
+
+def _run(inputs, outputs, zeroed, in_place, common):
+    """What `_launch` would have a GPU do."""
+    constants = dict(common)
+    kernel, grid = constants.pop("kernel"), constants.pop("grid")
+    for name in ("num_warps", "num_stages", "compute_capability"):
+        constants.pop(name)
+    changed = (*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place),)
+
+    def callback(*arrays):
+        arrays = [np.array(a, order="C") for a in arrays]
+        fresh = [np.full(s.shape, 77, s.dtype) for s in outputs] + [
+            np.zeros(s.shape, s.dtype) for s in zeroed
+        ]
+        last = arrays[len(inputs) :]
+        pointers = [_Pointer(a) for a in (*arrays, *fresh, *last)]
+        with _ONE_AT_A_TIME, np.errstate(all="ignore"):
+            names = inspect.getfullargspec(kernel.fn).args
+            _Executor(kernel.rewrite(), names, grid)(*pointers, **constants)
+        return (*fresh, *last)
+
+    return jax.pure_callback(callback, (*outputs, *zeroed, *changed), *inputs, *in_place)
+
+
+def modules() -> list:
+    names = [f"{_triton.__name__}.{m.name}" for m in pkgutil.iter_modules(_triton.__path__)]
+    return [importlib.import_module(name) for name in names]
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """In this block the implementation "triton" runs on CPUs."""
+    # Triton imports more of itself when it first looks at an argument: before anything is patched.
+    triton.runtime.jit.mangle_type(_Pointer(np.zeros(1, np.float32)))
+    patch = pytest.MonkeyPatch()
+    for module in (*modules(), tl, tl.standard):
+        for name, value in vars(module).items():
+            if isinstance(value, triton.JITFunction):
+                patch.setattr(module, name, interpreter.InterpretedFunction(value.fn))
+    for name, compare in vars(interpreter.InterpreterBuilder).items():
+        if name.startswith(("create_icmp", "create_fcmp")):
+            patch.setattr(interpreter.InterpreterBuilder, name, _as_bool(compare))
+    for module in modules():
+        patch.setattr(module, "range", _range, raising=False)
+    patch.setattr(_launch, "_run", _run)
+    registry = lutjax.kernel_registry
+    added = [
+        registry.register(
+            spec.op,
+            "triton",
+            "cpu",
+            spec.target,
+            directions=spec.directions,
+            priority=-1,
+            unsupported=_support.unsupported_arguments,
+        )
+        for op in registry.ops()
+        for spec in registry.candidates(op)
+        if (spec.platform, spec.backend) == ("triton", "gpu")
+    ]
+    _transforms._compiled.cache_clear()
+    _transforms._kernel.cache_clear()
+    try:
+        yield
+    finally:
+        for spec in added:
+            registry.unregister(spec.op, spec.platform, spec.backend)
+        patch.undo()
+        _transforms._compiled.cache_clear()
+        _transforms._kernel.cache_clear()
