@@ -85,9 +85,11 @@ def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
 
 
 def arithmetic(weights: jax.Array, accumulate: FixedPoint | None) -> dict[str, Any]:
-    """Constants of kernels: the type of sums, and the scale of addends, 0 for floating-point sums."""
+    """Constants of kernels: the types of numbers and of their sums, and the scale of addends, 0 for sums of numbers."""
+    number = _TYPES[accumulator(weights.dtype).name]
     return {
-        "ACC": _TYPES[accumulator(weights.dtype).name],
+        "ACC": number,
+        "SUM": number if accumulate is None else tl.int32,
         "SCALE": 0.0 if accumulate is None else accumulate.scale,
     }
 
@@ -106,6 +108,11 @@ def changed(
     return (step.reshape(1),), {"in_place": [weights]}
 
 
+def step(rate: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """What gradients are multiplied by before they are added to a table."""
+    return -rate if factor is None else -rate * factor.astype(rate.dtype)
+
+
 def sum_of_parts(parts: jax.Array) -> jax.Array:
     """The sum over the first axis, in a fixed order."""
     return parts[0] if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
@@ -120,14 +127,19 @@ def block(size: tl.constexpr, n: tl.constexpr, number):
 
 
 @triton.jit
-def clamped(row, t, n_rows: tl.constexpr):
-    """A row that exists, counted from the first row of the first table."""
-    return t.to(tl.int64) * n_rows + tl.minimum(tl.maximum(row, 0), n_rows - 1)
+def table(weights, t, n_rows: tl.constexpr, n_outputs: tl.constexpr):
+    """Where the table of a detector begins."""
+    return weights + t.to(tl.int64) * n_rows * n_outputs
 
 
 @triton.jit
-def addend_type(ACC: tl.constexpr, SCALE: tl.constexpr):
-    return tl.int32 if SCALE != 0 else ACC
+def offset(row, n_rows: tl.constexpr, n_outputs: tl.constexpr):
+    """Where a row begins in its table; ids that do not exist count as the nearest that does."""
+    row = tl.minimum(tl.maximum(row, 0), n_rows - 1)
+    if n_rows * n_outputs < 2**31:
+        return row * n_outputs
+    else:
+        return row.to(tl.int64) * n_outputs
 
 
 @triton.jit
@@ -166,3 +178,10 @@ def slope(margin):
     half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
     distance = 1 + tl.abs(wide)
     return quotient(half, distance * distance)
+
+
+@triton.jit
+def cotangent(margin, difference, ACC: tl.constexpr, SCALE: tl.constexpr):
+    """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
+    of_margin = slope(margin)
+    return addend(of_margin * number(difference, ACC, SCALE).to(of_margin.dtype), SCALE)
