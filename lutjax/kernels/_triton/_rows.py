@@ -10,6 +10,7 @@ import triton.language as tl
 
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype
+from lutjax.kernels._triton._launch import kernel
 from lutjax.kernels._triton._support import shared_memory
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch
@@ -119,20 +120,20 @@ def sum_of_parts(parts: jax.Array) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------- in kernels
-@triton.jit
+@kernel
 def block(size: tl.constexpr, n: tl.constexpr, number):
     """The places of a block and whether they exist."""
     at = number.to(tl.int64) * size + tl.arange(0, size)
     return at, at < n
 
 
-@triton.jit
+@kernel
 def table(weights, t, n_rows: tl.constexpr, n_outputs: tl.constexpr):
     """Where the table of a detector begins."""
     return weights + t.to(tl.int64) * n_rows * n_outputs
 
 
-@triton.jit
+@kernel
 def offset(row, n_rows: tl.constexpr, n_outputs: tl.constexpr):
     """Where a row begins in its table; ids that do not exist count as the nearest that does."""
     row = tl.minimum(tl.maximum(row, 0), n_rows - 1)
@@ -142,7 +143,16 @@ def offset(row, n_rows: tl.constexpr, n_outputs: tl.constexpr):
         return row.to(tl.int64) * n_outputs
 
 
-@triton.jit
+@kernel
+def read(table, row, output, n_outputs: tl.constexpr, OUTPUTS: tl.constexpr):
+    """A block of the outputs of rows at the given offsets, all of which exist."""
+    if n_outputs % OUTPUTS == 0:
+        return tl.load(table + (row[:, None] + output[None, :]))
+    else:
+        return tl.load(table + (row[:, None] + output[None, :]), mask=(output < n_outputs)[None, :], other=0)
+
+
+@kernel
 def addend(value, SCALE: tl.constexpr):
     """What is added for a value: itself, or an integer as `lutjax.FixedPoint` says."""
     if SCALE == 0:
@@ -153,7 +163,7 @@ def addend(value, SCALE: tl.constexpr):
         return tl.where(value != value, 0.0, scaled).to(tl.int32)
 
 
-@triton.jit
+@kernel
 def quotient(a, b):
     """Correctly rounded; the plain operator is not in float32."""
     if a.dtype == tl.float32:
@@ -162,7 +172,7 @@ def quotient(a, b):
         return a / b
 
 
-@triton.jit
+@kernel
 def number(total, ACC: tl.constexpr, SCALE: tl.constexpr):
     """A sum of addends as a number."""
     if SCALE == 0:
@@ -171,7 +181,7 @@ def number(total, ACC: tl.constexpr, SCALE: tl.constexpr):
         return quotient(total.to(ACC), tl.full(total.shape, SCALE, ACC))
 
 
-@triton.jit
+@kernel
 def slope(margin):
     """``U'(margin)``, section 2 of the semantics."""
     wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
@@ -180,7 +190,7 @@ def slope(margin):
     return quotient(half, distance * distance)
 
 
-@triton.jit
+@kernel
 def cotangent(margin, difference, ACC: tl.constexpr, SCALE: tl.constexpr):
     """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
     of_margin = slope(margin)

@@ -13,7 +13,7 @@ from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _rows
-from lutjax.kernels._triton._launch import launch
+from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
@@ -153,7 +153,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 # Programs: samples first, then outputs, then groups of detectors, so that what runs at the same time reads the same
 # part of the same tables.
-@triton.jit
+@kernel
 def _sum_rows(
     weights,
     index,
@@ -186,7 +186,7 @@ def _sum_rows(
     tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
 
 
-@triton.jit
+@kernel
 def _multiply_rows(
     weights,
     index,
@@ -205,24 +205,25 @@ def _multiply_rows(
     SCALE: tl.constexpr,
 ):
     sample, sample_exists, _, _, group = _place(n_samples, OUTPUTS, ROWS, OUTPUTS)
+    some_sample = tl.minimum(sample, n_samples - 1)  # one that exists
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         table = _rows.table(weights, t, n_rows, n_outputs)
         here = t.to(tl.int64) * n_samples + sample
         row = tl.load(index + here, mask=sample_exists, other=0)
         other = row ^ tl.load(flip + here, mask=sample_exists, other=0)
         main, other = _rows.offset(row, n_rows, n_outputs), _rows.offset(other, n_rows, n_outputs)
-        product = tl.zeros((ROWS,), SUM)
+        product = tl.zeros((ROWS, OUTPUTS), SUM)
         for first in range(0, n_outputs, OUTPUTS):
             output = first + tl.arange(0, OUTPUTS)
-            exists = sample_exists[:, None] & (output < n_outputs)[None, :]
-            difference = tl.load(table + main[:, None] + output[None, :], mask=exists, other=0).to(ACC)
-            difference -= tl.load(table + other[:, None] + output[None, :], mask=exists, other=0).to(ACC)
-            cotangent = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0)
-            product += tl.sum(_rows.addend(difference * cotangent.to(ACC), SCALE), 1)
+            row = _rows.read(table, main, output, n_outputs, OUTPUTS).to(ACC)
+            other_row = _rows.read(table, other, output, n_outputs, OUTPUTS).to(ACC)
+            cotangent = _rows.read(dy, some_sample * n_outputs, output, n_outputs, OUTPUTS).to(ACC)
+            product += _rows.addend((row - other_row) * cotangent, SCALE)
+        product = tl.sum(product, 1)
         tl.store(products + here, product, mask=sample_exists)
 
 
-@triton.jit
+@kernel
 def _add_rows(
     index,
     dy,
@@ -251,7 +252,7 @@ def _add_rows(
         tl.atomic_add(table + at, value, mask=exists, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     """Samples, outputs and group of detectors of this program."""
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS

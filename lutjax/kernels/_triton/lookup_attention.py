@@ -15,7 +15,7 @@ import triton.language as tl
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _rows
-from lutjax.kernels._triton._launch import launch
+from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
@@ -286,7 +286,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 # Programs: queries first, then samples, then outputs, then groups of detectors, so that what runs at the same time
 # reads few tables, which then stay in the cache. Long queries first, so that none is left alone at the end.
-@triton.jit
+@kernel
 def _sum_rows(
     weights,
     query,
@@ -338,7 +338,7 @@ def _sum_rows(
     tl.store(parts + at, tl.sum(total, 0).to(parts.dtype.element_ty), mask=output_exists)
 
 
-@triton.jit
+@kernel
 def _multiply_rows(
     weights,
     query,
@@ -414,30 +414,29 @@ def _multiply_rows(
             flip = tl.where(query_is_closer, tl.where(second, flip1, flip0), flip_of_key)
             main = _rows.offset(bits, n_rows, n_outputs)
             other = _rows.offset(bits ^ flip, n_rows, n_outputs)
-            product = tl.zeros((ROWS,), SUM)
-            product_of_position = tl.zeros((ROWS,), SUM)
+            product = tl.zeros((ROWS, OUTPUTS), SUM)
+            product_of_position = tl.zeros((ROWS, OUTPUTS), SUM)
             if OF_POSITION:
                 margin_of_position = tl.load(p_margin + of_positions + distance, mask=counts, other=0)
                 flip_of_position = tl.load(p_flip + of_positions + distance, mask=counts, other=0)
                 size = tl.abs(margin_of_position)
                 position_is_closest = counts & (size < tl.abs(margin_of_query).to(size.dtype))
                 position_is_closest = position_is_closest & (size < tl.abs(margin_of_key).to(size.dtype))
-                with_position = _rows.offset(bits ^ flip_of_position, n_rows, n_outputs)
+                # Elsewhere the main row again, which is in the cache.
+                with_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
+                with_position = _rows.offset(with_position, n_rows, n_outputs)
             for o in range(0, n_outputs, OUTPUTS):
                 output = o + tl.arange(0, OUTPUTS)
-                output_exists = output < n_outputs
-                exists = counts[:, None] & output_exists[None, :]
-                dy0 = tl.load(dy + j0 * n_outputs + output, mask=output_exists, other=0).to(ACC)
-                dy1 = tl.load(dy + j1 * n_outputs + output, mask=output_exists, other=0).to(ACC)
+                dy0 = tl.load(dy + j0 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
+                dy1 = tl.load(dy + j1 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
                 cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
-                row = tl.load(table + (main[:, None] + output[None, :]), mask=exists, other=0).to(ACC)
-                other_row = tl.load(table + (other[:, None] + output[None, :]), mask=exists, other=0).to(ACC)
-                product += tl.sum(_rows.addend((row - other_row) * cotangent, SCALE), 1)
+                row = _rows.read(table, main, output, n_outputs, OUTPUTS).to(ACC)
+                other_row = _rows.read(table, other, output, n_outputs, OUTPUTS).to(ACC)
+                product += _rows.addend((row - other_row) * cotangent, SCALE)
                 if OF_POSITION:
-                    exists = position_is_closest[:, None] & output_exists[None, :]
-                    at = with_position[:, None] + output[None, :]
-                    other_row = tl.load(table + at, mask=exists, other=0).to(ACC)
-                    product_of_position += tl.sum(_rows.addend((row - other_row) * cotangent, SCALE), 1)
+                    other_row = _rows.read(table, with_position, output, n_outputs, OUTPUTS).to(ACC)
+                    product_of_position += _rows.addend((row - other_row) * cotangent, SCALE)
+            product = tl.sum(product, 1)
             # Sums of products alone, where their factor, the slope, is the same for all; not in fixed point, where
             # addends are whole.
             if SCALE != 0:
@@ -449,6 +448,7 @@ def _multiply_rows(
             total1 += tl.where(second, of_query, 0)
             tl.atomic_add(d_key + of_keys + i, value, mask=counts & ~query_is_closer, sem="relaxed")
             if OF_POSITION:
+                product_of_position = tl.sum(product_of_position, 1)
                 if SCALE != 0:
                     product_of_position = _rows.cotangent(margin_of_position, product_of_position, ACC, SCALE)
                 part = (b * n_detectors + t) * n_distances
@@ -458,7 +458,7 @@ def _multiply_rows(
         tl.store(d_query + of_queries + j1, tl.sum(total1, 0), mask=j1 != j0)
 
 
-@triton.jit
+@kernel
 def _add_rows(
     query,
     key,
@@ -505,7 +505,7 @@ def _add_rows(
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _place(n_samples: tl.constexpr, n_queries: tl.constexpr, n_outputs: tl.constexpr, OUTPUTS: tl.constexpr):
     """Query, sample, outputs and group of detectors of this program."""
     output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
@@ -518,7 +518,7 @@ def _place(n_samples: tl.constexpr, n_queries: tl.constexpr, n_outputs: tl.const
     return j, b, output, output_exists, rest // output_blocks
 
 
-@triton.jit
+@kernel
 def _keys(j, start, n_keys: tl.constexpr, START: tl.constexpr, WINDOW: tl.constexpr):
     """Place of a query among the keys, and the keys from which and before which pairs count."""
     place = j
@@ -530,7 +530,7 @@ def _keys(j, start, n_keys: tl.constexpr, START: tl.constexpr, WINDOW: tl.conste
     return place, low, tl.minimum(place, n_keys)
 
 
-@triton.jit
+@kernel
 def _counts(
     i, high, b, j, query_segments, key_segments, n_queries: tl.constexpr, n_keys: tl.constexpr, SEGMENTS: tl.constexpr
 ):  # fmt: skip
@@ -542,7 +542,7 @@ def _counts(
     return counts
 
 
-@triton.jit
+@kernel
 def _bits(
     query, key, position, t, b, j, i, place, exists, detector_exists, n_samples: tl.constexpr, n_queries: tl.constexpr,
     n_keys: tl.constexpr, n_distances: tl.constexpr, SHARED: tl.constexpr,
