@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 FORWARD = "forward"
-DENSE = "forward+backward, dense"
-IN_PLACE = "forward+backward, in place"
+DENSE = "forward+backward dense"
+IN_PLACE = "forward+backward in place"
 UPDATE = "update"
 ROWS = (FORWARD, DENSE, IN_PLACE, UPDATE)
 """What is measured of a shape: outputs; outputs and all cotangents, that of the tables as an array; outputs, the
@@ -76,6 +76,11 @@ class Shape:
         raise NotImplementedError
 
     @property
+    def anchor_pairs(self) -> int:
+        """Anchor pairs of all detectors."""
+        raise NotImplementedError
+
+    @property
     def targets(self) -> int:
         """Ids of outputs that are read with every row."""
         return 0
@@ -94,8 +99,8 @@ class Shape:
         Args:
           itemsize: bytes of a number in tables and outputs. Inputs and margins are float32.
         """
-        anchors = self.table[0] * self._anchors * 2 * _ID
-        inputs, outputs = self.numbers_in * _ID + anchors, self.numbers_out * itemsize
+        inputs = self.numbers_in * _ID + self.anchor_pairs * 2 * _ID
+        outputs = self.numbers_out * itemsize
         of_row = self.table[2] * itemsize
         read = self.uses * (of_row + self.targets * _ID)
         moved = 2 * self.uses * of_row
@@ -108,10 +113,6 @@ class Shape:
         detections = self.detections * (2 * _DETECTION + _ID + 2 * _ID)
         both = inputs + detections + 3 * read + 2 * outputs + self.numbers_in * _ID + moved
         return both + (self.table_bytes(itemsize) if row == DENSE else 0)
-
-    @property
-    def _anchors(self) -> int:
-        return int(getattr(self, "anchors"))  # noqa: B009: every shape has it, in its own place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,10 @@ class FullyConnected(Shape):
     @property
     def numbers_out(self) -> int:
         return self.batch * self.outputs
+
+    @property
+    def anchor_pairs(self) -> int:
+        return self.detectors * self.anchors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +218,10 @@ class Sequence(Shape):
     @property
     def numbers_out(self) -> int:
         return self.batch * self.length * self.inputs
+
+    @property
+    def anchor_pairs(self) -> int:
+        return self.detectors * self.anchors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,7 +300,7 @@ NAMED: dict[str, Measured] = {
 }
 """Shapes with a name."""
 
-ON_CPU = ("ffn", "unembed", "sparse", "seq-4x32", "pair")
+ON_CPU = ("ffn", "unembed", "seq-4x32")
 """What is measured on a CPU if no shape is asked for."""
 
 
