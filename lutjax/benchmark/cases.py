@@ -136,7 +136,8 @@ def cases(
 def kernels(shape: Shape, row: str, implementation: str, dtype: str) -> Kernels:
     """Which implementation runs each op of a row on the default device, if this one comes first."""
     params, constants, gradient = _abstract(shape, dtype)
-    weights, calls = params["weights"], []
+    weights = params["weights"]
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Direction, ...]]] = []
     directions: tuple[Direction, ...] = ("forward",) if row == FORWARD else ("forward", "backward")
     if row != UPDATE:
         if not isinstance(shape, Pair):
@@ -184,7 +185,7 @@ def _measure(shape: Shape, row: str, dtype: str, options: dict[str, Any]) -> Tim
 
         def dense(params: Any, constants: Any, dy: Any) -> Any:
             y, pullback = jax.vjp(lambda p: _output(shape, p, constants), params)
-            return y, pullback(dy)
+            return y, pullback(_cotangent(y, dy))
 
         return device_time(dense, params, constants, dy, **options)
     weights = params.pop("weights")
@@ -256,13 +257,21 @@ def _outputs_and_gradients(
 
     def loss(params: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         y = _output(shape, params, constants)
-        # As in training, the cotangent depends on the output: only then are tables read before they are written, and
-        # need no copy. The value of the loss is not used, so it is not computed.
-        cotangent = jax.lax.stop_gradient(jnp.where(jnp.isnan(y), y, dy))
-        return jnp.sum(y * cotangent), y
+        return jnp.sum(
+            y * jax.lax.stop_gradient(_cotangent(y, dy))
+        ), y  # the sum is not used, so not computed
 
     (_, y), gradients = tables.value_and_grad(loss, has_aux=True)(params)
     return y, gradients
+
+
+def _cotangent(y: jax.Array, dy: jax.Array) -> jax.Array:
+    """`dy` that depends on the output, as in training.
+
+    Else the compiler could share rows between forward and backward, and would copy a table that it writes, because
+    nothing says that the output is read from it before.
+    """
+    return jnp.where(jnp.isnan(y), y, dy)
 
 
 def _gradient(shape: Shape, params: dict[str, Any], constants: dict[str, Any], dy: Any) -> Any:

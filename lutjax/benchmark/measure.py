@@ -75,7 +75,7 @@ def device_time(
     def run(state: Any, count: int) -> tuple[Any, float]:
         number = () if static else (jnp.int32(count),)
         start = time.perf_counter()
-        state, outputs = jax.block_until_ready(compiled(state, args, *number))
+        state = jax.block_until_ready(compiled(state, args, *number))[0]
         return state, time.perf_counter() - start
 
     static, calls = False, 1
@@ -88,7 +88,8 @@ def device_time(
         # An accelerator asks the host after every call whether to go on, unless it knows how many there are.
         static, compiled = True, _loop(f, in_place, calls).lower(state, args).compile()
         state, _ = run(state, calls)
-    times, begin = [], time.perf_counter()
+    times: list[float] = []
+    begin = time.perf_counter()
     while len(times) < repeats and (len(times) < 3 or time.perf_counter() - begin < budget):
         state, seconds = run(state, calls)
         times.append(seconds / calls)

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 FORWARD = "forward"
-DENSE = "forward+backward dense"
-IN_PLACE = "forward+backward in place"
+DENSE = "dense"
+IN_PLACE = "in-place"
 UPDATE = "update"
 ROWS = (FORWARD, DENSE, IN_PLACE, UPDATE)
-"""What is measured of a shape: outputs; outputs and all cotangents, that of the tables as an array; outputs, the
-other cotangents and the tables after a step of SGD in their own memory; this step alone."""
+"""What is measured of a shape. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, that of the tables as an
+array. `IN_PLACE`: outputs, the other cotangents, and the tables after a step of SGD in their own memory. `UPDATE`: this
+step alone."""
 
 _DETECTION = 12  # bytes: index, flip and margin
 _ID = 4  # bytes of an index, a target, an anchor and a float32
