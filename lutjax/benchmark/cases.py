@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -90,10 +90,12 @@ class Case:
 
     def measure(self, **options: Any) -> Timing:
         """Runs it; `options` are those of `lutjax.benchmark.measure.device_time`."""
+        shape, row = self.shape, self.row
         with lutjax.use_implementation(_request(self.implementation)):
-            if isinstance(self.shape, Shape):
-                return _measure(self.shape, self.row, self.dtype, options)
-            return self._step().time(**options)
+            if not isinstance(shape, Shape):
+                return self._step().time(**options)
+            args = jax.jit(lambda: arguments(shape, row, self.dtype))()
+            return device_time(function(shape, row), *args, in_place=row in (IN_PLACE, UPDATE), **options)
 
     def _step(self) -> Any:
         from lutjax.benchmark import language_model
@@ -120,12 +122,12 @@ def cases(
     if isinstance(shape, LanguageModel):
         from lutjax.benchmark import language_model
 
-        layers: tuple[Shape, ...] = language_model.layers(shape)
+        layers: tuple[Shape, ...] = tuple(dict.fromkeys(language_model.layers(shape)))
         rows = tuple(row for row in rows or (IN_PLACE,) if row in language_model.TABLE_GRADIENTS)
     else:
-        layers = (shape,)
-    for row in ROWS:
-        for implementation in implementations if row in rows or not rows else ():
+        layers, rows = (shape,), tuple(row for row in ROWS if not rows or row in rows)
+    for row in rows:
+        for implementation in implementations:
             chosen: Kernels = {}
             for layer in layers:
                 chosen |= kernels(layer, row, implementation, dtype)
@@ -145,10 +147,10 @@ def kernels(shape: Shape, row: str, implementation: str, dtype: str) -> Kernels:
             calls.append(("detect", (params["x"], constants["anchors"]), detect, directions))
             if "positions" in params:
                 calls.append(("detect_signs", (params["positions"],), {"epsilon": 0.0}, directions))
-        arguments = list(gradient.arguments)
         operation = importlib.import_module(f"lutjax.ops.{gradient.op}").OPERATION
-        arguments.insert(operation.table, weights)
-        calls.append((gradient.op, tuple(arguments), dict(gradient.options), directions))
+        look_up = list(gradient.arguments)
+        look_up.insert(operation.table, weights)
+        calls.append((gradient.op, tuple(look_up), dict(gradient.options), directions))
     if row in (IN_PLACE, UPDATE):
         rate = jax.ShapeDtypeStruct((), jnp.float32)
         update = (weights, {}, rate, gradient.factor, gradient.cotangent, *gradient.arguments)
@@ -177,18 +179,17 @@ def _request(implementation: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((implementation, Platform.XLA.value)))
 
 
-def _measure(shape: Shape, row: str, dtype: str, options: dict[str, Any]) -> Timing:
-    params, constants, dy = jax.jit(lambda: _arrays(shape, dtype))()
+def function(shape: Shape, row: str) -> Callable[..., Any]:
+    """What is measured, of `arguments`. The table comes first, and is carried on where it is updated in place."""
     if row == FORWARD:
-        return device_time(functools.partial(_output, shape), params, constants, **options)
+        return functools.partial(_output, shape)
     if row == DENSE:
 
         def dense(params: Any, constants: Any, dy: Any) -> Any:
             y, pullback = jax.vjp(lambda p: _output(shape, p, constants), params)
-            return y, pullback(_cotangent(y, dy))
+            return y, pullback(_cotangent(y, dy))[0]
 
-        return device_time(dense, params, constants, dy, **options)
-    weights = params.pop("weights")
+        return dense
     if row == IN_PLACE:
 
         def in_place(weights: Any, inputs: Any, constants: Any, dy: Any) -> Any:
@@ -196,16 +197,21 @@ def _measure(shape: Shape, row: str, dtype: str, options: dict[str, Any]) -> Tim
             weights, _ = lutjax.update_table(weights, gradients.pop("weights"), _RATE)
             return weights, (y, gradients)
 
-        return device_time(in_place, weights, params, constants, dy, in_place=True, **options)
+        return in_place
     assert row == UPDATE
-    gradient = jax.jit(lambda w, p, c, dy: _gradient(shape, {"weights": w, **p}, c, dy))(
-        weights, params, constants, dy
-    )
+    return lambda weights, gradient: (lutjax.update_table(weights, gradient, _RATE)[0], ())
 
-    def update(weights: Any, gradient: Any) -> Any:
-        return lutjax.update_table(weights, gradient, _RATE)[0], ()
 
-    return device_time(update, weights, gradient, in_place=True, **options)
+def arguments(shape: Shape, row: str, dtype: str) -> tuple[Any, ...]:
+    """Random arrays for `function`."""
+    params, constants, dy = _arrays(shape, dtype)
+    if row == FORWARD:
+        return params, constants
+    if row == DENSE:
+        return params, constants, dy
+    if row == UPDATE:
+        return params["weights"], _gradient(shape, params, constants, dy)
+    return params.pop("weights"), params, constants, dy
 
 
 def _arrays(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:

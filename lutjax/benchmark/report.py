@@ -108,11 +108,11 @@ def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
         places, [f"{r.case.name}  {r.case.row}  {r.case.implementation}" for r in results], fontsize=7
     )
     axes.invert_yaxis()
-    axes.set_xscale("log")
     axes.set_xlabel("ms per call")
     axes.set_title(str(machine), fontsize=8)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     if results:
+        axes.set_xscale("log")
         axes.legend(fontsize=7)
     figure.savefig(path, format="png", dpi=120)

@@ -160,7 +160,7 @@ def size(n_bytes: int) -> str:
       >>> size(536_870_912)
       '537 MB'
     """
-    return _text((n_bytes,), {"GB": 1e9, "MB": 1e6, "kB": 1e3})
+    return _text((float(n_bytes),), {"GB": 1e9, "MB": 1e6, "kB": 1e3})
 
 
 def _text(values: tuple[float, ...], units: dict[str, float]) -> str:
