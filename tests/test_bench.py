@@ -96,6 +96,21 @@ def test_in_place_the_state_is_carried_on_and_consumed() -> None:
     assert state.is_deleted()
 
 
+def test_an_accelerator_gets_a_loop_of_known_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    loop = measure._loop
+
+    def remember(f: Any, in_place: bool, count: int | None) -> Any:
+        lengths.append(count)
+        return loop(f, in_place, count)
+
+    monkeypatch.setattr(measure, "_loop", remember)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    timing = device_time(jnp.sin, jnp.ones(10), repeats=3, loop_seconds=1e-4)
+    assert lengths == [None, timing.calls]
+    assert timing.p50 > 0
+
+
 def test_a_slow_call_stops_at_the_budget() -> None:
     timing = device_time(jnp.sin, jnp.ones(10), repeats=1000, loop_seconds=1e-3, budget=0.0)
     assert timing.loops == 3
@@ -352,6 +367,16 @@ def test_recorded_figures_are_shown_where_they_were_measured() -> None:
         names, [cells] = report.columns([result])
         assert ("CUDA" in names) == shown == ("3.62 ms" in cells)
         assert len(names) == len(cells)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, set()), (60, {"p20-p80", "/ tables", "moves"})])
+def test_a_narrow_terminal_gets_fewer_columns(width: int, left_out: set[str]) -> None:
+    machine = results.Machine("cpu", 1e10)
+    case = cases.Case(shapes.NAMED["ffn"], "in-place", "xla", "float32", {})
+    result = results.Result(machine, case, Timing(1e-4, 1e-4, 1e-4, 1, 3, 10**6))
+    made = report.table([result], Console(width=width))
+    names, _ = report.columns([result])
+    assert set(names) - {str(column.header) for column in made.columns} == left_out
 
 
 def test_bar_on_a_terminal() -> None:

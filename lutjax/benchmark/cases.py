@@ -98,11 +98,15 @@ class Case:
             return device_time(function(shape, row), *args, in_place=row in (IN_PLACE, UPDATE), **options)
 
     def _step(self) -> Any:
-        from lutjax.benchmark import language_model
-
         assert isinstance(self.shape, LanguageModel)
-        gradient = language_model.TABLE_GRADIENTS[self.row]
-        return language_model.Step(self.shape.batch, gradient, param_dtype=self.dtype)
+        return _language_model_step(self.shape.batch, self.row, self.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _language_model_step(batch: int, row: str, dtype: str) -> Any:
+    from lutjax.benchmark import language_model
+
+    return language_model.Step(batch, language_model.TABLE_GRADIENTS[row], param_dtype=dtype)
 
 
 def cases(

@@ -8,6 +8,8 @@ from typing import Any, TextIO
 import rich.box
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from lutjax.benchmark.results import Machine, Result, duration, size
@@ -65,14 +67,25 @@ def _cells(result: Result) -> list[str]:
     return [*cells, size(timing.peak_bytes), f"{timing.peak_bytes / case.table_bytes:.2f}"]
 
 
-def table(results: Iterable[Result]) -> Table:
-    """For a terminal."""
+def table(results: Iterable[Result], console: Console) -> Table:
+    """For a terminal; without the columns that matter least where it is narrow."""
     names, rows = columns(results)
+    left_out: list[str] = []
+    for least in ("p20-p80", "/ tables", "moves", "limit"):
+        made = _table(names, rows, left_out)
+        if Measurement.get(console, console.options.update(max_width=1000), made).maximum <= console.width:
+            break
+        left_out.append(least)
+    return _table(names, rows, left_out)
+
+
+def _table(names: list[str], rows: list[list[str]], left_out: list[str]) -> Table:
     made = Table(box=rich.box.SIMPLE, padding=(0, 1, 0, 0), caption=FOOTER, caption_justify="left")
-    for number, name in enumerate(names):
-        made.add_column(name, justify="left" if number < 3 else "right", no_wrap=True)
+    shown = [number for number, name in enumerate(names) if name not in left_out]
+    for number in shown:
+        made.add_column(names[number], justify="left" if number < 3 else "right", no_wrap=True)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(row[number] for number in shown))
     return made
 
 

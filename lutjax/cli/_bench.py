@@ -44,7 +44,11 @@ def _file(name: str, what: str) -> Callable[..., Any]:
     f"names; on a CPU {', '.join(shapes.ON_CPU)}.",
 )
 @click.option(
-    "--row", "rows", type=click.Choice(shapes.ROWS), multiple=True, help="What to measure. Default: all."
+    "--row",
+    "rows",
+    type=click.Choice(shapes.ROWS),
+    multiple=True,
+    help="What to measure. Default: all; of lm in-place.",
 )
 @click.option(
     "--implementation",
@@ -58,7 +62,7 @@ def _file(name: str, what: str) -> Callable[..., Any]:
     "dtypes",
     type=click.Choice(["float32", "bfloat16"]),
     multiple=True,
-    help="Of the tables. Default: float32.",
+    help="Of the tables; of all of lm. Default: float32.",
 )
 @click.option(
     "--lm-batch",
@@ -150,7 +154,7 @@ def bench(
             progress.ended(results[-1])
     if machine is not None:
         console.print(str(machine), highlight=False, soft_wrap=True)
-        console.print(report.table(results))
+        console.print(report.table(results, console))
         if markdown is not None:
             markdown.write_text(report.markdown(machine, results))
         if png is not None:
