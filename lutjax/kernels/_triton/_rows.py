@@ -116,7 +116,7 @@ def step(rate: jax.Array, factor: jax.Array | None) -> jax.Array:
 
 def sum_of_parts(parts: jax.Array) -> jax.Array:
     """The sum over the first axis, in a fixed order."""
-    return parts[0] if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
+    return parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
 
 
 # ------------------------------------------------------------------------------------- in kernels
@@ -195,3 +195,16 @@ def cotangent(margin, difference, ACC: tl.constexpr, SCALE: tl.constexpr):
     """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
     of_margin = slope(margin)
     return addend(of_margin * number(difference, ACC, SCALE).to(of_margin.dtype), SCALE)
+
+
+@kernel
+def prefetch(address):
+    """Asks for the lines that hold these addresses: additions then find them in the cache."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -69,14 +69,16 @@ def _margins(
     n_detectors, _, n_outputs = weights.shape
     n_samples = len(dy)
     how = launch_of("lookup.margins", _sizes(weights, n_samples), device, _margins_rule)
-    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device, all_outputs=True)
+    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device)
+    # Programs of different outputs write a part each.
+    shape = (tile.output_blocks, n_detectors, n_samples)
     (products,) = launch(
         _multiply_rows,
         weights,
         d.index.T,
         d.flip.T,
         dy,
-        outputs=[jax.ShapeDtypeStruct((n_detectors, n_samples), addend_dtype(weights.dtype, accumulate))],
+        outputs=[jax.ShapeDtypeStruct(shape, addend_dtype(weights.dtype, accumulate))],
         programs=_programs(tile),
         device=device,
         warps=how.warps,
@@ -85,6 +87,7 @@ def _margins(
         **_rows.arithmetic(weights, accumulate),
         **tile.constants,
     )
+    products = _rows.sum_of_parts(products)
     difference = result(products.T, accumulator(weights.dtype), accumulate)
     return slope(d.margin) * difference.astype(d.margin.dtype)
 
@@ -204,23 +207,19 @@ def _multiply_rows(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, sample_exists, _, _, group = _place(n_samples, OUTPUTS, ROWS, OUTPUTS)
-    some_sample = tl.minimum(sample, n_samples - 1)  # one that exists
+    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    part = (tl.program_id(0) // ((n_samples + ROWS - 1) // ROWS)) % ((n_outputs + OUTPUTS - 1) // OUTPUTS)
+    products += part.to(tl.int64) * n_detectors * n_samples
+    exists = sample_exists[:, None] & output_exists[None, :]
+    cotangent = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(ACC)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         table = _rows.table(weights, t, n_rows, n_outputs)
         here = t.to(tl.int64) * n_samples + sample
-        row = tl.load(index + here, mask=sample_exists, other=0)
-        other = row ^ tl.load(flip + here, mask=sample_exists, other=0)
-        main, other = _rows.offset(row, n_rows, n_outputs), _rows.offset(other, n_rows, n_outputs)
-        product = tl.zeros((ROWS, OUTPUTS), SUM)
-        for first in range(0, n_outputs, OUTPUTS):
-            output = first + tl.arange(0, OUTPUTS)
-            row = _rows.read(table, main, output, n_outputs, OUTPUTS).to(ACC)
-            other_row = _rows.read(table, other, output, n_outputs, OUTPUTS).to(ACC)
-            cotangent = _rows.read(dy, some_sample * n_outputs, output, n_outputs, OUTPUTS).to(ACC)
-            product += _rows.addend((row - other_row) * cotangent, SCALE)
-        product = tl.sum(product, 1)
-        tl.store(products + here, product, mask=sample_exists)
+        main = tl.load(index + here, mask=sample_exists, other=0)
+        other = main ^ tl.load(flip + here, mask=sample_exists, other=0)
+        row = _rows.read(table, _rows.offset(main, n_rows, n_outputs), output, n_outputs, OUTPUTS).to(ACC)
+        row -= _rows.read(table, _rows.offset(other, n_rows, n_outputs), output, n_outputs, OUTPUTS).to(ACC)
+        tl.store(products + here, tl.sum(_rows.addend(row * cotangent, SCALE), 1), mask=sample_exists)
 
 
 @kernel

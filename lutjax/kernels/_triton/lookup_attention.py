@@ -20,6 +20,8 @@ from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
+PREFETCH = False
+
 
 def forward(
     weights: jax.Array,
@@ -148,6 +150,7 @@ def add_rows(
         dy,
         *inputs,
         **changed,
+        PREFETCH=PREFETCH,
         programs=pairs.programs(tile),
         device=device,
         warps=how.warps,
@@ -481,6 +484,7 @@ def _add_rows(
     START: tl.constexpr,
     SEGMENTS: tl.constexpr,
     WINDOW: tl.constexpr,
+    PREFETCH: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
@@ -500,8 +504,11 @@ def _add_rows(
                 query, key, position, t, b, j, i, place, counts, True, n_samples, n_queries, n_keys, n_distances,
                 SHARED,
             )  # fmt: skip
-            at = _rows.offset(bits, n_rows, n_outputs)[:, None] + output[None, :]
+            row = _rows.offset(bits, n_rows, n_outputs)
+            at = row[:, None] + output[None, :]
             table = _rows.table(total, t, n_rows, n_outputs)
+            if PREFETCH:
+                _rows.prefetch(table + row)
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
