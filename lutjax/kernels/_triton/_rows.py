@@ -106,6 +106,11 @@ def changed(
     return (step.reshape(1),), {"in_place": [weights]}
 
 
+def step(rate: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """What gradients are multiplied by before they are added to a table."""
+    return -rate if factor is None else -rate * factor.astype(rate.dtype)
+
+
 def sum_of_parts(parts: jax.Array) -> jax.Array:
     """The sum over the first axis, in a fixed order."""
     return parts[0] if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
@@ -166,3 +171,10 @@ def slope(margin):
     half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
     distance = 1 + tl.abs(wide)
     return quotient(half, distance * distance)
+
+
+@triton.jit
+def cotangent(margin, difference, ACC: tl.constexpr, SCALE: tl.constexpr):
+    """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
+    of_margin = slope(margin)
+    return addend(of_margin * number(difference, ACC, SCALE).to(of_margin.dtype), SCALE)
