@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import threading
+import types
 from collections.abc import Iterator
 
 import jax
@@ -94,6 +95,9 @@ def interpreted() -> Iterator[None]:
             patch.setattr(interpreter.InterpreterBuilder, name, _as_bool(compare))
     for module in modules():
         patch.setattr(module, "range", _range, raising=False)
+    # Once for all: the interpreter would patch again at every call of a function, and not undo it.
+    language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
     patch.setattr(_launch, "_run", _run)
     registry = lutjax.kernel_registry
     added = [
@@ -117,6 +121,7 @@ def interpreted() -> Iterator[None]:
     finally:
         for spec in added:
             registry.unregister(spec.op, spec.platform, spec.backend)
+        language.restore()
         patch.undo()
         _transforms._compiled.cache_clear()
         _transforms._kernel.cache_clear()

@@ -67,7 +67,7 @@ class Tile:
         return 1 if self.all_outputs else triton.cdiv(self.n_outputs, self.outputs)
 
     @property
-    def constants(self) -> dict[str, int]:
+    def constants(self) -> dict[str, Any]:
         """Constants of kernels."""
         return {
             "n_detectors": self.n_detectors,
@@ -132,7 +132,8 @@ def clamped(row, t, n_rows: tl.constexpr):
 
 @triton.jit
 def addend_type(ACC: tl.constexpr, SCALE: tl.constexpr):
-    return tl.int32 if SCALE != 0 else ACC
+    INTEGER: tl.constexpr = tl.int32  # a function returns constants or values, and a type alone is neither
+    return INTEGER if SCALE != 0 else ACC
 
 
 @triton.jit

@@ -3,6 +3,8 @@
 Detector-major, ``[T, B]`` and inputs ``[I, B]``, so that the samples of a program lie side by side.
 """
 
+from typing import Any
+
 import jax
 import triton
 import triton.language as tl
@@ -35,7 +37,7 @@ def forward(
         return jax.tree.map(lambda a: a.T, closest([], shape, dtype, epsilon))
     how = launch_of("detect.forward", _sizes(x.shape, anchors), device, _forward_rule)
     tile = _rows.Tile(how, len(x), 1, n_detectors, device)
-    arrays = launch(
+    index, flip, margin = launch(
         _compare,
         x.T,
         anchors,
@@ -46,7 +48,7 @@ def forward(
         **_constants(tile, anchors, n_inputs),
         EPSILON=epsilon,
     )
-    return Detection(*(a.T for a in arrays), n_pairs)
+    return Detection(index.T, flip.T, margin.T, n_pairs)
 
 
 def backward(
@@ -67,13 +69,15 @@ def backward(
     how = launch_of("detect.backward", _sizes(shape, anchors), device, _backward_rule)
     compared = n_detectors * n_inputs <= _COMPARED
     tile = _rows.Tile(how, len(flip), n_inputs, n_detectors, device, all_outputs=not compared)
-    parts = jax.ShapeDtypeStruct((tile.groups, *shape[::-1]), dtype)
+    changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(shape, dtype)]}
+    if compared:
+        changed = {"outputs": [jax.ShapeDtypeStruct((tile.groups, *shape[::-1]), dtype)]}
     (dx,) = launch(
         _collect if compared else _scatter,
         anchors,
         flip.T,
         d_margin.T,
-        **{"outputs": [parts]} if compared else {"zeroed": [jax.ShapeDtypeStruct(shape, dtype)]},
+        **changed,
         programs=_programs(tile),
         device=device,
         warps=how.warps,
@@ -89,7 +93,7 @@ def _sizes(shape: tuple[int, ...], anchors: jax.Array) -> Sizes:
     return {"samples": shape[0], "inputs": shape[1], "detectors": detectors, "pairs": pairs}
 
 
-def _constants(tile: _rows.Tile, anchors: jax.Array, n_inputs: int) -> dict[str, int]:
+def _constants(tile: _rows.Tile, anchors: jax.Array, n_inputs: int) -> dict[str, Any]:
     constants = tile.constants
     del constants["n_outputs"], constants["OUTPUTS"]
     return {
@@ -205,9 +209,7 @@ def _scatter(
 ):
     sample, exists, _, _, group = _place(n_samples, 1, ROWS, 1)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
-        a, b, value = _addend(
-            anchors, flip, d_margin, t, sample, exists, n_samples, n_pairs, n_inputs, SCALE
-        )
+        a, b, value = _addend(anchors, flip, d_margin, t, sample, exists, n_samples, n_pairs, n_inputs, SCALE)
         tl.atomic_add(dx + sample * n_inputs + a, value, mask=exists, sem="relaxed")
         tl.atomic_add(dx + sample * n_inputs + b, -value, mask=exists, sem="relaxed")
 

@@ -31,14 +31,15 @@ def forward(
     compared = n_detectors * n_slots * n_outputs <= _COMPARED
     tile = _rows.Tile(how, n_samples, n_outputs if compared else n_slots, n_detectors, device)
     dtype = addend_dtype(weights.dtype, accumulate)
-    parts = jax.ShapeDtypeStruct((tile.groups, n_outputs, n_samples), dtype)
-    total = jax.ShapeDtypeStruct((n_samples, n_outputs), dtype)
+    changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct((n_samples, n_outputs), dtype)]}
+    if compared:
+        changed = {"outputs": [jax.ShapeDtypeStruct((tile.groups, n_outputs, n_samples), dtype)]}
     (y,) = launch(
         _collect if compared else _scatter,
         weights,
         detection.index.T,
         targets,
-        **{"outputs": [parts]} if compared else {"zeroed": [total]},
+        **changed,
         programs=_programs(tile, weights),
         device=device,
         warps=how.warps,
@@ -285,9 +286,7 @@ def _multiply_rows(
         for first in range(0, n_slots, OUTPUTS):
             slot = first + tl.arange(0, OUTPUTS)
             slot_exists = exists[:, None] & (slot < n_slots)[None, :]
-            target = _target(
-                targets + main_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs
-            )
+            target = _target(targets + main_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs)
             product = tl.load(weights + main[:, None] * n_slots + slot[None, :], mask=target >= 0, other=0)
             product = product.to(ACC) * tl.load(of_sample + target, mask=target >= 0, other=0).to(ACC)
             difference += tl.sum(_rows.addend(product, SCALE), 1)
