@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import threading
+import types
 from collections.abc import Iterator
 
 import jax
@@ -59,8 +60,10 @@ def _run(inputs, outputs, zeroed, in_place, common):
         constants.pop(name)
     changed = (*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place),)
 
-    def callback(*arrays):
-        arrays = [np.array(a, order="C") for a in arrays]
+    arrays = (*inputs, *in_place)
+
+    def callback(*words):
+        arrays = [_of_words(np.array(a, order="C"), dtype) for a, dtype in zip(words, dtypes, strict=True)]
         fresh = [np.full(s.shape, 77, s.dtype) for s in outputs] + [
             np.zeros(s.shape, s.dtype) for s in zeroed
         ]
@@ -69,9 +72,28 @@ def _run(inputs, outputs, zeroed, in_place, common):
         with _ONE_AT_A_TIME, np.errstate(all="ignore"):
             names = inspect.getfullargspec(kernel.fn).args
             _Executor(kernel.rewrite(), names, grid)(*pointers, **constants)
-        return (*fresh, *last)
+        return tuple(_as_words(a) for a in (*fresh, *last))
 
-    return jax.pure_callback(callback, (*outputs, *zeroed, *changed), *inputs, *in_place)
+    dtypes = [a.dtype for a in arrays]
+    results = (*outputs, *zeroed, *changed)
+    words = jax.pure_callback(callback, jax.eval_shape(_words, results), *_words(arrays))
+    return tuple(
+        jax.lax.bitcast_convert_type(a, s.dtype) if s.dtype == np.float64 else a
+        for a, s in zip(words, results, strict=True)
+    )
+
+
+def _words(arrays):
+    """float64 as pairs of words: callbacks run in threads that do not know of `jax.enable_x64`."""
+    return tuple(jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays)
+
+
+def _as_words(a: np.ndarray) -> np.ndarray:
+    return a[..., None].view(np.uint32) if a.dtype == np.float64 else a
+
+
+def _of_words(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return a.view(np.float64)[..., 0].copy() if dtype == np.float64 else a
 
 
 def modules() -> list:
@@ -94,6 +116,9 @@ def interpreted() -> Iterator[None]:
             patch.setattr(interpreter.InterpreterBuilder, name, _as_bool(compare))
     for module in modules():
         patch.setattr(module, "range", _range, raising=False)
+    # Once for all: the interpreter would patch again at every call of a function, and not undo it.
+    language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
     patch.setattr(_launch, "_run", _run)
     registry = lutjax.kernel_registry
     added = [
@@ -117,6 +142,7 @@ def interpreted() -> Iterator[None]:
     finally:
         for spec in added:
             registry.unregister(spec.op, spec.platform, spec.backend)
+        language.restore()
         patch.undo()
         _transforms._compiled.cache_clear()
         _transforms._kernel.cache_clear()

@@ -443,7 +443,7 @@ def _register_builtin() -> None:
             f"lutjax.kernels._xla.{op}_update",
             directions=("forward",),
         )
-    for op in ("lookup", "lookup_update", "lookup_attention", "lookup_attention_update"):
+    for op in ("detect", *look_ups, *(f"{op}_update" for op in look_ups)):
         kernel_registry.register(
             op,
             Platform.TRITON,

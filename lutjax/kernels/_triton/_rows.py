@@ -144,6 +144,12 @@ def offset(row, n_rows: tl.constexpr, n_outputs: tl.constexpr):
 
 
 @kernel
+def clamped(row, t, n_rows: tl.constexpr):
+    """A row that exists, counted from the first row of the first table."""
+    return t.to(tl.int64) * n_rows + tl.minimum(tl.maximum(row, 0), n_rows - 1)
+
+
+@kernel
 def read(table, row, output, n_outputs: tl.constexpr, OUTPUTS: tl.constexpr):
     """A block of the outputs of rows at the given offsets, all of which exist."""
     if n_outputs % OUTPUTS == 0:

@@ -1,10 +1,5 @@
-"""`lutjax.lut_pair_attention` in plain JAX, tile by tile.
+"""`lutjax.lut_pair_attention` in plain JAX, tile by tile."""
 
-A comparison of two parts of ``z = [key, query, position]`` is a sum of one term per part, of which at most
-two are not zero; so the terms are computed once for each place, and added for each pair. Such sums are exact.
-"""
-
-import math
 from typing import Any
 
 import jax
@@ -15,6 +10,7 @@ from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels._xla import _pairs, _rows
+from lutjax.kernels._xla._terms import Terms
 from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.kernels.registry import Device
 
@@ -37,7 +33,7 @@ def forward(
 ) -> jax.Array:
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
-    terms = Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
+    terms = TiledTerms(pairs, x, keys, anchors, positions, interleave, epsilon)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
         rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), accumulate)
@@ -62,7 +58,7 @@ def backward(
     need_x, need_keys, need_weights, _, need_positions = needs[:5]
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
-    terms = Terms(pairs, x, keys, anchors, positions, interleave, epsilon)
+    terms = TiledTerms(pairs, x, keys, anchors, positions, interleave, epsilon)
     dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
 
     def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -111,8 +107,8 @@ def backward(
     )
 
 
-class Terms:
-    """What each place contributes to each comparison: ``[C, T, ...places]`` of keys, queries and positions."""
+class TiledTerms(Terms):
+    """The terms with whole tiles of places."""
 
     def __init__(
         self,
@@ -124,22 +120,9 @@ class Terms:
         interleave: bool,
         epsilon: float,
     ):
+        super().__init__(x, keys, anchors, positions, interleave)
         self._pairs, self._epsilon = pairs, epsilon
-        self._n_inputs = n_inputs = x.shape[-1]
-        n_bits = 0 if positions is None else positions.shape[-1]
-        ids = jnp.clip(anchors, 0, 2 * n_inputs + n_bits - 1).transpose(2, 1, 0)  # [end, C, T]
-        if interleave:
-            self._part, self._id = ids % 3, ids // 3
-        else:
-            self._part = jnp.minimum(ids // max(n_inputs, 1), 2)
-            self._id = ids - self._part * n_inputs
-        dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
-        self.key = pairs.padded_keys(self._of_inputs(keys.astype(dtype), 0))
-        self.query = pairs.padded_queries(self._of_inputs(x.astype(dtype), 1))
-        self.position = None
-        if positions is not None:
-            self._positions_shape = positions.shape
-            self.position = self._of_positions(positions.astype(dtype))
+        self.key, self.query = pairs.padded_keys(self.key), pairs.padded_queries(self.query)
 
     def detect(self, tile: _pairs.Tile) -> Detection:
         """The detection of every pair of a tile, ``[T, samples, pairs]``."""
@@ -151,53 +134,3 @@ class Terms:
         n_bits, n_detectors = self.key.shape[:2]
         shape = (n_detectors, self._pairs.samples, self._pairs.n_pairs)
         return closest([delta(r) for r in range(n_bits)], shape, self.key.dtype, self._epsilon)
-
-    def to_x(self, total: jax.Array, part: int) -> jax.Array:
-        """Cotangent of the inputs ``[B, L, I]`` from that of their terms ``[C, T, B, L]``."""
-        flat = total.reshape(*total.shape[:2], math.prod(total.shape[2:]))
-        # One row more for the ends that lie in other parts.
-        dx = zeros_varying(total, (self._n_inputs + 1, flat.shape[-1]), total.dtype)
-        for end, sign in ((0, flat), (1, -flat)):
-            at = jnp.where(self._part[end] == part, self._id[end], self._n_inputs)
-            dx = _rows.add(dx, (at,), sign)
-        return jnp.moveaxis(dx[:-1].reshape(self._n_inputs, *total.shape[2:]), 0, -1)
-
-    def to_positions(self, total: jax.Array) -> jax.Array:
-        """Cotangent of the positions ``[distances, T or 1, N]`` from that of their terms ``[C, T, distances]``."""
-        n_distances, n_detectors, n_bits = self._positions_shape
-        dp = zeros_varying(total, (n_detectors, n_bits + 1, n_distances), total.dtype)
-        detector = self._position_detector(total.shape[1])
-        for end, sign in ((0, total), (1, -total)):
-            at = jnp.where(self._part[end] == 2, self._id[end], n_bits)
-            dp = _rows.add(dp, (detector, at), sign)
-        return dp[:, :-1].transpose(2, 0, 1)
-
-    def _of_inputs(self, values: jax.Array, part: int) -> jax.Array:
-        by_input = jnp.moveaxis(values, -1, 0)
-        n_inputs = self._n_inputs
-
-        def end(e: int) -> jax.Array:
-            ids = jnp.clip(self._id[e], 0, n_inputs - 1)
-            of = _rows.read(by_input, ids)
-            return jnp.where((self._part[e] == part)[..., None, None], of, 0)
-
-        return end(0) - end(1)
-
-    def _of_positions(self, values: jax.Array) -> jax.Array:
-        n_bits = values.shape[-1]
-        by_bit = values.transpose(1, 2, 0)  # [T or 1, N, distances]
-        detector = self._position_detector(self._id.shape[-1])
-
-        def end(e: int) -> jax.Array:
-            if n_bits == 0:
-                return jnp.zeros((*self._id.shape[1:], values.shape[0]), values.dtype)
-            ids = jnp.clip(self._id[e], 0, n_bits - 1)
-            of = _rows.read(by_bit, detector, ids)
-            return jnp.where((self._part[e] == 2)[..., None], of, 0)
-
-        return end(0) - end(1)
-
-    def _position_detector(self, n_detectors: int) -> jax.Array:
-        """Which detector's positions each detector reads, ``[1, T]``."""
-        at = jnp.arange(n_detectors, dtype=jnp.int32)[None]
-        return at if self._positions_shape[1] > 1 else jnp.zeros_like(at)

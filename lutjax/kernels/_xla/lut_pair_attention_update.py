@@ -8,7 +8,7 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
 from lutjax.kernels._xla import _pairs, _rows, _updates
-from lutjax.kernels._xla.lut_pair_attention import Terms
+from lutjax.kernels._xla.lut_pair_attention import TiledTerms
 from lutjax.kernels.registry import Device
 
 
@@ -41,7 +41,7 @@ def forward(
         of_group = positions
         if positions is not None and positions.shape[1] > 1:
             of_group = detectors(positions, 1)
-        terms = Terms(pairs, x, keys, detectors(anchors), of_group, interleave, epsilon)
+        terms = TiledTerms(pairs, x, keys, detectors(anchors), of_group, interleave, epsilon)
 
         def tile(tile: _pairs.Tile, carry: Any) -> Any:
             return body(carry, _rows.flat(terms.detect(tile).index), tile.of_rows(dy), tile.counted())

@@ -1,0 +1,96 @@
+"""The comparisons of `lutjax.lut_pair_attention` as sums of what each place contributes.
+
+A comparison of two parts of ``z = [key, query, position]`` is a sum of one term per part, of which at most
+two are not zero; so the terms are computed once for each place, and added for each pair. Such sums are exact.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax._dtypes import accumulator
+from lutjax.kernels._xla import _rows
+
+
+class Terms:
+    """What each place contributes to each comparison: ``[C, T, ...places]`` of keys, queries and positions."""
+
+    def __init__(
+        self,
+        x: jax.Array,
+        keys: jax.Array,
+        anchors: jax.Array,
+        positions: jax.Array | None,
+        interleave: bool,
+    ):
+        self._n_inputs = n_inputs = x.shape[-1]
+        n_bits = 0 if positions is None else positions.shape[-1]
+        ids = jnp.clip(anchors, 0, 2 * n_inputs + n_bits - 1).transpose(2, 1, 0)  # [end, C, T]
+        if interleave:
+            self._part, self._id = ids % 3, ids // 3
+        else:
+            self._part = jnp.minimum(ids // max(n_inputs, 1), 2)
+            self._id = ids - self._part * n_inputs
+        dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
+        self.key = self._of_inputs(keys.astype(dtype), 0)
+        self.query = self._of_inputs(x.astype(dtype), 1)
+        self.position = None
+        if positions is not None:
+            self._positions_shape = positions.shape
+            self.position = self._of_positions(positions.astype(dtype))
+
+    def parts(self) -> jax.Array:
+        """Which parts each comparison reads, ``[C, T]``: 1 for keys plus 2 for queries plus 4 for positions."""
+        return (1 << self._part[0]) | (1 << self._part[1])
+
+    def to_x(self, total: jax.Array, part: int) -> jax.Array:
+        """Cotangent of the inputs ``[B, L, I]`` from that of their terms ``[C, T, B, L]``."""
+        flat = total.reshape(*total.shape[:2], math.prod(total.shape[2:]))
+        # One row more for the ends that lie in other parts.
+        dx = zeros_varying(total, (self._n_inputs + 1, flat.shape[-1]), total.dtype)
+        for end, sign in ((0, flat), (1, -flat)):
+            at = jnp.where(self._part[end] == part, self._id[end], self._n_inputs)
+            dx = _rows.add(dx, (at,), sign)
+        return jnp.moveaxis(dx[:-1].reshape(self._n_inputs, *total.shape[2:]), 0, -1)
+
+    def to_positions(self, total: jax.Array) -> jax.Array:
+        """Cotangent of the positions ``[distances, T or 1, N]`` from that of their terms ``[C, T, distances]``."""
+        n_distances, n_detectors, n_bits = self._positions_shape
+        dp = zeros_varying(total, (n_detectors, n_bits + 1, n_distances), total.dtype)
+        detector = self._position_detector(total.shape[1])
+        for end, sign in ((0, total), (1, -total)):
+            at = jnp.where(self._part[end] == 2, self._id[end], n_bits)
+            dp = _rows.add(dp, (detector, at), sign)
+        return dp[:, :-1].transpose(2, 0, 1)
+
+    def _of_inputs(self, values: jax.Array, part: int) -> jax.Array:
+        by_input = jnp.moveaxis(values, -1, 0)
+        n_inputs = self._n_inputs
+
+        def end(e: int) -> jax.Array:
+            ids = jnp.clip(self._id[e], 0, n_inputs - 1)
+            of = _rows.read(by_input, ids)
+            return jnp.where((self._part[e] == part)[..., None, None], of, 0)
+
+        return end(0) - end(1)
+
+    def _of_positions(self, values: jax.Array) -> jax.Array:
+        n_bits = values.shape[-1]
+        by_bit = values.transpose(1, 2, 0)  # [T or 1, N, distances]
+        detector = self._position_detector(self._id.shape[-1])
+
+        def end(e: int) -> jax.Array:
+            if n_bits == 0:
+                return jnp.zeros((*self._id.shape[1:], values.shape[0]), values.dtype)
+            ids = jnp.clip(self._id[e], 0, n_bits - 1)
+            of = _rows.read(by_bit, detector, ids)
+            return jnp.where((self._part[e] == 2)[..., None], of, 0)
+
+        return end(0) - end(1)
+
+    def _position_detector(self, n_detectors: int) -> jax.Array:
+        """Which detector's positions each detector reads, ``[1, T]``."""
+        at = jnp.arange(n_detectors, dtype=jnp.int32)[None]
+        return at if self._positions_shape[1] > 1 else jnp.zeros_like(at)

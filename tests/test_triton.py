@@ -1,0 +1,283 @@
+"""Implementations in Triton on machines without a GPU: run by Triton's interpreter, and compiled for NVIDIA GPUs."""
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lutjax
+from lutjax import testing
+from lutjax.kernels._triton import _support
+
+for package in _support.REQUIRES:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"Triton kernels need {package}, which is not installed", allow_module_level=True)
+
+import triton  # noqa: E402
+import triton_interpreter  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
+from lutjax.kernels._triton import _launch  # noqa: E402
+from lutjax.ops import _transforms  # noqa: E402
+
+IMPLEMENTED = {
+    op
+    for op in lutjax.kernel_registry.ops()
+    if any(spec.platform == "triton" for spec in lutjax.kernel_registry.candidates(op))
+}
+OPS = [op for op in testing.OPS if op in IMPLEMENTED]
+UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in IMPLEMENTED]
+
+# A size that can be split in two along the batch and the detectors.
+SPLIT = {
+    "detect": ("primes", {"batch": 6, "detectors": 4}),
+    "lookup": ("primes", {"batch": 6, "detectors": 4}),
+    "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
+    "lookup_attention": ("segments", {"batch": 4, "queries": 5, "detectors": 4}),
+    "lut_pair_attention": ("primes", {"batch": 4, "queries": 5, "detectors": 4, "outputs": 3}),
+}
+TYPED = {
+    "detect": "ties",
+    "lookup": "primes",
+    "sparse_lookup": "primes",
+    "lookup_attention": "ties",
+    "lut_pair_attention": "ties",
+}
+GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
+# Programs run one after the other in the interpreter.
+SLOW_SHAPES = {
+    ("lookup_attention", "tiles"),
+    ("lookup_attention", "tiles_cross"),
+    ("lut_pair_attention", "tiles"),
+}
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.fixture
+def interpreted():
+    with triton_interpreter.interpreted():
+        yield
+
+
+# ------------------------------------------------------------------------------------- in the interpreter
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        slow(op, shape) if (op, shape) in SLOW_SHAPES else (op, shape)
+        for op in OPS
+        for shape in testing.shapes(op)
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_shapes(op, shape):
+    testing.check(testing.case(op, shape), "triton", transformation="jit")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("interpreted")
+def test_dtypes(op, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        testing.check(testing.case(op, TYPED[op], dtype), "triton", transformation="jit")
+
+
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float64")])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("interpreted")
+def test_fixed_point(op, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        testing.check(
+            testing.case(op, TYPED[op], dtype),
+            "triton",
+            transformation="jit",
+            accumulate=lutjax.FixedPoint(2.0**16),
+            tolerance=max(2.0**-10, 1.01 * testing.TOLERANCE[dtype]),
+        )
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        transformation
+        if transformation in ("vmap of grad", "shard_map, sharded table")
+        else slow(transformation)
+        for transformation in testing.TRANSFORMATIONS
+        if transformation != "export"  # what the interpreter runs cannot be
+    ],
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("interpreted")
+def test_transformations(op, transformation):
+    shape, sizes = SPLIT[op]
+    testing.check(testing.case(op, shape, **sizes), "triton", transformation=transformation)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (op, shape) if shape in ("primes", "empty_batch") else slow(op, shape)
+        for op in UPDATED
+        for shape in testing.shapes(op)
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_updates(op, shape):
+    testing.check_update(testing.case(op, shape), "triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", UPDATED)
+@pytest.mark.usefixtures("interpreted")
+def test_updates_in_float64(op):
+    with jax.enable_x64(True):
+        testing.check_update(testing.case(op, SPLIT[op][0], "float64"), "triton")
+
+
+def same_as_plain_jax(f, *arguments):
+    """`f` takes the implementation and these arguments, whose gradients are compared too."""
+
+    def run(implementation):
+        outputs, pullback = jax.vjp(functools.partial(f, implementation), *arguments)
+        return outputs, pullback(jnp.ones_like(outputs))
+
+    for actual, expected in zip(*(jax.tree.leaves(run(i)) for i in ("triton", "xla")), strict=True):
+        testing.assert_close(f.__name__, actual, expected)
+
+
+@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.usefixtures("interpreted")
+def test_detect_of_any_input(monkeypatch, compared):
+    """NaN, infinities, both zeros and ids beyond the inputs; cotangents by comparisons and by atomics."""
+    from lutjax.kernels._triton import detect
+
+    monkeypatch.setattr(detect, "_COMPARED", 2**14 if compared else 0)
+    rng = np.random.default_rng(0)
+    values = np.array([0.0, -0.0, 0.25, -0.25, 0.5, 3.0, np.inf, -np.inf, np.nan])
+    x = jnp.asarray(rng.choice(values, (37, 6)), jnp.float32)
+    anchors = jnp.asarray(rng.integers(-3, 9, (5, 4, 2)), jnp.int32)
+    for epsilon in (0.0, 0.375):
+        options = {"epsilon": epsilon, "implementation": "triton"}
+        actual = lutjax.detect(x, anchors, **options)
+        expected = lutjax.detect(x, anchors, **{**options, "implementation": "xla"})
+        for name in ("index", "flip", "margin"):
+            testing.assert_close(name, getattr(actual, name), getattr(expected, name))
+
+    def margins(implementation, x):
+        return lutjax.detect(x, anchors, implementation=implementation).margin
+
+    same_as_plain_jax(margins, x)
+
+
+@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.usefixtures("interpreted")
+def test_sparse_lookup_of_any_ids(monkeypatch, compared):
+    from lutjax.kernels._triton import sparse_lookup
+
+    monkeypatch.setattr(sparse_lookup, "_COMPARED", 2**13 if compared else 0)
+    rng = np.random.default_rng(0)
+    weights = jnp.asarray(rng.integers(-4, 5, (3, 4, 5)) / 4, jnp.float32)
+    margin = jnp.asarray(rng.integers(-4, 5, (37, 3)) / 4, jnp.float32)
+    index, flip = (jnp.asarray(rng.integers(-3, 9, margin.shape), jnp.int32) for _ in range(2))
+    targets = jnp.asarray(rng.integers(-3, 9, (1, 4, 5)), jnp.int32)
+
+    def look_up(implementation, weights, margin):
+        d = lutjax.Detection(index, flip, margin, 2)
+        return lutjax.sparse_lookup(weights, d, targets, 6, implementation=implementation)
+
+    same_as_plain_jax(look_up, weights, margin)
+
+
+# ------------------------------------------------------------------------------------- compiled
+_TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What kernels would run: ``{(kernel, types of arrays): arguments of the launch}``."""
+    recorded = {}
+
+    def record(inputs, outputs, zeroed, in_place, common):
+        arrays = (*inputs, *in_place, *outputs, *zeroed, *in_place)
+        recorded[common["kernel"], tuple("*" + _TYPES[a.dtype.name] for a in arrays)] = common
+        return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
+
+    monkeypatch.setattr(_launch, "_run", record)
+    monkeypatch.setattr(_support, "unfit_packages", lambda: None)
+    _transforms._compiled.cache_clear()
+    _transforms._kernel.cache_clear()
+    yield recorded
+    _transforms._compiled.cache_clear()
+    _transforms._kernel.cache_clear()
+
+
+@pytest.fixture
+def kernel_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+
+
+def run_on(device_kind, case, accumulate=None):
+    """Traces an op, its gradient and the update of its table for a device that need not be here."""
+    testing.check_lowering(case, "triton", platform="cuda", device_kind=device_kind, accumulate=accumulate)
+    if case.op not in UPDATED or accumulate is not None or case.dtype not in ("float32", "float64"):
+        return
+
+    def update(differentiable, ct):
+        f = functools.partial(testing._call, case, lutjax, "triton")
+        _, gradients = testing._factored(f, differentiable, ct)
+        weights = differentiable["weights"]
+        return lutjax.update_table(weights, gradients["weights"], 0.25, implementation="triton")
+
+    y = jax.eval_shape(functools.partial(testing._call, case, lutjax.reference, None), case.differentiable)
+    device = jax.sharding.AbstractDevice(device_kind, None, "cuda")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+        jax.eval_shape(update, case.differentiable, y)
+
+
+def compiled(common, types, capability):
+    constants = dict(common)
+    kernel = constants.pop("kernel")
+    n_arrays, names = len(types), kernel.arg_names
+    source = triton.compiler.ASTSource(
+        fn=kernel,
+        signature={**dict(zip(names, types, strict=False)), **dict.fromkeys(names[n_arrays:], "constexpr")},
+        constexprs={(i,): constants[name] for i, name in enumerate(names) if i >= n_arrays},
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(n_arrays)},
+    )
+    options = {"num_warps": common["num_warps"], "num_stages": 1, "enable_fp_fusion": True}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def check_compilation(launches, capability):
+    assert launches
+    for (kernel, types), common in launches.items():
+        binary = compiled(common, types, capability)
+        assert f".target sm_{capability}" in binary.asm["ptx"], kernel
+        assert binary.metadata.shared <= 1024 * _support._SHARED_MEMORY[capability], kernel
+
+
+@pytest.mark.parametrize("capability", [slow(80), 90, slow(100)])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("kernel_cache")
+def test_compiles(op, capability, launches):
+    shape, sizes = SPLIT[op]
+    run_on(GPUS[capability], testing.case(op, shape, **sizes))
+    check_compilation(launches, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "accumulate"),
+    [("bfloat16", None), ("float16", None), ("float64", None), ("float32", lutjax.FixedPoint(2.0**16))],
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("kernel_cache")
+def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
+    with jax.enable_x64(dtype == "float64"):
+        run_on(GPUS[90], testing.case(op, SPLIT[op][0], dtype, **SPLIT[op][1]), accumulate)
+    check_compilation(launches, 90)
