@@ -85,9 +85,7 @@ def _run(inputs, outputs, zeroed, in_place, common):
 
 def _words(arrays):
     """float64 as pairs of words: callbacks run in threads that do not know of `jax.enable_x64`."""
-    return tuple(
-        jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays
-    )
+    return tuple(jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays)
 
 
 def _as_words(a: np.ndarray) -> np.ndarray:
