@@ -13,16 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import lutjax
-
-if TYPE_CHECKING:
-    from lutjax.training.lm import Run
+from lutjax.benchmark.language_model import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,61 +88,19 @@ def language_model() -> Iterator[Row]:
         yield Row(f"LM forward, batch {batch}", "ms/sample", 8, *figures)
 
 
-def _training(
-    ffn_anchors: int, batch: int, table_gradient: str
-) -> tuple["Run", jax.stages.Compiled, jax.Array]:
-    """The published language model and its compiled steps, in the state's own memory."""
-    from lutjax.models import LUTTransformerConfig
-    from lutjax.training.lm import Run, TrainingConfig
-    from lutjax.training.presets import PRESETS
-
-    preset = {**PRESETS["reference"], "batch_size": batch, "table_gradient": table_gradient}
-    names = {f.name for f in dataclasses.fields(TrainingConfig)}
-    text = np.random.default_rng(0).integers(0, 256, 2**20).astype(np.uint8)
-    training = TrainingConfig(**{name: value for name, value in preset.items() if name in names})
-    run = Run(LUTTransformerConfig(ffn_anchors=ffn_anchors), training, text)
-
-    def steps(state, first, count, text):
-        def body(i, carry):
-            state, total = carry
-            state, loss = run.step(state, first + i, text)
-            return state, total + loss
-
-        return jax.lax.fori_loop(0, count, body, (state, jnp.float32(0)))
-
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    data = jnp.asarray(text)
-    lowered = jax.jit(steps, donate_argnums=0).lower(run.abstract(), number, number, data)
-    return run, lowered.compile(), data
-
-
 def training() -> Iterator[Row]:
     """Training samples of the published language model with C = 6 everywhere: 3.2 GB of tables."""
     for batch in (1, 4, 16):
-        run, compiled, data = _training(6, batch, "factored")
-        state = run.init()
-        # Tables start at zero, and the memory of zeros that were never written is one page: write it.
-        write = jax.jit(lambda p: jax.tree.map(lambda a: a + 0.001, p), donate_argnums=0)
-        state = state._replace(params=write(state.params))
-        count, first, times = max(32 // batch, 1), 0, []
-        for _ in range(6):
-            start = time.perf_counter()
-            state, loss = compiled(state, jnp.int32(first), jnp.int32(count), data)
-            loss.block_until_ready()
-            times.append((time.perf_counter() - start) / count / batch * 1e3)
-            first += count
-        yield Row(f"LM training, batch {batch}", "ms/sample", 35, *np.percentile(times[1:], [20, 50, 80]))
-        del state
+        timing = Step(batch, "factored", ffn_anchors=6).time()
+        figures = np.array([timing.p20, timing.p50, timing.p80]) * 1e3 / batch
+        yield Row(f"LM training, batch {batch}", "ms/sample", 35, *figures)
 
 
 def memory() -> Iterator[Row]:
     """Peak memory of a step of the `reference` preset, as XLA plans it, over the bytes of the tables."""
     for table_gradient, batch in (("factored", 1), ("factored", 16), ("factored", 128), ("dense", 16)):
-        run, compiled, _ = _training(10, batch, table_gradient)
-        plan = compiled.memory_analysis()
-        peak = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
-        peak += plan.temp_size_in_bytes
-        ratio = peak / sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(run.abstract().params))
+        step = Step(batch, table_gradient)
+        ratio = step.peak_bytes() / step.table_bytes
         yield Row(f"LM memory, {table_gradient}, batch {batch}", "x tables", 1.06, *[ratio] * 3)
 
 

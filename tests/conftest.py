@@ -4,7 +4,6 @@ Most of the time of these tests is compilation, so code for CPUs is generated wi
 ``XLA_FLAGS=--xla_backend_optimization_level=3 pytest`` runs them on what users get.
 """
 
-import ast
 import os
 
 flags = os.environ.get("XLA_FLAGS", "")
@@ -15,17 +14,6 @@ os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-from jaxtyping import _import_hook  # noqa: E402
-
-_is_unchecked = _import_hook._is_no_type_check
-
-
-def _is_unchecked_or_kernel(decorator: ast.AST) -> bool:
-    """Kernels are source that Triton reads, with the names of their own module: not to be wrapped."""
-    return ast.unparse(decorator) == "triton.jit" or _is_unchecked(decorator)
-
-
-_import_hook._is_no_type_check = _is_unchecked_or_kernel
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -3,6 +3,7 @@
 import click
 
 from lutjax._version import __version__
+from lutjax.cli._bench import bench
 from lutjax.cli._generate import generate
 from lutjax.cli._train_lm import lm
 
@@ -20,3 +21,4 @@ def train() -> None:
 
 train.add_command(lm)
 cli.add_command(generate)
+cli.add_command(bench)

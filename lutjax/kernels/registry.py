@@ -443,15 +443,7 @@ def _register_builtin() -> None:
             f"lutjax.kernels._xla.{op}_update",
             directions=("forward",),
         )
-    for op in (
-        "detect",
-        "lookup",
-        "lookup_update",
-        "sparse_lookup",
-        "sparse_lookup_update",
-        "lut_pair_attention",
-        "lut_pair_attention_update",
-    ):
+    for op in ("detect", *look_ups, *(f"{op}_update" for op in look_ups)):
         kernel_registry.register(
             op,
             Platform.TRITON,

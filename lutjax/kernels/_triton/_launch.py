@@ -1,7 +1,8 @@
 """Calling Triton kernels from JAX: the only module that knows jax-triton, and the differences of its versions."""
 
 import importlib.metadata
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,13 @@ from jax.interpreters import partial_eval
 from lutjax import _compat
 from lutjax.kernels._triton._support import compute_capability
 from lutjax.kernels.registry import Device
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A Triton function, of the source as it is written: decorators of type checkers mean nothing to Triton."""
+    import triton
+
+    return triton.jit(inspect.unwrap(function))
 
 
 def launch(

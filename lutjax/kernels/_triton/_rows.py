@@ -10,6 +10,7 @@ import triton.language as tl
 
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype
+from lutjax.kernels._triton._launch import kernel
 from lutjax.kernels._triton._support import shared_memory
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch
@@ -67,7 +68,7 @@ class Tile:
         return 1 if self.all_outputs else triton.cdiv(self.n_outputs, self.outputs)
 
     @property
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, int]:
         """Constants of kernels."""
         return {
             "n_detectors": self.n_detectors,
@@ -85,9 +86,11 @@ def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
 
 
 def arithmetic(weights: jax.Array, accumulate: FixedPoint | None) -> dict[str, Any]:
-    """Constants of kernels: the type of sums, and the scale of addends, 0 for floating-point sums."""
+    """Constants of kernels: the types of numbers and of their sums, and the scale of addends, 0 for sums of numbers."""
+    number = _TYPES[accumulator(weights.dtype).name]
     return {
-        "ACC": _TYPES[accumulator(weights.dtype).name],
+        "ACC": number,
+        "SUM": number if accumulate is None else tl.int32,
         "SCALE": 0.0 if accumulate is None else accumulate.scale,
     }
 
@@ -113,30 +116,49 @@ def step(rate: jax.Array, factor: jax.Array | None) -> jax.Array:
 
 def sum_of_parts(parts: jax.Array) -> jax.Array:
     """The sum over the first axis, in a fixed order."""
-    return parts[0] if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
+    return parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
 
 
 # ------------------------------------------------------------------------------------- in kernels
-@triton.jit
+@kernel
 def block(size: tl.constexpr, n: tl.constexpr, number):
     """The places of a block and whether they exist."""
     at = number.to(tl.int64) * size + tl.arange(0, size)
     return at, at < n
 
 
-@triton.jit
+@kernel
+def table(weights, t, n_rows: tl.constexpr, n_outputs: tl.constexpr):
+    """Where the table of a detector begins."""
+    return weights + t.to(tl.int64) * n_rows * n_outputs
+
+
+@kernel
+def offset(row, n_rows: tl.constexpr, n_outputs: tl.constexpr):
+    """Where a row begins in its table; ids that do not exist count as the nearest that does."""
+    row = tl.minimum(tl.maximum(row, 0), n_rows - 1)
+    if n_rows * n_outputs < 2**31:
+        return row * n_outputs
+    else:
+        return row.to(tl.int64) * n_outputs
+
+
+@kernel
 def clamped(row, t, n_rows: tl.constexpr):
     """A row that exists, counted from the first row of the first table."""
     return t.to(tl.int64) * n_rows + tl.minimum(tl.maximum(row, 0), n_rows - 1)
 
 
-@triton.jit
-def addend_type(ACC: tl.constexpr, SCALE: tl.constexpr):
-    INTEGER: tl.constexpr = tl.int32  # a function returns constants or values, and a type alone is neither
-    return INTEGER if SCALE != 0 else ACC
+@kernel
+def read(table, row, output, n_outputs: tl.constexpr, OUTPUTS: tl.constexpr):
+    """A block of the outputs of rows at the given offsets, all of which exist."""
+    if n_outputs % OUTPUTS == 0:
+        return tl.load(table + (row[:, None] + output[None, :]))
+    else:
+        return tl.load(table + (row[:, None] + output[None, :]), mask=(output < n_outputs)[None, :], other=0)
 
 
-@triton.jit
+@kernel
 def addend(value, SCALE: tl.constexpr):
     """What is added for a value: itself, or an integer as `lutjax.FixedPoint` says."""
     if SCALE == 0:
@@ -147,7 +169,7 @@ def addend(value, SCALE: tl.constexpr):
         return tl.where(value != value, 0.0, scaled).to(tl.int32)
 
 
-@triton.jit
+@kernel
 def quotient(a, b):
     """Correctly rounded; the plain operator is not in float32."""
     if a.dtype == tl.float32:
@@ -156,7 +178,7 @@ def quotient(a, b):
         return a / b
 
 
-@triton.jit
+@kernel
 def number(total, ACC: tl.constexpr, SCALE: tl.constexpr):
     """A sum of addends as a number."""
     if SCALE == 0:
@@ -165,7 +187,7 @@ def number(total, ACC: tl.constexpr, SCALE: tl.constexpr):
         return quotient(total.to(ACC), tl.full(total.shape, SCALE, ACC))
 
 
-@triton.jit
+@kernel
 def slope(margin):
     """``U'(margin)``, section 2 of the semantics."""
     wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
@@ -174,8 +196,21 @@ def slope(margin):
     return quotient(half, distance * distance)
 
 
-@triton.jit
+@kernel
 def cotangent(margin, difference, ACC: tl.constexpr, SCALE: tl.constexpr):
     """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
     of_margin = slope(margin)
     return addend(of_margin * number(difference, ACC, SCALE).to(of_margin.dtype), SCALE)
+
+
+@kernel
+def prefetch(address):
+    """Asks for the lines that hold these addresses: additions then find them in the cache."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -14,7 +14,7 @@ from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype
 from lutjax.kernels._triton import _rows
-from lutjax.kernels._triton._launch import launch
+from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla.detect import closest
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
@@ -125,7 +125,7 @@ def _backward_rule(sizes: Sizes) -> Launch:
 
 # ------------------------------------------------------------------------------------- kernels
 # Programs: samples first, then inputs, then groups of detectors.
-@triton.jit
+@kernel
 def _compare(
     x,
     anchors,
@@ -160,7 +160,7 @@ def _compare(
         tl.store(margin + here, of_margin, mask=exists)
 
 
-@triton.jit
+@kernel
 def _collect(
     anchors,
     flip,
@@ -192,7 +192,7 @@ def _collect(
     tl.store(parts + at, total, mask=input_exists[:, None] & exists[None, :])
 
 
-@triton.jit
+@kernel
 def _scatter(
     anchors,
     flip,
@@ -214,7 +214,7 @@ def _scatter(
         tl.atomic_add(dx + sample * n_inputs + b, -value, mask=exists, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _addend(
     anchors,
     flip,
@@ -236,13 +236,13 @@ def _addend(
     return a, _input(pair + 1, n_inputs, exists), _rows.addend(value, SCALE)
 
 
-@triton.jit
+@kernel
 def _input(anchor, n_inputs: tl.constexpr, exists=True):
     """An input that exists."""
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
 
 
-@triton.jit
+@kernel
 def _place(n_samples: tl.constexpr, n_inputs: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr):
     """Samples, inputs and group of detectors of this program."""
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
@@ -255,13 +255,13 @@ def _place(n_samples: tl.constexpr, n_inputs: tl.constexpr, ROWS: tl.constexpr, 
 
 
 # ------------------------------------------------------------------------------------- of any detection
-@triton.jit
+@kernel
 def nothing(size: tl.constexpr, dtype: tl.constexpr):
     """Index, flip and margin of no comparison."""
     return tl.zeros((size,), tl.int32), tl.zeros((size,), tl.int32), tl.full((size,), float("inf"), dtype)
 
 
-@triton.jit
+@kernel
 def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
     """What a comparison adds to the index."""
     is_set = delta > 0
@@ -270,7 +270,7 @@ def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
     return is_set.to(tl.int32) << r
 
 
-@triton.jit
+@kernel
 def is_closer(delta, margin, r: tl.constexpr):
     """Strictly closer, so that the first of equals stays; NaN is closer than any number."""
     if r == 0:
@@ -279,7 +279,7 @@ def is_closer(delta, margin, r: tl.constexpr):
         return (tl.abs(delta) < tl.abs(margin)) | ((delta != delta) & (margin == margin))
 
 
-@triton.jit
+@kernel
 def pair_of(flip):
     """Which pair a flip mask stands for, by the exponent of a float; 0 for none."""
     exponent = (flip.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255

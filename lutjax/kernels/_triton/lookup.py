@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 
 from lutjax._detection import Detection
+from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _rows
-from lutjax.kernels._triton._launch import launch
+from lutjax.kernels._triton._launch import kernel, launch
+from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
@@ -67,15 +69,16 @@ def _margins(
     n_detectors, _, n_outputs = weights.shape
     n_samples = len(dy)
     how = launch_of("lookup.margins", _sizes(weights, n_samples), device, _margins_rule)
-    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device, all_outputs=True)
-    (d_margin,) = launch(
+    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device)
+    # Programs of different outputs write a part each.
+    shape = (tile.output_blocks, n_detectors, n_samples)
+    (products,) = launch(
         _multiply_rows,
         weights,
         d.index.T,
         d.flip.T,
-        d.margin.T,
         dy,
-        outputs=[jax.ShapeDtypeStruct((n_detectors, n_samples), d.margin.dtype)],
+        outputs=[jax.ShapeDtypeStruct(shape, addend_dtype(weights.dtype, accumulate))],
         programs=_programs(tile),
         device=device,
         warps=how.warps,
@@ -84,7 +87,9 @@ def _margins(
         **_rows.arithmetic(weights, accumulate),
         **tile.constants,
     )
-    return d_margin.T
+    products = _rows.sum_of_parts(products)
+    difference = result(products.T, accumulator(weights.dtype), accumulate)
+    return slope(d.margin) * difference.astype(d.margin.dtype)
 
 
 def add_rows(
@@ -151,7 +156,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 # Programs: samples first, then outputs, then groups of detectors, so that what runs at the same time reads the same
 # part of the same tables.
-@triton.jit
+@kernel
 def _sum_rows(
     weights,
     index,
@@ -164,34 +169,33 @@ def _sum_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
     last = tl.minimum((group + 1) * DETECTORS, n_detectors)
-    total = tl.zeros((ROWS, OUTPUTS), _rows.addend_type(ACC, SCALE))
+    total = tl.zeros((ROWS, OUTPUTS), SUM)
     for t0 in range(group * DETECTORS, last, 4):
         for u in tl.static_range(4):
             t = t0 + u
             exists = sample_exists & (t < last)
-            row = _rows.clamped(
-                tl.load(index + t.to(tl.int64) * n_samples + sample, mask=exists, other=0), t, n_rows
-            )
-            at = row[:, None] * n_outputs + output[None, :]
-            value = tl.load(weights + at, mask=exists[:, None] & output_exists[None, :], other=0)
+            row = tl.load(index + t.to(tl.int64) * n_samples + sample, mask=exists, other=0)
+            at = _rows.offset(row, n_rows, n_outputs)[:, None] + output[None, :]
+            table = _rows.table(weights, t, n_rows, n_outputs)
+            value = tl.load(table + at, mask=exists[:, None] & output_exists[None, :], other=0)
             total += _rows.addend(value.to(ACC), SCALE)
     at = (group.to(tl.int64) * n_samples + sample)[:, None] * n_outputs + output[None, :]
     exists = sample_exists[:, None] & output_exists[None, :]
     tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
 
 
-@triton.jit
+@kernel
 def _multiply_rows(
     weights,
     index,
     flip,
-    margin,
     dy,
-    d_margin,
+    products,
     n_samples: tl.constexpr,
     n_detectors: tl.constexpr,
     n_rows: tl.constexpr,
@@ -200,34 +204,25 @@ def _multiply_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, sample_exists, _, _, group = _place(n_samples, OUTPUTS, ROWS, OUTPUTS)
+    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    part = (tl.program_id(0) // ((n_samples + ROWS - 1) // ROWS)) % ((n_outputs + OUTPUTS - 1) // OUTPUTS)
+    products += part.to(tl.int64) * n_detectors * n_samples
+    exists = sample_exists[:, None] & output_exists[None, :]
+    cotangent = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(ACC)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        table = _rows.table(weights, t, n_rows, n_outputs)
         here = t.to(tl.int64) * n_samples + sample
         main = tl.load(index + here, mask=sample_exists, other=0)
-        flipped = _rows.clamped(main ^ tl.load(flip + here, mask=sample_exists, other=0), t, n_rows)
-        main = _rows.clamped(main, t, n_rows)
-        product = tl.zeros((ROWS,), _rows.addend_type(ACC, SCALE))
-        for first in range(0, n_outputs, OUTPUTS):
-            output = first + tl.arange(0, OUTPUTS)
-            exists = sample_exists[:, None] & (output < n_outputs)[None, :]
-            difference = tl.load(
-                weights + main[:, None] * n_outputs + output[None, :], mask=exists, other=0
-            ).to(ACC)
-            difference -= tl.load(
-                weights + flipped[:, None] * n_outputs + output[None, :], mask=exists, other=0
-            ).to(ACC)
-            cotangent = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(
-                ACC
-            )
-            product += tl.sum(_rows.addend(difference * cotangent, SCALE), 1)
-        of_margin = _rows.slope(tl.load(margin + here, mask=sample_exists, other=0))
-        value = of_margin * _rows.number(product, ACC, SCALE).to(of_margin.dtype)
-        tl.store(d_margin + here, value.to(d_margin.dtype.element_ty), mask=sample_exists)
+        other = main ^ tl.load(flip + here, mask=sample_exists, other=0)
+        row = _rows.read(table, _rows.offset(main, n_rows, n_outputs), output, n_outputs, OUTPUTS).to(ACC)
+        row -= _rows.read(table, _rows.offset(other, n_rows, n_outputs), output, n_outputs, OUTPUTS).to(ACC)
+        tl.store(products + here, tl.sum(_rows.addend(row * cotangent, SCALE), 1), mask=sample_exists)
 
 
-@triton.jit
+@kernel
 def _add_rows(
     index,
     dy,
@@ -242,6 +237,7 @@ def _add_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
@@ -250,11 +246,12 @@ def _add_rows(
     value = _rows.addend(value * tl.load(step), SCALE)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         row = tl.load(index + t.to(tl.int64) * n_samples + sample, mask=sample_exists, other=0)
-        at = _rows.clamped(row, t, n_rows)[:, None] * n_outputs + output[None, :]
-        tl.atomic_add(total + at, value, mask=exists, sem="relaxed")
+        at = _rows.offset(row, n_rows, n_outputs)[:, None] + output[None, :]
+        table = _rows.table(total, t, n_rows, n_outputs)
+        tl.atomic_add(table + at, value, mask=exists, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     """Samples, outputs and group of detectors of this program."""
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS

@@ -5,7 +5,7 @@ import jax
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._triton import lookup
+from lutjax.kernels._triton import _rows, lookup
 from lutjax.kernels.registry import Device
 
 
@@ -21,5 +21,4 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
-    step = -rate if factor is None else -rate * factor.astype(rate.dtype)
-    return lookup.add_rows(weights, detection, dy, step, None, device), state
+    return lookup.add_rows(weights, detection, dy, _rows.step(rate, factor), None, device), state

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _rows, detect
-from lutjax.kernels._triton._launch import launch
+from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla._terms import Terms
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
@@ -277,7 +277,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 # Programs: queries first, then samples, then outputs, then groups of detectors, so that what runs at the same time
 # reads few tables, which then stay in the cache. Late queries first: they have most keys.
-@triton.jit
+@kernel
 def _sum_rows(
     weights,
     key,
@@ -304,13 +304,14 @@ def _sum_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     ROWS: tl.constexpr = QUERIES * KEYS
     block, b, output, output_exists, group = _place(n_samples, n_queries, n_outputs, QUERIES, OUTPUTS)
     j, place = _queries(block, start, QUERIES, KEYS, START)
     low, high = _keys(block, start, n_queries, n_keys, QUERIES, START, WINDOW)
-    total = tl.zeros((ROWS, OUTPUTS), _rows.addend_type(ACC, SCALE))
+    total = tl.zeros((ROWS, OUTPUTS), SUM)
     for first in range(low, high, KEYS):
         i = first + tl.arange(0, ROWS) % KEYS
         counts = _counts(b, i, j, place, query_segments, key_segments, n_queries, n_keys, SEGMENTS, WINDOW)
@@ -328,7 +329,7 @@ def _sum_rows(
     tl.store(parts + at, y.to(parts.dtype.element_ty), mask=exists[:, None] & output_exists[None, :])
 
 
-@triton.jit
+@kernel
 def _multiply_rows(
     weights,
     key,
@@ -360,6 +361,7 @@ def _multiply_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
     OF_KEYS: tl.constexpr,
     OF_POSITIONS: tl.constexpr,
@@ -389,7 +391,7 @@ def _multiply_rows(
                 n_distances, n_detectors, n_pairs, EPSILON, True,
             )  # fmt: skip
             main, flipped = _rows.clamped(index, t, n_rows), _rows.clamped(index ^ flip, t, n_rows)
-            difference = tl.zeros((ROWS,), _rows.addend_type(ACC, SCALE))
+            difference = tl.zeros((ROWS,), SUM)
             for o in range(0, n_outputs, OUTPUTS):
                 column = o + output
                 exists = counts[:, None] & (column < n_outputs)[None, :]
@@ -427,7 +429,7 @@ def _multiply_rows(
         tl.store(d_query + at, of_query, mask=(pair < n_pairs)[:, None] & own_exists[None, :])
 
 
-@triton.jit
+@kernel
 def _add_rows(
     key,
     query,
@@ -456,6 +458,7 @@ def _add_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     ROWS: tl.constexpr = QUERIES * KEYS
@@ -477,7 +480,7 @@ def _add_rows(
             tl.atomic_add(total + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _place(
     n_samples: tl.constexpr,
     n_queries: tl.constexpr,
@@ -497,7 +500,7 @@ def _place(
     return block, b, output, output_exists, rest // output_blocks
 
 
-@triton.jit
+@kernel
 def _queries(block, start, QUERIES: tl.constexpr, KEYS: tl.constexpr, START: tl.constexpr):
     """The query of each row of a tile, and its place among the keys."""
     j = block * QUERIES + tl.arange(0, QUERIES * KEYS) // KEYS
@@ -507,7 +510,7 @@ def _queries(block, start, QUERIES: tl.constexpr, KEYS: tl.constexpr, START: tl.
         return j, j
 
 
-@triton.jit
+@kernel
 def _keys(
     block,
     start,
@@ -529,7 +532,7 @@ def _keys(
     return low.to(tl.int32), tl.minimum(tl.maximum(last, 0), n_keys).to(tl.int32)
 
 
-@triton.jit
+@kernel
 def _counts(
     b,
     i,
@@ -552,7 +555,7 @@ def _counts(
     return counts
 
 
-@triton.jit
+@kernel
 def _detection(
     key,
     query,

@@ -9,7 +9,7 @@ import triton.language as tl
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _rows
-from lutjax.kernels._triton._launch import launch
+from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
@@ -183,7 +183,7 @@ def _rule(sizes: Sizes) -> Launch:
 
 # ------------------------------------------------------------------------------------- kernels
 # Programs: samples first, then outputs or slots, then groups of detectors.
-@triton.jit
+@kernel
 def _collect(
     weights,
     index,
@@ -200,6 +200,7 @@ def _collect(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     """Sums in a fixed order: every output is compared with every target."""
@@ -221,7 +222,7 @@ def _collect(
     tl.store(parts + at, total, mask=output_exists[:, None] & exists[None, :])
 
 
-@triton.jit
+@kernel
 def _scatter(
     weights,
     index,
@@ -238,6 +239,7 @@ def _scatter(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     sample, exists, slot, slot_exists, group = _place(n_samples, n_slots, ROWS, OUTPUTS)
@@ -251,7 +253,7 @@ def _scatter(
         tl.atomic_add(of_sample + target, _rows.addend(value, SCALE), mask=target >= 0, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _multiply_rows(
     weights,
     index,
@@ -271,6 +273,7 @@ def _multiply_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     sample, exists, _, _, group = _place(n_samples, OUTPUTS, ROWS, OUTPUTS)
@@ -282,7 +285,7 @@ def _multiply_rows(
         main = _rows.clamped(main, t, n_rows)
         main_list = _list(main, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)
         flipped_list = _list(flipped, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)
-        difference = tl.zeros((ROWS,), _rows.addend_type(ACC, SCALE))
+        difference = tl.zeros((ROWS,), SUM)
         for first in range(0, n_slots, OUTPUTS):
             slot = first + tl.arange(0, OUTPUTS)
             slot_exists = exists[:, None] & (slot < n_slots)[None, :]
@@ -301,7 +304,7 @@ def _multiply_rows(
         tl.store(d_margin + here, value.to(d_margin.dtype.element_ty), mask=exists)
 
 
-@triton.jit
+@kernel
 def _add_rows(
     index,
     targets,
@@ -320,6 +323,7 @@ def _add_rows(
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
     sample, exists, slot, slot_exists, group = _place(n_samples, n_slots, ROWS, OUTPUTS)
@@ -334,14 +338,14 @@ def _add_rows(
         tl.atomic_add(total + at, _rows.addend(value, SCALE), mask=target >= 0, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _row(index, t, sample, exists, n_samples: tl.constexpr, n_rows: tl.constexpr):
     """The row that each sample addresses, counted from the first row of the first table."""
     row = tl.load(index + t.to(tl.int64) * n_samples + sample, mask=exists, other=0)
     return _rows.clamped(row, t, n_rows)
 
 
-@triton.jit
+@kernel
 def _list(row, t, n_rows: tl.constexpr, LIST_PER_TABLE: tl.constexpr, LIST_PER_ROW: tl.constexpr):
     """The list of targets of each row."""
     if LIST_PER_ROW:
@@ -350,13 +354,13 @@ def _list(row, t, n_rows: tl.constexpr, LIST_PER_TABLE: tl.constexpr, LIST_PER_R
         return tl.zeros_like(row) + (t if LIST_PER_TABLE else 0)
 
 
-@triton.jit
+@kernel
 def _target(slot, exists, n_outputs: tl.constexpr):
     """The output that slots reach; -1 if none."""
     return tl.maximum(tl.minimum(tl.load(slot, mask=exists, other=-1), n_outputs - 1), -1)
 
 
-@triton.jit
+@kernel
 def _place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     """Samples, outputs or slots, and group of detectors of this program."""
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS

@@ -1,0 +1,82 @@
+"""A training step of the published language model as a function that can be measured."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax._typing import Array
+from lutjax.benchmark.measure import Timing, device_time, peak_bytes
+from lutjax.benchmark.shapes import DENSE, IN_PLACE, FullyConnected, LanguageModel, Sequence, Shape
+from lutjax.models import LUTTransformerConfig
+from lutjax.training.lm import Run, State, TrainingConfig
+from lutjax.training.presets import PRESETS
+
+
+class Step:
+    """Steps of the `reference` preset on random bytes, each on other windows of them.
+
+    Args:
+      batch: windows in a step.
+      table_gradient: ``"factored"`` or ``"dense"``, see `lutjax.training.lm.TrainingConfig`.
+      model: sizes that differ from the preset's.
+    """
+
+    def __init__(self, batch: int, table_gradient: str, **model: Any):
+        values = {**PRESETS["reference"], **model, "batch_size": batch, "table_gradient": table_gradient}
+        text = np.random.default_rng(0).integers(0, 256, 2**20).astype(np.uint8)
+        self.run = Run(_of(LUTTransformerConfig, values), _of(TrainingConfig, values), text)
+        self._text = jnp.asarray(text)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of all that is trained, which is nearly all tables."""
+        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self.run.abstract().params))
+
+    def time(self, **options: Any) -> Timing:
+        """Time of a step; `options` are those of `device_time`."""
+        state = self.run.init()
+        # Tables start at zero, and the memory of zeros that were never written is one page: write it.
+        write = jax.jit(
+            lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0
+        )
+        state = state._replace(params=write(state.params))
+        return device_time(self._next, (state, jnp.int32(0)), self._text, in_place=True, **options)
+
+    def peak_bytes(self) -> int | None:
+        """Memory that steps need in all, as the compiler plans it."""
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        return peak_bytes(self._next, (self.run.abstract(), number), self._text, in_place=True)
+
+    def _next(self, carry: tuple[State, Array], text: Array) -> tuple[tuple[State, Array], Array]:
+        state, number = carry
+        state, loss = self.run.step(state, number, text)
+        return (state, number + 1), loss
+
+
+def layers(shape: LanguageModel) -> tuple[Shape, ...]:
+    """The look-ups of a step, one by one."""
+    c = LUTTransformerConfig()
+    unembed = FullyConnected(
+        shape.batch * c.context, c.features, c.vocab_size, c.ffn_detectors, c.ffn_anchors
+    )
+    ffn = dataclasses.replace(unembed, outputs=c.features)
+    heads = c.n_heads * c.n_detectors
+    attention = Sequence(shape.batch, c.context, c.features, heads, c.n_anchors, c.n_position_bits)
+    return (*(attention, ffn) * c.n_layers, unembed)
+
+
+def bytes_moved(shape: LanguageModel, row: str, itemsize: int) -> int:
+    """Bytes that the look-ups of a step have to move."""
+    return sum(layer.bytes_moved(row, itemsize) for layer in layers(shape))
+
+
+TABLE_GRADIENTS = {IN_PLACE: "factored", DENSE: "dense"}
+"""How the tables' gradients are made, by row."""
+
+
+def _of(config: type, values: dict[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(config)}
+    return config(**{name: value for name, value in values.items() if name in names})

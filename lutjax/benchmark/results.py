@@ -1,0 +1,170 @@
+"""A case measured on a machine, beside recorded figures."""
+
+import csv
+import dataclasses
+import functools
+import importlib.resources
+import platform
+from typing import Any
+
+import jax
+import jaxlib
+
+import lutjax
+from lutjax.benchmark.cases import Case
+from lutjax.benchmark.measure import Timing, copy_bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where it was measured.
+
+    Attributes:
+      device: kind of the device.
+      bandwidth: bytes per second that a copy reads and writes.
+    """
+
+    device: str
+    bandwidth: float
+    jax: str = jax.__version__
+    jaxlib: str = jaxlib.__version__
+    lutjax: str = lutjax.__version__
+    python: str = platform.python_version()
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """The default device, with its bandwidth measured now."""
+        return cls(jax.devices()[0].device_kind, copy_bandwidth())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}; a copy moves {self.bandwidth / 1e9:,.1f} GB/s; lutjax {self.lutjax}, jax {self.jax}, "
+            f"jaxlib {self.jaxlib}, Python {self.python}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One case.
+
+    Attributes:
+      timing: None if it could not run; `note` then says why.
+    """
+
+    machine: Machine
+    case: Case
+    timing: Timing | None
+    note: str = ""
+
+    def __str__(self) -> str:
+        case = self.case
+        time = self.note if self.timing is None else duration(self.timing.p50)
+        return f"{case.name}, {case.row}, {case.implementation}, {case.dtype}: {time}"
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the bytes take at the bandwidth of a copy."""
+        return self.case.bytes_moved / self.machine.bandwidth
+
+    @property
+    def ratio(self) -> float | None:
+        """Time over limit."""
+        return None if self.timing is None else self.timing.p50 / self.limit
+
+    @property
+    def cuda(self) -> "Recorded | None":
+        """The original runtime, if it was measured on this kind of device."""
+        key = (self.case.name, self.case.row, self.case.dtype, self.machine.device)
+        return recorded().get(key)
+
+    def record(self) -> dict[str, Any]:
+        """A line of the CSV: times in seconds, sizes in bytes."""
+        case, timing, cuda = self.case, self.timing, self.cuda
+        return {
+            "shape": case.name,
+            "sizes": str(case.shape),
+            "row": case.row,
+            "implementation": case.implementation,
+            "kernels": case.kernel_names,
+            "dtype": case.dtype,
+            "p20_s": timing and timing.p20,
+            "p50_s": timing and timing.p50,
+            "p80_s": timing and timing.p80,
+            "bytes": case.bytes_moved,
+            "bandwidth_bytes_per_s": self.machine.bandwidth,
+            "limit_s": self.limit,
+            "ratio": self.ratio,
+            "peak_bytes": timing and timing.peak_bytes,
+            "table_bytes": case.table_bytes,
+            "cuda_s": cuda and cuda.seconds,
+            "cuda_peak_bytes": cuda and cuda.peak_bytes,
+            "device": self.machine.device,
+            "jax": self.machine.jax,
+            "jaxlib": self.machine.jaxlib,
+            "lutjax": self.machine.lutjax,
+            "python": self.machine.python,
+            "note": self.note,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A figure of the original CUDA runtime."""
+
+    seconds: float
+    peak_bytes: int | None
+
+
+@functools.cache
+def recorded() -> dict[tuple[str, str, str, str], Recorded]:
+    """Figures of the original CUDA runtime, by shape, row, dtype and kind of device."""
+    text = importlib.resources.files("lutjax.benchmark").joinpath("data/cuda.csv").read_text()
+    return {
+        (r["shape"], r["row"], r["dtype"], r["device"]): Recorded(
+            float(r["microseconds"]) / 1e6, int(r["peak_bytes"]) if r["peak_bytes"] else None
+        )
+        for r in csv.DictReader(text.splitlines())
+    }
+
+
+def measured(machine: Machine, case: Case, **options: Any) -> Result:
+    """Measures a case; one that does not fit the device's memory has a note instead of times.
+
+    Args:
+      options: those of `lutjax.benchmark.measure.device_time`.
+    """
+    try:
+        return Result(machine, case, case.measure(**options))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Result(machine, case, None, "out of memory")
+
+
+def duration(*seconds: float) -> str:
+    """Three digits of one or more times, and a unit.
+
+    Example:
+      >>> from lutjax.benchmark.results import duration
+      >>> duration(0.0123), duration(0.00098, 0.00123)
+      ('12.3 ms', '980-1230 us')
+    """
+    return _text(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6})
+
+
+def size(n_bytes: int) -> str:
+    """Three digits and a unit.
+
+    Example:
+      >>> from lutjax.benchmark.results import size
+      >>> size(536_870_912)
+      '537 MB'
+    """
+    return _text((float(n_bytes),), {"GB": 1e9, "MB": 1e6, "kB": 1e3})
+
+
+def _text(values: tuple[float, ...], units: dict[str, float]) -> str:
+    name = next((n for n, unit in units.items() if values[0] >= unit), list(units)[-1])
+    scaled = [value / units[name] for value in values]
+    digits = 2 if scaled[0] < 10 else 1 if scaled[0] < 100 else 0
+    return f"{'-'.join(f'{value:.{digits}f}' for value in scaled)} {name}"

@@ -1,0 +1,210 @@
+"""``lutjax bench``: device times of the ops beside the bytes that have to move."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lutjax.benchmark import shapes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lutjax.benchmark.report import Result
+_WIDTH = 150  # of the table in a file or a pipe
+
+
+class _Shape(click.ParamType):
+    name = "shape"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return shapes.parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _file(name: str, what: str) -> Callable[..., Any]:
+    return click.option(name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=what)
+
+
+@click.command(
+    epilog=f"Sizes are written as {'; '.join(map(shapes.usage, shapes.KINDS))}. Names: {', '.join(shapes.NAMED)}."
+)
+@click.option(
+    "--shape",
+    "asked",
+    type=_Shape(),
+    multiple=True,
+    help="A name, or sizes such as fc:4096,32,32,16,10; can be given several times. Default: on an accelerator all "
+    f"names; on a CPU {', '.join(shapes.ON_CPU)}.",
+)
+@click.option(
+    "--row",
+    "rows",
+    type=click.Choice(shapes.ROWS),
+    multiple=True,
+    help="What to measure. Default: all; of lm in-place.",
+)
+@click.option(
+    "--implementation",
+    "implementations",
+    type=click.Choice(["triton", "pallas", "xla"]),
+    multiple=True,
+    help="Default: each that runs here.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(["float32", "bfloat16"]),
+    multiple=True,
+    help="Of the tables; of all of lm. Default: float32.",
+)
+@click.option(
+    "--lm-batch",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Windows in a step of --shape lm.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(3), default=20, show_default=True, help="Loops that are timed for a row."
+)
+@_file("--csv", "Write every row to this file as soon as it is measured.")
+@_file("--png", "Draw the times to this file.")
+@_file("--markdown", "Write the table to this file.")
+@click.option(
+    "--huge-pages",
+    is_flag=True,
+    help="Start again with large memory pages (a setting of glibc): faster for large tables on a CPU.",
+)
+def bench(
+    asked: tuple[Any, ...],
+    rows: tuple[str, ...],
+    implementations: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    lm_batch: int,
+    repeats: int,
+    csv: Path | None,
+    png: Path | None,
+    markdown: Path | None,
+    huge_pages: bool,
+) -> None:
+    """Measure the ops on this machine, forward, backward and update.
+
+    Times are device times of a call, from many calls inside one compiled loop; beside them is the bandwidth of a copy
+    in the same run, and the time that the bytes which have to move would take with it. Ctrl-C ends the run with
+    the rows so far.
+    """
+    from lutjax.cli._huge_pages import restart_with_huge_pages
+
+    for name, path in (("--csv", csv), ("--png", png), ("--markdown", markdown)):
+        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+            raise click.BadParameter(
+                f"{str(path.parent)!r} is no folder that can be written to; make it, or choose another one.",
+                param_hint=name,
+            )
+    if huge_pages:
+        restart_with_huge_pages()
+
+    import jax
+    from rich.console import Console
+
+    from lutjax.benchmark import cases, report
+    from lutjax.benchmark.results import Machine, measured
+
+    names = shapes.ON_CPU if jax.default_backend() == "cpu" else tuple(shapes.NAMED)
+    chosen = asked or tuple(shapes.NAMED[name] for name in names)
+    todo = [
+        case
+        for shape in chosen
+        for dtype in dtypes or ("float32",)
+        for case in cases.cases(
+            shapes.LanguageModel(lm_batch) if shape == shapes.LanguageModel() else shape,
+            rows=rows,
+            dtype=dtype,
+            implementations=implementations or cases.IMPLEMENTATIONS,
+        )
+    ]
+    if not todo:
+        raise click.UsageError(
+            f"nothing to measure: on {jax.devices()[0].device_kind} no implementation that was asked for has a kernel "
+            "for these shapes and rows. Leave --implementation or --row out."
+        )
+    console = Console() if Console().is_terminal else Console(width=_WIDTH)
+    machine = None
+    results: list[Result] = []
+    with (
+        contextlib.nullcontext() if csv is None else csv.open("w", newline="") as file,
+        contextlib.suppress(KeyboardInterrupt),
+        _Progress(console, len(todo)) as progress,
+    ):
+        write = None if file is None else report.csv_writer(file)
+        progress.starts("the bandwidth of a copy")
+        machine = Machine.here()
+        for case in todo:
+            progress.starts(f"{case.name}, {case.row}, {case.implementation}, {case.dtype}")
+            results.append(measured(machine, case, repeats=repeats))
+            if write is not None:
+                write(results[-1])
+            progress.ended(results[-1])
+    if machine is not None:
+        console.print(str(machine), highlight=False, soft_wrap=True)
+        console.print(report.table(results, console))
+        if markdown is not None:
+            markdown.write_text(report.markdown(machine, results))
+        if png is not None:
+            report.plot(machine, results, png)
+    for path in (csv, markdown, png):
+        if path is not None and path.exists():
+            click.echo(f"written: {path}")
+    if len(results) < len(todo):
+        click.echo(f"interrupted after {len(results)} of {len(todo)} rows.")
+        raise SystemExit(130)
+
+
+class _Progress:
+    """Shows what is being measured: a bar on a terminal, else a line for every row. A context manager."""
+
+    def __init__(self, console: "Console", rows: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = console
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}"),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=rows)
+
+    def __enter__(self) -> "_Progress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def starts(self, what: str) -> None:
+        """This is measured next."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+
+    def ended(self, result: "Result") -> None:
+        """One row is done."""
+        if self._bar is not None:
+            self._bar.advance(self._task)
+        else:
+            self._console.print(str(result), highlight=False, soft_wrap=True)

@@ -1,0 +1,33 @@
+"""Updates after `lutjax.lookup_attention` in Triton."""
+
+import jax
+
+from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
+from lutjax._row_rules import RowRule, RowState
+from lutjax.kernels._triton import _rows, lookup_attention
+from lutjax.kernels.registry import Device
+
+
+def forward(
+    weights: jax.Array,
+    state: RowState,
+    rate: jax.Array,
+    factor: jax.Array | None,
+    dy: jax.Array,
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    *,
+    window: int | None,
+    rule: RowRule,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> tuple[jax.Array, RowState]:
+    pairs = lookup_attention.Pairs.of(
+        weights, query, key, position, start, query_segments, key_segments, window
+    )
+    return lookup_attention.add_rows(pairs, dy, _rows.step(rate, factor), None, device), state

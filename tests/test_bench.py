@@ -1,0 +1,386 @@
+"""`lutjax bench`: what is measured, that it is measured, and what is written of it."""
+
+import csv
+import io
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import lutjax
+from lutjax.benchmark import cases, language_model, measure, report, results, shapes
+from lutjax.benchmark.measure import Timing, device_time, peak_bytes
+from lutjax.cli import _bench
+from lutjax.cli._main import cli
+
+TINY = {
+    "fc": "fc:8,4,3,2,2",
+    "sparse": "sparse:8,4,5,2,2,3",
+    "seq": "seq:2,5,4,3,1,1",
+    "window": "seq:2,5,4,3,1,1,2",
+    "no_positions": "seq:2,5,4,3,1,0",
+    "pair": "pair:2,5,4,3,2,1",
+    "pair-interleaved": "pair-interleaved:2,5,4,3,2,4",
+}
+
+
+def bench(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["bench", *map(str, words)])
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def instantly(monkeypatch: pytest.MonkeyPatch) -> list[cases.Case]:
+    """Nothing runs; the cases that would have been measured."""
+    measured: list[cases.Case] = []
+
+    def time(self: cases.Case, **options: Any) -> Timing:
+        measured.append(self)
+        return Timing(1e-3, 2e-3, 3e-3, 10, 20, 3 * self.table_bytes)
+
+    monkeypatch.setattr(cases.Case, "measure", time)
+    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+    return measured
+
+
+# ------------------------------------------------------------------------------------------------- measuring
+def hoisted(*args: Any) -> list[str]:
+    """Instructions of the calls that are not in the loop any more."""
+    text = measure._any_count(jnp.dot, False, (), args).as_text()
+    entry = text[text.index("\nENTRY") :]
+    assert " while(" in entry
+    return [line for line in entry.splitlines() if "while/body" in line]
+
+
+def test_the_work_stays_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = jnp.ones((64, 64))
+    assert not hoisted(a, a)
+    monkeypatch.setattr(jax.lax, "optimization_barrier", lambda arrays: arrays)
+    assert hoisted(a, a)
+
+
+def test_time_grows_with_the_work() -> None:
+    def sort(a: jax.Array) -> jax.Array:
+        return jnp.sort(a)
+
+    short, long = (
+        device_time(sort, jnp.arange(n, 0, -1), repeats=5, loop_seconds=0.01) for n in (2**10, 2**15)
+    )
+    assert short.loops == 5
+    assert short.calls > long.calls
+    assert short.p20 <= short.p50 <= short.p80 < long.p50
+
+
+def test_in_place_the_state_is_carried_on_and_consumed() -> None:
+    counts = []
+
+    def step(count: jax.Array, by: jax.Array) -> tuple[jax.Array, tuple[()]]:
+        jax.debug.callback(lambda c: counts.append(int(c)), count, ordered=True)
+        return count + by, ()
+
+    state = jnp.int32(0)
+    timing = device_time(step, state, jnp.int32(2), in_place=True, repeats=3, loop_seconds=1e-6)
+    jax.effects_barrier()
+    assert counts == list(range(0, 2 * len(counts), 2))
+    assert len(counts) >= timing.calls * timing.loops
+    assert state.is_deleted()
+
+
+def test_an_accelerator_gets_a_loop_of_known_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    loop = measure._loop
+
+    def remember(f: Any, in_place: bool, count: int | None) -> Any:
+        lengths.append(count)
+        return loop(f, in_place, count)
+
+    monkeypatch.setattr(measure, "_loop", remember)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    timing = device_time(jnp.sin, jnp.ones(10), repeats=3, loop_seconds=1e-4)
+    assert lengths == [None, timing.calls]
+    assert timing.p50 > 0
+
+
+def test_a_slow_call_stops_at_the_budget() -> None:
+    timing = device_time(jnp.sin, jnp.ones(10), repeats=1000, loop_seconds=1e-3, budget=0.0)
+    assert timing.loops == 3
+
+
+def test_peak_bytes_of_abstract_arrays() -> None:
+    a = jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
+    peak = peak_bytes(lambda x: (x + 1, ()), a, in_place=True)
+    assert peak is not None
+    assert 4e6 <= peak < 4.1e6
+
+
+def test_copy_bandwidth() -> None:
+    assert 1e6 < measure.copy_bandwidth(2**20) < 1e14
+
+
+# ---------------------------------------------------------------------------------------------------- shapes
+@pytest.mark.parametrize("name", shapes.NAMED)
+def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
+    shape = shapes.NAMED[name]
+    assert shapes.parse(name) == shape == shapes.parse(str(shape))
+    assert shapes.name_of(shape) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("large", "'large' is no shape; it must be one of ffn, unembed"),
+        ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; seq:"),
+        ("fc:1,2,x,4,5", "sizes that are not whole numbers; expected fc:batch"),
+        ("fc:1,2,3", "has 3 sizes; expected fc:batch,inputs,outputs,detectors,anchors"),
+        ("seq:1,2,3,4,5,6,7,8", "has 8 sizes; expected seq:batch,length,inputs"),
+        ("fc:0,4,4,4,4", "batch is 0; it must be at least 1"),
+        ("fc:1,1,4,4,4", "inputs is 1; it must be at least 2"),
+        ("seq:1,4,4,4,14,4", "a row has 32 address bits; it can have at most 30"),
+        ("pair-interleaved:1,4,4,4,4,3", "position_bits is 3; interleaved it must be that of inputs, 4"),
+        ("lm:0", "batch is 0"),
+    ],
+)
+def test_bad_shapes(text: str, message: str, instantly: list[cases.Case]) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        shapes.parse(text)
+    result = bench("--shape", "ffn", "--shape", text)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not instantly
+
+
+def test_bytes_of_a_fully_connected_shape() -> None:
+    """2 samples, 3 inputs, 5 outputs, 7 detectors of 1 pair."""
+    shape = shapes.FullyConnected(2, 3, 5, 7, 1)
+    uses, row = 2 * 7, 5 * 4
+    inputs, outputs = (2 * 3 + 7 * 2) * 4, 2 * 5 * 4
+    assert shape.bytes_moved("forward", 4) == inputs + uses * 8 + uses * row + outputs
+    both = inputs + 2 * 3 * 4 + uses * 36 + 5 * uses * row + 2 * outputs
+    assert shape.bytes_moved("in-place", 4) == both
+    assert shape.bytes_moved("dense", 4) == both + 7 * 2 * row
+    assert shape.bytes_moved("update", 4) == uses * 4 + outputs + 2 * uses * row
+    # Rows and outputs of half the size.
+    assert shape.bytes_moved("forward", 2) == inputs + uses * 8 + uses * row // 2 + outputs // 2
+
+
+def test_bytes_of_pairs() -> None:
+    """4 places, each with at most the 2 before it: 0 + 1 + 2 + 2 pairs."""
+    shape = shapes.Sequence(batch=3, length=4, inputs=2, detectors=5, anchors=1, position_bits=1, window=2)
+    assert shape.uses == 3 * 5 * 5
+    assert shape.table == (5, 2**3, 2)
+    assert shape.detections == 5 * (3 * 4 + 2)
+    assert shape.bytes_moved("update", 4) == shape.detections * 4 + 3 * 4 * 2 * 4 + 2 * 75 * 8
+    full = shapes.Sequence(3, 4, 2, 5, 1, 1)
+    assert full.uses == 3 * 6 * 5 == shapes.Sequence(3, 4, 2, 5, 1, 1, 3).uses
+    assert shapes.Pair(3, 4, 2, 5, 1, 1).detections == 0
+
+
+def test_bytes_of_the_language_model_are_those_of_its_layers() -> None:
+    """About 4 ms of an H200 if nothing is cached."""
+    layers = language_model.layers(shapes.LanguageModel(128))
+    assert len(layers) == 13
+    assert 15e9 < language_model.bytes_moved(shapes.LanguageModel(128), "in-place", 4) < 17e9
+    tables = sum(layer.table_bytes(4) for layer in layers)
+    positions = 6 * 31 * 64 * 4 * 4
+    assert tables + positions == language_model.Step(1, "factored").table_bytes
+
+
+# ----------------------------------------------------------------------------------------------------- cases
+def abstract(shape: shapes.Shape, row: str, dtype: str = "float32") -> Any:
+    return jax.eval_shape(lambda: cases.arguments(shape, row, dtype))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("text", TINY.values(), ids=TINY)
+def test_rows_of_every_kind(text: str, dtype: str) -> None:
+    """Each returns what it says."""
+    shape = shapes.parse(text)
+    assert isinstance(shape, shapes.Shape)
+    out = {r: jax.eval_shape(cases.function(shape, r), *abstract(shape, r, dtype)) for r in shapes.ROWS}
+    y, gradients = out["dense"]
+    assert y == out["forward"] == out["in-place"][1][0]
+    assert (y.size, y.dtype) == (shape.numbers_out, dtype)
+    table = gradients.pop("weights")
+    assert (table.shape, table.dtype) == (shape.table, dtype)
+    assert table == out["in-place"][0] == out["update"][0]
+    assert gradients == out["in-place"][1][1]
+    assert sum(g.size for g in gradients.values()) == shape.numbers_in
+
+
+def test_in_place_copies_no_table() -> None:
+    shape = shapes.parse("seq:1,3,4,2,6,4")
+    assert isinstance(shape, shapes.Shape)
+    peak = peak_bytes(cases.function(shape, "in-place"), *abstract(shape, "in-place"), in_place=True)
+    assert peak is not None
+    assert 1 <= peak / shape.table_bytes(4) < 1.1
+
+
+def test_implementations_are_those_with_a_kernel_here() -> None:
+    shape = shapes.parse(TINY["seq"])
+    plain = list(cases.cases(shape))
+    assert [c.row for c in plain] == list(shapes.ROWS)
+    assert {c.implementation for c in plain} == {"xla"}
+    assert plain[-2].kernel_names == (
+        "detect: xla, detect_signs: xla, lookup_attention: xla, lookup_attention_update: xla"
+    )
+    registered = lutjax.kernel_registry.register(
+        "lookup_attention",
+        "pallas",
+        "any",
+        "nowhere",
+        unsupported=lambda c: c.options["window"] and "a window",
+    )
+    try:
+        both = {(c.row, c.implementation): c for c in cases.cases(shape)}
+        windowed = list(cases.cases(shapes.parse(TINY["window"])))
+    finally:
+        lutjax.kernel_registry.unregister("lookup_attention", registered.platform, registered.backend)
+    assert len(both) == 7  # the update has no kernel of it
+    assert (
+        both["forward", "pallas"].kernel_names == "detect: xla, detect_signs: xla, lookup_attention: pallas"
+    )
+    assert {c.implementation for c in windowed} == {"xla"}
+
+
+# ----------------------------------------------------------------------------------------------- the command
+def test_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+    files = [tmp_path / name for name in ("rows.csv", "table.md", "bars.png")]
+    out = bench(
+        *("--shape", TINY["fc"], "--row", "forward", "--row", "in-place", "--repeats", 3),
+        *("--csv", files[0], "--markdown", files[1], "--png", files[2]),
+    )
+    assert out.exit_code == 0, out.output
+    assert "a copy moves 1.0 GB/s" in out.output
+    assert "It is a reference, not a promise" in " ".join(out.output.split())
+    rows = rows_of(files[0])
+    assert [(r["shape"], r["row"], r["implementation"]) for r in rows] == [
+        (TINY["fc"], "forward", "xla"),
+        (TINY["fc"], "in-place", "xla"),
+    ]
+    for row in rows:
+        assert 0 < float(row["p20_s"]) <= float(row["p50_s"]) <= float(row["p80_s"])
+        assert float(row["limit_s"]) == int(row["bytes"]) / 1e9
+        assert row["device"] == jax.devices()[0].device_kind
+        assert (row["jax"], row["lutjax"], row["dtype"]) == (jax.__version__, lutjax.__version__, "float32")
+        assert int(row["peak_bytes"]) > int(row["table_bytes"]) == 2 * 4 * 3 * 4
+    assert f"| {TINY['fc']} | in-place | xla |" in files[1].read_text()
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_run_has_the_rows_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instantly: list[cases.Case]
+) -> None:
+    measure_one = cases.Case.measure
+
+    def interrupt(self: cases.Case, **options: Any) -> Timing:
+        if len(instantly) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return measure_one(self, **options)
+
+    monkeypatch.setattr(cases.Case, "measure", interrupt)
+    rows, picture = tmp_path / "rows.csv", tmp_path / "bars.png"
+    out = bench("--shape", TINY["fc"], "--csv", rows, "--png", picture)
+    assert out.exit_code == 130
+    assert "interrupted after 2 of 4 rows" in out.output
+    assert [r["row"] for r in rows_of(rows)] == ["forward", "dense"]
+    assert picture.exists()
+
+
+def test_what_does_not_fit_the_memory_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: cases.Case, **options: Any) -> Timing:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(cases.Case, "measure", fail)
+    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+    path = tmp_path / "rows.csv"
+    out = bench("--shape", TINY["fc"], "--row", "forward", "--csv", path, "--png", tmp_path / "bars.png")
+    assert out.exit_code == 0
+    [row] = rows_of(path)
+    assert (row["p50_s"], row["note"]) == ("", "out of memory")
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_defaults_on_a_cpu(instantly: list[cases.Case]) -> None:
+    assert bench("--row", "forward", "--dtype", "float32", "--dtype", "bfloat16").exit_code == 0
+    expected = [(name, dtype) for name in shapes.ON_CPU for dtype in ("float32", "bfloat16")]
+    if jax.default_backend() == "cpu":
+        assert [(c.name, c.dtype) for c in instantly] == expected
+
+
+def test_the_language_model_is_a_row(instantly: list[cases.Case]) -> None:
+    out = bench("--shape", "lm", "--lm-batch", 4)
+    assert out.exit_code == 0
+    [case] = instantly
+    assert (case.name, case.row) == ("lm:4", "in-place")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--csv", "missing/rows.csv"], "'missing' is no folder that can be written to"),
+        (["--png", "."], "is a directory"),
+        (["--repeats", "2"], "not in the range"),
+        (["--dtype", "int8"], "'float32', 'bfloat16'"),
+        (["--shape", "lm", "--row", "forward"], "nothing to measure"),
+    ],
+)
+def test_bad_input_is_one_message(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instantly: list[cases.Case],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = bench(*words)
+    assert out.exit_code == 2
+    assert message in " ".join(out.output.split())
+    assert not instantly
+    assert not list(tmp_path.iterdir())
+
+
+def test_recorded_figures_are_shown_where_they_were_measured() -> None:
+    for name, row, dtype, device in results.recorded():
+        assert name in shapes.NAMED
+        assert row in shapes.ROWS
+        assert (dtype, device) == ("float32", "NVIDIA H200")
+    timing = Timing(1e-4, 1e-4, 1e-4, 1, 3, None)
+    for device, dtype, shown in (
+        ("NVIDIA H200", "float32", True),
+        ("NVIDIA H200", "bfloat16", False),
+        ("cpu", "float32", False),
+    ):
+        machine = results.Machine(device, 3.9e12)
+        case = cases.Case(shapes.NAMED["seq-128x32"], "in-place", "xla", dtype, {})
+        result = results.Result(machine, case, timing)
+        names, [cells] = report.columns([result])
+        assert ("CUDA" in names) == shown == ("3.62 ms" in cells)
+        assert len(names) == len(cells)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, set()), (60, {"p20-p80", "/ tables", "moves"})])
+def test_a_narrow_terminal_gets_fewer_columns(width: int, left_out: set[str]) -> None:
+    machine = results.Machine("cpu", 1e10)
+    case = cases.Case(shapes.NAMED["ffn"], "in-place", "xla", "float32", {})
+    result = results.Result(machine, case, Timing(1e-4, 1e-4, 1e-4, 1, 3, 10**6))
+    made = report.table([result], Console(width=width))
+    names, _ = report.columns([result])
+    assert set(names) - {str(column.header) for column in made.columns} == left_out
+
+
+def test_bar_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with _bench._Progress(Console(file=stream, force_terminal=True, width=120), rows=2) as progress:
+        progress.starts("ffn, forward, xla, float32")
+    assert "ffn, forward, xla, float32" in stream.getvalue()
