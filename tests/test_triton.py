@@ -193,6 +193,38 @@ def test_sparse_lookup_of_any_ids(monkeypatch, compared):
     same_as_plain_jax(look_up, weights, margin)
 
 
+@pytest.mark.parametrize(
+    ("interleave", "window", "start", "epsilon"),
+    [(False, None, 3, 0.375), slow(True, 2, -2, 0.0), (False, 0, 0, 0.0), slow(False, None, 2**30, 0.0)],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_pair_attention_of_any_place(interleave, window, start, epsilon):
+    """Ids beyond the inputs, places that only the run knows, distances beyond the positions."""
+    rng = np.random.default_rng(0)
+
+    def grid(*shape):
+        return jnp.asarray(rng.integers(-8, 9, shape) / 4, jnp.float32)
+
+    x, keys, weights, positions = grid(2, 6, 3), grid(2, 9, 3), grid(3, 8, 5), grid(4, 3, 3)
+    anchors = jnp.asarray(rng.integers(-3, 14, (3, 3, 2)), jnp.int32)
+
+    def attend(implementation, x, keys, weights, positions):
+        return lutjax.lut_pair_attention(
+            x,
+            weights,
+            anchors,
+            positions,
+            keys=keys,
+            interleave=interleave,
+            window=window,
+            query_start=jnp.int32(start),
+            epsilon=epsilon,
+            implementation=implementation,
+        )
+
+    same_as_plain_jax(attend, x, keys, weights, positions)
+
+
 # ------------------------------------------------------------------------------------- compiled
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
 
