@@ -46,7 +46,7 @@ class Case:
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
       implementation: its kernels run where there are any, those in plain JAX elsewhere.
-      dtype: of tables and outputs; of everything in a language model.
+      dtype: of tables and outputs; of the tables alone in a language model.
       kernels: what runs each op.
     """
 
@@ -106,7 +106,7 @@ class Case:
 def _language_model_step(batch: int, row: str, dtype: str) -> Any:
     from lutjax.benchmark import language_model
 
-    return language_model.Step(batch, language_model.TABLE_GRADIENTS[row], param_dtype=dtype)
+    return language_model.Step(batch, language_model.TABLE_GRADIENTS[row], table_dtype=dtype)
 
 
 def cases(
