@@ -77,6 +77,9 @@ def tune(
         raise click.ClickException(str(error)) from None
     if resume:
         todo = [kernel for kernel in todo if kernel.key not in document.entries]
+        if not todo:
+            click.echo(f"{output} has all of these kernels and sizes.")
+            return
     console = make_console()
     results: list[Found] = []
     with contextlib.suppress(KeyboardInterrupt), Progress(console, len(todo)) as progress:

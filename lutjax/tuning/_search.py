@@ -31,7 +31,7 @@ EFFORTS: dict[Effort, int] = {"quick": 1, "thorough": 2}
 Values = tuple[dict[str, Any], dict[str, Any], Any]  # what `cases.arrays` returns
 
 _GAIN = 0.01  # part of the time by which a launch has to be faster to be preferred: less is noise
-_VALUES = (4, 64)  # of a tile, that a thread holds
+_VALUES = (4.0, 64.0)  # of a tile, that a thread holds
 _VERSIONS_OF = ("jax", "jax-triton", "jaxlib", "lutjax", "triton")
 
 
