@@ -283,7 +283,7 @@ def test_descent_finds_the_fastest(effort: _search.Effort) -> None:
 def test_two_fields_at_once_cross_a_ridge() -> None:
     def ridge(launch: Launch) -> float:
         """Faster only if more rows come with more warps."""
-        return 1 / launch.rows if launch.rows == 8 * launch.warps else 10 + launch.rows
+        return 1 / launch.rows if launch.rows == 8 * launch.warps else 10.0 + launch.rows
 
     start = Launch(8, 32, 0, 1)
     values = _search.fields(LARGE, start)
@@ -339,13 +339,14 @@ def test_values_that_are_tried() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- a shape's kernels
-TINY = "seq:1,3,4,2,1,1"
+SEQUENCE, TINY = "seq:1,3,4,2,1,0", "fc:4,3,2,2,1"
 
 
 @pytest.fixture
 def interpreted() -> Iterator[None]:
     pytest.importorskip("jax_triton")
-    triton_interpreter = pytest.importorskip("triton_interpreter")
+    import triton_interpreter
+
     with triton_interpreter.interpreted():
         yield
 
@@ -367,7 +368,11 @@ def instantly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seconds = 1e-6 * bowl(kernel.launch)
         return Timing(seconds, seconds, seconds, 1, 1, None)
 
+    def zeros(part: _search.Part) -> Any:
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), part.abstract())
+
     monkeypatch.setattr(_search, "device_time", time)
+    monkeypatch.setattr(_search.Part, "arrays", zeros)
     return measured
 
 
@@ -376,12 +381,18 @@ def tune(*words: object) -> Result:
 
 
 def test_kernels_of_a_shape(interpreted: None) -> None:
-    shape = shapes.parse(TINY)
+    shape = shapes.parse(SEQUENCE)
     found = [k for k in _search.kernels([shape, shape], ("float32",)) if "attention" in k.asked.kernel]
     parts = {k.asked.kernel.partition(".")[2]: k.part.in_place for k in found}
     assert parts == {"forward": False, "margins": False, "table": True}
     assert all(k.asked.sizes["queries"] == k.asked.sizes["keys"] == 3 for k in found)
     assert "lookup_attention.forward, samples 1, queries 3, keys 3, detectors 2" in str(found[0])
+    table = found[-1].part
+    arrays = table.arrays()
+    assert jax.tree.map(jnp.shape, arrays) == jax.tree.map(jnp.shape, table.abstract())
+    stepped, _ = table.run(*arrays)
+    assert stepped.shape == arrays[0].shape == (2, 2**2, 4)
+    assert jnp.any(stepped != arrays[0])
     # 16-bit tables cannot be updated in place: the same kernel for their gradient as an array.
     [table] = [
         k for k in _search.kernels([shape], ("bfloat16",)) if k.asked.kernel == "lookup_attention.table"
@@ -396,7 +407,7 @@ def test_the_command(interpreted: None, instantly: list[str], tmp_path: Path) ->
     assert f"written: {path}" in out.output
     document = _files.read(path)
     kernels = {kernel for kernel, _ in document.entries}
-    assert {"lookup_attention.forward", "lookup_attention.margins", "lookup_attention.table"} <= kernels
+    assert {"lookup.forward", "lookup.margins", "lookup.table"} <= kernels
     assert document.device == jax.devices()[0].device_kind
     assert document.versions["lutjax"] == lutjax.__version__
     assert kernels == set(instantly)

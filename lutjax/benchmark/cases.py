@@ -153,7 +153,7 @@ def kernels(shape: Shape, row: str, implementation: str, dtype: str) -> Kernels:
             ).platform.value
             for direction in call.directions
         }
-        for call in calls(shape, row, *_abstract(shape, dtype))
+        for call in calls(shape, row, *abstract(shape, dtype))
     }
 
 
@@ -199,7 +199,7 @@ def calls(
 
 
 @functools.cache
-def _abstract(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def abstract(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Shapes and dtypes of `arrays`."""
     return jax.eval_shape(functools.partial(arrays, shape, dtype))
 

@@ -54,7 +54,7 @@ class Part:
 
     def abstract(self) -> tuple[Any, ...]:
         """Shapes and dtypes of its arrays."""
-        return jax.eval_shape(lambda: self.prepare(cases.arrays(self.shape, self.dtype)))
+        return jax.eval_shape(self.prepare, cases.abstract(self.shape, self.dtype))
 
     def arrays(self) -> tuple[Any, ...]:
         """Its arrays, with random numbers."""
@@ -138,7 +138,7 @@ def parts(shape: shapes.Shape, dtype: str, reasons: dict[str, None] | None = Non
     backward: list[Part] = []
     update: list[Part] = []
     of_table: list[Part] = []
-    values = jax.eval_shape(functools.partial(cases.arrays, shape, dtype))
+    values = cases.abstract(shape, dtype)
     for number, call in enumerate(cases.calls(shape, cases.IN_PLACE, *values)):
         table = _operation(call.op).table
         for direction in call.directions:
