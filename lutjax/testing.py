@@ -52,6 +52,12 @@ FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vma
 LOOK_UPS = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
 """The ops that read tables."""
 
+# Calls of Triton kernels, whose form jax does not promise to keep.
+_OF_TRITON = [
+    jax.export.DisabledSafetyCheck.custom_call(name)
+    for name in ("triton_kernel_call", "triton_kernel_call_ffi")
+]
+
 # What differs between two correct orders of the few operations that are not exact on the grids: the slope
 # of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2**-11}
@@ -308,7 +314,7 @@ def check_lowering(
         exported = jax.export.export(
             jax.jit(functools.partial(_value_and_cotangents, f)),
             platforms=[platform],
-            disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call")],
+            disabled_checks=_OF_TRITON,
         )(*arguments)
     lowered = [(a.shape, a.dtype) for a in exported.out_avals]
     wanted = [(a.shape, a.dtype) for a in jax.tree.leaves((expected, case.differentiable))]
@@ -513,7 +519,8 @@ def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, 
 def _exported(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
 ) -> tuple[Arrays, Arrays]:
-    exported = jax.export.export(jax.jit(functools.partial(gradients, f)))(case.differentiable, ct)
+    function = jax.jit(functools.partial(gradients, f))
+    exported = jax.export.export(function, disabled_checks=_OF_TRITON)(case.differentiable, ct)
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 

@@ -17,7 +17,7 @@ from triton.runtime import interpreter
 
 import lutjax
 from lutjax.kernels import _triton
-from lutjax.kernels._triton import _launch, _support
+from lutjax.kernels._triton import _launch, _rows, _support
 from lutjax.ops import _transforms
 
 _NAMES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
@@ -119,6 +119,7 @@ def interpreted() -> Iterator[None]:
     # Once for all: the interpreter would patch again at every call of a function, and not undo it.
     language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
+    patch.setattr(_rows, "prefetch", lambda address: None)
     patch.setattr(_launch, "_run", _run)
     registry = lutjax.kernel_registry
     added = [

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype
+from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._triton._launch import kernel
 from lutjax.kernels._triton._support import shared_memory
 from lutjax.kernels.registry import Device
@@ -93,25 +93,6 @@ def arithmetic(weights: jax.Array, accumulate: FixedPoint | None) -> dict[str, A
         "SUM": number if accumulate is None else tl.int32,
         "SCALE": 0.0 if accumulate is None else accumulate.scale,
     }
-
-
-def changed(
-    weights: jax.Array, step: jax.Array | None, accumulate: FixedPoint | None
-) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
-    """Inputs and arguments of `launch` for a kernel that adds to zeros, or steps to the table itself.
-
-    Its parameters: ``..., step, unused, total``.
-    """
-    if step is None:
-        one = jnp.ones((1,), accumulator(weights.dtype))
-        zeros = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, accumulate))
-        return (one, one), {"zeroed": [zeros]}
-    return (step.reshape(1),), {"in_place": [weights]}
-
-
-def step(rate: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """What gradients are multiplied by before they are added to a table."""
-    return -rate if factor is None else -rate * factor.astype(rate.dtype)
 
 
 def sum_of_parts(parts: jax.Array) -> jax.Array:
@@ -201,6 +182,12 @@ def cotangent(margin, difference, ACC: tl.constexpr, SCALE: tl.constexpr):
     """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
     of_margin = slope(margin)
     return addend(of_margin * number(difference, ACC, SCALE).to(of_margin.dtype), SCALE)
+
+
+@kernel
+def touch(touched, t, row, exists, n_rows: tl.constexpr):
+    """Marks the rows of a table that are added to."""
+    tl.store(touched + clamped(row, t, n_rows), tl.full(row.shape, 1, tl.int32), mask=exists)
 
 
 @kernel

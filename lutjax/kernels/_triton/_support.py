@@ -7,7 +7,8 @@ import re
 
 import jax
 
-from lutjax._dtypes import FLOATS, accumulator
+from lutjax._dtypes import FLOATS
+from lutjax._row_rules import SGD
 from lutjax.kernels.registry import Call, Device
 
 REQUIRES = ("jax_triton", "triton")
@@ -82,12 +83,6 @@ def unsupported_arguments(call: Call) -> str | None:
     for leaf in jax.tree.leaves(call.arguments):
         if leaf.dtype.name not in (*FLOATS, "int32"):
             return f"has no kernel for {leaf.dtype}"
-    if call.op.endswith("_update"):
-        weights = call.arguments[0]
-        if not call.options["rule"].additive:
-            return f"{call.options['rule']} needs the sum over the look-ups of each row"
-        if call.options["accumulate"] is not None:
-            return "sums of integers for each row need memory of their own"
-        if accumulator(weights.dtype) != weights.dtype:
-            return f"rows of {weights.dtype} are summed in float32 first"
+    if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
+        return f"moves rows by SGD only, not by {call.options['rule']}"
     return None

@@ -12,7 +12,7 @@ import triton.language as tl
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _rows
+from lutjax.kernels._triton import _rows, _updates
 from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
@@ -57,7 +57,8 @@ def backward(
     weights, d = saved
     d_weights = d_margin = None
     if needs[0]:
-        d_weights = add_rows(weights, d, dy, None, accumulate, device)
+        addition = _updates.gradient(weights, accumulate)
+        d_weights, _ = add_rows(addition, accumulate, weights, d, dy, device)
     if needs[1]:
         d_margin = _margins(weights, d, dy, accumulate, device)
     return d_weights, d_margin
@@ -93,25 +94,21 @@ def _margins(
 
 
 def add_rows(
+    addition: _updates.Addition,
+    accumulate: FixedPoint | None,
     weights: jax.Array,
     d: Detection,
     dy: jax.Array,
-    step: jax.Array | None,
-    accumulate: FixedPoint | None,
     device: Device,
-) -> jax.Array:
-    """Adds `dy` to every row that was read: of an array of zeros, or `step` times of the table itself."""
-    n_detectors, _, n_outputs = weights.shape
-    n_samples = len(dy)
+) -> tuple[jax.Array, ...]:
+    """Adds `dy` to every row that was read."""
+    n_samples, n_outputs = dy.shape
     how = launch_of("lookup.table", _sizes(weights, n_samples), device, _table_rule)
-    tile = _rows.Tile(how, n_samples, n_outputs, n_detectors, device)
-    inputs, changed = _rows.changed(weights, step, accumulate)
-    (total,) = launch(
+    tile = _rows.Tile(how, n_samples, n_outputs, addition.total.shape[0], device)
+    return addition(
         _add_rows,
         d.index.T,
         dy,
-        *inputs,
-        **changed,
         programs=_programs(tile),
         device=device,
         warps=how.warps,
@@ -120,7 +117,6 @@ def add_rows(
         **_rows.arithmetic(weights, accumulate),
         **tile.constants,
     )
-    return total
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -140,17 +136,20 @@ def _programs(tile: _rows.Tile) -> int:
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    detectors = _rows.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
-    return Launch(rows=32, outputs=32, detectors=detectors, warps=4)
+    programs = sizes["samples"] * sizes["outputs"] // 256
+    return Launch(rows=8, outputs=32, detectors=_rows.split(programs, sizes["detectors"]), warps=1)
 
 
 def _margins_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=32, outputs=64, detectors=_rows.split(sizes["samples"] // 32, sizes["detectors"]))
+    detectors = _rows.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
+    return Launch(rows=32, outputs=32, detectors=min(detectors, 16), warps=1)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
-    detectors = _rows.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
-    return Launch(rows=32, outputs=32, detectors=detectors, warps=4)
+    if sizes["outputs"] <= 64:
+        return Launch(rows=16, outputs=32, detectors=1, warps=1)
+    detectors = _rows.split(sizes["samples"] * sizes["outputs"] // 4096, sizes["detectors"])
+    return Launch(rows=32, outputs=128, detectors=min(detectors, 16), warps=4)
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -227,10 +226,15 @@ def _add_rows(
     index,
     dy,
     step,
-    unused,
+    first,
+    unused0,
+    unused1,
     total,
+    touched,
     n_samples: tl.constexpr,
     n_detectors: tl.constexpr,
+    n_tables: tl.constexpr,
+    TOUCH: tl.constexpr,
     n_rows: tl.constexpr,
     n_outputs: tl.constexpr,
     ROWS: tl.constexpr,
@@ -244,10 +248,13 @@ def _add_rows(
     exists = sample_exists[:, None] & output_exists[None, :]
     value = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(ACC)
     value = _rows.addend(value * tl.load(step), SCALE)
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+    index += tl.load(first).to(tl.int64) * n_samples
+    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_tables)):
         row = tl.load(index + t.to(tl.int64) * n_samples + sample, mask=sample_exists, other=0)
         at = _rows.offset(row, n_rows, n_outputs)[:, None] + output[None, :]
         table = _rows.table(total, t, n_rows, n_outputs)
+        if TOUCH:
+            _rows.touch(touched, t, row, sample_exists, n_rows)
         tl.atomic_add(table + at, value, mask=exists, sem="relaxed")
 
 

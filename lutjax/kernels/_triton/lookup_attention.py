@@ -14,13 +14,11 @@ import triton.language as tl
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _rows
+from lutjax.kernels._triton import _rows, _updates
 from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
-
-PREFETCH = False
 
 
 def forward(
@@ -66,7 +64,10 @@ def backward(
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
     pairs = Pairs.of(*saved, window)
-    d_weights = add_rows(pairs, dy, None, accumulate, device) if needs[0] else None
+    d_weights = None
+    if needs[0]:
+        addition = _updates.gradient(saved[0], accumulate)
+        d_weights, _ = add_rows(addition, accumulate, pairs, dy, device)
     if any(needs[1:4]):
         d_query, d_key, d_position = _margins(pairs, saved, dy, needs[3], accumulate, device)
     return (
@@ -138,25 +139,24 @@ def _times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
 
 
 def add_rows(
-    pairs: "Pairs", dy: jax.Array, step: jax.Array | None, accumulate: FixedPoint | None, device: Device
-) -> jax.Array:
-    """Adds `dy` to the row of every pair: of an array of zeros, or `step` times of the table itself."""
+    addition: _updates.Addition,
+    accumulate: FixedPoint | None,
+    pairs: "Pairs",
+    dy: jax.Array,
+    device: Device,
+) -> tuple[jax.Array, ...]:
+    """Adds `dy` to the row of every pair."""
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
-    tile = pairs.tile(how, device)
-    inputs, changed = _rows.changed(pairs.weights, step, accumulate)
-    (total,) = launch(
+    tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
+    return addition(
         _add_rows,
         *pairs.arrays,
         dy,
-        *inputs,
-        **changed,
-        PREFETCH=PREFETCH,
         programs=pairs.programs(tile),
         device=device,
         warps=how.warps,
         **pairs.constants(tile, accumulate),
     )
-    return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,9 +232,12 @@ class Pairs:
             "bits": 8 * self.weights.dtype.itemsize,
         }
 
-    def tile(self, how: Launch, device: Device, *, all_outputs: bool = False) -> _rows.Tile:
-        n_detectors, _, n_outputs = self.weights.shape
-        return _rows.Tile(how, self.sizes["keys"], n_outputs, n_detectors, device, all_outputs)
+    def tile(
+        self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+    ) -> _rows.Tile:
+        n_tables, _, n_outputs = self.weights.shape
+        n_tables = n_tables if n_detectors is None else n_detectors
+        return _rows.Tile(how, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
 
     def programs(self, tile: _rows.Tile, *, queries: int = 1) -> int:
         n_samples, n_queries = self.queries
@@ -269,21 +272,23 @@ def _minor(a: jax.Array) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------- launches
-def _rule(sizes: Sizes, detectors: int) -> Launch:
-    groups = _rows.split(sizes["samples"] * sizes["queries"], sizes["detectors"])
-    return Launch(rows=32, outputs=32, detectors=min(detectors, groups), warps=2)
+# Short texts: few keys fill small blocks, and the detectors of one program share what the program costs. Long ones:
+# what runs at the same time reads the table of one detector.
+def _is_short(sizes: Sizes) -> bool:
+    return sizes["keys"] <= 64
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, detectors=4)
+    rows, detectors = (8, 4) if _is_short(sizes) else (32, 1)
+    return Launch(rows=rows, outputs=32, detectors=detectors, warps=1)
 
 
 def _margins_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, detectors=2)
+    return Launch(rows=32, outputs=16, detectors=4 if _is_short(sizes) else 1, warps=1)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, detectors=4)
+    return Launch(rows=32, outputs=32, detectors=4 if _is_short(sizes) else 1, warps=1)
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -471,20 +476,24 @@ def _add_rows(
     key_segments,
     dy,
     step,
-    unused,
+    first,
+    unused0,
+    unused1,
     total,
+    touched,
     n_samples: tl.constexpr,
     n_queries: tl.constexpr,
     n_keys: tl.constexpr,
     n_distances: tl.constexpr,
     n_detectors: tl.constexpr,
+    n_tables: tl.constexpr,
+    TOUCH: tl.constexpr,
     n_rows: tl.constexpr,
     n_outputs: tl.constexpr,
     SHARED: tl.constexpr,
     START: tl.constexpr,
     SEGMENTS: tl.constexpr,
     WINDOW: tl.constexpr,
-    PREFETCH: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
@@ -496,19 +505,21 @@ def _add_rows(
     place, low, high = _keys(j, start, n_keys, START, WINDOW)
     value = tl.load(dy + (b * n_queries + j) * n_outputs + output, mask=output_exists, other=0).to(ACC)
     value = tl.broadcast_to(_rows.addend(value * tl.load(step), SCALE)[None, :], (ROWS, OUTPUTS))
-    for first in range(low, high, ROWS):
-        i = first + tl.arange(0, ROWS)
+    first_detector = tl.load(first)
+    for first_key in range(low, high, ROWS):
+        i = first_key + tl.arange(0, ROWS)
         counts = _counts(i, high, b, j, query_segments, key_segments, n_queries, n_keys, SEGMENTS)
-        for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_tables)):
             bits = _bits(
-                query, key, position, t, b, j, i, place, counts, True, n_samples, n_queries, n_keys, n_distances,
+                query, key, position, first_detector + t, b, j, i, place, counts, True, n_samples, n_queries, n_keys, n_distances,
                 SHARED,
             )  # fmt: skip
             row = _rows.offset(bits, n_rows, n_outputs)
             at = row[:, None] + output[None, :]
             table = _rows.table(total, t, n_rows, n_outputs)
-            if PREFETCH:
-                _rows.prefetch(table + row)
+            _rows.prefetch(table + row)
+            if TOUCH:
+                _rows.touch(touched, t, bits, counts, n_rows)
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 

@@ -5,7 +5,7 @@ import jax
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._triton import _rows, lookup_attention
+from lutjax.kernels._triton import _updates, lookup_attention
 from lutjax.kernels.registry import Device
 
 
@@ -30,4 +30,8 @@ def forward(
     pairs = lookup_attention.Pairs.of(
         weights, query, key, position, start, query_segments, key_segments, window
     )
-    return lookup_attention.add_rows(pairs, dy, _rows.step(rate, factor), None, device), state
+
+    def add(addition: _updates.Addition, accumulate: FixedPoint | None) -> tuple[jax.Array, ...]:
+        return lookup_attention.add_rows(addition, accumulate, pairs, dy, device)
+
+    return _updates.update(weights, state, rate, factor, add, rule=rule, accumulate=accumulate, device=device)

@@ -5,7 +5,7 @@ import jax
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._triton import _rows, lookup
+from lutjax.kernels._triton import _updates, lookup
 from lutjax.kernels.registry import Device
 
 
@@ -21,4 +21,8 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
-    return lookup.add_rows(weights, detection, dy, _rows.step(rate, factor), None, device), state
+
+    def add(addition: _updates.Addition, accumulate: FixedPoint | None) -> tuple[jax.Array, ...]:
+        return lookup.add_rows(addition, accumulate, weights, detection, dy, device)
+
+    return _updates.update(weights, state, rate, factor, add, rule=rule, accumulate=accumulate, device=device)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _rows, detect
+from lutjax.kernels._triton import _rows, _updates, detect
 from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels._xla._terms import Terms
 from lutjax.kernels.registry import Device
@@ -74,7 +74,7 @@ def backward(
     terms = Terms(x, keys, anchors, positions, interleave)
     pairs = Pairs(terms, weights, start, query_segments, key_segments, window, epsilon)
     if not (need_x or need_keys or need_positions):
-        return None, None, add_rows(pairs, dy, None, accumulate, device), *(None,) * 5
+        return None, None, _gradient(pairs, dy, accumulate, device), *(None,) * 5
     d_query, d_key, d_position, d_weights = _terms(pairs, dy, needs, accumulate, device)
     return (
         terms.to_x(d_query, part=1) if need_x else None,
@@ -84,6 +84,12 @@ def backward(
         terms.to_positions(d_position) if need_positions else None,
         *(None,) * 3,
     )
+
+
+def _gradient(pairs: "Pairs", dy: jax.Array, accumulate: FixedPoint | None, device: Device) -> jax.Array:
+    """Cotangent of the tables."""
+    addition = _updates.gradient(pairs.weights, accumulate)
+    return add_rows(addition, accumulate, pairs, dy, device)[0]
 
 
 def _terms(
@@ -98,7 +104,7 @@ def _terms(
     if n_pairs == 0:  # no comparison, no gradient
         shapes = [terms.query.shape, terms.key.shape, (0, n_detectors, pairs.n_distances)]
         zeros = [jnp.zeros(shape, dtype) for shape in shapes]
-        d_weights = add_rows(pairs, dy, None, accumulate, device) if need_weights else weights
+        d_weights = _gradient(pairs, dy, accumulate, device) if need_weights else weights
         return *zeros, d_weights
 
     how = launch_of("lut_pair_attention.terms", pairs.sizes, device, _terms_rule)
@@ -136,24 +142,24 @@ def _terms(
 
 
 def add_rows(
-    pairs: "Pairs", dy: jax.Array, step: jax.Array | None, accumulate: FixedPoint | None, device: Device
-) -> jax.Array:
-    """Adds `dy` to the row of every pair: of an array of zeros, or `step` times of the table itself."""
+    addition: _updates.Addition,
+    accumulate: FixedPoint | None,
+    pairs: "Pairs",
+    dy: jax.Array,
+    device: Device,
+) -> tuple[jax.Array, ...]:
+    """Adds `dy` to the row of every pair."""
     how = launch_of("lut_pair_attention.table", pairs.sizes, device, _table_rule)
-    tile = pairs.tile(how, device)
-    inputs, changed = _rows.changed(pairs.weights, step, accumulate)
-    (total,) = launch(
+    tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
+    return addition(
         _add_rows,
         *pairs.arrays,
         dy,
-        *inputs,
-        **changed,
         programs=pairs.programs(tile),
         device=device,
         warps=how.warps,
         **pairs.constants(tile, accumulate),
     )
-    return total
 
 
 class Pairs:
@@ -209,12 +215,15 @@ class Pairs:
             "bits": 8 * self.weights.dtype.itemsize,
         }
 
-    def tile(self, how: Launch, device: Device, *, all_outputs: bool = False) -> _rows.Tile:
-        n_detectors, _, n_outputs = self.weights.shape
+    def tile(
+        self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+    ) -> _rows.Tile:
+        n_tables, _, n_outputs = self.weights.shape
+        n_tables = n_tables if n_detectors is None else n_detectors
         n_queries = self.terms.query.shape[3]
         most = min(triton.next_power_of_2(max(self._most_keys, 1)), _KEYS)
         n_rows = most * triton.next_power_of_2(max(n_queries, 1))
-        return _rows.Tile(how, n_rows, n_outputs, n_detectors, device, all_outputs)
+        return _rows.Tile(how, n_rows, n_outputs, n_tables, device, all_outputs)
 
     def _keys(self, tile: _rows.Tile) -> int:
         return min(tile.rows, triton.next_power_of_2(max(self._most_keys, 1)), _KEYS)
@@ -231,6 +240,7 @@ class Pairs:
         n_pairs, _, n_samples, n_queries = self.terms.query.shape
         constants = tile.constants
         rows, keys = constants.pop("ROWS"), self._keys(tile)
+        constants["n_detectors"] = self.weights.shape[0]
         return {
             **constants,
             **_rows.arithmetic(self.weights, accumulate),
@@ -439,13 +449,18 @@ def _add_rows(
     key_segments,
     dy,
     step,
-    unused,
+    first,
+    unused0,
+    unused1,
     total,
+    touched,
     n_samples: tl.constexpr,
     n_queries: tl.constexpr,
     n_keys: tl.constexpr,
     n_distances: tl.constexpr,
     n_detectors: tl.constexpr,
+    n_tables: tl.constexpr,
+    TOUCH: tl.constexpr,
     n_pairs: tl.constexpr,
     n_rows: tl.constexpr,
     n_outputs: tl.constexpr,
@@ -468,14 +483,17 @@ def _add_rows(
     exists = (j < n_queries)[:, None] & output_exists[None, :]
     value = tl.load(dy + (b * n_queries + j)[:, None] * n_outputs + output[None, :], mask=exists, other=0)
     value = _rows.addend(value.to(ACC) * tl.load(step), SCALE)
-    for first in range(low, high, KEYS):
-        i = first + tl.arange(0, ROWS) % KEYS
+    first_detector = tl.load(first)
+    for first_key in range(low, high, KEYS):
+        i = first_key + tl.arange(0, ROWS) % KEYS
         counts = _counts(b, i, j, place, query_segments, key_segments, n_queries, n_keys, SEGMENTS, WINDOW)
-        for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_tables)):
             index, _, _, _, _ = _detection(
-                key, query, position, query, t, b, i, j, place, counts, n_samples, n_queries, n_keys,
+                key, query, position, query, first_detector + t, b, i, j, place, counts, n_samples, n_queries, n_keys,
                 n_distances, n_detectors, n_pairs, EPSILON, False,
             )  # fmt: skip
+            if TOUCH:
+                _rows.touch(touched, t, index, counts, n_rows)
             at = _rows.clamped(index, t, n_rows)[:, None] * n_outputs + output[None, :]
             tl.atomic_add(total + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 

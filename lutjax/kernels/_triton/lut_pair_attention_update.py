@@ -4,7 +4,7 @@ import jax
 
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._triton import _rows, lut_pair_attention
+from lutjax.kernels._triton import _updates, lut_pair_attention
 from lutjax.kernels._xla._terms import Terms
 from lutjax.kernels.registry import Device
 
@@ -32,4 +32,8 @@ def forward(
 ) -> tuple[jax.Array, RowState]:
     terms = Terms(x, keys, anchors, positions, interleave)
     pairs = lut_pair_attention.Pairs(terms, weights, start, query_segments, key_segments, window, epsilon)
-    return lut_pair_attention.add_rows(pairs, dy, _rows.step(rate, factor), None, device), state
+
+    def add(addition: _updates.Addition, accumulate: FixedPoint | None) -> tuple[jax.Array, ...]:
+        return lut_pair_attention.add_rows(addition, accumulate, pairs, dy, device)
+
+    return _updates.update(weights, state, rate, factor, add, rule=rule, accumulate=accumulate, device=device)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _rows
+from lutjax.kernels._triton import _rows, _updates
 from lutjax.kernels._triton._launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
@@ -60,7 +60,8 @@ def backward(
     weights, d, targets = saved
     d_weights = d_margin = None
     if needs[0]:
-        d_weights = add_rows(weights, d, targets, dy, None, accumulate, device)
+        addition = _updates.gradient(weights, accumulate)
+        d_weights, _ = add_rows(addition, accumulate, weights, d, targets, dy, device)
     if needs[1]:
         d_margin = _margins(weights, d, targets, dy, accumulate, device)
     return d_weights, d_margin, None
@@ -96,33 +97,28 @@ def _margins(
 
 
 def add_rows(
+    addition: _updates.Addition,
+    accumulate: FixedPoint | None,
     weights: jax.Array,
     d: Detection,
     targets: jax.Array,
     dy: jax.Array,
-    step: jax.Array | None,
-    accumulate: FixedPoint | None,
     device: Device,
-) -> jax.Array:
-    """Adds `dy` of their targets to the slots that were read: of an array of zeros, or `step` times of the table itself."""
-    n_detectors, _, n_slots = weights.shape
+) -> tuple[jax.Array, ...]:
+    """Adds `dy` of their targets to the slots that were read."""
     n_samples, n_outputs = dy.shape
     how = launch_of("sparse_lookup.table", _sizes(weights, n_samples, n_outputs), device, _table_rule)
-    tile = _rows.Tile(how, n_samples, n_slots, n_detectors, device)
-    inputs, changed = _rows.changed(weights, step, accumulate)
-    (total,) = launch(
+    tile = _rows.Tile(how, n_samples, weights.shape[2], addition.total.shape[0], device)
+    return addition(
         _add_rows,
         d.index.T,
         targets,
         dy,
-        *inputs,
-        **changed,
         programs=_programs(tile, weights),
         device=device,
         warps=how.warps,
         **_constants(tile, weights, targets, n_outputs, accumulate),
     )
-    return total
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -310,10 +306,15 @@ def _add_rows(
     targets,
     dy,
     step,
-    unused,
+    first,
+    unused0,
+    unused1,
     total,
+    touched,
     n_samples: tl.constexpr,
     n_detectors: tl.constexpr,
+    n_tables: tl.constexpr,
+    TOUCH: tl.constexpr,
     n_rows: tl.constexpr,
     n_slots: tl.constexpr,
     n_outputs: tl.constexpr,
@@ -329,11 +330,18 @@ def _add_rows(
     sample, exists, slot, slot_exists, group = _place(n_samples, n_slots, ROWS, OUTPUTS)
     of_sample = dy + sample[:, None] * n_outputs
     factor = tl.load(step)
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
-        row = _row(index, t, sample, exists, n_samples, n_rows)
-        slots = _list(row, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)[:, None] * n_slots + slot[None, :]
+    first_detector = tl.load(first)
+    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_tables)):
+        row = _row(index, first_detector + t, sample, exists, n_samples, n_rows)
+        slots = (
+            _list(row, first_detector + t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)[:, None] * n_slots
+            + slot[None, :]
+        )
         target = _target(targets + slots, exists[:, None] & slot_exists[None, :], n_outputs)
         value = tl.load(of_sample + target, mask=target >= 0, other=0).to(ACC) * factor
+        row -= first_detector.to(tl.int64) * n_rows
+        if TOUCH:
+            tl.store(touched + row, tl.full((ROWS,), 1, tl.int32), mask=exists)
         at = row[:, None] * n_slots + slot[None, :]
         tl.atomic_add(total + at, _rows.addend(value, SCALE), mask=target >= 0, sem="relaxed")
 

@@ -5,7 +5,7 @@ import jax
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._triton import _rows, sparse_lookup
+from lutjax.kernels._triton import _updates, sparse_lookup
 from lutjax.kernels.registry import Device
 
 
@@ -23,5 +23,7 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
-    step = _rows.step(rate, factor)
-    return sparse_lookup.add_rows(weights, detection, targets, dy, step, None, device), state
+    def add(addition: _updates.Addition, accumulate: FixedPoint | None) -> tuple[jax.Array, ...]:
+        return sparse_lookup.add_rows(addition, accumulate, weights, detection, targets, dy, device)
+
+    return _updates.update(weights, state, rate, factor, add, rule=rule, accumulate=accumulate, device=device)
