@@ -37,8 +37,8 @@ SPLIT = {
     "detect": ("primes", {"batch": 6, "detectors": 4}),
     "lookup": ("primes", {"batch": 6, "detectors": 4}),
     "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup_attention": ("segments", {"batch": 4, "queries": 5, "detectors": 4}),
-    "lut_pair_attention": ("primes", {"batch": 4, "queries": 5, "detectors": 4, "outputs": 3}),
+    "lookup_attention": ("segments", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
+    "lut_pair_attention": ("primes", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
 }
 TYPED = {
     "detect": "ties",
