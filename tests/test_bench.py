@@ -16,7 +16,7 @@ from rich.console import Console
 import lutjax
 from lutjax.benchmark import cases, language_model, measure, report, results, shapes
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
-from lutjax.cli import _bench
+from lutjax.cli import _measuring
 from lutjax.cli._main import cli
 
 TINY = {
@@ -381,6 +381,6 @@ def test_a_narrow_terminal_gets_fewer_columns(width: int, left_out: set[str]) ->
 
 def test_bar_on_a_terminal() -> None:
     stream = io.StringIO()
-    with _bench._Progress(Console(file=stream, force_terminal=True, width=120), rows=2) as progress:
+    with _measuring.Progress(Console(file=stream, force_terminal=True, width=120), 2) as progress:
         progress.starts("ffn, forward, xla, float32")
     assert "ffn, forward, xla, float32" in stream.getvalue()

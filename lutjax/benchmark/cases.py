@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import lutjax
+from lutjax._dtypes import accumulator
 from lutjax.benchmark.measure import Timing, device_time
 from lutjax.benchmark.shapes import (
     DENSE,
@@ -46,7 +47,7 @@ class Case:
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
       implementation: its kernels run where there are any, those in plain JAX elsewhere.
-      dtype: of tables and outputs; of everything in a language model.
+      dtype: of tables and outputs; of the tables alone in a language model.
       kernels: what runs each op.
     """
 
@@ -106,7 +107,7 @@ class Case:
 def _language_model_step(batch: int, row: str, dtype: str) -> Any:
     from lutjax.benchmark import language_model
 
-    return language_model.Step(batch, language_model.TABLE_GRADIENTS[row], param_dtype=dtype)
+    return language_model.Step(batch, language_model.TABLE_GRADIENTS[row], table_dtype=dtype)
 
 
 def cases(
@@ -141,41 +142,72 @@ def cases(
 
 def kernels(shape: Shape, row: str, implementation: str, dtype: str) -> Kernels:
     """Which implementation runs each op of a row on the default device, if this one comes first."""
-    params, constants, gradient = _abstract(shape, dtype)
+    return {
+        call.op: {
+            direction: lutjax.kernel_registry.resolve(
+                call.op,
+                *call.arguments,
+                implementation=_request(implementation),
+                direction=direction,
+                **call.options,
+            ).platform.value
+            for direction in call.directions
+        }
+        for call in calls(shape, row, *abstract(shape, dtype))
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class OpCall:
+    """An op that a row calls, as the registry and the ops' kernels know it.
+
+    Attributes:
+      arguments: with leading axes.
+      cotangent: of the output of a look-up, None of others.
+      directions: in which it is called.
+    """
+
+    op: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    cotangent: Any
+    directions: tuple[Direction, ...]
+
+
+def calls(
+    shape: Shape, row: str, params: dict[str, Any], constants: dict[str, Any], gradient: Any
+) -> Iterator[OpCall]:
+    """The ops that a row calls, of `arrays`."""
     weights = params["weights"]
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Direction, ...]]] = []
     directions: tuple[Direction, ...] = ("forward",) if row == FORWARD else ("forward", "backward")
     if row != UPDATE:
         if not isinstance(shape, Pair):
             detect = {"epsilon": 0.0, "n_inputs": params["x"].shape[-1], "accumulate": None}
-            calls.append(("detect", (params["x"], constants["anchors"]), detect, directions))
+            yield OpCall("detect", (params["x"], constants["anchors"]), detect, None, directions)
             if "positions" in params:
-                calls.append(("detect_signs", (params["positions"],), {"epsilon": 0.0}, directions))
+                yield OpCall("detect_signs", (params["positions"],), {"epsilon": 0.0}, None, directions)
         operation = importlib.import_module(f"lutjax.ops.{gradient.op}").OPERATION
         look_up = list(gradient.arguments)
         look_up.insert(operation.table, weights)
-        calls.append((gradient.op, tuple(look_up), dict(gradient.options), directions))
+        options = dict(gradient.options)
+        yield OpCall(gradient.op, tuple(look_up), options, gradient.cotangent, directions)
     if row in (IN_PLACE, UPDATE):
-        rate = jax.ShapeDtypeStruct((), jnp.float32)
+        rate = jnp.asarray(_RATE, accumulator(weights.dtype))
         update = (weights, {}, rate, gradient.factor, gradient.cotangent, *gradient.arguments)
         options = {**dict(gradient.options), "rule": tables.SGD()}
-        calls.append((f"{gradient.op}_update", update, options, ("forward",)))
-    return {
-        op: {
-            direction: lutjax.kernel_registry.resolve(
-                op, *args, implementation=_request(implementation), direction=direction, **options
-            ).platform.value
-            for direction in directions
-        }
-        for op, args, options, directions in calls
-    }
+        yield OpCall(f"{gradient.op}_update", update, options, None, ("forward",))
 
 
 @functools.cache
-def _abstract(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Shapes and dtypes of what `_arrays` returns, and of the gradient of the tables in factors."""
-    params, constants, dy = jax.eval_shape(lambda: _arrays(shape, dtype))
-    return params, constants, jax.eval_shape(functools.partial(_gradient, shape), params, constants, dy)
+def abstract(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Shapes and dtypes of `arrays`."""
+    return jax.eval_shape(functools.partial(arrays, shape, dtype))
+
+
+def arrays(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Random arrays that have a cotangent, arrays that have none, and the gradient of the tables in factors."""
+    params, constants, dy = _arrays(shape, dtype)
+    return params, constants, _gradient(shape, params, constants, dy)
 
 
 def _request(implementation: str) -> tuple[str, ...]:

@@ -1,44 +1,28 @@
 """``lutjax bench``: device times of the ops beside the bytes that have to move."""
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lutjax.benchmark import shapes
+from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, make_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lutjax.benchmark.report import Result
-_WIDTH = 150  # of the table in a file or a pipe
-
-
-class _Shape(click.ParamType):
-    name = "shape"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return shapes.parse(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _file(name: str, what: str) -> Callable[..., Any]:
     return click.option(name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=what)
 
 
-@click.command(
-    epilog=f"Sizes are written as {'; '.join(map(shapes.usage, shapes.KINDS))}. Names: {', '.join(shapes.NAMED)}."
-)
+@click.command(epilog=SHAPES)
 @click.option(
     "--shape",
     "asked",
-    type=_Shape(),
+    type=ShapeType(),
     multiple=True,
     help="A name, or sizes such as fc:4096,32,32,16,10; can be given several times. Default: on an accelerator all "
     f"names; on a CPU {', '.join(shapes.ON_CPU)}.",
@@ -103,16 +87,12 @@ def bench(
     from lutjax.cli._huge_pages import restart_with_huge_pages
 
     for name, path in (("--csv", csv), ("--png", png), ("--markdown", markdown)):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise click.BadParameter(
-                f"{str(path.parent)!r} is no folder that can be written to; make it, or choose another one.",
-                param_hint=name,
-            )
+        if path is not None:
+            check_folder(name, path)
     if huge_pages:
         restart_with_huge_pages()
 
     import jax
-    from rich.console import Console
 
     from lutjax.benchmark import cases, report
     from lutjax.benchmark.results import Machine, measured
@@ -135,13 +115,13 @@ def bench(
             f"nothing to measure: on {jax.devices()[0].device_kind} no implementation that was asked for has a kernel "
             "for these shapes and rows. Leave --implementation or --row out."
         )
-    console = Console() if Console().is_terminal else Console(width=_WIDTH)
+    console = make_console()
     machine = None
     results: list[Result] = []
     with (
         contextlib.nullcontext() if csv is None else csv.open("w", newline="") as file,
         contextlib.suppress(KeyboardInterrupt),
-        _Progress(console, len(todo)) as progress,
+        Progress(console, len(todo)) as progress,
     ):
         write = None if file is None else report.csv_writer(file)
         progress.starts("the bandwidth of a copy")
@@ -165,46 +145,3 @@ def bench(
     if len(results) < len(todo):
         click.echo(f"interrupted after {len(results)} of {len(todo)} rows.")
         raise SystemExit(130)
-
-
-class _Progress:
-    """Shows what is being measured: a bar on a terminal, else a line for every row. A context manager."""
-
-    def __init__(self, console: "Console", rows: int):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = console
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.description}"),
-                console=console,
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=rows)
-
-    def __enter__(self) -> "_Progress":
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def starts(self, what: str) -> None:
-        """This is measured next."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=what)
-
-    def ended(self, result: "Result") -> None:
-        """One row is done."""
-        if self._bar is not None:
-            self._bar.advance(self._task)
-        else:
-            self._console.print(str(result), highlight=False, soft_wrap=True)

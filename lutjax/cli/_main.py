@@ -6,6 +6,7 @@ from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._generate import generate
 from lutjax.cli._train_lm import lm
+from lutjax.cli._tune import tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,3 +23,4 @@ def train() -> None:
 train.add_command(lm)
 cli.add_command(generate)
 cli.add_command(bench)
+cli.add_command(tune)

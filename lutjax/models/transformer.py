@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float, Int
 
-from lutjax._dtypes import accumulator
+from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array
 from lutjax.layers import _spec
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
@@ -46,6 +46,8 @@ class LUTTransformerConfig:
       dropout: rate of dropout after each.
       batch_norm: whether batch normalisation follows each.
       param_dtype: dtype of everything: float32, bfloat16, float16 or float64.
+      table_dtype: dtype of the tables, where it is another one: bfloat16 halves their memory and the bytes a step
+        moves, and what runs between them keeps its precision.
 
     Raises:
       ValueError: a size is impossible.
@@ -77,6 +79,7 @@ class LUTTransformerConfig:
     dropout: float | int = 0.1
     batch_norm: bool = False
     param_dtype: str = "float32"
+    table_dtype: str | None = None
 
     def __post_init__(self) -> None:
         least = {"vocab_size": 1, "features": 2, "context": 2, "n_layers": 1, "n_heads": 1, "n_detectors": 1}
@@ -92,6 +95,10 @@ class LUTTransformerConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(
                 f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
+            )
+        if self.table_dtype is not None and self.table_dtype not in FLOATS:
+            raise ValueError(
+                f"LUTTransformerConfig: table_dtype is {self.table_dtype!r}; expected one of {FLOATS}."
             )
         # The specs check the rest, and know nothing of arrays.
         attention = _spec.LUTAttentionSpec if self.attention == "concatenated" else _spec.LUTPairAttentionSpec
@@ -148,6 +155,7 @@ class LUTTransformerConfig:
           ValueError: a field is unknown or missing.
         """
         known = {f.name for f in dataclasses.fields(cls)}
+        fields = {"table_dtype": None, **fields}  # configs of version 0.1 have none
         for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
             if names:
                 raise ValueError(
@@ -172,7 +180,8 @@ class _Branch(nnx.Module):
                 average.set_value(average[...].astype(dtype))
 
     def __call__(self, z: Any, *, deterministic: bool | None, rngs: nnx.Rngs | None, **options: Any) -> Any:
-        y = self.dropout(self.layer(z, **options), deterministic=deterministic, rngs=rngs)
+        y = self.layer(z, **options).astype(z.dtype)
+        y = self.dropout(y, deterministic=deterministic, rngs=rngs)
         if self.norm is not None:
             with jax.numpy_dtype_promotion("standard"):  # Flax promotes to float32 implicitly
                 y = self.norm(y, use_running_average=deterministic).astype(z.dtype)
@@ -245,6 +254,10 @@ class LUTTransformer(nnx.Module):
             _Block(config, implementation=implementation, rngs=rngs) for _ in range(config.n_layers)
         )
         self.unembed = LUT(**config.unembed_options(), implementation=implementation, rngs=rngs)
+        if config.table_dtype is not None:
+            for _, part in nnx.iter_graph(self):
+                if isinstance(part, LUT | LUTAttention | LUTPairAttention):
+                    part.weights.set_value(part.weights[...].astype(config.table_dtype))
 
     def __call__(
         self,
@@ -283,7 +296,8 @@ class LUTTransformer(nnx.Module):
         decode: bool | None = None,
     ) -> Float[jax.Array, "*batch length vocab"]:
         """Logits for vectors in place of tokens; the rest as in a call."""
-        return self.unembed(self.hidden(z, deterministic=deterministic, rngs=rngs, decode=decode))
+        hidden = self.hidden(z, deterministic=deterministic, rngs=rngs, decode=decode)
+        return self.unembed(hidden).astype(hidden.dtype)
 
     def hidden(
         self,

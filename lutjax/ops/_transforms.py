@@ -177,6 +177,11 @@ def _batch_shape(op: Operation, args: tuple[Any, ...]) -> tuple[int, ...]:
     return jnp.broadcast_shapes(*leading)
 
 
+def folded(op: Operation, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an op as its kernels get them."""
+    return _fold(op, args, _batch_shape(op, args))
+
+
 def _fold(op: Operation, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[Any, ...]:
     """All leading axes as one batch axis."""
 

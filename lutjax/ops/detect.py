@@ -26,7 +26,7 @@ def _save(args: tuple[Any, ...], outputs: Detection) -> tuple[Any, ...]:
     return args[1], outputs.flip
 
 
-_OPERATION = Operation("detect", ranks=(1, None), save=_save, saved_batched=(False, True))
+OPERATION = Operation("detect", ranks=(1, None), save=_save, saved_batched=(False, True))
 
 
 def detect(
@@ -73,7 +73,7 @@ def detect(
         x.shape[-1] > 0 or not anchors.size, "detect", "x", x, "detectors need at least 2 inputs to compare"
     )
     return apply(
-        _OPERATION,
+        OPERATION,
         x,
         _checks.as_ids(anchors),
         implementation=implementation,

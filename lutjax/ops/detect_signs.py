@@ -23,7 +23,7 @@ def _save(args: tuple[Any, ...], outputs: Detection) -> tuple[Any, ...]:
     return (outputs,)
 
 
-_OPERATION = Operation("detect_signs", ranks=(1,), save=_save, saved_batched=(True,))
+OPERATION = Operation("detect_signs", ranks=(1,), save=_save, saved_batched=(True,))
 
 
 def detect_signs(
@@ -61,7 +61,7 @@ def detect_signs(
         f"a detection has at most {_checks.MAX_BITS} bits",
     )
     return apply(
-        _OPERATION,
+        OPERATION,
         positions,
         implementation=implementation,
         options={"epsilon": _checks.finite_epsilon("detect_signs", epsilon)},

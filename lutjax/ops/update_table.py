@@ -30,7 +30,7 @@ def _update_after(op: Operation) -> Operation:
     return Operation(f"{op.name}_update", ranks=(None, None, None, None, rank, *others), reduces=True)
 
 
-_UPDATES = {name: _update_after(op) for name, op in _LOOK_UPS.items()}
+UPDATES = {name: _update_after(op) for name, op in _LOOK_UPS.items()}
 
 
 def update_table(
@@ -98,7 +98,7 @@ def update_table(
     rate = jnp.asarray(rate, dtype)
     never = (gradient.after < 0) & (gradient.after > 0)
     return apply(
-        _UPDATES[gradient.op],
+        UPDATES[gradient.op],
         weights,
         state,
         jnp.where(never, -rate, rate),

@@ -1,5 +1,10 @@
-"""How kernels are cut into programs: chosen by a call, else measured on the device, else by a rule beside the kernel."""
+"""How kernels are cut into programs: chosen by a call, else measured on the device, else by a rule beside the kernel.
 
-from lutjax.tuning._launches import Launch, Sizes, launch_of, load, measured, use
+Nothing is measured in a user's call: ``lutjax tune`` measures, and writes a file.
+"""
 
-__all__ = ["Launch", "Sizes", "launch_of", "load", "measured", "use"]
+from lutjax.tuning._files import load, measured
+from lutjax.tuning._launch import Launch, Sizes
+from lutjax.tuning._launches import Asked, launch_of, recorded, use
+
+__all__ = ["Asked", "Launch", "Sizes", "launch_of", "load", "measured", "recorded", "use"]

@@ -1,124 +1,134 @@
-"""Launch configurations as frozen values, and where they come from."""
+"""Where the launch of a call comes from."""
 
 import contextlib
 import dataclasses
-import functools
-import json
-import re
+import os
 from collections.abc import Callable, Iterator, Mapping
-from importlib import resources
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from lutjax.kernels.registry import Device
+from lutjax.tuning._files import Key, load, measured
+from lutjax.tuning._launch import Launch, Sizes, bucket
 
-Sizes = dict[str, int]
-"""What a launch is chosen by: sizes of a call by name, e.g. ``{"samples": 4096, "detectors": 16, ...}``."""
+
+class _Explicit:
+    """The launches of `use`: of kernels at some sizes, and of kernels whatever their sizes.
+
+    Part of jit's cache key, which is looked at in every call of a jitted function: so it knows its hash.
+    """
+
+    def __init__(self, launches: Mapping[Any, Launch]):
+        self._launches = dict(launches)
+        self._hash = hash(frozenset(self._launches.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Explicit) and self._launches == other._launches
+
+    def of(self, kernel: str, sizes: Sizes) -> Launch | None:
+        return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
+
+    def within(self, launches: Mapping[Any, Launch]) -> "_Explicit":
+        """With those of an inner block; a kernel that it launches whatever its sizes forgets those at some sizes."""
+        kept = {
+            key: launch
+            for key, launch in self._launches.items()
+            if isinstance(key, str) or key[0] not in launches
+        }
+        return _Explicit({**kept, **launches})
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
-    """How a kernel is cut into programs.
-
-    A program works on a tile of `rows` reads (samples of a look-up, keys of attention) times `outputs`, of
-    `detectors` detectors one after the other.
+class Asked:
+    """A kernel that a traced call launches.
 
     Attributes:
-      rows: power of two. outputs: power of two; the kernel takes fewer where there are fewer.
-      detectors: of one program; 0: all.
-      warps: of one program, a power of two up to 32.
-
-    Raises:
-      ValueError: a value breaks its rule.
-
-    Example:
-      >>> from lutjax import tuning
-      >>> tuning.Launch(rows=32, outputs=64, detectors=4, warps=2)
-      Launch(rows=32, outputs=64, detectors=4, warps=2)
+      kernel: its name, e.g. ``"lookup.forward"``.
+      sizes: what its launch was chosen by.
+      launch: that was chosen.
+      source: of the launch: `use`, what was measured on such devices, or the rule beside the kernel.
+      rule: the launch of that rule.
     """
 
-    rows: int
-    outputs: int
-    detectors: int = 0
-    warps: int = 4
-
-    def __post_init__(self) -> None:
-        for name, most in (("rows", 2**16), ("outputs", 2**16), ("warps", 32)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= most or value & (value - 1):
-                raise ValueError(f"Launch: {name} is {value!r}; expected a power of two from 1 to {most}.")
-        if not isinstance(self.detectors, int) or self.detectors < 0:
-            raise ValueError(f"Launch: detectors is {self.detectors!r}; expected a whole number, 0 for all.")
-        if self.rows * self.outputs > 2**20:
-            raise ValueError(
-                f"Launch: a tile of rows * outputs = {self.rows} * {self.outputs} values; at most 2**20."
-            )
+    kernel: str
+    sizes: Sizes
+    launch: Launch
+    source: Literal["use", "measured", "rule"]
+    rule: Launch
 
 
-Choice = tuple[tuple[str, Launch], ...]
-_EXPLICIT = jax.make_user_context(default_value=None)  # part of jit's cache key
+class _Recorder:
+    """A list with an identity."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+
+# Both are part of jit's cache key: no trace outlives the block it was made in, and a recorder sees traces of its own.
+_EXPLICIT = jax.make_user_context(default_value=None)
+_RECORDER = jax.make_user_context(default_value=None)
 
 
 @contextlib.contextmanager
-def use(launches: Mapping[str, Launch]) -> Iterator[None]:
-    """Calls in this block launch these kernels so, whatever their sizes; other kernels and calls are not affected.
+def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str]) -> Iterator[None]:
+    """Calls in this block launch these kernels so; other kernels and calls are not affected.
+
+    Also inside functions under `jax.jit`, which are traced anew for it. Of nested blocks the inner one counts.
 
     Args:
-      launches: by the name of the kernel, e.g. ``{"lookup.forward": Launch(...)}``; `lutjax tune` lists the names.
+      launches: by the name of the kernel, whatever its sizes, e.g. ``{"lookup.forward": Launch(...)}``; or a file that
+        ``lutjax tune`` wrote, or what `load` returned for it: these count at the sizes for which they were measured.
+        `recorded` and ``lutjax tune`` tell the names.
 
     Raises:
       TypeError: a value is not a `Launch`.
+      OSError, ValueError: see `load`.
 
     Example:
       >>> from lutjax import tuning
       >>> with tuning.use({"lookup.forward": tuning.Launch(rows=64, outputs=32)}):
       ...     pass
     """
-    for name, launch in launches.items():
+    wanted: Mapping[Any, Launch] = launches if isinstance(launches, Mapping) else load(launches)
+    for name, launch in wanted.items():
         if not isinstance(launch, Launch):
             raise TypeError(f"tuning.use: {name!r} is {launch!r}; expected a tuning.Launch.")
-    inherited = dict(_EXPLICIT.value or ())
-    with _EXPLICIT(tuple(sorted({**inherited, **launches}.items(), key=lambda item: item[0]))):
+    with _EXPLICIT((_EXPLICIT.value or _Explicit({})).within(wanted)):
         yield
 
 
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Asked]]:
+    """Collects the kernels that calls in this block launch, in the order of their tracing.
+
+    Everything in it is traced anew; with `jax.eval_shape` nothing needs to run. An inner block has its own list.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax import tuning
+      >>> with tuning.recorded() as asked:
+      ...     _ = jax.eval_shape(lambda p: lutjax.detect_signs(p), jnp.zeros((4, 3)))
+      >>> [a.kernel for a in asked]  # plain JAX has no launches
+      []
+    """
+    recorder = _Recorder()
+    with _RECORDER(recorder):
+        yield recorder.asked
+
+
 def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes], Launch]) -> Launch:
-    """The launch of a kernel: what `use` says, else what was measured on such a device at like sizes, else the rule's."""
-    explicit = dict(_EXPLICIT.value or ()).get(kernel)
-    if explicit is not None:
-        return explicit
-    return measured(device.kind).get((kernel, bucket(sizes))) or rule(sizes)
-
-
-def bucket(sizes: Sizes) -> tuple[tuple[str, int], ...]:
-    """Sizes that one measurement stands for: each rounded to the nearest power of two."""
-    return tuple((name, round_to_power(size)) for name, size in sorted(sizes.items()))
-
-
-def round_to_power(size: int) -> int:
-    """The nearest power of two, the larger of equals; 0 for 0."""
-    if size <= 0:
-        return 0
-    below = 1 << (size.bit_length() - 1)
-    return below if size - below < 2 * below - size else 2 * below
-
-
-@functools.cache
-def measured(device_kind: str) -> dict[Any, Launch]:
-    """What was measured on such a device, shipped with the package: by kernel and sizes. Empty for others."""
-    name = re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_")
-    file = resources.files("lutjax.tuning").joinpath("data", f"{name}.json")
-    return _parsed(json.loads(file.read_text())) if file.is_file() else {}
-
-
-def load(path: str | Path) -> dict[Any, Launch]:
-    """What `lutjax tune` wrote to a file."""
-    return _parsed(json.loads(Path(path).read_text()))
-
-
-def _parsed(document: dict[str, Any]) -> dict[Any, Launch]:
-    return {
-        (entry["kernel"], bucket(entry["sizes"])): Launch(**entry["launch"]) for entry in document["launches"]
-    }
+    """The launch of a kernel: that of `use`, else what was measured on such devices at like sizes, else the rule's."""
+    explicit, recorder = _EXPLICIT.value, _RECORDER.value
+    source: Literal["use", "measured", "rule"] = "use"
+    launch = None if explicit is None else explicit.of(kernel, sizes)
+    if launch is None:
+        source, launch = "measured", measured(device.kind).get((kernel, bucket(sizes)))
+    if launch is None:
+        source, launch = "rule", rule(sizes)
+    if recorder is not None:
+        recorder.asked.append(Asked(kernel, sizes, launch, source, rule(sizes)))
+    return launch

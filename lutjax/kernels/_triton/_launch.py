@@ -120,6 +120,7 @@ def _with_references(
         *inputs,
         *(0 for _ in in_place),
         out_type=tuple(outputs),
+        backend_options={"enable_fp_fusion": True},
         **dict(zip(names, references, strict=False)),
         **common,
     )

@@ -1,0 +1,89 @@
+"""What the commands that measure have in common."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lutjax.benchmark import shapes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHAPES = (
+    f"Sizes are written as {'; '.join(map(shapes.usage, shapes.KINDS))}. Names: {', '.join(shapes.NAMED)}."
+)
+_WIDTH = 150  # of a table in a file or a pipe
+
+
+class ShapeType(click.ParamType):
+    """A shape by its name or sizes."""
+
+    name = "shape"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return shapes.parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Refuses a file whose folder cannot be written to."""
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise click.BadParameter(
+            f"{str(path.parent)!r} is no folder that can be written to; make it, or choose another one.",
+            param_hint=option,
+        )
+
+
+def make_console() -> "Console":
+    """Where tables go; wide enough for them unless it is a terminal."""
+    from rich.console import Console
+
+    return Console() if Console().is_terminal else Console(width=_WIDTH)
+
+
+class Progress:
+    """Shows what is being measured: a bar on a terminal, else a line for every result. A context manager."""
+
+    def __init__(self, console: "Console", count: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = console
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}"),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=count)
+
+    def __enter__(self) -> "Progress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def starts(self, what: str) -> None:
+        """This is measured next."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+
+    def ended(self, result: object) -> None:
+        """One is done."""
+        if self._bar is not None:
+            self._bar.advance(self._task)
+        else:
+            self._console.print(str(result), highlight=False, soft_wrap=True)

@@ -1,0 +1,444 @@
+"""Finding launches: which kernels a shape launches, and which launch of each is the fastest on this device.
+
+What ``lutjax tune`` runs. Nothing else imports it, so no call of a user measures anything.
+"""
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._detection import Detection
+from lutjax.benchmark import cases, shapes
+from lutjax.benchmark.measure import device_time
+from lutjax.kernels.registry import Device, Direction, KernelSpec, Platform, devices_of, kernel_registry
+from lutjax.ops import _transforms, update_table
+from lutjax.tuning._files import Document, Entry, Key
+from lutjax.tuning._launch import Launch, Sizes, bucket
+from lutjax.tuning._launches import Asked, recorded, use
+
+Effort = Literal["quick", "thorough"]
+EFFORTS: dict[Effort, int] = {"quick": 1, "thorough": 2}
+"""How many fields of a launch are varied at once."""
+
+Values = tuple[dict[str, Any], dict[str, Any], Any]  # what `cases.arrays` returns
+
+_GAIN = 0.01  # part of the time by which a launch has to be faster to be preferred: less is noise
+_VALUES = (4.0, 64.0)  # of a tile, that a thread holds
+_VERSIONS_OF = ("jax", "jax-triton", "jaxlib", "lutjax", "triton")
+
+
+# ---------------------------------------------------------------------------------------- what is launched
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A function of a kernel's module, called as the ops call it, for one purpose.
+
+    Attributes:
+      prepare: its arrays, from those of the shape.
+      run: what is measured, of these arrays; all that is static is bound.
+      in_place: it changes its first array, see `lutjax.benchmark.measure.device_time`.
+    """
+
+    shape: shapes.Shape
+    dtype: str
+    prepare: Callable[[Values], tuple[Any, ...]]
+    run: Callable[..., Any]
+    in_place: bool = False
+
+    def abstract(self) -> tuple[Any, ...]:
+        """Shapes and dtypes of its arrays."""
+        return jax.eval_shape(self.prepare, cases.abstract(self.shape, self.dtype))
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Its arrays, with random numbers."""
+        return jax.jit(self.prepare)(_values(self.shape, self.dtype))
+
+    def launches(self) -> list[Asked]:
+        """The kernels that it launches."""
+        with recorded() as asked:
+            jax.eval_shape(self.run, *self.abstract())
+        return asked
+
+
+@functools.lru_cache(maxsize=1)
+def _values(shape: shapes.Shape, dtype: str) -> Values:
+    return jax.jit(functools.partial(cases.arrays, shape, dtype))()
+
+
+class NoKernelError(ValueError):
+    """No kernel whose launches could be tuned can run here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel at some sizes, and a part that launches it."""
+
+    asked: Asked
+    part: Part
+
+    def __str__(self) -> str:
+        return f"{self.asked.kernel}, {', '.join(f'{n} {s}' for n, s in self.asked.sizes.items())}"
+
+    @property
+    def key(self) -> Key:
+        return self.asked.kernel, bucket(self.asked.sizes)
+
+
+def kernels(measured: list[shapes.Measured], dtypes: tuple[str, ...]) -> list[Kernel]:
+    """The kernels that these shapes launch on the default device, each once for sizes that round to the same.
+
+    Raises:
+      NoKernelError: none; the message has the reason for every op.
+    """
+    found: dict[Key, Kernel] = {}
+    reasons: dict[str, None] = {}
+    for shape, dtype in itertools.product(_look_ups(measured), dtypes):
+        for part in parts(shape, dtype, reasons):
+            for asked in part.launches():
+                kernel = Kernel(asked, part)
+                found.setdefault(kernel.key, kernel)
+    if not found:
+        lines = "".join(f"\n  {reason}" for reason in reasons)
+        raise NoKernelError(f"no kernel in Triton can run on {devices_of(())[0]}:{lines}")
+    return list(found.values())
+
+
+def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.Shape]:
+    """Each look-up once, those of language models one by one."""
+    found: dict[shapes.Shape, None] = {}
+    for shape in measured:
+        if isinstance(shape, shapes.LanguageModel):
+            from lutjax.benchmark import language_model
+
+            found |= dict.fromkeys(language_model.layers(shape))
+        else:
+            found[shape] = None
+    return iter(found)
+
+
+def parts(shape: shapes.Shape, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
+    """What a training step of a shape runs in Triton on the default device.
+
+    Forward; cotangents of all but the table; the update of the table in its own memory; the table's gradient, which
+    may launch what the update does, and has to write zeros before.
+
+    Args:
+      reasons: gets why the others cannot run.
+    """
+    device = devices_of(())[0]
+    reasons = {} if reasons is None else reasons
+    forward: list[Part] = []
+    backward: list[Part] = []
+    update: list[Part] = []
+    of_table: list[Part] = []
+    values = cases.abstract(shape, dtype)
+    for number, call in enumerate(cases.calls(shape, cases.IN_PLACE, *values)):
+        table = _operation(call.op).table
+        for direction in call.directions:
+            spec = _spec(call, direction, device, reasons)
+            if spec is None:
+                continue
+            make = functools.partial(_part, shape, dtype, number, call, spec, direction, device)
+            if direction == "forward":
+                (update if call.op.endswith("_update") else forward).append(make())
+                continue
+            backward.append(
+                make(needs=tuple(i != table and _differentiable(a) for i, a in enumerate(call.arguments)))
+            )
+            if table is not None:
+                of_table.append(make(needs=tuple(i == table for i in range(len(call.arguments)))))
+    return [*forward, *backward, *update, *of_table]
+
+
+def _spec(
+    call: cases.OpCall, direction: Direction, device: Device, reasons: dict[str, None]
+) -> KernelSpec | None:
+    """The op's implementation in Triton."""
+    candidates = kernel_registry.consider(
+        call.op,
+        *call.arguments,
+        implementation=(Platform.TRITON.value,),
+        direction=direction,
+        device=device,
+        **call.options,
+    )
+    candidates = tuple(c for c in candidates if c.spec.platform == Platform.TRITON)
+    fit = next((c.spec for c in candidates if c.reason is None), None)
+    if fit is None:
+        why = "; ".join(dict.fromkeys(c.reason or "" for c in candidates)) or "has no kernel in Triton"
+        reasons[f"{call.op}: {why}"] = None
+    return fit
+
+
+def _operation(op: str) -> _transforms.Operation:
+    if op.endswith("_update"):
+        return update_table.UPDATES[op.removesuffix("_update")]
+    return importlib.import_module(f"lutjax.ops.{op}").OPERATION
+
+
+def _differentiable(argument: Any) -> bool:
+    if isinstance(argument, Detection):
+        return True
+    return hasattr(argument, "dtype") and jnp.issubdtype(argument.dtype, jnp.inexact)
+
+
+def _part(
+    shape: shapes.Shape,
+    dtype: str,
+    number: int,
+    call: cases.OpCall,
+    spec: KernelSpec,
+    direction: Direction,
+    device: Device,
+    needs: tuple[bool, ...] = (),
+) -> Part:
+    """The part of one of a shape's calls."""
+    operation = _operation(call.op)
+    function = functools.partial(spec.load(direction), device=device, **call.options)
+
+    def arguments(values: Values) -> tuple[tuple[Any, ...], Any]:
+        of_values = list(cases.calls(shape, cases.IN_PLACE, *values))[number]
+        return _transforms.folded(operation, of_values.arguments), of_values.cotangent
+
+    def of_forward(values: Values) -> tuple[Any, ...]:
+        return arguments(values)[0]
+
+    def of_backward(values: Values) -> tuple[Any, ...]:
+        folded, cotangent = arguments(values)
+        # Where only arguments are saved, jit leaves this out.
+        plain = kernel_registry.get(call.op, platform="xla", backend="any").load("forward")
+        outputs = plain(*folded, device=device, **call.options)
+        assert operation.save is not None
+        cotangent = jnp.ones_like(outputs.margin) if cotangent is None else cotangent.reshape(outputs.shape)
+        return operation.save(folded, outputs), cotangent
+
+    if direction == "backward":
+        return Part(shape, dtype, of_backward, lambda saved, dy: function(saved, dy, needs))
+    if call.op.endswith("_update"):
+        return Part(shape, dtype, of_forward, lambda *args: (function(*args)[0], ()), in_place=True)
+    return Part(shape, dtype, of_forward, function)
+
+
+# ---------------------------------------------------------------------------------------- the search
+Fields = dict[str, tuple[int, ...]]
+"""Values of each field of a launch that may be tried."""
+
+
+def fields(sizes: Sizes, rule: Launch) -> Fields:
+    """What may be tried for a kernel of these sizes, and what its rule says."""
+    reads = math.prod(sizes.get(name, 1) for name in ("samples", "queries", "keys"))
+    width = max(sizes.get(name, 1) for name in ("outputs", "slots", "inputs"))
+    detectors = sizes.get("detectors", 1)
+
+    def powers(most: int, up_to: int) -> set[int]:
+        enough = 1 << (max(up_to, 1) - 1).bit_length()
+        return {n for n in (8, 16, 32, 64, 128, 256) if n <= min(most, max(enough, 8))}
+
+    return {
+        "rows": tuple(sorted(powers(128, reads) | {rule.rows})),
+        "outputs": tuple(sorted(powers(256, width) | {rule.outputs})),
+        "detectors": tuple(sorted({n for n in (1, 2, 4, 8, 16) if n < detectors} | {0, rule.detectors})),
+        "warps": tuple(sorted({1, 2, 4, 8} | {rule.warps})),
+    }
+
+
+class Cost:
+    """Seconds of launches, each measured once; infinite for those that do not run.
+
+    Args:
+      time: seconds of a call; raises what a launch raises that does not run.
+      identity: what the launch comes to. Launches for which it is the same are the same, and measured once.
+
+    Attributes:
+      measured: how many launches were.
+      skipped: how many do not run.
+      problem: why the last of them does not.
+    """
+
+    def __init__(
+        self,
+        time: Callable[[Launch], float],
+        identity: Callable[[Launch], Hashable] = lambda launch: launch,
+    ):
+        self._time, self._identity = time, identity
+        self._of_launch: dict[Launch, float] = {}
+        self._of_identity: dict[Hashable, float] = {}
+        self.measured = self.skipped = 0
+        self.problem = ""
+
+    def __call__(self, launch: Launch) -> float:
+        if launch not in self._of_launch:
+            self._of_launch[launch] = self._new(launch)
+        return self._of_launch[launch]
+
+    def _new(self, launch: Launch) -> float:
+        identity: Hashable = launch
+        try:
+            identity = self._identity(launch)
+            if identity in self._of_identity:
+                return self._of_identity[identity]
+            seconds = self._time(launch)
+            self.measured += 1
+        except _does_not_run() as error:
+            self.skipped += 1
+            self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            seconds = math.inf
+        self._of_identity[identity] = seconds
+        return seconds
+
+
+@functools.cache
+def _does_not_run() -> tuple[type[Exception], ...]:
+    """What is raised for a launch that the compiler or the device refuses; JAX's errors are RuntimeErrors."""
+    refused: tuple[type[Exception], ...] = (ValueError, RuntimeError)
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return refused
+    return (*refused, TritonError)
+
+
+def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float], together: int) -> Launch:
+    """The launch that no change of so many fields at once makes faster, from the best of some.
+
+    All values of the fields are tried, the fastest is gone on with, then it is the turn of the next fields, until
+    nothing improves.
+
+    Args:
+      starts: the first is preferred.
+      together: fields that are varied at once; all others stay.
+    """
+    best = _fastest(starts[0], starts[1:], cost)
+    groups = list(itertools.combinations(values, together))
+    low, high = _values_of_thread(starts)
+    unchanged = 0
+    for group in itertools.cycle(groups):
+        if unchanged == len(groups):
+            return best
+        tried = _varied(best, {name: values[name] for name in group})
+        faster = _fastest(best, [t for t in tried if low <= _values_of(t) <= high], cost)
+        unchanged = unchanged + 1 if faster == best else 0
+        best = faster
+    return best
+
+
+def _fastest(best: Launch, others: list[Launch], cost: Callable[[Launch], float]) -> Launch:
+    """The fastest; the first unless another is clearly faster."""
+    fastest = min([best, *others], key=cost)
+    return fastest if cost(fastest) < cost(best) * (1 - _GAIN) else best
+
+
+def _varied(launch: Launch, values: Fields) -> list[Launch]:
+    """All launches with these values of some fields, and the other fields as they are; only those that are valid."""
+    made = []
+    for chosen in itertools.product(*values.values()):
+        with_values = {**dataclasses.asdict(launch), **dict(zip(values, chosen, strict=True))}
+        if with_values["rows"] * with_values["outputs"] <= 2**20:
+            made.append(Launch(**with_values))
+    return made
+
+
+def _values_of(launch: Launch) -> float:
+    """Values of a tile for a thread."""
+    return launch.rows * launch.outputs / (32 * launch.warps)
+
+
+def _values_of_thread(starts: list[Launch]) -> tuple[float, float]:
+    """How few and how many are worth trying: as many as rules give, whatever that is."""
+    given = [_values_of(launch) for launch in starts]
+    return min(*given, _VALUES[0]), max(*given, _VALUES[1])
+
+
+# ---------------------------------------------------------------------------------------- a kernel
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What came of a kernel.
+
+    Attributes:
+      entry: None if no launch of it runs.
+      measured: launches that were.
+      skipped: launches that do not run.
+      problem: why one of them does not.
+    """
+
+    kernel: Kernel
+    entry: Entry | None
+    measured: int
+    skipped: int
+    problem: str
+
+    def __str__(self) -> str:
+        if self.entry is None:
+            return f"{self.kernel}: no launch runs ({self.problem})"
+        rule = self.entry.rule_microseconds
+        return (
+            f"{self.kernel}: {'-' if rule is None else rule} us by the rule, {self.entry.microseconds} us by "
+            f"{self.entry.launch} ({self.measured} measured, {self.skipped} do not run)"
+        )
+
+
+def tune(
+    kernel: Kernel,
+    effort: Effort,
+    tell: Callable[[str], None] = lambda text: None,
+    *,
+    repeats: int = 7,
+) -> Found:
+    """Measures launches of a kernel: from that of its rule, and the one chosen now, to faster ones.
+
+    Args:
+      tell: is told how far it is.
+      repeats: loops that are timed for each.
+    """
+    asked, part = kernel.asked, kernel.part
+    abstract, arrays = part.abstract(), part.arrays()
+    best = math.inf
+
+    def traced(launch: Launch) -> str:
+        with use({asked.kernel: launch}):
+            return str(jax.make_jaxpr(part.run)(*abstract))
+
+    def time(launch: Launch) -> float:
+        nonlocal best
+        args = arrays
+        if part.in_place:  # the measurement consumes it
+            args = (jax.tree.map(jnp.copy, arrays[0]), *arrays[1:])
+        with use({asked.kernel: launch}):
+            seconds = device_time(
+                part.run, *args, in_place=part.in_place, repeats=repeats, loop_seconds=0.01, budget=0.3
+            ).p50
+        best = min(best, seconds)
+        tell(f"{kernel}: {cost.measured + 1} launches, {best * 1e6:.2f} us")
+        return seconds
+
+    cost = Cost(time, traced)
+    starts = list(dict.fromkeys((asked.rule, asked.launch)))
+    launch = descend(starts, fields(asked.sizes, asked.rule), cost, EFFORTS[effort])
+    entry = None
+    if math.isfinite(cost(launch)):
+        entry = Entry(
+            asked.kernel, asked.sizes, launch, _microseconds(cost(launch)), _microseconds(cost(asked.rule))
+        )
+    return Found(kernel, entry, cost.measured, cost.skipped, cost.problem)
+
+
+def _microseconds(seconds: float) -> float | None:
+    return round(seconds * 1e6, 2) if math.isfinite(seconds) else None
+
+
+def document() -> Document:
+    """What a file of this device begins with."""
+    versions = {}
+    for package in _VERSIONS_OF:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Document(jax.devices()[0].device_kind, versions)
