@@ -11,6 +11,7 @@ import pytest
 import lutjax
 from lutjax import testing
 from lutjax.kernels._triton import _support
+from lutjax.training import tables
 
 for package in _support.REQUIRES:
     if importlib.util.find_spec(package) is None:
@@ -36,8 +37,8 @@ SPLIT = {
     "detect": ("primes", {"batch": 6, "detectors": 4}),
     "lookup": ("primes", {"batch": 6, "detectors": 4}),
     "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup_attention": ("segments", {"batch": 4, "queries": 5, "detectors": 4}),
-    "lut_pair_attention": ("primes", {"batch": 4, "queries": 5, "detectors": 4, "outputs": 3}),
+    "lookup_attention": ("segments", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
+    "lut_pair_attention": ("primes", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
 }
 TYPED = {
     "detect": "ties",
@@ -47,11 +48,19 @@ TYPED = {
     "lut_pair_attention": "ties",
 }
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
-# Programs run one after the other in the interpreter.
-SLOW_SHAPES = {
-    ("lookup_attention", "tiles"),
-    ("lookup_attention", "tiles_cross"),
-    ("lut_pair_attention", "tiles"),
+# Of attention those that show most in least time: programs run one after the other in the interpreter.
+FAST_SHAPES = {
+    "lookup_attention": ("one", "ties", "no_bits", "empty_batch", "empty_sequence", "window", "cross"),
+    "lut_pair_attention": (
+        "one",
+        "two",
+        "no_bits",
+        "empty_batch",
+        "empty_sequence",
+        "interleaved",
+        "window_segments",
+        "cross",
+    ),
 }
 
 
@@ -69,7 +78,7 @@ def interpreted():
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        slow(op, shape) if (op, shape) in SLOW_SHAPES else (op, shape)
+        (op, shape) if shape in FAST_SHAPES.get(op, (shape,)) else slow(op, shape)
         for op in OPS
         for shape in testing.shapes(op)
     ],
@@ -131,12 +140,18 @@ def test_updates(op, shape):
     testing.check_update(testing.case(op, shape), "triton")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "weight_decay"),
+    [("bfloat16", 0.0), slow("float32", 0.5), slow("float16", 0.0), slow("float64", 0.0)],
+)
 @pytest.mark.parametrize("op", UPDATED)
 @pytest.mark.usefixtures("interpreted")
-def test_updates_in_float64(op):
-    with jax.enable_x64(True):
-        testing.check_update(testing.case(op, SPLIT[op][0], "float64"), "triton")
+def test_updates_in_other_arithmetic(op, dtype, weight_decay):
+    """Rows that move by the sum over their look-ups, and float64."""
+    shape, sizes = SPLIT[op]
+    with jax.enable_x64(dtype == "float64"):
+        case = testing.case(op, shape, dtype, **sizes)
+        testing.check_update(case, "triton", tables.SGD(weight_decay=weight_decay))
 
 
 def same_as_plain_jax(f, *arguments):
@@ -256,11 +271,11 @@ def kernel_cache(monkeypatch, tmp_path):
 def run_on(device_kind, case, accumulate=None):
     """Traces an op, its gradient and the update of its table for a device that need not be here."""
     testing.check_lowering(case, "triton", platform="cuda", device_kind=device_kind, accumulate=accumulate)
-    if case.op not in UPDATED or accumulate is not None or case.dtype not in ("float32", "float64"):
+    if case.op not in UPDATED:
         return
 
     def update(differentiable, ct):
-        f = functools.partial(testing._call, case, lutjax, "triton")
+        f = functools.partial(testing._call, case, lutjax, "triton", accumulate=accumulate)
         _, gradients = testing._factored(f, differentiable, ct)
         weights = differentiable["weights"]
         return lutjax.update_table(weights, gradients["weights"], 0.25, implementation="triton")

@@ -323,6 +323,7 @@ class KernelRegistry:
           >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
           lookup on cpu (cpu)
             forward
+              triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
         """

@@ -68,7 +68,7 @@ class Tile:
         return 1 if self.all_outputs else triton.cdiv(self.n_outputs, self.outputs)
 
     @property
-    def constants(self) -> dict[str, int]:
+    def constants(self) -> dict[str, Any]:
         """Constants of kernels."""
         return {
             "n_detectors": self.n_detectors,

@@ -330,8 +330,9 @@ def _sum_rows(
                 key, query, position, query, t, b, i, j, place, counts, n_samples, n_queries, n_keys,
                 n_distances, n_detectors, n_pairs, EPSILON, False,
             )  # fmt: skip
-            at = _rows.clamped(index, t, n_rows)[:, None] * n_outputs + output[None, :]
-            value = tl.load(weights + at, mask=counts[:, None] & output_exists[None, :], other=0)
+            at = _rows.offset(index, n_rows, n_outputs)[:, None] + output[None, :]
+            table = _rows.table(weights, t, n_rows, n_outputs)
+            value = tl.load(table + at, mask=counts[:, None] & output_exists[None, :], other=0)
             total += _rows.addend(value.to(ACC), SCALE)
     y = tl.sum(tl.reshape(total, (QUERIES, KEYS, OUTPUTS)), 1)
     own, exists = _rows.block(QUERIES, n_queries, block)
@@ -379,7 +380,8 @@ def _multiply_rows(
     PAIRS: tl.constexpr,
 ):
     ROWS: tl.constexpr = QUERIES * KEYS
-    block, b, output, _, group = _place(n_samples, n_queries, OUTPUTS, QUERIES, OUTPUTS)
+    output = tl.arange(0, OUTPUTS)
+    block, b, _, _, group = _place(n_samples, n_queries, OUTPUTS, QUERIES, OUTPUTS)
     j, place = _queries(block, start, QUERIES, KEYS, START)
     low, high = _keys(block, start, n_queries, n_keys, QUERIES, START, WINDOW)
     of_queries = dy + (b * n_queries + j)[:, None] * n_outputs
@@ -390,6 +392,7 @@ def _multiply_rows(
     own, own_exists = _rows.block(QUERIES, n_queries, block)
     pair = tl.arange(0, PAIRS)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        table = _rows.table(weights, t, n_rows, n_outputs)
         by_pair = tl.zeros((PAIRS, ROWS), d_query.dtype.element_ty)
         for first in range(low, high, KEYS):
             i = first + tl.arange(0, ROWS) % KEYS
@@ -400,19 +403,25 @@ def _multiply_rows(
                 key, query, position, parts, t, b, i, j, place, counts, n_samples, n_queries, n_keys,
                 n_distances, n_detectors, n_pairs, EPSILON, True,
             )  # fmt: skip
-            main, flipped = _rows.clamped(index, t, n_rows), _rows.clamped(index ^ flip, t, n_rows)
+            main = _rows.offset(index, n_rows, n_outputs)
+            flipped = _rows.offset(index ^ flip, n_rows, n_outputs)
             difference = tl.zeros((ROWS,), SUM)
             for o in range(0, n_outputs, OUTPUTS):
                 column = o + output
                 exists = counts[:, None] & (column < n_outputs)[None, :]
                 if n_outputs > OUTPUTS:
                     cotangent = tl.load(of_queries + column[None, :], mask=exists, other=0).to(ACC)
-                at = main[:, None] * n_outputs + column[None, :]
+                at = main[:, None] + column[None, :]
                 if OF_WEIGHTS:
-                    tl.atomic_add(d_weights + at, _rows.addend(cotangent, SCALE), mask=exists, sem="relaxed")
-                change = tl.load(weights + at, mask=exists, other=0).to(ACC)
-                at = flipped[:, None] * n_outputs + column[None, :]
-                change -= tl.load(weights + at, mask=exists, other=0).to(ACC)
+                    tl.atomic_add(
+                        _rows.table(d_weights, t, n_rows, n_outputs) + at,
+                        _rows.addend(cotangent, SCALE),
+                        mask=exists,
+                        sem="relaxed",
+                    )
+                change = tl.load(table + at, mask=exists, other=0).to(ACC)
+                at = flipped[:, None] + column[None, :]
+                change -= tl.load(table + at, mask=exists, other=0).to(ACC)
                 difference += tl.sum(_rows.addend(change * cotangent, SCALE), 1)
             value = _rows.cotangent(margin, difference, ACC, SCALE)
             value = tl.where(counts, value, 0).to(d_query.dtype.element_ty)
@@ -494,8 +503,9 @@ def _add_rows(
             )  # fmt: skip
             if TOUCH:
                 _rows.touch(touched, t, index, counts, n_rows)
-            at = _rows.clamped(index, t, n_rows)[:, None] * n_outputs + output[None, :]
-            tl.atomic_add(total + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
+            at = _rows.offset(index, n_rows, n_outputs)[:, None] + output[None, :]
+            table = _rows.table(total, t, n_rows, n_outputs)
+            tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
 @kernel
@@ -515,7 +525,8 @@ def _place(
     b = (rest % n_samples).to(tl.int64)
     rest = rest // n_samples
     output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
-    return block, b, output, output_exists, rest // output_blocks
+    # Of 32 bits, as what it is added to.
+    return block, b, output.to(tl.int32), output_exists, rest // output_blocks
 
 
 @kernel
