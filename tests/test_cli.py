@@ -289,6 +289,26 @@ def test_diverging_run_says_so(text: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "nan after 3 steps. Lower --learning-rate." in result.output
 
 
+def test_a_device_out_of_memory_leaves_checkpoints(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    assert (
+        lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS, "--steps=8").exit_code
+        == 0
+    )
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def short_of_memory(*args: object, **kwargs: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate.")
+
+    monkeypatch.setattr(_train_lm, "_train", short_of_memory)
+    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path / "other", *SIZES)
+    assert result.exit_code == 1
+    assert "the device is out of memory. Checkpoints in" in result.output
+    assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
 def test_every_field_is_a_flag() -> None:
     command = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
     flags = {p.name for p in command.get_params(click.Context(command))}

@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import lutjax
 from lutjax import FixedPoint, testing
 
+pytestmark = pytest.mark.gpu
+
 FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
 COARSE = FixedPoint(2.0**14)  # totals of fewer: adding results outside of an op is exact too
 

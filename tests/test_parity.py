@@ -7,6 +7,8 @@ import lutjax
 from lutjax import testing
 from lutjax.training import tables
 
+pytestmark = pytest.mark.gpu  # worth running wherever implementations run
+
 # A size that can be split in two along the batch and the detectors.
 SPLIT = {
     "detect": ("primes", {"batch": 6, "detectors": 4}),
@@ -104,8 +106,8 @@ def test_formulation_for_accelerators(op, shape):
 
 
 LOOK_UPS = [(op, i) for op, i in IMPLEMENTED if op in testing.LOOK_UPS]
-# Updates that need the sum over the look-ups of each row: Triton has none, and says so.
-SUMMING = [(op, i) for op, i in LOOK_UPS if i != "triton"]
+# Triton has updates by SGD alone, and says so.
+ANY_RULE = [(op, i) for op, i in LOOK_UPS if i != "triton"]
 # The op that takes longest to compile waits for `pytest -m slow` where another one goes the same way.
 MOSTLY_FAST = [
     pytest.param(op, i, marks=pytest.mark.slow) if op == "lut_pair_attention" else (op, i)
@@ -146,7 +148,7 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
 
 
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), [(o, i, s) for o, i in SUMMING for s in testing.shapes(o)]
+    ("op", "implementation", "shape"), [(o, i, s) for o, i in ANY_RULE for s in testing.shapes(o)]
 )
 def test_updates(op, implementation, shape):
     """From the factored gradient; a rule that needs the sums of each row, and which rows were looked up."""
@@ -161,17 +163,22 @@ def test_updates_without_sums_of_rows(op, implementation, shape):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "float64"])
-@pytest.mark.parametrize(
-    ("op", "implementation"), [param for param in MOSTLY_FAST if getattr(param, "values", param) in SUMMING]
-)
+@pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
 def test_updates_in_other_dtypes(op, implementation, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check_update(testing.case(op, TYPED[op][0], dtype), implementation, tables.SGD())
 
 
 @pytest.mark.parametrize("shape", ["primes", "repeats"])  # fewer hits than rows, and more
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("implementation", [i for op, i in SUMMING if op == "lookup"])
+@pytest.mark.parametrize(
+    ("implementation", "rule"),
+    [
+        pytest.param(i, rule, id=f"{i}-{rule}")
+        for op, i in LOOK_UPS
+        for rule in RULES
+        if op == "lookup" and ((op, i) in ANY_RULE or isinstance(rule, tables.SGD))
+    ],
+)
 def test_update_rules(implementation, rule, shape):
     bits = 5 if shape == "primes" else 1
     testing.check_update(testing.case("lookup", shape, bits=bits), implementation, rule)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import lutjax
-from lutjax import testing
+from lutjax import testing, tuning
 from lutjax.kernels._triton import _support
+from lutjax.kernels.registry import Device
 from lutjax.training import tables
 
 for package in _support.REQUIRES:
@@ -308,7 +309,7 @@ def check_compilation(launches, capability):
         assert binary.metadata.shared <= 1024 * _support._SHARED_MEMORY[capability], kernel
 
 
-@pytest.mark.parametrize("capability", [slow(80), 90, slow(100)])
+@pytest.mark.parametrize("capability", GPUS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles(op, capability, launches):
@@ -328,3 +329,84 @@ def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
     with jax.enable_x64(dtype == "float64"):
         run_on(GPUS[90], testing.case(op, SPLIT[op][0], dtype, **SPLIT[op][1]), accumulate)
     check_compilation(launches, 90)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_lowers_through_jax_triton(op):
+    """With the package itself, and its kernels in the lowered module."""
+    if _support.unfit_packages():
+        pytest.skip(f"jax-triton cannot be imported here: {_support.unfit_packages()}")
+    shape, sizes = SPLIT[op]
+    testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
+
+
+def on_gpu(function, *arguments):
+    """Traces a function for an H200."""
+    device = jax.sharding.AbstractDevice(GPUS[90], None, "cuda")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+        return jax.eval_shape(function, *arguments)
+
+
+def wide_look_up(implementation=None):
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((4096, 4, 2), jnp.float32))
+    weights = jax.ShapeDtypeStruct((4, 4, 1024), jnp.float32)
+    return functools.partial(lutjax.lookup, implementation=implementation), weights, d
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_launch_that_does_not_fit_shared_memory():
+    launch = tuning.Launch(rows=512, outputs=512)
+    with (
+        tuning.use({"lookup.forward": launch}),
+        pytest.raises(
+            ValueError,
+            match=r"a tile of 512 rows and 512 outputs takes 1048576 bytes; the shared memory of NVIDIA H200",
+        ),
+    ):
+        on_gpu(*wide_look_up("triton"))
+    assert on_gpu(*wide_look_up("triton")).shape == (4096, 1024)  # the launch was that of one block of calls
+
+
+def test_why_not_triton(monkeypatch):
+    look_up, weights, d = wide_look_up("triton")
+    with pytest.raises(lutjax.NoImplementationError, match=r"runs on gpu, the call runs on cpu"):
+        jax.eval_shape(look_up, weights, d)
+    registry = lutjax.kernel_registry
+    monkeypatch.setattr(_support, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
+    monkeypatch.setattr(registry, "_resolved", {})  # what was chosen with other packages
+    with pytest.raises(
+        lutjax.NoImplementationError, match=r"needs jax-triton 0\.3\.1 or newer, found 0\.2\.0"
+    ):
+        on_gpu(look_up, weights, d)
+    assert on_gpu(functools.partial(look_up, implementation=None), weights, d).shape == (4096, 1024)
+    monkeypatch.setattr(_support, "unfit_packages", lambda: None)
+    monkeypatch.setattr(registry, "_resolved", {})
+    for kind, reason in (
+        ("NVIDIA Something", "whose compute capability is known, not NVIDIA Something"),
+        ("AMD Instinct MI300X", "needs an NVIDIA GPU"),
+    ):
+        device = Device(lutjax.Backend.GPU, kind)
+        with pytest.raises(lutjax.NoImplementationError, match=reason):
+            registry.resolve("lookup", weights, d, device=device, implementation="triton")
+    device = Device(lutjax.Backend.GPU, GPUS[90])
+    d = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype != "int32" else "int16"), d)
+    with pytest.raises(lutjax.NoImplementationError, match="has no kernel for int16"):
+        registry.resolve("lookup", weights, d, device=device, implementation="triton")
+
+
+@pytest.mark.usefixtures("launches")
+def test_small_updates_are_left_to_plain_jax():
+    device = Device(lutjax.Backend.GPU, GPUS[90])
+    resolve = functools.partial(
+        lutjax.kernel_registry.resolve, "lookup_update", device=device, rule=tables.SGD(), accumulate=None
+    )
+
+    def arguments(batch):
+        _, weights, d = wide_look_up()
+        rate, dy = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((), (batch, 1024)))
+        return weights, {}, rate, None, dy, d
+
+    assert resolve(*arguments(4096)).platform == "xla"
+    assert resolve(*arguments(4097)).platform == "triton"
+    assert resolve(*arguments(4096), implementation="triton").platform == "triton"
+    assert resolve(*arguments(4097), rule=tables.RowAdagrad()).platform == "xla"

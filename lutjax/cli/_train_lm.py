@@ -106,6 +106,19 @@ def lm(
         raise click.ClickException(str(error)) from error
     except FloatingPointError as error:
         raise click.ClickException(f"{error} Lower --learning-rate.") from error
+    except _device_errors() as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise click.ClickException(
+            f"the device is out of memory. Checkpoints in {out} are whole: go on with --resume where more is free, or "
+            "start again in another folder with a smaller --batch-size or model."
+        ) from error
+
+
+def _device_errors() -> type[Exception]:
+    import jax
+
+    return jax.errors.JaxRuntimeError
 
 
 def _start(text_path: Path | None, preset: str, out: Path, fields: Mapping[str, Any]) -> None:

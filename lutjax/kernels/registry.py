@@ -83,6 +83,8 @@ class KernelSpec:
       requires: packages it needs; it is not chosen where one is missing.
       priority: of several that support a call the highest is chosen.
       unsupported: why a call cannot be run, or None if it can.
+      slower: why a call that can be run is better left to the next implementation, or None. It does not
+        count where this one is asked for by name.
       directions: the functions the module has.
     """
 
@@ -94,6 +96,7 @@ class KernelSpec:
     priority: int = 0
     unsupported: Callable[[Call], str | None] | None = None
     directions: tuple[Direction, ...] = DIRECTIONS
+    slower: Callable[[Call], str | None] | None = None
 
     def __str__(self) -> str:
         return f"{self.platform}/{self.backend} ({self.target})"
@@ -158,6 +161,7 @@ class KernelRegistry:
         priority: int | None = None,
         unsupported: Callable[[Call], str | None] | None = None,
         directions: tuple[Direction, ...] = DIRECTIONS,
+        slower: Callable[[Call], str | None] | None = None,
     ) -> KernelSpec:
         """Adds an implementation.
 
@@ -165,7 +169,7 @@ class KernelRegistry:
           op: name of the op; the arguments of its functions are described in ``lutjax/ops/<op>.py``.
           platform: how it is written. backend: where it runs.
           target: module with ``forward`` and ``backward``, imported when it is chosen.
-          requires, unsupported, directions: see `KernelSpec`.
+          requires, unsupported, directions, slower: see `KernelSpec`.
           priority: by default Triton before Pallas before XLA.
 
         Raises:
@@ -173,7 +177,7 @@ class KernelRegistry:
         """
         platform, backend = Platform(platform), Backend(backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
-        spec = KernelSpec(op, platform, backend, target, requires, priority, unsupported, directions)
+        spec = KernelSpec(op, platform, backend, target, requires, priority, unsupported, directions, slower)
         of_op = self._specs.setdefault(op, {})
         if (platform, backend) in of_op:
             raise ValueError(
@@ -358,7 +362,10 @@ class KernelRegistry:
                     yield spec, f"not asked for (implementation={'|'.join(request)})"
         else:
             for spec in candidates:
-                yield spec, spec.why_not(call)
+                why = spec.why_not(call)
+                if why is None and spec.slower is not None:
+                    why = spec.slower(call)
+                yield spec, why
 
     def _choose(self, op: str, request: tuple[Platform, ...], call: Call) -> KernelSpec:
         considered = []
@@ -453,6 +460,7 @@ def _register_builtin() -> None:
             requires=("jax_triton", "triton"),
             unsupported=_unsupported_by_triton,
             directions=("forward",) if op.endswith("_update") else DIRECTIONS,
+            slower=_slower_in_triton if op.endswith("_update") else None,
         )
 
 
@@ -460,6 +468,12 @@ def _unsupported_by_triton(call: Call) -> str | None:
     from lutjax.kernels._triton import _support
 
     return _support.unsupported(call)
+
+
+def _slower_in_triton(call: Call) -> str | None:
+    from lutjax.kernels._triton import _support
+
+    return _support.slower_update(call)
 
 
 _register_builtin()

@@ -255,9 +255,9 @@ class LUTTransformer(nnx.Module):
         )
         self.unembed = LUT(**config.unembed_options(), implementation=implementation, rngs=rngs)
         if config.table_dtype is not None:
-            for _, part in nnx.iter_graph(self):
-                if isinstance(part, LUT | LUTAttention | LUTPairAttention):
-                    part.weights.set_value(part.weights[...].astype(config.table_dtype))
+            for path, part in nnx.iter_graph(self):
+                if path and path[-1] == "weights" and isinstance(part, nnx.Param):
+                    part.set_value(part[...].astype(config.table_dtype))
 
     def __call__(
         self,

@@ -86,3 +86,25 @@ def unsupported_arguments(call: Call) -> str | None:
     if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
         return f"moves rows by SGD only, not by {call.options['rule']}"
     return None
+
+
+_FEW = 2**24
+
+
+def slower_update(call: Call) -> str | None:
+    """Why plain JAX comes first for an update: small ones are mostly the launch of kernels."""
+    weights, _, _, _, dy = call.arguments[:5]
+    reads = dy.size // max(dy.shape[-1], 1) * weights.shape[0]
+    if "attention" in call.op:  # of half of all pairs
+        keys = dy.shape[-2] if call.options["window"] is None else min(dy.shape[-2], call.options["window"])
+        reads = reads * keys // 2
+    if (
+        weights.dtype.itemsize < 4
+        or call.options["accumulate"] is not None
+        or call.options["rule"].weight_decay
+    ):
+        return None
+    numbers = reads * weights.shape[-1]
+    if numbers > _FEW:
+        return None
+    return f"plain JAX is faster for at most {_FEW} numbers added, here {numbers}"

@@ -43,7 +43,7 @@ class Addition:
         """Runs a kernel, with the arguments of `launch`; returns `total`, and `touched`."""
         touched = jnp.zeros((1,), jnp.int32) if self.touched is None else self.touched
         step, first = self.step.reshape(1), self.first.reshape(1)
-        constants = {"n_tables": self.total.shape[0], "TOUCH": self.touched is not None}
+        constants: dict[str, Any] = {"n_tables": self.total.shape[0], "TOUCH": self.touched is not None}
         if isinstance(self.total, jax.ShapeDtypeStruct):
             zeroed = [self.total, jax.ShapeDtypeStruct((1,), "int32")]
             return launch(kernel, *inputs, step, first, first, first, zeroed=zeroed, **constants, **arguments)
@@ -93,7 +93,7 @@ def update(
         return _move(weights, sums, touched, first, scales, rule.weight_decay, accumulate, device)
 
     whole, rest = divmod(n_detectors, size)
-    arrays = (weights, sums, touched)
+    arrays: tuple[jax.Array, ...] = (weights, sums, touched)
     arrays = jax.lax.fori_loop(0, whole, lambda n, a: move(jnp.asarray(n * size, jnp.int32), a), arrays)
     if rest:
         weights, sums, touched = arrays

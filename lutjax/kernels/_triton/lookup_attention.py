@@ -34,7 +34,7 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> jax.Array:
-    pairs = Pairs.of(weights, query, key, position, start, query_segments, key_segments, window)
+    pairs = Pairs.of(weights, query, key, position, start, query_segments, key_segments, window=window)
     how = launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule)
     tile = pairs.tile(how, device)
     # Several programs for one sum write a part of it each.
@@ -63,7 +63,7 @@ def backward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
-    pairs = Pairs.of(*saved, window)
+    pairs = Pairs.of(*saved, window=window)
     d_weights = None
     if needs[0]:
         addition = _updates.gradient(saved[0], accumulate)
@@ -148,10 +148,14 @@ def add_rows(
     """Adds `dy` to the row of every pair."""
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
     tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
+    n_samples, n_queries = pairs.queries
+    # Rows that few pairs read are not in the cache yet; asking for the others would be in vain.
+    rarely_read = n_samples * n_queries * pairs.sizes["keys"] <= 4 * pairs.weights.shape[1]
     return addition(
         _add_rows,
         *pairs.arrays,
         dy,
+        PREFETCH=rarely_read,
         programs=pairs.programs(tile),
         device=device,
         warps=how.warps,
@@ -188,6 +192,7 @@ class Pairs:
         start: jax.Array | None,
         query_segments: jax.Array | None,
         key_segments: jax.Array | None,
+        *,
         window: int | None,
     ) -> "Pairs":
         key_shift = 0 if position is None else position.bits
@@ -494,6 +499,7 @@ def _add_rows(
     START: tl.constexpr,
     SEGMENTS: tl.constexpr,
     WINDOW: tl.constexpr,
+    PREFETCH: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
@@ -517,7 +523,8 @@ def _add_rows(
             row = _rows.offset(bits, n_rows, n_outputs)
             at = row[:, None] + output[None, :]
             table = _rows.table(total, t, n_rows, n_outputs)
-            _rows.prefetch(table + row)
+            if PREFETCH:
+                _rows.prefetch(table + row)
             if TOUCH:
                 _rows.touch(touched, t, bits, counts, n_rows)
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")

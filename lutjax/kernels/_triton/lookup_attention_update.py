@@ -28,7 +28,7 @@ def forward(
     device: Device,
 ) -> tuple[jax.Array, RowState]:
     pairs = lookup_attention.Pairs.of(
-        weights, query, key, position, start, query_segments, key_segments, window
+        weights, query, key, position, start, query_segments, key_segments, window=window
     )
 
     def add(addition: _updates.Addition, accumulate: FixedPoint | None) -> tuple[jax.Array, ...]:

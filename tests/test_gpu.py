@@ -1,0 +1,118 @@
+"""What only a GPU can show. All suites for a machine with one: `pytest -m gpu`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lutjax
+from lutjax import testing
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
+]
+
+
+def needs_memory(gigabytes):
+    free = jax.local_devices()[0].memory_stats()["bytes_limit"]
+    if free < gigabytes * 1e9:
+        pytest.skip(f"needs {gigabytes} GB of device memory, JAX may use {free / 1e9:.0f} GB")
+
+
+@pytest.mark.parametrize("op", [op for op in testing.OPS if op != "detect_signs"])
+def test_triton_comes_first(op):
+    case = testing.case(op, "primes")
+    chosen = []
+    resolve = lutjax.kernel_registry.resolve
+
+    def spy(name, *args, **options):
+        chosen.append((name, resolve(name, *args, **options).platform))
+        return resolve(name, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lutjax.kernel_registry, "resolve", spy)
+        testing.check(case)
+    assert {platform for name, platform in chosen if name == op} == {"triton"}
+
+
+def test_tables_beyond_2_to_the_31():
+    needs_memory(60)
+    shape = (3, 2**16, 12_000)  # 2.4e9 numbers
+    rows = np.array([[0, 1, 2**16 - 1], [2**16 - 1, 5, 2**16 - 2]], np.int32)
+    weights = jax.jit(lambda: jnp.zeros(shape, jnp.float32))()
+    write = jax.jit(lambda w, t, r, v: w.at[t, r].set(v), donate_argnums=0)
+    for t, r in {(t, r) for b in rows for t, r in enumerate(b)} | {(2, 2**16 - 1 ^ 1)}:
+        weights = write(weights, t, r, t + r / 2**16)
+    margin = jnp.full(rows.shape, -0.5)
+    d = lutjax.Detection(jnp.asarray(rows), jnp.ones(rows.shape, jnp.int32), margin, 16)
+    y = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation="triton"))(weights, d)
+    expected = [sum(t + r / 2**16 for t, r in enumerate(b)) for b in rows]
+    np.testing.assert_allclose(y[:, [0, -1]], np.stack([expected, expected], 1), rtol=1e-6)
+
+    def margins(w, margin):
+        d = lutjax.Detection(jnp.asarray(rows), jnp.ones(rows.shape, jnp.int32), margin, 16)
+        return lutjax.lookup(w, d, implementation="triton").sum()
+
+    d_margin = jax.jit(jax.grad(margins, 1))(weights, margin)
+    plain = [[weights[t, r].sum() - weights[t, r ^ 1].sum() for t, r in enumerate(b)] for b in rows]
+    np.testing.assert_allclose(d_margin, -0.5 / 1.5**2 * np.array(plain), rtol=1e-4)
+    d_weights = jax.jit(jax.grad(margins))(weights, margin)
+    assert float(d_weights[2, 2**16 - 1, -1]) == 1
+    assert float(d_weights[2, 2**16 - 2, -1]) == 1
+    assert float(jnp.sum(d_weights[2, :, -1])) == 2
+
+
+@pytest.mark.parametrize("batch", [70_000, 3_000_001])
+def test_batches_beyond_the_limits_of_grids(batch):
+    case = testing.case("lookup", "one", batch=batch)
+    testing.check(case, "triton", transformation="jit")
+    testing.check(testing.case("detect", "one", batch=batch), "triton", transformation="jit")
+
+
+def test_long_sequences():
+    case = testing.case("lookup_attention", "tiles", batch=1, queries=8192, detectors=1, outputs=1)
+
+    def gradients(implementation):
+        def f(differentiable):
+            call = testing._call(case, lutjax, implementation, differentiable)
+            return call["y"].sum()
+
+        return jax.jit(jax.value_and_grad(f))(case.differentiable)
+
+    actual, expected = gradients("triton"), gradients("xla")
+    jax.tree.map(lambda a, e: testing.assert_close("8192 places", a, e, 1e-5), actual, expected)
+
+
+@pytest.mark.parametrize("op", ["lookup", "lookup_attention"])
+def test_fixed_point_is_the_same_every_time(op):
+    """Sums by atomics, in whatever order they happen."""
+    sizes = {"batch": 512, "detectors": 8} if op == "lookup" else {"batch": 8, "queries": 64}
+    case = testing.case(op, "primes", **sizes)
+
+    def run():
+        f = jax.jit(
+            lambda d, ct: testing._value_and_cotangents(
+                lambda d: testing._call(case, lutjax, "triton", d, accumulate=lutjax.FixedPoint(2.0**20 + 1)),
+                d,
+                ct,
+            )
+        )
+        differentiable = jax.tree.map(lambda a: a * 0.7310585, case.differentiable)
+        return jax.tree.leaves(f(differentiable, {"y": jnp.full((), 0.3) + jnp.zeros_like(reference)}))
+
+    reference = testing._call(case, lutjax, "xla", case.differentiable)["y"]
+    first = run()
+    for _ in range(5):
+        for a, b in zip(run(), first, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_memory_that_does_not_suffice_leaves_the_arguments():
+    weights = jnp.ones((4, 16, 8))
+    d = lutjax.detect_signs(jnp.ones((1 << 20, 4, 4)))
+    huge = jax.jit(lambda w: jnp.broadcast_to(lutjax.lookup(w, d)[None], (1 << 22, 1 << 20, 8)) * 2)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        huge(weights).block_until_ready()
+    np.testing.assert_array_equal(weights, 1)
+    assert float(lutjax.lookup(weights, d)[0, 0]) == 4
