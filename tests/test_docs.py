@@ -45,9 +45,20 @@ def test_pages_run(page):
         assert shown in outputs
 
 
+def test_tables_are_those_of_the_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import bench_table
+
+    shown = (ROOT / "docs" / "gpu.md").read_text()
+    table = bench_table.table([ROOT / "docs" / "benchmarks" / "h200.csv"])
+    assert f"<!-- table -->\n{table}<!-- end -->" in shown, (
+        "python benchmarks/bench_table.py prints the table"
+    )
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
-        for name in re.findall(r"\]\(([\w/-]+\.md)\)", page.read_text()):
+        for name in re.findall(r"\]\(([\w/-]+\.(?:md|csv))\)", page.read_text()):
             assert (page.parent / name).exists(), (page, name)
 
 

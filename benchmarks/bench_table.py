@@ -1,0 +1,58 @@
+"""Implementations side by side, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
+
+A case of a later file takes the place of the same case of an earlier one. Prints Markdown.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+from lutjax.benchmark.results import duration, size
+
+_ROWS = {
+    "forward": "forward",
+    "dense": "forward + backward, dense",
+    "in-place": "in place",
+    "update": "update alone",
+}
+
+
+def table(paths: list[Path]) -> str:
+    """A line for each shape and row: times of each implementation, of the CUDA runtime, and the limit."""
+    cases: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
+    for path in paths:
+        with path.open(newline="") as file:
+            for record in csv.DictReader(file):
+                key = record["shape"], record["dtype"], record["row"]
+                cases.setdefault(key, {})[record["implementation"]] = record
+    names = [n for n in ("triton", "pallas", "xla") if any(n in by_name for by_name in cases.values())]
+    lines = [
+        f"| shape | | {' | '.join(names)} | CUDA | limit | peak / tables |",
+        f"| --- | --- |{' --: |' * (len(names) + 3)}",
+    ]
+    for (shape, dtype, row), by_name in cases.items():
+        first = by_name[next(name for name in names if name in by_name)]
+        times = [by_name[n]["p50_s"] if n in by_name else "" for n in names]
+        peak = (
+            f"{float(first['peak_bytes']) / float(first['table_bytes']):.2f}" if first["peak_bytes"] else ""
+        )
+        cells = [
+            f"{shape} ({first['sizes']})"
+            if dtype == "float32"
+            else f"{shape}, {dtype} tables ({first['sizes']})",
+            _ROWS[row],
+            *(_time(seconds) for seconds in times),
+            _time(first["cuda_s"]),
+            f"{_time(first['limit_s'])} ({size(int(first['bytes']))})",
+            peak,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _time(seconds: str) -> str:
+    return duration(float(seconds)) if seconds else ""
+
+
+if __name__ == "__main__":
+    print(table([Path(name) for name in sys.argv[1:]]), end="")
