@@ -208,7 +208,13 @@ def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) ->
     return np.asarray(text[..., length:])
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("concatenated", "pair_interleaved") else pytest.param(name, marks=pytest.mark.slow)
+        for name in VARIANTS
+    ],
+)
 def test_generate_equals_full_passes(name):
     """Also beyond the context of 6, from prompts shorter and longer than it."""
     model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
@@ -279,7 +285,14 @@ def test_decoding_in_chunks_equals_full_pass():
 
 
 # ------------------------------------------------------------------------------------- training
-@pytest.mark.parametrize("name", ["concatenated", "pair_interleaved", "no_ffn", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "concatenated",
+        "bfloat16",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("pair_interleaved", "no_ffn")),
+    ],
+)
 def test_trains(name):
     """A jitted step of SGD moves the tables, lowers the loss, and leaves ids and embeddings alone."""
     changes = VARIANTS.get(name, {"param_dtype": "bfloat16", "batch_norm": True})

@@ -41,6 +41,10 @@ def implementations(op: str) -> list[str]:
     ]
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 IMPLEMENTED = [(op, i) for op in testing.OPS for i in implementations(op)]
 
 
@@ -59,7 +63,8 @@ def test_shapes(op, implementation, shape):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), [(o, i, s) for o, i in IMPLEMENTED for s in TYPED[o]]
+    ("op", "implementation", "shape"),
+    [slow(o, i, s) if s == "tiles" else (o, i, s) for o, i in IMPLEMENTED for s in TYPED[o]],
 )
 def test_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -109,10 +114,9 @@ LOOK_UPS = [(op, i) for op, i in IMPLEMENTED if op in testing.LOOK_UPS]
 # Triton has updates by SGD alone, and says so.
 ANY_RULE = [(op, i) for op, i in LOOK_UPS if i != "triton"]
 # The op that takes longest to compile waits for `pytest -m slow` where another one goes the same way.
-MOSTLY_FAST = [
-    pytest.param(op, i, marks=pytest.mark.slow) if op == "lut_pair_attention" else (op, i)
-    for op, i in LOOK_UPS
-]
+MOSTLY_FAST = [slow(op, i) if op == "lut_pair_attention" else (op, i) for op, i in LOOK_UPS]
+# Sizes of attention whose updates are tried each time; those of all others are slow to compile.
+UPDATED = ("one", "primes", "empty_batch", "segments", "window_segments", "cross", "tiles")
 RULES = [
     tables.SGD(),
     tables.SGD(weight_decay=0.5),
@@ -124,7 +128,8 @@ RULES = [
 
 
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), [(o, i, s) for o, i in LOOK_UPS for s in TYPED[o]]
+    ("op", "implementation", "shape"),
+    [slow(o, i, s) if s == "tiles" else (o, i, s) for o, i in LOOK_UPS for s in TYPED[o]],
 )
 def test_factored_gradients(op, implementation, shape):
     testing.check_factored(testing.case(op, shape), implementation, transformation="jit")
@@ -138,7 +143,10 @@ def test_factored_gradients_in_other_dtypes(op, implementation, dtype):
         testing.check_factored(case, implementation, transformation="jit")
 
 
-@pytest.mark.parametrize("transformation", testing.FACTORED_TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "transformation",
+    [slow(t) if t in ("none", "remat", "scan") else t for t in testing.FACTORED_TRANSFORMATIONS],
+)
 @pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
 def test_factored_gradients_under_transformations(op, implementation, transformation):
     if "shard_map" in transformation and jax.device_count() < 2:
@@ -148,7 +156,12 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
 
 
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), [(o, i, s) for o, i in ANY_RULE for s in testing.shapes(o)]
+    ("op", "implementation", "shape"),
+    [
+        (o, i, s) if "attention" not in o or s in UPDATED else slow(o, i, s)
+        for o, i in ANY_RULE
+        for s in testing.shapes(o)
+    ],
 )
 def test_updates(op, implementation, shape):
     """From the factored gradient; a rule that needs the sums of each row, and which rows were looked up."""

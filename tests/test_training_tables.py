@@ -310,7 +310,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     [
         (tables.SGD(), "step"),
         (tables.RowAdagrad(), "step"),
-        (tables.RowAdagrad(), "loop"),
+        pytest.param(tables.RowAdagrad(), "loop", marks=pytest.mark.slow),
         (tables.SGD(), "sharded"),  # adds up whole tables if the gradients are not asked for everywhere
     ],
     ids=str,
