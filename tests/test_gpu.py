@@ -44,12 +44,13 @@ def test_tables_beyond_2_to_the_31():
     rows = np.array([[0, 1, 2**16 - 1], [2**16 - 1, 5, 2**16 - 2]], np.int32)
     weights = jax.jit(lambda: jnp.zeros(shape, jnp.float32))()
     write = jax.jit(lambda w, t, r, v: w.at[t, r].set(v), donate_argnums=0)
-    for t, r in {(t, r) for b in rows.tolist() for t, r in enumerate(b)}:
-        weights = write(weights, t, r, t + r / 2**16)
+    value = {(t, r): float(1 + t + r % 7) for b in rows.tolist() for t, r in enumerate(b)}
+    for t, r in value:
+        weights = write(weights, t, r, value[t, r])
     margin = jnp.full(rows.shape, -0.5)
     d = lutjax.Detection(jnp.asarray(rows), jnp.ones(rows.shape, jnp.int32), margin, 16)
     y = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation="triton"))(weights, d)
-    expected = [sum(t + r / 2**16 for t, r in enumerate(b)) for b in rows]
+    expected = [sum(value[t, r] for t, r in enumerate(b)) for b in rows.tolist()]
     np.testing.assert_allclose(y[:, [0, -1]], np.stack([expected, expected], 1), rtol=1e-6)
 
     def margins(w, margin):
@@ -57,7 +58,6 @@ def test_tables_beyond_2_to_the_31():
         return lutjax.lookup(w, d, implementation="triton").sum()
 
     d_margin = jax.jit(jax.grad(margins, 1))(weights, margin)
-    value = {(t, r): t + r / 2**16 for b in rows.tolist() for t, r in enumerate(b)}
     differences = [[value[t, r] - value.get((t, r ^ 1), 0) for t, r in enumerate(b)] for b in rows.tolist()]
     np.testing.assert_allclose(d_margin, -0.5 / 1.5**2 * shape[2] * np.array(differences), rtol=1e-4)
     d_weights = jax.jit(jax.grad(margins))(weights, margin)
