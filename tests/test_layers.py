@@ -1,9 +1,7 @@
 """The layers of the three libraries: the same variables, outputs, gradients and decoding."""
 
 import dataclasses
-import doctest
 import functools
-import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -474,14 +472,6 @@ def test_linen_has_the_options_of_the_spec(layer):
         n: d for n, d in spec.items() if n not in own
     }
     assert issubclass(getattr(linen, layer), flax.linen.Module)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_examples(library):
-    module = importlib.import_module(f"lutjax.layers.{library}")
-    failed, tried = doctest.testmod(module)
-    assert tried
-    assert not failed
 
 
 def test_libraries_are_not_imported_unasked():

@@ -389,4 +389,4 @@ def test_reference_has_forward_mode():
     _, tangent = jax.jvp(lambda x: lutjax.reference.lut(x, weights, ANCHORS), (X,), (jnp.ones_like(X),))
     _, pullback = jax.vjp(lambda x: lutjax.reference.lut(x, weights, ANCHORS), X)
     np.testing.assert_allclose(tangent.sum(), pullback(jnp.ones_like(tangent))[0].sum(), atol=1e-6)
-    jax.hessian(lambda x: lutjax.reference.lut(x, weights, ANCHORS).sum())(X)
+    jax.jit(jax.hessian(lambda x: lutjax.reference.lut(x, weights, ANCHORS).sum()))(X)

@@ -344,7 +344,7 @@ SEQUENCE, TINY = "seq:1,3,4,2,1,0", "fc:4,3,2,2,1"
 
 @pytest.fixture
 def interpreted() -> Iterator[None]:
-    pytest.importorskip("jax_triton")
+    pytest.importorskip("triton")
     import triton_interpreter
 
     with triton_interpreter.interpreted():
