@@ -203,7 +203,10 @@ def chunks(x: jax.Array, lengths: tuple[int, ...]) -> list[jax.Array]:
 CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("attention", "pair") else pytest.param(n, marks=pytest.mark.slow) for n in ATTENTION],
+)
 def test_decoding_equals_full_pass(name):
     """In chunks of any length, and beyond the capacity."""
     case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))

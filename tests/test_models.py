@@ -209,10 +209,7 @@ def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) ->
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("concatenated", "pair_interleaved") else pytest.param(name, marks=pytest.mark.slow)
-        for name in VARIANTS
-    ],
+    [name if name == "concatenated" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
 )
 def test_generate_equals_full_passes(name):
     """Also beyond the context of 6, from prompts shorter and longer than it."""
@@ -237,6 +234,7 @@ def test_generate_does_not_compile_twice():
     assert one.dtype == jnp.int32
 
 
+@pytest.mark.slow
 def test_generate_draws():
     model = model_of()
     prompt = tokens_of(400, 2, seed=3)[:1].repeat(400, 0)

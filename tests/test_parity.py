@@ -74,7 +74,7 @@ def test_dtypes(op, implementation, shape, dtype):
 @pytest.mark.parametrize(
     ("op", "implementation", "transformation"),
     [
-        slow(o, i, t) if o == "lut_pair_attention" and t in ("none", "remat", "scan") else (o, i, t)
+        slow(o, i, t) if "attention" in o and t in ("none", "remat", "scan") else (o, i, t)
         for o, i in IMPLEMENTED
         for t in testing.TRANSFORMATIONS
     ],

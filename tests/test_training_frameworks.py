@@ -107,6 +107,7 @@ class LinenModel(linen.Module):
         return linen_layers.LUT(FEATURES, 3, **SIZES, name="last")(x)
 
 
+@pytest.mark.slow
 def test_linen_equals_its_own_training_with_dense_gradients():
     model = LinenModel()
     others = model.init(jax.random.key(0), X)

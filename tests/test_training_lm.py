@@ -68,6 +68,7 @@ def test_chunks_change_nothing(run: Run) -> None:
     assert equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_seed_decides(run: Run) -> None:
     other = Run(CONFIG, dataclasses.replace(TRAINING, seed=1), TEXT.train)
     first, again, different = (float(r.advance(r.init(), 0, 3)[1]) for r in (run, run, other))
