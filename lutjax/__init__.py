@@ -30,7 +30,7 @@ from lutjax.ops.sparse_lookup import sparse_lookup
 from lutjax.ops.update_table import update_table
 
 if TYPE_CHECKING:
-    from lutjax import layers, models, testing, training
+    from lutjax import layers, models, testing, training, tuning
 
 use_implementation = kernel_registry.use_implementation
 explain = kernel_registry.explain
@@ -60,11 +60,12 @@ __all__ = [
     "sparse_lut",
     "testing",
     "training",
+    "tuning",
     "update_table",
     "use_implementation",
 ]
 
-_LAZY = ("layers", "models", "testing", "training")
+_LAZY = ("layers", "models", "testing", "training", "tuning")
 
 
 def __getattr__(name: str) -> Any:
