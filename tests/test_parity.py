@@ -141,7 +141,7 @@ def test_factored_gradients(op, implementation, shape):
     testing.check_factored(testing.case(op, shape), implementation, transformation="jit")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
 @pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
 def test_factored_gradients_in_other_dtypes(op, implementation, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -181,7 +181,7 @@ def test_updates_without_sums_of_rows(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.SGD())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
 @pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
 def test_updates_in_other_dtypes(op, implementation, dtype):
     with jax.enable_x64(dtype == "float64"):

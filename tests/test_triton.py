@@ -14,7 +14,7 @@ from lutjax.kernels._triton import _support
 from lutjax.kernels.registry import Device
 from lutjax.training import tables
 
-for package in _support.REQUIRES:
+for package in lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu").requires:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"Triton kernels need {package}, which is not installed", allow_module_level=True)
 

@@ -46,7 +46,7 @@ def _file(name: str, what: str) -> Callable[..., Any]:
     "dtypes",
     type=click.Choice(["float32", "bfloat16"]),
     multiple=True,
-    help="Of the tables; of all of lm. Default: float32.",
+    help="Of the tables. Default: float32.",
 )
 @click.option(
     "--lm-batch",

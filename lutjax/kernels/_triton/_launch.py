@@ -1,6 +1,5 @@
 """Calling Triton kernels from JAX: the only module that knows jax-triton, and the differences of its versions."""
 
-import importlib.metadata
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from lutjax import _compat
-from lutjax.kernels._triton._support import compute_capability
+from lutjax.kernels._triton._support import compute_capability, version
 from lutjax.kernels.registry import Device
 
 
@@ -75,8 +74,7 @@ def _run(
     in_place: Sequence[jax.Array],
     common: dict[str, Any],
 ) -> Sequence[jax.Array]:
-    version = tuple(int(n) for n in importlib.metadata.version("jax-triton").split(".")[:2])
-    call = _with_aliases if version < (0, 4) else _with_references
+    call = _with_aliases if version("jax-triton") < (0, 4) else _with_references
     return call(inputs, outputs, zeroed, in_place, common)
 
 

@@ -11,8 +11,6 @@ from lutjax._dtypes import FLOATS
 from lutjax._row_rules import SGD
 from lutjax.kernels.registry import Call, Device
 
-REQUIRES = ("jax_triton", "triton")
-
 # Compute capabilities by the names of devices, for devices that are not here.
 _BY_NAME = {
     r"A100|A30\b|A800": 80,
@@ -44,14 +42,15 @@ def shared_memory(device: Device) -> int:
     return 1024 * _SHARED_MEMORY.get(compute_capability(device) or 0, 99)
 
 
+def version(package: str) -> tuple[int, ...]:
+    """The first two numbers of the version of a package."""
+    numbers = re.findall(r"\d+", importlib.metadata.version(package))
+    return tuple(int(n) for n in numbers[:2])
+
+
 @functools.cache
 def unfit_packages() -> str | None:
     """Why the installed packages do not work together; None if they do."""
-
-    def version(package: str) -> tuple[int, ...]:
-        numbers = re.findall(r"\d+", importlib.metadata.version(package))
-        return tuple(int(n) for n in numbers[:2])
-
     try:
         jax_triton, triton = version("jax-triton"), version("triton")
     except importlib.metadata.PackageNotFoundError as error:
@@ -88,7 +87,9 @@ def unsupported_arguments(call: Call) -> str | None:
     return None
 
 
-_FEW = 2**24
+_FEW = (
+    2**24
+)  # numbers added; of shapes measured on an H200, those up to 16.8 million were faster in plain JAX
 
 
 def slower_update(call: Call) -> str | None:
