@@ -68,6 +68,11 @@ class Tile:
         return 1 if self.all_outputs else triton.cdiv(self.n_outputs, self.outputs)
 
     @property
+    def programs(self) -> int:
+        """Of a kernel whose programs are places of `place`."""
+        return triton.cdiv(self.n_rows, self.rows) * self.output_blocks * self.groups
+
+    @property
     def constants(self) -> dict[str, Any]:
         """Constants of kernels."""
         return {
@@ -106,6 +111,18 @@ def block(size: tl.constexpr, n: tl.constexpr, number):
     """The places of a block and whether they exist."""
     at = number.to(tl.int64) * size + tl.arange(0, size)
     return at, at < n
+
+
+@kernel
+def place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Samples, outputs (or inputs, or slots) and group of detectors of this program: samples first."""
+    sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
+    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
+    program = tl.program_id(0)
+    sample, sample_exists = block(ROWS, n_samples, program % sample_blocks)
+    rest = program // sample_blocks
+    output, output_exists = block(OUTPUTS, n_outputs, rest % output_blocks)
+    return sample, sample_exists, output, output_exists, rest // output_blocks
 
 
 @kernel

@@ -42,7 +42,7 @@ def forward(
         x.T,
         anchors,
         outputs=[jax.ShapeDtypeStruct(shape, t) for t in ("int32", "int32", dtype)],
-        programs=_programs(tile),
+        programs=tile.programs,
         device=device,
         warps=how.warps,
         **_constants(tile, anchors, n_inputs),
@@ -78,7 +78,7 @@ def backward(
         flip.T,
         d_margin.T,
         **changed,
-        programs=_programs(tile),
+        programs=tile.programs,
         device=device,
         warps=how.warps,
         **_constants(tile, anchors, n_inputs),
@@ -103,10 +103,6 @@ def _constants(tile: _rows.Tile, anchors: jax.Array, n_inputs: int) -> dict[str,
         "n_inputs": n_inputs,
         "INPUTS": tile.outputs,
     }
-
-
-def _programs(tile: _rows.Tile) -> int:
-    return triton.cdiv(tile.n_rows, tile.rows) * tile.output_blocks * tile.groups
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
@@ -141,7 +137,7 @@ def _compare(
     DETECTORS: tl.constexpr,
     EPSILON: tl.constexpr,
 ):
-    sample, exists, _, _, group = _place(n_samples, 1, ROWS, 1)
+    sample, exists, _, _, group = _rows.place(n_samples, 1, ROWS, 1)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         pair = anchors + t.to(tl.int64) * n_pairs * 2
         of_index, of_flip, of_margin = nothing(ROWS, margin.dtype.element_ty)
@@ -177,7 +173,7 @@ def _collect(
 ):
     """Sums in a fixed order: every input is compared with the ends of every closest pair."""
     UNROLL: tl.constexpr = min(DETECTORS, 4)
-    sample, exists, inputs, input_exists, group = _place(n_samples, n_inputs, ROWS, INPUTS)
+    sample, exists, inputs, input_exists, group = _rows.place(n_samples, n_inputs, ROWS, INPUTS)
     last = tl.minimum((group + 1) * DETECTORS, n_detectors)
     total = tl.zeros((INPUTS, ROWS), parts.dtype.element_ty)
     for t0 in range(group * DETECTORS, last, UNROLL):
@@ -207,7 +203,7 @@ def _scatter(
     DETECTORS: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, exists, _, _, group = _place(n_samples, 1, ROWS, 1)
+    sample, exists, _, _, group = _rows.place(n_samples, 1, ROWS, 1)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         a, b, value = _addend(anchors, flip, d_margin, t, sample, exists, n_samples, n_pairs, n_inputs, SCALE)
         tl.atomic_add(dx + sample * n_inputs + a, value, mask=exists, sem="relaxed")
@@ -240,18 +236,6 @@ def _addend(
 def _input(anchor, n_inputs: tl.constexpr, exists=True):
     """An input that exists."""
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
-
-
-@kernel
-def _place(n_samples: tl.constexpr, n_inputs: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr):
-    """Samples, inputs and group of detectors of this program."""
-    sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
-    input_blocks: tl.constexpr = (n_inputs + INPUTS - 1) // INPUTS
-    program = tl.program_id(0)
-    sample, sample_exists = _rows.block(ROWS, n_samples, program % sample_blocks)
-    rest = program // sample_blocks
-    inputs, input_exists = _rows.block(INPUTS, n_inputs, rest % input_blocks)
-    return sample, sample_exists, inputs, input_exists, rest // input_blocks
 
 
 # ------------------------------------------------------------------------------------- of any detection

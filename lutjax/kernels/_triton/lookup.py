@@ -6,7 +6,6 @@ Detector-major: ids and margins are ``[T, B]``, so that the samples of a program
 from typing import Any
 
 import jax
-import triton
 import triton.language as tl
 
 from lutjax._detection import Detection
@@ -35,7 +34,7 @@ def forward(
         weights,
         detection.index.T,
         outputs=[jax.ShapeDtypeStruct((tile.groups, n_samples, n_outputs), dtype)],
-        programs=_programs(tile),
+        programs=tile.programs,
         device=device,
         warps=how.warps,
         n_samples=n_samples,
@@ -80,7 +79,7 @@ def _margins(
         d.flip.T,
         dy,
         outputs=[jax.ShapeDtypeStruct(shape, addend_dtype(weights.dtype, accumulate))],
-        programs=_programs(tile),
+        programs=tile.programs,
         device=device,
         warps=how.warps,
         n_samples=n_samples,
@@ -109,7 +108,7 @@ def add_rows(
         _add_rows,
         d.index.T,
         dy,
-        programs=_programs(tile),
+        programs=tile.programs,
         device=device,
         warps=how.warps,
         n_samples=n_samples,
@@ -129,10 +128,6 @@ def _sizes(weights: jax.Array, n_samples: int) -> Sizes:
         "outputs": outputs,
         "bits": 8 * weights.dtype.itemsize,
     }
-
-
-def _programs(tile: _rows.Tile) -> int:
-    return triton.cdiv(tile.n_rows, tile.rows) * tile.output_blocks * tile.groups
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
@@ -171,7 +166,7 @@ def _sum_rows(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    sample, sample_exists, output, output_exists, group = _rows.place(n_samples, n_outputs, ROWS, OUTPUTS)
     last = tl.minimum((group + 1) * DETECTORS, n_detectors)
     total = tl.zeros((ROWS, OUTPUTS), SUM)
     for t0 in range(group * DETECTORS, last, 4):
@@ -206,7 +201,7 @@ def _multiply_rows(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    sample, sample_exists, output, output_exists, group = _rows.place(n_samples, n_outputs, ROWS, OUTPUTS)
     part = (tl.program_id(0) // ((n_samples + ROWS - 1) // ROWS)) % ((n_outputs + OUTPUTS - 1) // OUTPUTS)
     products += part.to(tl.int64) * n_detectors * n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
@@ -244,7 +239,7 @@ def _add_rows(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, sample_exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    sample, sample_exists, output, output_exists, group = _rows.place(n_samples, n_outputs, ROWS, OUTPUTS)
     exists = sample_exists[:, None] & output_exists[None, :]
     value = tl.load(dy + sample[:, None] * n_outputs + output[None, :], mask=exists, other=0).to(ACC)
     value = _rows.addend(value * tl.load(step), SCALE)
@@ -256,15 +251,3 @@ def _add_rows(
         if TOUCH:
             _rows.touch(touched, t, row, sample_exists, n_rows)
         tl.atomic_add(table + at, value, mask=exists, sem="relaxed")
-
-
-@kernel
-def _place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Samples, outputs and group of detectors of this program."""
-    sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
-    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
-    program = tl.program_id(0)
-    sample, sample_exists = _rows.block(ROWS, n_samples, program % sample_blocks)
-    rest = program // sample_blocks
-    output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
-    return sample, sample_exists, output, output_exists, rest // output_blocks

@@ -40,7 +40,7 @@ def forward(
         detection.index.T,
         targets,
         **changed,
-        programs=_programs(tile, weights),
+        programs=tile.programs if weights.size else 0,
         device=device,
         warps=how.warps,
         **_constants(tile, weights, targets, n_outputs, accumulate),
@@ -88,7 +88,7 @@ def _margins(
         targets,
         dy,
         outputs=[jax.ShapeDtypeStruct((n_detectors, n_samples), d.margin.dtype)],
-        programs=_programs(tile, weights),
+        programs=tile.programs if weights.size else 0,
         device=device,
         warps=how.warps,
         **_constants(tile, weights, targets, n_outputs, accumulate),
@@ -114,7 +114,7 @@ def add_rows(
         d.index.T,
         targets,
         dy,
-        programs=_programs(tile, weights),
+        programs=tile.programs if weights.size else 0,
         device=device,
         warps=how.warps,
         **_constants(tile, weights, targets, n_outputs, accumulate),
@@ -147,10 +147,6 @@ def _constants(
         "LIST_PER_TABLE": targets.shape[0] > 1,
         "LIST_PER_ROW": targets.shape[1] > 1,
     }
-
-
-def _programs(tile: _rows.Tile, weights: jax.Array) -> int:
-    return triton.cdiv(tile.n_rows, tile.rows) * tile.output_blocks * tile.groups if weights.size else 0
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
@@ -201,7 +197,7 @@ def _collect(
 ):
     """Sums in a fixed order: every output is compared with every target."""
     UNROLL: tl.constexpr = min(n_slots, 4)
-    sample, exists, output, output_exists, group = _place(n_samples, n_outputs, ROWS, OUTPUTS)
+    sample, exists, output, output_exists, group = _rows.place(n_samples, n_outputs, ROWS, OUTPUTS)
     total = tl.zeros((OUTPUTS, ROWS), parts.dtype.element_ty)
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         row = _row(index, t, sample, exists, n_samples, n_rows)
@@ -238,7 +234,7 @@ def _scatter(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, exists, slot, slot_exists, group = _place(n_samples, n_slots, ROWS, OUTPUTS)
+    sample, exists, slot, slot_exists, group = _rows.place(n_samples, n_slots, ROWS, OUTPUTS)
     of_sample = y + sample[:, None] * n_outputs
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         row = _row(index, t, sample, exists, n_samples, n_rows)
@@ -272,7 +268,7 @@ def _multiply_rows(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, exists, _, _, group = _place(n_samples, OUTPUTS, ROWS, OUTPUTS)
+    sample, exists, _, _, group = _rows.place(n_samples, OUTPUTS, ROWS, OUTPUTS)
     of_sample = dy + sample[:, None] * n_outputs
     for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
         here = t.to(tl.int64) * n_samples + sample
@@ -327,7 +323,7 @@ def _add_rows(
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    sample, exists, slot, slot_exists, group = _place(n_samples, n_slots, ROWS, OUTPUTS)
+    sample, exists, slot, slot_exists, group = _rows.place(n_samples, n_slots, ROWS, OUTPUTS)
     of_sample = dy + sample[:, None] * n_outputs
     factor = tl.load(step)
     first_detector = tl.load(first)
@@ -366,15 +362,3 @@ def _list(row, t, n_rows: tl.constexpr, LIST_PER_TABLE: tl.constexpr, LIST_PER_R
 def _target(slot, exists, n_outputs: tl.constexpr):
     """The output that slots reach; -1 if none."""
     return tl.maximum(tl.minimum(tl.load(slot, mask=exists, other=-1), n_outputs - 1), -1)
-
-
-@kernel
-def _place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Samples, outputs or slots, and group of detectors of this program."""
-    sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
-    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
-    program = tl.program_id(0)
-    sample, sample_exists = _rows.block(ROWS, n_samples, program % sample_blocks)
-    rest = program // sample_blocks
-    output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
-    return sample, sample_exists, output, output_exists, rest // output_blocks
