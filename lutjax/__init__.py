@@ -13,19 +13,25 @@ from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._version import __version__
+from lutjax._wires import readers
 from lutjax.kernels.registry import (
     Backend,
     NoImplementationError,
     Platform,
     kernel_registry,
 )
+from lutjax.ops.bilinear_gates import bilinear_gates
+from lutjax.ops.binary_lut import binary_lut
 from lutjax.ops.compositions import lut, lut_attention, sparse_lut
 from lutjax.ops.detect import detect
 from lutjax.ops.detect_signs import detect_signs
+from lutjax.ops.logic_gates import gate_coefficients, logic_gates
 from lutjax.ops.lookup import lookup
 from lutjax.ops.lookup_attention import lookup_attention
 from lutjax.ops.lut_pair_attention import lut_pair_attention
+from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
 from lutjax.ops.scale_gradient import scale_gradient
+from lutjax.ops.soft_lut import soft_lut
 from lutjax.ops.sparse_lookup import sparse_lookup
 from lutjax.ops.update_table import update_table
 
@@ -42,25 +48,34 @@ __all__ = [
     "NoImplementationError",
     "Platform",
     "__version__",
+    "bilinear_gates",
+    "binary_lut",
     "detect",
     "detect_signs",
     "explain",
+    "gate_coefficients",
     "kernel_registry",
     "layers",
+    "logic_gates",
     "lookup",
     "lookup_attention",
     "lut",
     "lut_attention",
     "lut_pair_attention",
     "models",
+    "pack_bits",
+    "packed_lut",
+    "readers",
     "reference",
     "sample_anchors",
     "scale_gradient",
+    "soft_lut",
     "sparse_lookup",
     "sparse_lut",
     "testing",
     "training",
     "tuning",
+    "unpack_bits",
     "update_table",
     "use_implementation",
 ]

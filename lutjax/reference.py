@@ -3,7 +3,7 @@
 Nothing here is fast or lean: attention builds every pair at once. The ops of `lutjax` compute the
 same values and the same cotangents; where the two disagree, the op is wrong.
 
-Every function takes what the op of the same name takes, without ``implementation``. With ``accumulate`` the
+Every function takes what the op of the same name takes, without ``implementation``; ``readers`` change nothing here. With ``accumulate`` the
 values are those of fixed-point sums, bit for bit; derivatives are those of the floating-point sums, in any autodiff
 mode, so an op's cotangents differ from them by up to one resolution for each addend.
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt32
 
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
@@ -20,16 +21,24 @@ from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 
 __all__ = [
+    "bilinear_gates",
+    "binary_lut",
     "detect",
     "detect_signs",
+    "gate_coefficients",
+    "logic_gates",
     "lookup",
     "lookup_attention",
     "lut",
     "lut_attention",
     "lut_pair_attention",
+    "pack_bits",
+    "packed_lut",
     "scale_gradient",
+    "soft_lut",
     "sparse_lookup",
     "sparse_lut",
+    "unpack_bits",
 ]
 
 
@@ -333,6 +342,158 @@ def lut_attention(
         key_segments=segments,
         accumulate=accumulate,
     )
+
+
+# ------------------------------------------------------------------------------------- differentiable logic
+GATES = np.array(
+    [
+        [0, 0, 0, 0],  # 0 false
+        [0, 0, 0, 1],  # 1 a and b
+        [0, 1, 0, -1],  # 2 a and not b
+        [0, 1, 0, 0],  # 3 a
+        [0, 0, 1, -1],  # 4 not a and b
+        [0, 0, 1, 0],  # 5 b
+        [0, 1, 1, -2],  # 6 xor
+        [0, 1, 1, -1],  # 7 or
+        [1, -1, -1, 1],  # 8 nor
+        [1, -1, -1, 2],  # 9 equal
+        [1, 0, -1, 0],  # 10 not b
+        [1, 0, -1, 1],  # 11 a or not b
+        [1, -1, 0, 0],  # 12 not a
+        [1, -1, 0, 1],  # 13 not a or b
+        [1, 0, 0, -1],  # 14 nand
+        [1, 0, 0, 0],  # 15 true
+    ],
+    np.float32,
+)
+"""Coefficients of 1, a, b and ab of the sixteen gates of two inputs; bit 3 of a number is its answer to ab = 00."""
+
+
+def gate_coefficients(
+    logits: Float[Array, "..."], *, hard: bool = False, axis: int = -1
+) -> Float[Array, "4 gates"]:
+    logits = jnp.asarray(logits)
+    logits = logits.astype(accumulator(logits.dtype))
+    if hard:
+        chosen = jax.nn.one_hot(jnp.argmax(logits, axis), 16, axis=axis, dtype=logits.dtype)
+        return jnp.einsum("gk,kc->cg" if axis else "kg,kc->cg", chosen, GATES.astype(logits.dtype))
+    p = jax.nn.softmax(logits, axis)
+    return jnp.einsum("gk,kc->cg" if axis else "kg,kc->cg", p, GATES.astype(p.dtype), precision="highest")
+
+
+def _wired(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
+    """What the gates read through each of their wires, features last: each ``[..., G]``."""
+    x = jnp.moveaxis(x, feature_axis, -1).astype(dtype)
+    return [_take(x, jnp.asarray(wires)[:, place]) for place in range(wires.shape[1])]
+
+
+def _unwired(y: jax.Array, feature_axis: int, dtype: Any) -> jax.Array:
+    return jnp.moveaxis(y, -1, feature_axis).astype(dtype)
+
+
+def _over_samples(a: jax.Array, rank: int) -> jax.Array:
+    """``[G, ...]`` with axes of size 1 in front, as many as samples have."""
+    return a.reshape(*(1,) * (rank - 1), *a.shape)
+
+
+def bilinear_gates(
+    x: Float[Array, "..."],
+    coefficients: Float[Array, "4 gates"],
+    wires: Int[Array, "gates 2"],
+    *,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+) -> Float[Array, "..."]:
+    x, coefficients = jnp.asarray(x), jnp.asarray(coefficients)
+    dtype = accumulator(x.dtype, coefficients.dtype)
+    a, b = _wired(x, wires, feature_axis, dtype)
+    c0, c1, c2, c3 = (_over_samples(c, x.ndim) for c in coefficients.astype(dtype))
+    return _unwired(c0 + c1 * a + c2 * b + c3 * a * b, feature_axis, x.dtype)
+
+
+def logic_gates(
+    x: Float[Array, "..."],
+    logits: Float[Array, "gates 16"],
+    wires: Int[Array, "gates 2"],
+    *,
+    hard: bool = False,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+) -> Float[Array, "..."]:
+    return bilinear_gates(x, gate_coefficients(logits, hard=hard), wires, feature_axis=feature_axis)
+
+
+def soft_lut(
+    x: Float[Array, "..."],
+    table: Float[Array, "gates slots"],
+    wires: Int[Array, "gates bits"],
+    *,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+) -> Float[Array, "..."]:
+    x, table = jnp.asarray(x), jnp.asarray(table)
+    dtype = accumulator(x.dtype, table.dtype)
+    share = jnp.ones((), dtype)  # of each slot, [..., G, 2**n]
+    for place, of_wire in enumerate(_wired(x, wires, feature_axis, dtype)):
+        bit = (jnp.arange(table.shape[1]) >> place & 1).astype(dtype)
+        bit = _over_samples(bit[None], x.ndim)
+        share = share * (bit * of_wire[..., None] + (1 - bit) * (1 - of_wire[..., None]))
+    y = jnp.sum(share * _over_samples(table.astype(dtype), x.ndim), -1)
+    return _unwired(y, feature_axis, x.dtype)
+
+
+def binary_lut(
+    x: Float[Array, "..."],
+    table: Float[Array, "gates slots"],
+    wires: Int[Array, "gates bits"],
+    *,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+) -> Float[Array, "..."]:
+    x, table = jnp.asarray(x), jnp.asarray(table)
+    dtype = accumulator(x.dtype, table.dtype)
+    n = wires.shape[1]
+    read = _wired(x, wires, feature_axis, dtype)
+    address = jnp.zeros(read[0].shape, jnp.int32)
+    for place, of_wire in enumerate(read):
+        address = address + ((of_wire > 0).astype(jnp.int32) << place)
+    gate = jax.lax.broadcasted_iota(jnp.int32, address.shape, address.ndim - 1)
+    value = table.astype(dtype)[gate, address]
+    # A term of value 0 for each wire, whose derivative is the extended finite difference.
+    smooth = value
+    slot = _over_samples(jnp.arange(2**n, dtype=jnp.int32)[None], x.ndim)
+    for place, of_wire in enumerate(read):
+        others = (slot ^ address[..., None]) & ~(1 << place)
+        distance = jax.lax.population_count(others).astype(dtype)
+        sign = jnp.where(slot >> place & 1 == 1, 1, -1).astype(dtype)
+        alpha = jnp.asarray(0.5 * 0.75 ** (n - 1), dtype)
+        terms = sign * jnp.asarray(1 / 3, dtype) ** distance * _over_samples(table.astype(dtype), x.ndim)
+        smooth = smooth + jax.lax.stop_gradient(alpha * jnp.sum(terms, -1)) * of_wire
+    return _unwired(_with_derivative_of(value, smooth), feature_axis, x.dtype)
+
+
+def pack_bits(bits: Array) -> UInt32[Array, "features words"]:
+    bits = jnp.asarray(bits).astype(bool)
+    bits = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % 32)))
+    bits = bits.reshape(bits.shape[0], bits.shape[1] // 32, 32).astype(jnp.uint32)
+    return jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32)[None, None], -1, dtype=jnp.uint32)
+
+
+def unpack_bits(
+    words: UInt32[Array, "features words"], n_samples: int
+) -> Bool[Array, "features {n_samples}"]:
+    bits = jnp.asarray(words)[..., None] >> jnp.arange(32, dtype=jnp.uint32)[None, None] & 1
+    return bits.reshape(words.shape[0], 32 * words.shape[1])[:, :n_samples] != 0
+
+
+def packed_lut(
+    words: UInt32[Array, "inputs *batch"], truth: Bool[Array, "gates slots"], wires: Int[Array, "gates bits"]
+) -> UInt32[Array, "gates *batch"]:
+    batch = words.shape[1:]
+    flat = jnp.asarray(words).reshape(words.shape[0], -1)
+    bits = unpack_bits(flat, 32 * flat.shape[1]).T.astype(jnp.float32)
+    y = soft_lut(bits, jnp.asarray(truth).astype(jnp.float32), wires)
+    return pack_bits(y.T).reshape(wires.shape[0], *batch)
 
 
 # ------------------------------------------------------------------------------------- gradients

@@ -33,7 +33,17 @@ from lutjax.training.gradients import value_and_grad
 
 Arrays = dict[str, Any]
 
-OPS = ("detect", "detect_signs", "lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
+OPS = (
+    "detect",
+    "detect_signs",
+    "lookup",
+    "sparse_lookup",
+    "lookup_attention",
+    "lut_pair_attention",
+    "bilinear_gates",
+    "soft_lut",
+    "binary_lut",
+)
 
 TRANSFORMATIONS = (
     "none",
@@ -785,6 +795,41 @@ def _lut_pair_attention(draw: _Draw, s: dict[str, int]) -> Case:
     )
 
 
+def _gates(draw: _Draw, s: dict[str, int]) -> Case:
+    """Gates on random inputs; an op on coefficients, or on a table."""
+    bits, first = s.get("bits", 2), bool(s.get("features_first"))
+    n_inputs, n_gates = s["inputs"], s["gates"]
+    wires = draw.ids((n_gates, bits), 0, n_inputs)
+    parameter, shape = (
+        ("coefficients", (4, n_gates)) if draw.op == "bilinear_gates" else ("table", (n_gates, 2**bits))
+    )
+    fixed: Arrays = {"wires": wires}
+    if s.get("readers"):
+        fixed["readers"] = lutjax.readers(wires, n_inputs)
+    batch, feature = (1, 0) if first else (0, 1)
+
+    def call(op: Callable[..., Any], a: Arrays) -> Arrays:
+        axis = 0 if first else -1
+        return {"y": op(a["x"], a[parameter], a["wires"], readers=a.get("readers"), feature_axis=axis)}
+
+    x = draw.grid((n_inputs, s["batch"]) if first else (s["batch"], n_inputs), 6)
+    return Case(
+        draw.op,
+        draw.shape,
+        draw.dtype.name,
+        {"x": x, parameter: draw.grid(shape, 8)},
+        fixed,
+        {
+            "x": Axes(batch),
+            parameter: Axes(detector=1 if parameter == "coefficients" else 0),
+            "wires": Axes(detector=0),
+            "readers": Axes(),
+        },
+        {"y": Axes(batch, feature)},
+        call,
+    )
+
+
 _BUILDERS: dict[str, Callable[[_Draw, dict[str, int]], Case]] = {
     "detect": _detect,
     "detect_signs": _detect_signs,
@@ -792,4 +837,7 @@ _BUILDERS: dict[str, Callable[[_Draw, dict[str, int]], Case]] = {
     "sparse_lookup": _sparse_lookup,
     "lookup_attention": _lookup_attention,
     "lut_pair_attention": _lut_pair_attention,
+    "bilinear_gates": _gates,
+    "soft_lut": _gates,
+    "binary_lut": _gates,
 }

@@ -200,3 +200,68 @@ def accumulation(op: str, value: Any) -> FixedPoint | None:
 
 def as_ids(a: Any) -> jax.Array:
     return jnp.asarray(a, jnp.int32)
+
+
+MAX_WIRES = 8  # of a table over bits
+
+
+def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
+    """`wires` has 1 to 8 inputs for each table, and there is something to read."""
+    integers(op, "wires", wires, 2, "[gates, inputs of a gate]")
+    require(
+        1 <= wires.shape[1] <= MAX_WIRES,
+        op,
+        "wires",
+        wires,
+        f"a gate has 1 to {MAX_WIRES} inputs; use more gates instead",
+    )
+    require(n_inputs > 0 or not wires.size, op, "x", wires, "gates need at least one input to read")
+
+
+def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
+    """What all ops on gates take."""
+    if feature_axis not in (-1, 0):
+        raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
+    floats(op, "x", x, -1, "[..., inputs]" if feature_axis else "[inputs, ...]")
+    wires_of_tables(op, x.shape[feature_axis], wires)
+    if readers is not None:
+        integers(op, "readers", readers, 2, "[inputs, fan-out]")
+        require(
+            readers.shape[0] == x.shape[feature_axis],
+            op,
+            "readers",
+            readers,
+            f"x has {x.shape[feature_axis]} inputs, so its first axis must be {x.shape[feature_axis]}",
+        )
+
+
+def slots(op: str, name: str, table: Any, wires: Any) -> None:
+    """A table has a slot for each address that its wires can form."""
+    G, n = wires.shape
+    require(
+        table.shape == (G, 2**n),
+        op,
+        name,
+        table,
+        f"wires is {describe(wires)}: {G} gates of {n} inputs, so expected [{G}, {2**n}]",
+    )
+
+
+def tables_of_bits(op: str, x: Any, table: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
+    wired(op, x, wires, readers, feature_axis)
+    floats(op, "table", table, 2, "[gates, slots]")
+    slots(op, "table", table, wires)
+
+
+def logits(op: str, a: Any, axis: Any) -> None:
+    if axis not in (-1, 0):
+        raise ValueError(f"{op}: axis is {describe(axis)}; expected -1 (last) or 0 (first).")
+    shape = "[gates, 16]" if axis else "[16, gates]"
+    floats(op, "logits", a, 2, shape)
+    require(a.shape[axis] == 16, op, "logits", a, f"expected {shape}: there are 16 gates of two inputs")
+
+
+def words(op: str, name: str, a: Any) -> None:
+    if not (isinstance(a, jax.Array | np.ndarray) and a.dtype == np.uint32):
+        raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be uint32.")
+    _rank(op, name, a, -1, "[features, ...]")

@@ -61,6 +61,8 @@ class Operation:
       saved_batched: for each part of it, whether it has the batch axis in front.
       table: which argument is a table whose gradient may be wanted in factors, see `lutjax.ops._watch`.
       reduces: the outputs have no batch axis: the op sums over the batch.
+      features_first: kernels get and return the arrays that have leading axes as ``[features, batch]``: the batch
+        is the last axis of them, not the first. Ranks are 1 then.
     """
 
     name: str
@@ -69,16 +71,30 @@ class Operation:
     saved_batched: tuple[bool, ...] = ()
     table: int | None = None
     reduces: bool = False
+    features_first: bool = False
 
     @property
     def batched(self) -> tuple[bool, ...]:
         return tuple(rank is not None for rank in self.ranks)
 
+    @property
+    def batch_axis(self) -> int:
+        """The batch axis of a kernel's arrays."""
+        return 1 if self.features_first else 0
+
 
 def apply(
-    op: Operation, *args: Any, implementation: Implementation = None, options: Mapping[str, Any]
+    op: Operation,
+    *args: Any,
+    implementation: Implementation = None,
+    options: Mapping[str, Any],
+    feature_axis: int = -1,
 ) -> Any:
-    """Calls an op: chooses its implementation and runs it, with any leading axes."""
+    """Calls an op: chooses its implementation and runs it, with any leading axes.
+
+    `feature_axis`: -1 where they lead; 0 where features come first and these axes follow, of ops whose kernels want
+    it so.
+    """
     args = jax.tree.map(_as_jax, args)
     request = kernel_registry.request(op.name, implementation)
     choice = _choose(op.name, args, request, "forward", devices_of(jax.tree.leaves(args)), options)
@@ -88,7 +104,7 @@ def apply(
         name = watch.name(args[op.table])
         if name is not None:
             return _watched(watch, name, static, args)
-    return _compiled(*static)(*args)
+    return _compiled(*static, feature_axis=feature_axis)(*args)
 
 
 def _watched(watch: _watch.Watch, name: str, static: Any, args: tuple[Any, ...]) -> Any:
@@ -141,15 +157,30 @@ def _compiled(
     request: tuple[Platform, ...],
     options: tuple[tuple[str, Any], ...],
     tapped: bool = False,
+    feature_axis: int = -1,
 ) -> Callable[..., Any]:
     """The op as a jitted function; `tapped`: with two taps as arguments in front, see `_differentiable`."""
     if op.save is None:
-        kernel = _kernel(op.name, "forward", choice, op.batched, None, options, reduces=op.reduces)
+        kernel = _kernel(op, "forward", choice, None, options)
 
         def function(*args: Any) -> Any:
             return kernel(*_common_mesh_axes(args))
     else:
         function = _differentiable(op, choice, request, options, tapped)
+
+    def call_features_first(*args: Any) -> Any:
+        batch = next(
+            a.shape[1:] if feature_axis == 0 else a.shape[:-1]
+            for a, rank in zip(args, op.ranks, strict=True)
+            if rank is not None
+        )
+        n, first = math.prod(batch), feature_axis == 0
+        args = tuple(
+            a if rank is None else a.reshape(a.shape[0], n) if first else a.reshape(n, a.shape[-1]).T
+            for a, rank in zip(args, op.ranks, strict=True)
+        )
+        y = function(*args)
+        return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
 
     def call(*args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
@@ -162,8 +193,9 @@ def _compiled(
             return outputs
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
-    call.__name__ = f"lutjax_{op.name}"  # what a profile shows
-    return jax.jit(call)
+    outer = call_features_first if op.features_first else call
+    outer.__name__ = f"lutjax_{op.name}"  # what a profile shows
+    return jax.jit(outer)
 
 
 # ------------------------------------------------------------------------------------- leading axes
@@ -234,7 +266,7 @@ def _differentiable(
     shape, is the output's. That of the second, a scalar, is a number without meaning that is known only when the
     backward pass has read everything it reads: what has to come later can be made to depend on it.
     """
-    kernel = _kernel(op.name, "forward", choice, op.batched, None, options)
+    kernel = _kernel(op, "forward", choice, None, options)
     n_taps = 2 if tapped else 0
 
     @jax.custom_vjp
@@ -274,9 +306,7 @@ def _differentiable(
         if residuals is None:
             return (None,) * len(op.ranks)
         static, saved = residuals
-        kernel = _kernel(
-            op.name, "backward", static.choice, op.saved_batched, (op.batched, static.needs), options
-        )
+        kernel = _kernel(op, "backward", static.choice, static.needs, options)
         cotangents = kernel(saved, cotangent)
 
         def of_argument(ct: Any, need: bool, bits: int | None, dtype: Any, axes: tuple[str, ...]) -> Any:
@@ -324,28 +354,25 @@ def _differentiable_part(a: Any) -> Any:
 # ------------------------------------------------------------------------------------- vmap
 @functools.lru_cache(maxsize=4096)
 def _kernel(
-    name: str,
+    op: Operation,
     direction: Direction,
     choice: Choice,
-    batched: tuple[bool, ...],
-    differentiated: tuple[tuple[bool, ...], tuple[bool, ...]] | None,
+    needs: tuple[bool, ...] | None,
     options: tuple[tuple[str, Any], ...],
-    reduces: bool = False,
 ) -> Callable[..., Any]:
-    """An implementation's function with a rule for vmap.
+    """An implementation's function with a rule for vmap. `needs`: of the backward one, which gets it.
 
     A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
     bounded size stay so. Where it cannot (a table for each element, or the gradient of one), plain JAX is
     mapped by `jax.vmap` and any other kernel runs once for each element.
     """
-    if direction == "backward":
-        assert differentiated is not None
-        argument_batched, needs = differentiated
-        foldable = not any(need and not b for need, b in zip(needs, argument_batched, strict=True))
-        in_batched: Any = (batched, True)
+    if needs is not None:
+        foldable = not any(need and not b for need, b in zip(needs, op.batched, strict=True))
+        in_batched: Any = (op.saved_batched, True)
         extra: tuple[Any, ...] = (needs,)
     else:
-        foldable, in_batched, extra = not reduces, batched, ()
+        foldable, in_batched, extra = not op.reduces, op.batched, ()
+    axis = op.batch_axis
 
     def raw(*args: Any) -> Any:
         return _by_platform(choice, direction, extra, dict(options), args)
@@ -359,13 +386,18 @@ def _kernel(
 
             def join(a: jax.Array, is_mapped: bool) -> jax.Array:
                 a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
-                return a.reshape(size * a.shape[1], *a.shape[2:])
+                a = jnp.moveaxis(a, 0, axis)
+                return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
+
+            def part(a: jax.Array) -> jax.Array:
+                a = a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :])
+                return jnp.moveaxis(a, axis, 0)
 
             joined = _map_prefix(
                 lambda arg, m, b: jax.tree.map(join, arg, m) if b else arg, args, mapped, in_batched
             )
-            batch = _batch_size(args, mapped, in_batched)
-            outputs = jax.tree.map(lambda a: a.reshape(size, batch, *a.shape[1:]), call(*joined))
+            batch = _batch_size(args, mapped, in_batched, axis)
+            outputs = jax.tree.map(part, call(*joined))
         elif all(spec.platform == Platform.XLA for _, spec in choice):
             outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
         else:
@@ -391,13 +423,13 @@ def _one_by_one(call: Callable[..., Any], args: Any, mapped: Any) -> Any:
     return jax.lax.map(one, [a for a, m in zip(leaves, is_mapped, strict=True) if m])
 
 
-def _batch_size(args: Any, mapped: Any, in_batched: Any) -> int:
+def _batch_size(args: Any, mapped: Any, in_batched: Any, axis: int) -> int:
     """Length of the batch axis of the first argument that has one."""
     for arg, (m, batched) in zip(
         _flat_prefix(args, in_batched), _zip_prefix(mapped, in_batched), strict=True
     ):
         if batched and jax.tree.leaves(arg):
-            return jax.tree.leaves(arg)[0].shape[int(jax.tree.leaves(m)[0])]
+            return jax.tree.leaves(arg)[0].shape[axis + int(jax.tree.leaves(m)[0])]
     raise AssertionError("an op has at least one batched argument")
 
 

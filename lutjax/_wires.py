@@ -1,0 +1,78 @@
+"""Which inputs a gate reads, and which gates read an input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from lutjax._typing import Array
+
+
+def readers(
+    wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, fan_out: int | None = None
+) -> Int[jax.Array, "{n_inputs} fan_out"]:
+    """The reverse of a wire list: for each input the places that read it.
+
+    With it the gradient of an op's input is a sum over readers: deterministic on every device, and without the
+    memory of a scatter.
+
+    Args:
+      wires: int32 ``[G, n]``, as the ops take it.
+      n_inputs: number of inputs, ``I``.
+      fan_out: room for readers of one input, ``F``. By default as many as the most read input has, which is known
+        only where `wires` is not traced. Of a traced one, readers beyond that room are lost.
+
+    Returns:
+      int32 ``[I, F]``: numbers ``n * gate + place`` in the flattened wires, ascending; -1 for no reader.
+
+    Raises:
+      ValueError: a wire is not an input, `fan_out` is too small, or missing while `wires` is traced.
+
+    Source: differentiable-logic semantics, section 1.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> lutjax.readers(jnp.array([[0, 1], [1, 2]]), n_inputs=4)
+      Array([[ 0, -1],
+             [ 1,  2],
+             [ 3, -1],
+             [-1, -1]], dtype=int32)
+    """
+    traced = isinstance(wires, jax.core.Tracer)
+    if traced and fan_out is None:
+        raise ValueError("readers: fan_out is None; it must be a number where the wires are traced.")
+    if not traced:
+        check_wires(wires, n_inputs, where="readers")
+        most = int(np.bincount(np.asarray(wires).ravel(), minlength=1).max())
+        fan_out = most if fan_out is None else fan_out
+        if fan_out < most:
+            raise ValueError(f"readers: fan_out is {fan_out}; an input has {most} readers.")
+    assert fan_out is not None
+    n = wires.size
+    if not n or not n_inputs:
+        return jnp.full((n_inputs, fan_out), -1, jnp.int32)
+    flat = jnp.asarray(wires, jnp.int32).reshape(n)
+    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+    ordered = flat[order]
+    inputs = jnp.arange(n_inputs, dtype=jnp.int32)
+    first = jnp.searchsorted(ordered, inputs).astype(jnp.int32)
+    place = first[:, None] + jnp.arange(fan_out, dtype=jnp.int32)[None]
+    exists = (place < n) & (ordered.at[place].get(mode="clip") == inputs[:, None])
+    return jnp.where(exists, order.at[place].get(mode="clip"), -1)
+
+
+def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, where: str) -> None:
+    """Raises if a wire is not an input.
+
+    Ids of a traced array are not known; ops clamp them instead. Layers call this when they are built and
+    when a checkpoint is read. A gate may read one input twice.
+    """
+    ids = np.asarray(wires)
+    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            f"{where}: wires is {ids.dtype}{list(ids.shape)}; expected int32 [gates, wires of a gate]."
+        )
+    if ids.size and (ids.min() < 0 or ids.max() >= n_inputs):
+        raise ValueError(
+            f"{where}: wires holds ids from {ids.min()} to {ids.max()}; inputs are 0 to {n_inputs - 1}."
+        )

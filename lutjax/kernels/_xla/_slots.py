@@ -1,0 +1,101 @@
+"""Interpolating the slots of tables over bits.
+
+The low bits of an address are written out, at most 16 slots; a loop visits the values of the high bits, so that no array has an
+axis of slots and of samples, and the size of a program does not grow with ``2**n``.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lutjax.kernels._xla import _wires
+
+_LOW_BITS = 4
+
+
+def value(table: jax.Array, x: list[jax.Array]) -> jax.Array:
+    """``[G, 2**n]``, n times ``[G, B]`` -> ``[G, B]``."""
+    low, high = x[:_LOW_BITS], x[_LOW_BITS:]
+    if not high:
+        return _interpolated(list(table.T[..., None]), low)
+
+    def add(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        bits, slots = of
+        share, _ = _shares(bits, high)
+        return y + share * _interpolated(list(slots[..., None]), low), None
+
+    return jax.lax.scan(add, jnp.zeros_like(x[0]), _by_high_bits(table, len(high)))[0]
+
+
+def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
+    """Derivatives of `value` in each of `x`."""
+    low, high = x[:_LOW_BITS], x[_LOW_BITS:]
+    if not high:
+        return _slopes(list(table.T[..., None]), low)[1]
+
+    def add(totals: list[jax.Array], of: tuple[jax.Array, jax.Array]) -> tuple[list[jax.Array], None]:
+        bits, slots = of
+        share, of_each = _shares(bits, high)
+        y, of_low = _slopes(list(slots[..., None]), low)
+        addends = [*(share * s for s in of_low), *(s * y for s in of_each)]
+        return [t + a for t, a in zip(totals, addends, strict=True)], None
+
+    return jax.lax.scan(add, [jnp.zeros_like(a) for a in x], _by_high_bits(table, len(high)))[0]
+
+
+def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
+    """The table's cotangent, ``[G, 2**n]``: for each slot the sum over samples of dy times its share."""
+    low, high = x[:_LOW_BITS], x[_LOW_BITS:]
+
+    def sums(weight: jax.Array) -> jax.Array:
+        shares = [weight]
+        for a in reversed(low):  # the first is the least significant bit
+            shares = [s for share in shares for s in (share * (1 - a), share * a)]
+        return _wires.sum_over_samples(shares)
+
+    if not high:
+        return sums(dy).T
+    values = jnp.arange(n_slots >> len(low))
+    by_value = jax.lax.map(lambda bits: sums(dy * _shares(bits, high)[0]), _bits(values, len(high), dy.dtype))
+    return by_value.reshape(n_slots, dy.shape[0]).T
+
+
+def _interpolated(slots: list[jax.Array], x: list[jax.Array]) -> jax.Array:
+    for a in x:
+        slots = [s + a * (t - s) for s, t in zip(slots[::2], slots[1::2], strict=True)]
+    return slots[0]
+
+
+def _slopes(slots: list[jax.Array], x: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+    """The value, and its derivatives."""
+    derivatives = []
+    for place, a in enumerate(x):
+        difference = [t - s for s, t in zip(slots[::2], slots[1::2], strict=True)]
+        derivatives.append(_interpolated(difference, x[place + 1 :]))
+        slots = [s + a * d for s, d in zip(slots[::2], difference, strict=True)]
+    return slots[0], derivatives
+
+
+def _bits(values: jax.Array, n: int, dtype: jnp.dtype) -> jax.Array:
+    """``[values, n]`` of 0 and 1, the least significant first."""
+    return (values[:, None] >> jnp.arange(n)[None] & 1).astype(dtype)
+
+
+def _by_high_bits(table: jax.Array, n_high: int) -> tuple[jax.Array, jax.Array]:
+    """The values of the high bits, ``[2**n_high, n_high]``, and the slots of each, ``[2**n_high, 2**n_low, G]``."""
+    values = jnp.arange(2**n_high)
+    return _bits(values, n_high, table.dtype), table.T.reshape(2**n_high, -1, table.shape[0])
+
+
+def _shares(bits: jax.Array, x: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+    """The share of slots whose high bits are `bits` ``[n]``, and its derivatives in each of `x`."""
+    factors = [1 - b + (2 * b - 1) * a for b, a in zip(bits, x, strict=True)]
+    share = jnp.ones_like(x[0])
+    for f in factors:
+        share = share * f
+    derivatives = []
+    for place, b in enumerate(bits):
+        derivative = jnp.full_like(x[0], 2 * b - 1)
+        for f in factors[:place] + factors[place + 1 :]:
+            derivative = derivative * f
+        derivatives.append(derivative)
+    return share, derivatives

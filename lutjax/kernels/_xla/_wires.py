@@ -1,0 +1,63 @@
+"""What gates share: reading wires, and giving cotangents back to the inputs that were read.
+
+Arrays are features first here, ``[features, samples]``: a wire reads a row, samples are contiguous, and a chain of
+reads, products and one sum is a single pass over memory.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax.kernels._xla._rows import read
+
+# Readers of an input whose sum is written out. Beyond that most entries of the list are unused.
+WRITTEN_OUT = 16
+# Inputs for which a product with a matrix of zeros and ones is cheap.
+_FEW_INPUTS = 32
+
+
+def clamped(wires: jax.Array, n_inputs: int) -> jax.Array:
+    return jnp.clip(wires, 0, n_inputs - 1)
+
+
+def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
+    """What each of the wires of all gates reads: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
+    wires = clamped(wires, x.shape[0])
+    return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
+
+
+def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]]:
+    """The readers of every input, one for each of them at a time: numbers that exist ``[I]``, and whether they do."""
+    return [
+        (jnp.clip(readers[:, f], 0, max(n_wires - 1, 0)), readers[:, f] >= 0) for f in range(readers.shape[1])
+    ]
+
+
+def to_inputs(
+    by_wire: list[jax.Array], wires: jax.Array, readers: jax.Array | None, n_inputs: int
+) -> jax.Array:
+    """Cotangents of what wires read, n times ``[G, B]``, added up for each input: ``[I, B]``."""
+    flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
+    if readers is not None and readers.shape[1] <= WRITTEN_OUT and wires.size:
+        dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
+        for place, exists in places(readers, wires.size):
+            dx = dx + jnp.where(exists[:, None], read(flat, place), 0)
+        return dx
+    ids = clamped(wires, n_inputs).reshape(wires.size)
+    if n_inputs <= _FEW_INPUTS:
+        reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
+        return jnp.dot(reads, flat, precision="highest")
+    dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
+    return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def sum_over_samples(addends: list[jax.Array]) -> jax.Array:
+    """``[k, G]``, the sums of k times ``[G, B]``, in one pass."""
+    zero = jnp.zeros((), addends[0].dtype)
+    sums = jax.lax.reduce(
+        tuple(addends),
+        (zero,) * len(addends),
+        lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
+        (1,),
+    )
+    return jnp.stack(sums)

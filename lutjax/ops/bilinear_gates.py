@@ -1,0 +1,104 @@
+"""Gates of two inputs, by the coefficients of their multilinear polynomials."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether
+# features come first.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "inputs": 1, "gates": 1},
+    "primes": {"batch": 13, "inputs": 7, "gates": 11},
+    "readers": {"batch": 37, "inputs": 17, "gates": 29, "readers": 1},
+    "features_first": {"batch": 5, "inputs": 7, "gates": 3, "readers": 1, "features_first": 1},
+    "large_fan_out": {"batch": 3, "inputs": 3, "gates": 67, "readers": 1, "features_first": 1},
+    "scattered": {"batch": 3, "inputs": 67, "gates": 131},
+    "empty_batch": {"batch": 0, "inputs": 5, "gates": 3, "readers": 1},
+    "no_gates": {"batch": 3, "inputs": 5, "gates": 0},
+}
+
+
+def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
+    return args
+
+
+OPERATION = Operation(
+    "bilinear_gates",
+    ranks=(1, None, None, None),
+    save=_save,
+    saved_batched=(True, False, False, False),
+    features_first=True,
+)
+
+
+def bilinear_gates(
+    x: Float[Array, "..."],
+    coefficients: Float[Array, "4 gates"],
+    wires: Int[Array, "gates 2"],
+    *,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "..."]:
+    """Gates of two inputs: ``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``.
+
+    Compute coefficients once, outside a scan, with `lutjax.gate_coefficients`; `lutjax.logic_gates` is both in one.
+
+    Args:
+      x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
+      coefficients: ``[4, G]``, those of 1, a, b and ab.
+      wires: int32 ``[G, 2]``. Ids beyond the inputs are clamped. A gate may read one input twice.
+      readers: int32 ``[I, F]`` from `lutjax.readers`. With it the gradient of `x` is gathered, not scattered. Entries that do
+        not belong to `wires` give wrong gradients.
+      feature_axis: -1, or 0 where features come first and the samples of each are contiguous: the layout of
+        the kernels, which costs no transposition.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `coefficients`, at least
+      float32.
+
+    Its gradient: with g of the output, ``g (c1 + c3 b)`` and ``g (c2 + c3 a)`` are added to the inputs read, and
+    the coefficients receive the sums of ``g``, ``g a``, ``g b`` and ``g a b`` over all samples.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
+
+    Source: differentiable-logic semantics, section 1.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> xor = jnp.array([[0.0], [1.0], [1.0], [-2.0]])
+      >>> lutjax.bilinear_gates(jnp.array([[1.0, 0.0], [0.75, 0.5]]), xor, jnp.array([[0, 1]]))
+      Array([[1. ],
+             [0.5]], dtype=float32)
+    """
+    op = "bilinear_gates"
+    _checks.wired(op, x, wires, readers, feature_axis)
+    _checks.require(
+        wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs"
+    )
+    _checks.floats(op, "coefficients", coefficients, 2, "[4, gates]")
+    _checks.require(
+        coefficients.shape == (4, wires.shape[0]),
+        op,
+        "coefficients",
+        coefficients,
+        f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires",
+    )
+    return apply(
+        OPERATION,
+        x,
+        coefficients,
+        _checks.as_ids(wires),
+        None if readers is None else _checks.as_ids(readers),
+        implementation=implementation,
+        options={},
+        feature_axis=feature_axis,
+    )

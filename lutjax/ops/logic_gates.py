@@ -1,0 +1,89 @@
+"""Gates of two inputs, each a mixture of the sixteen that there are."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from lutjax import reference
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops.bilinear_gates import bilinear_gates
+
+
+def gate_coefficients(
+    logits: Float[Array, "..."], *, hard: bool = False, axis: int = -1
+) -> Float[jax.Array, "4 gates"]:
+    """Coefficients of 1, a, b and ab of mixtures of the sixteen gates.
+
+    The number of a gate is its truth table, read most significant bit first over ab = 00, 01, 10, 11: 1 is and,
+    3 is a, 6 is xor, 7 is or, 14 is nand.
+
+    Args:
+      logits: ``[G, 16]`` float32, bfloat16, float16 or float64; ``[16, G]`` with ``axis=0``.
+      hard: the gate with the largest logit (the first of equal ones) instead of the mixture; without a gradient.
+      axis: that of the sixteen, -1 or 0.
+
+    Returns:
+      ``[4, G]`` for `lutjax.bilinear_gates`: float64 for float64 logits, else float32.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
+
+    Source: differentiable-logic semantics, section 1.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> lutjax.gate_coefficients(10.0 * jnp.eye(16)[6:8], hard=True)  # xor and or
+      Array([[ 0.,  0.],
+             [ 1.,  1.],
+             [ 1.,  1.],
+             [-2., -1.]], dtype=float32)
+    """
+    _checks.logits("gate_coefficients", logits, axis)
+    return jnp.asarray(reference.gate_coefficients(logits, hard=hard, axis=axis))
+
+
+def logic_gates(
+    x: Float[Array, "..."],
+    logits: Float[Array, "gates 16"],
+    wires: Int[Array, "gates 2"],
+    *,
+    hard: bool = False,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "..."]:
+    """Differentiable logic gates: ``bilinear_gates(x, gate_coefficients(logits), wires)``.
+
+    Args:
+      x: ``[..., I]``, bits or numbers from 0 to 1; ``[I, ...]`` with ``feature_axis=0``.
+      logits: ``[G, 16]``. wires: int32 ``[G, 2]``.
+      hard: each gate is the one with the largest logit: bits in, bits out; no gradient of `logits`.
+      readers, feature_axis, implementation: see `lutjax.bilinear_gates`.
+
+    Returns:
+      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
+
+    Source: differentiable-logic semantics, section 1.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> logits = 10.0 * jnp.eye(16)[jnp.array([6, 1])]  # xor and and: a half adder
+      >>> wires = jnp.array([[0, 1], [0, 1]])
+      >>> lutjax.logic_gates(jnp.array([[0.0, 1.0], [1.0, 1.0]]), logits, wires, hard=True)
+      Array([[1., 0.],
+             [0., 1.]], dtype=float32)
+    """
+    _checks.logits("logic_gates", logits, -1)
+    return bilinear_gates(
+        x,
+        gate_coefficients(logits, hard=hard),
+        wires,
+        readers=readers,
+        feature_axis=feature_axis,
+        implementation=implementation,
+    )

@@ -1,0 +1,113 @@
+"""Tables over bits, for 32 samples in each machine word."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int, Num, UInt32
+
+from lutjax import reference
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+OPERATION = Operation("packed_lut", ranks=(1, None, None), features_first=True)
+
+
+def packed_lut(
+    words: UInt32[Array, "inputs *batch"],
+    truth: Bool[Array, "gates slots"],
+    wires: Int[Array, "gates bits"],
+    *,
+    implementation: Implementation = None,
+) -> UInt32[jax.Array, "gates *batch"]:
+    """Hard tables over bits as bitwise operations: sample ``32 w + j`` is bit j of word w.
+
+    Args:
+      words: uint32 ``[I, ...]``, from `lutjax.pack_bits`.
+      truth: bool ``[G, 2**n]``, with n from 1 to 8: what each table answers at each address, as in `lutjax.soft_lut`.
+      wires: int32 ``[G, n]``. Ids beyond the inputs are clamped.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      uint32 ``[G, ...]``. It has no gradient.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.
+
+    Source: differentiable-logic semantics, section 7.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> words = lutjax.pack_bits(jnp.array([[0, 1, 1], [1, 1, 0]], bool))
+      >>> xor = jnp.array([[False, True, True, False]])
+      >>> lutjax.unpack_bits(lutjax.packed_lut(words, xor, jnp.array([[0, 1]])), 3)
+      Array([[ True, False,  True]], dtype=bool)
+    """
+    op = "packed_lut"
+    _checks.words(op, "words", words)
+    _checks.wires_of_tables(op, words.shape[0], wires)
+    if not (isinstance(truth, jax.Array | np.ndarray) and truth.dtype == bool):
+        raise TypeError(f"{op}: truth is {_checks.describe(truth)}; its dtype must be bool.")
+    _checks.slots(op, "truth", truth, wires)
+    return apply(
+        OPERATION,
+        words,
+        truth,
+        _checks.as_ids(wires),
+        implementation=implementation,
+        options={},
+        feature_axis=0,
+    )
+
+
+def pack_bits(
+    bits: Num[Array, "features samples"] | Bool[Array, "features samples"],
+) -> UInt32[jax.Array, "features words"]:
+    """Samples as bits of words: what is not 0 is 1.
+
+    Args:
+      bits: ``[F, B]``, of any dtype.
+
+    Returns:
+      uint32 ``[F, ceil(B / 32)]``: sample ``32 w + j`` is bit j of word w. Bits beyond the samples are 0.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> lutjax.pack_bits(jnp.array([[True, False, True]]))
+      Array([[5]], dtype=uint32)
+    """
+    _checks.require(bits.ndim == 2, "pack_bits", "bits", bits, "expected shape [features, samples]")
+    return jnp.asarray(reference.pack_bits(jnp.asarray(bits)))
+
+
+def unpack_bits(
+    words: UInt32[Array, "features words"], n_samples: int
+) -> Bool[jax.Array, "features {n_samples}"]:
+    """The samples of words, the reverse of `pack_bits`.
+
+    Args:
+      words: uint32 ``[F, W]``.
+      n_samples: how many there are, at most ``32 * W``.
+
+    Returns:
+      bool ``[F, n_samples]``.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or more samples than bits.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> lutjax.unpack_bits(jnp.array([[5]], jnp.uint32), 3)
+      Array([[ True, False,  True]], dtype=bool)
+    """
+    _checks.words("unpack_bits", "words", words)
+    _checks.require(words.ndim == 2, "unpack_bits", "words", words, "expected shape [features, words]")
+    _checks.require(
+        0 <= n_samples <= 32 * words.shape[1],
+        "unpack_bits",
+        "n_samples",
+        n_samples,
+        f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples",
+    )
+    return jnp.asarray(reference.unpack_bits(jnp.asarray(words), n_samples))

@@ -1,0 +1,87 @@
+"""Tables over bits between 0 and 1."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._typing import Array
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops._transforms import Operation, apply
+
+# As those of bilinear_gates; bits: inputs of each table.
+SHAPES: dict[str, dict[str, int]] = {
+    "one": {"batch": 1, "inputs": 1, "gates": 1, "bits": 1},
+    "primes": {"batch": 13, "inputs": 7, "gates": 11, "bits": 3},
+    "readers": {"batch": 37, "inputs": 17, "gates": 29, "bits": 2, "readers": 1},
+    "features_first": {"batch": 5, "inputs": 7, "gates": 3, "bits": 4, "readers": 1, "features_first": 1},
+    "large_fan_out": {"batch": 3, "inputs": 3, "gates": 37, "bits": 3, "readers": 1, "features_first": 1},
+    "six_inputs": {"batch": 5, "inputs": 67, "gates": 13, "bits": 6},
+    "eight_inputs": {"batch": 3, "inputs": 11, "gates": 5, "bits": 8, "readers": 1},
+    "empty_batch": {"batch": 0, "inputs": 5, "gates": 3, "bits": 3, "readers": 1},
+    "no_gates": {"batch": 3, "inputs": 5, "gates": 0, "bits": 2},
+}
+
+
+def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
+    return args
+
+
+OPERATION = Operation(
+    "soft_lut",
+    ranks=(1, None, None, None),
+    save=_save,
+    saved_batched=(True, False, False, False),
+    features_first=True,
+)
+
+
+def soft_lut(
+    x: Float[Array, "..."],
+    table: Float[Array, "gates slots"],
+    wires: Int[Array, "gates bits"],
+    *,
+    readers: Int[Array, "inputs fan_out"] | None = None,
+    feature_axis: int = -1,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "..."]:
+    """Tables over bits that may lie between 0 and 1: the multilinear interpolation of their slots.
+
+    ``y[g] = sum_k table[g, k] * prod_l (x[wires[g, l]] if bit l of k else 1 - x[wires[g, l]])``. Where inputs are 0
+    or 1, that is the slot they address; wire 0 is the least significant bit of the address.
+
+    Args:
+      x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
+      table: ``[G, 2**n]``, with n from 1 to 8.
+      wires: int32 ``[G, n]``. Ids beyond the inputs are clamped. A table may read one input several times.
+      readers, feature_axis, implementation: see `lutjax.bilinear_gates`.
+
+    Returns:
+      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `table`, at least
+      float32.
+
+    Its gradient: that of the formula.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.
+
+    Source: differentiable-logic semantics, section 3.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> table = jnp.array([[0.0, 10.0, 20.0, 30.0]])
+      >>> lutjax.soft_lut(jnp.array([1.0, 0.5]), table, jnp.array([[0, 1]]))
+      Array([20.], dtype=float32)
+    """
+    _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
+    return apply(
+        OPERATION,
+        x,
+        table,
+        _checks.as_ids(wires),
+        None if readers is None else _checks.as_ids(readers),
+        implementation=implementation,
+        options={},
+        feature_axis=feature_axis,
+    )
