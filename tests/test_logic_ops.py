@@ -52,8 +52,11 @@ def test_mixtures_of_gates(with_readers):
     readers = lutjax.readers(w, 5) if with_readers else None
 
     def of(f):
-        y, pullback = jax.vjp(f, x, logits)
-        return {"y": y, **dict(zip(("x", "logits"), pullback(ct), strict=True))}
+        def value_and_cotangents(x, logits):
+            y, pullback = jax.vjp(f, x, logits)
+            return {"y": y, **dict(zip(("x", "logits"), pullback(ct), strict=True))}
+
+        return jax.jit(value_and_cotangents)(x, logits)
 
     actual = of(lambda x, logits: lutjax.logic_gates(x, logits, w, readers=readers))
     for name, expected in of(lambda x, logits: naive(x, logits, w)).items():
@@ -89,7 +92,7 @@ def test_hard_tables_agree_at_bits(n):
     np.testing.assert_array_equal(lutjax.unpack_bits(packed, 2**n).T, soft > 0)
 
 
-@pytest.mark.parametrize(("n", "samples"), [(2, 1), (2, 100), (4, 33), (6, 64)])
+@pytest.mark.parametrize(("n", "samples"), [(2, 1), (4, 100), (6, 64)])
 def test_packed_words(n, samples):
     bits = RNG.integers(0, 2, (7, samples)).astype(bool)
     truth = jnp.asarray(RNG.integers(0, 2, (11, 2**n)).astype(bool))
@@ -100,14 +103,14 @@ def test_packed_words(n, samples):
     expected = np.take_along_axis(np.asarray(truth), address, 1)
     actual = lutjax.packed_lut(words, truth, w)
     np.testing.assert_array_equal(lutjax.unpack_bits(actual, samples), expected)
-    np.testing.assert_array_equal(actual, reference.packed_lut(words, truth, w))
+    np.testing.assert_array_equal(actual, jax.jit(reference.packed_lut)(words, truth, w))
 
 
 def test_extended_finite_difference_is_half_of_a_softened_table():
     x, table, w, ct = random(5, 4), random(3, 8), wires(4, 3, 3), random(5, 3)
     softened = jnp.where(x > 0, 0.75, 0.25).astype(jnp.float32)
-    (of_soft,) = jax.vjp(lambda x: reference.soft_lut(x, table, w), softened)[1](ct)
-    (of_hard,) = jax.vjp(lambda x: reference.binary_lut(x, table, w), x)[1](ct)
+    of_soft = jax.jit(jax.grad(lambda x: (ct * reference.soft_lut(x, table, w)).sum()))(softened)
+    of_hard = jax.jit(jax.grad(lambda x: (ct * reference.binary_lut(x, table, w)).sum()))(x)
     np.testing.assert_allclose(of_hard, 0.5 * of_soft, rtol=1e-5, atol=1e-6)
 
 
@@ -198,6 +201,6 @@ def test_oracle_knows_finite_differences():
         case = testing.case("soft_lut", "primes", jnp.float64)
         x, table, w = (np.asarray(a) for a in (*case.differentiable.values(), case.fixed["wires"]))
         direction = np.random.default_rng(1).normal(size=x.shape)
-        f = lambda t: reference.soft_lut(x + t * direction, table, w).sum()  # noqa: E731
-        slope = jax.jvp(f, (0.0,), (1.0,))[1]
+        f = jax.jit(lambda t: reference.soft_lut(x + t * direction, table, w).sum())
+        slope = jax.jit(jax.grad(f))(0.0)
         np.testing.assert_allclose(slope, (f(1e-5) - f(-1e-5)) / 2e-5, rtol=1e-7)

@@ -62,8 +62,32 @@ def test_every_op_has_an_implementation_here():
     assert forward_only < set(lutjax.kernel_registry.ops())
 
 
+# Shapes and transformations that wait for `pytest -m slow`: another shape of the op, or the op named, goes the same way.
+REPEATED = {
+    "lookup_attention": ("tiles_cross", "tiles_window", "window", "none", "remat", "scan"),
+    "lut_pair_attention": ("tiles_cross", "tiles_window", "window", "none", "remat", "scan", "grad of vmap"),
+    "binary_lut": (
+        "six_inputs",
+        "eight_inputs",
+        "large_fan_out",
+        "none",
+        "remat",
+        "scan",
+        "grad of vmap",
+        "export",
+    ),
+    "soft_lut": ("features_first", "none", "remat", "grad of vmap"),
+}
+
+
+def mostly_fast(op, implementation, what):
+    one = (op, implementation, what)
+    return slow(*one) if what in REPEATED.get(op, ()) else one
+
+
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), [(o, i, s) for o, i in IMPLEMENTED for s in testing.shapes(o)]
+    ("op", "implementation", "shape"),
+    [mostly_fast(o, i, s) for o, i in IMPLEMENTED for s in testing.shapes(o)],
 )
 def test_shapes(op, implementation, shape):
     testing.check(testing.case(op, shape), implementation, transformation="jit")
@@ -72,7 +96,11 @@ def test_shapes(op, implementation, shape):
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"),
-    [slow(o, i, s) if s == "tiles" else (o, i, s) for o, i in IMPLEMENTED for s in TYPED[o]],
+    [
+        slow(o, i, s) if s == "tiles" or (o, s) == ("binary_lut", "primes") else (o, i, s)
+        for o, i in IMPLEMENTED
+        for s in TYPED[o]
+    ],
 )
 def test_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -81,11 +109,7 @@ def test_dtypes(op, implementation, shape, dtype):
 
 @pytest.mark.parametrize(
     ("op", "implementation", "transformation"),
-    [
-        slow(o, i, t) if "attention" in o and t in ("none", "remat", "scan") else (o, i, t)
-        for o, i in IMPLEMENTED
-        for t in testing.TRANSFORMATIONS
-    ],
+    [mostly_fast(o, i, t) for o, i in IMPLEMENTED for t in testing.TRANSFORMATIONS],
 )
 def test_transformations(op, implementation, transformation):
     if "shard_map" in transformation and jax.device_count() < 2:

@@ -11,6 +11,9 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import Operation, apply
 
+_pack = jax.jit(reference.pack_bits)
+_unpack = jax.jit(reference.unpack_bits, static_argnums=1)
+
 OPERATION = Operation("packed_lut", ranks=(1, None, None), features_first=True)
 
 
@@ -78,7 +81,7 @@ def pack_bits(
       Array([[5]], dtype=uint32)
     """
     _checks.require(bits.ndim == 2, "pack_bits", "bits", bits, "expected shape [features, samples]")
-    return jnp.asarray(reference.pack_bits(jnp.asarray(bits)))
+    return jnp.asarray(_pack(bits))
 
 
 def unpack_bits(
@@ -110,4 +113,4 @@ def unpack_bits(
         n_samples,
         f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples",
     )
-    return jnp.asarray(reference.unpack_bits(jnp.asarray(words), n_samples))
+    return jnp.asarray(_unpack(words, n_samples))
