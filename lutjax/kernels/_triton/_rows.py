@@ -15,7 +15,7 @@ from lutjax.kernels._triton._support import shared_memory
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch
 
-_TYPES = {"float32": tl.float32, "float64": tl.float64}
+TYPES = {"float32": tl.float32, "float64": tl.float64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
 
 def arithmetic(weights: jax.Array, accumulate: FixedPoint | None) -> dict[str, Any]:
     """Constants of kernels: the types of numbers and of their sums, and the scale of addends, 0 for sums of numbers."""
-    number = _TYPES[accumulator(weights.dtype).name]
+    number = TYPES[accumulator(weights.dtype).name]
     return {
         "ACC": number,
         "SUM": number if accumulate is None else tl.int32,
