@@ -441,13 +441,14 @@ kernel_registry = KernelRegistry()
 
 def _register_builtin() -> None:
     look_ups = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
-    for op in ("detect", "detect_signs", *look_ups, "bilinear_gates", "soft_lut", "binary_lut"):
+    gates = ("bilinear_gates", "soft_lut", "binary_lut")
+    for op in ("detect", "detect_signs", *look_ups, *gates):
         kernel_registry.register(op, Platform.XLA, Backend.ANY, f"lutjax.kernels._xla.{op}")
     for op in (*(f"{op}_update" for op in look_ups), "packed_lut"):
         kernel_registry.register(
             op, Platform.XLA, Backend.ANY, f"lutjax.kernels._xla.{op}", directions=("forward",)
         )
-    for op in ("detect", *look_ups, *(f"{op}_update" for op in look_ups)):
+    for op in ("detect", *look_ups, *gates, *(f"{op}_update" for op in look_ups)):
         kernel_registry.register(
             op,
             Platform.TRITON,

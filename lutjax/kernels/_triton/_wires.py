@@ -102,7 +102,9 @@ def constants(tile: Tile, x: jax.Array, parameter: jax.Array, wires: jax.Array) 
 
 
 def used_readers(readers: jax.Array) -> jax.Array:
-    """For each input how many entries of its list come before the end of the readers."""
+    """For each input how many entries of its list come before the end of its readers, if some have to be left out."""
+    if readers.shape[1] <= UNROLLED:
+        return readers
     place = jnp.arange(1, readers.shape[1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(readers >= 0, place[None], 0), 1)
 
@@ -175,3 +177,9 @@ def last_use(used, feature, fan_out: tl.constexpr, UNROLLED: tl.constexpr):
 def reader(readers, feature, number, exists, fan_out: tl.constexpr):
     """An entry of the lists of readers of inputs: -1 if unused."""
     return tl.load(readers + feature * fan_out + number, mask=exists & (number < fan_out), other=-1)
+
+
+@kernel
+def gate_of(number, n_wires: tl.constexpr, PLACES: tl.constexpr):
+    """The gate of an entry of a list of readers, one that exists."""
+    return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64) // PLACES

@@ -246,12 +246,12 @@ def _gather(
         gs, bs = (), ()
         for u in tl.static_range(UNROLLED):
             is_used = numbers[u] >= 0
-            gate = tl.maximum(tl.minimum(numbers[u] // 2, n_gates - 1), 0).to(tl.int64)
+            gate = _wires.gate_of(numbers[u], 2 * n_gates, 2)
             gs += (_wires.read_some(dy, gate, is_used, sample, n_samples, ACC),)
             bs += (_wires.read_some(x, others[u], is_used, sample, n_samples, ACC),)
         for u in tl.static_range(UNROLLED):
             is_used = numbers[u] >= 0
-            gate = tl.maximum(tl.minimum(numbers[u] // 2, n_gates - 1), 0)
+            gate = _wires.gate_of(numbers[u], 2 * n_gates, 2)
             second = numbers[u] & 1
             slope = _coefficient(coefficients, 1 + second, gate, n_gates, ACC)
             cross = _coefficient(coefficients, 3, gate, n_gates, ACC)
