@@ -40,17 +40,29 @@ SPLIT = {
     "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
     "lookup_attention": ("segments", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
     "lut_pair_attention": ("primes", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
+    "bilinear_gates": ("primes", {"batch": 6, "gates": 4}),
+    "soft_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
+    "binary_lut": ("primes", {"batch": 6, "gates": 4}),
 }
+# Where other kernels run than at that size.
+COMPILED = {"bilinear_gates": ("readers", {}), "soft_lut": ("features_first", {}), "binary_lut": ("readers", {})}
 TYPED = {
     "detect": "ties",
     "lookup": "primes",
     "sparse_lookup": "primes",
     "lookup_attention": "ties",
     "lut_pair_attention": "ties",
+    "bilinear_gates": "features_first",
+    "soft_lut": "primes",
+    "binary_lut": "primes",
 }
+SUMMED = [op for op in OPS if op not in ("bilinear_gates", "soft_lut", "binary_lut")]  # take `accumulate`
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
-# Of attention those that show most in least time: programs run one after the other in the interpreter.
+# Those that show most in least time: programs run one after the other in the interpreter.
 FAST_SHAPES = {
+    "bilinear_gates": ("primes", "large_fan_out", "empty_batch", "no_gates"),
+    "soft_lut": ("primes", "readers", "features_first", "eight_inputs"),
+    "binary_lut": ("primes",),
     "lookup_attention": ("one", "no_bits", "empty_batch", "empty_sequence", "window", "cross"),
     "lut_pair_attention": (
         "one",
@@ -98,7 +110,7 @@ def test_dtypes(op, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float64")])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", SUMMED)
 @pytest.mark.usefixtures("interpreted")
 def test_fixed_point(op, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -241,6 +253,32 @@ def test_pair_attention_of_any_place(interleave, window, start, epsilon):
     same_as_plain_jax(attend, x, keys, weights, positions)
 
 
+@pytest.mark.parametrize("op", ["bilinear_gates", "binary_lut"])
+@pytest.mark.usefixtures("interpreted")
+def test_gates_of_any_ids(op):
+    """Wires and readers that do not exist, lists of readers with room, NaN, both zeros."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-8, 9, (5, 21)) / 4
+    x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0
+    x = jnp.asarray(x, jnp.float32)
+    shape = (4, 6) if op == "bilinear_gates" else (6, 4)
+    parameter = jnp.asarray(rng.integers(-8, 9, shape) / 4, jnp.float32)
+    wires = jnp.asarray(rng.integers(-3, 9, (6, 2)), jnp.int32)
+
+    def gates(implementation, x, parameter):
+        f = getattr(lutjax, op)
+        return f(x, parameter, wires, feature_axis=0, implementation=implementation)
+
+    same_as_plain_jax(gates, x, parameter)
+
+    def gathered(implementation, x):
+        readers = jnp.asarray(np.random.default_rng(1).integers(-9, 20, (5, 7)), jnp.int32)
+        f = getattr(lutjax, op)
+        return f(x, parameter, wires, readers=readers, feature_axis=0, implementation=implementation)
+
+    same_as_plain_jax(gathered, x)
+
+
 # ------------------------------------------------------------------------------------- compiled
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
 
@@ -309,21 +347,29 @@ def check_compilation(launches, capability):
         assert binary.metadata.shared <= 1024 * _support._SHARED_MEMORY[capability], kernel
 
 
-@pytest.mark.parametrize("capability", GPUS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("op", "capability"),
+    [
+        slow(op, capability) if op in COMPILED and capability != 90 else (op, capability)
+        for op in OPS
+        for capability in GPUS
+    ],
+)
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles(op, capability, launches):
-    shape, sizes = SPLIT[op]
+    shape, sizes = COMPILED.get(op, SPLIT[op])
     run_on(GPUS[capability], testing.case(op, shape, **sizes))
     check_compilation(launches, capability)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "accumulate"),
-    [("bfloat16", None), ("float16", None), ("float64", None), ("float32", lutjax.FixedPoint(2.0**16))],
+    ("op", "dtype", "accumulate"),
+    [
+        *((op, dtype, None) for op in OPS for dtype in ("bfloat16", "float16", "float64")),
+        *((op, "float32", lutjax.FixedPoint(2.0**16)) for op in SUMMED),
+    ],
 )
-@pytest.mark.parametrize("op", OPS)
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
     with jax.enable_x64(dtype == "float64"):

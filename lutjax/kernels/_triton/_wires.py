@@ -180,6 +180,6 @@ def reader(readers, feature, number, exists, fan_out: tl.constexpr):
 
 
 @kernel
-def gate_of(number, n_wires: tl.constexpr, PLACES: tl.constexpr):
-    """The gate of an entry of a list of readers, one that exists."""
-    return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64) // PLACES
+def wire_of(number, n_wires: tl.constexpr):
+    """The wire that an entry of a list of readers stands for: one that exists, also for an entry that is unused."""
+    return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64)

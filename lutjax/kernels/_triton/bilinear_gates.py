@@ -238,29 +238,26 @@ def _gather(
     total = tl.zeros((FEATURES, SAMPLES), ACC)
     for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
         # Everything is read before anything is computed, so that all is under way at the same time.
-        numbers, others = (), ()
+        numbers, others, gs, bs = (), (), (), ()
         for u in tl.static_range(UNROLLED):
             numbers += (_wires.reader(readers, feature, first + u, exists, fan_out),)
         for u in tl.static_range(UNROLLED):
-            others += (_wires.input_of(wires, tl.maximum(tl.minimum(numbers[u], 2 * n_gates - 1), 0) ^ 1, n_inputs),)
-        gs, bs = (), ()
+            others += (_wires.input_of(wires, _wires.wire_of(numbers[u], 2 * n_gates) ^ 1, n_inputs),)
         for u in tl.static_range(UNROLLED):
-            is_used = numbers[u] >= 0
-            gate = _wires.gate_of(numbers[u], 2 * n_gates, 2)
-            gs += (_wires.read_some(dy, gate, is_used, sample, n_samples, ACC),)
-            bs += (_wires.read_some(x, others[u], is_used, sample, n_samples, ACC),)
+            gate = _wires.wire_of(numbers[u], 2 * n_gates) // 2
+            gs += (_wires.read_some(dy, gate, numbers[u] >= 0, sample, n_samples, ACC),)
+            bs += (_wires.read_some(x, others[u], numbers[u] >= 0, sample, n_samples, ACC),)
         for u in tl.static_range(UNROLLED):
-            is_used = numbers[u] >= 0
-            gate = _wires.gate_of(numbers[u], 2 * n_gates, 2)
-            second = numbers[u] & 1
+            wire = _wires.wire_of(numbers[u], 2 * n_gates)
+            gate, second = wire // 2, wire % 2
             slope = _coefficient(coefficients, 1 + second, gate, n_gates, ACC)
             cross = _coefficient(coefficients, 3, gate, n_gates, ACC)
             total += gs[u] * (slope + cross * bs[u])
             if SUMS:
                 of_own = gs[u] * own
                 of_pair = tl.where((second == 0)[:, None], gs[u], of_own * bs[u])
-                tl.store(parts + (1 + second) * n_gates + gate, tl.sum(of_own, 1), mask=is_used)
-                tl.store(parts + 3 * second * n_gates + gate, tl.sum(of_pair, 1), mask=is_used)
+                tl.store(parts + (1 + second) * n_gates + gate, tl.sum(of_own, 1), mask=numbers[u] >= 0)
+                tl.store(parts + 3 * second * n_gates + gate, tl.sum(of_pair, 1), mask=numbers[u] >= 0)
     _wires.write(dx, feature, exists, sample, total, n_samples)
 
 

@@ -310,7 +310,7 @@ def _collect(
     for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
         for u in tl.static_range(UNROLLED):
             number = _wires.reader(readers, feature, first + u, exists, fan_out)
-            wire = _wires.gate_of(number, n_wires, 1)
+            wire = _wires.wire_of(number, n_wires)
             total += _wires.read_some(by_wire, wire, number >= 0, sample, n_samples, ACC)
     _wires.write(dx, feature, exists, sample, total, n_samples)
 
