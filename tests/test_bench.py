@@ -28,6 +28,7 @@ TINY = {
     "pair": "pair:2,5,4,3,2,1",
     "pair-interleaved": "pair-interleaved:2,5,4,3,2,4",
 }
+GATES = {"gates": "gates:7,5,3", "soft_lut": "soft_lut:7,5,3,4", "binary_lut": "binary_lut:7,5,3,4"}
 
 
 def bench(*words: object) -> Result:
@@ -153,6 +154,8 @@ def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
         ("seq:1,4,4,4,14,4", "a row has 32 address bits; it can have at most 30"),
         ("pair-interleaved:1,4,4,4,4,3", "position_bits is 3; interleaved it must be that of inputs, 4"),
         ("lm:0", "batch is 0"),
+        ("gates:4,0,2", "inputs is 0; it must be at least 1"),
+        ("soft_lut:4,4,4,9", "places is 9; a table can have at most 8"),
     ],
 )
 def test_bad_shapes(text: str, message: str, instantly: list[cases.Case]) -> None:
@@ -220,6 +223,36 @@ def test_rows_of_every_kind(text: str, dtype: str) -> None:
     assert table == out["in-place"][0] == out["update"][0]
     assert gradients == out["in-place"][1][1]
     assert sum(g.size for g in gradients.values()) == shape.numbers_in
+
+
+@pytest.mark.parametrize("text", GATES.values(), ids=GATES)
+def test_rows_of_gates(text: str) -> None:
+    shape = shapes.parse(text)
+    assert isinstance(shape, shapes.Gates)
+    found = list(cases.cases(shape, dtype="bfloat16"))
+    assert [(c.row, c.kernel_names) for c in found] == [
+        ("forward", f"{shape.op}: xla"),
+        ("dense", f"{shape.op}: xla"),
+    ]
+    out = {
+        c.row: jax.eval_shape(cases.function(shape, c.row), *abstract(shape, c.row, c.dtype)) for c in found
+    }
+    y, gradients = out["dense"]
+    assert y == out["forward"]
+    assert (y.shape, y.dtype) == ((3, 7), "bfloat16")
+    name, size = shape.parameter
+    assert {n: g.shape for n, g in gradients.items()} == {"x": (5, 7), name: size}
+    _, constants, _ = cases.arrays(shape, "float32")
+    assert constants["readers"].shape == (5, shape.fan_out)
+    assert jnp.array_equal(constants["readers"], lutjax.readers(constants["wires"], 5))
+
+
+def test_bytes_of_gates() -> None:
+    """7 samples of 5 inputs; 3 gates of 2 inputs, so at most 2 readers."""
+    shape = shapes.Gates(7, 5, 3)
+    x, y, wires, readers, parameters = 5 * 7 * 2, 3 * 7 * 2, 3 * 2 * 4, 5 * 2 * 4, 4 * 3 * 4
+    assert shape.bytes_moved("forward", 2) == x + y + wires + parameters
+    assert shape.bytes_moved("dense", 2) == 3 * x + 2 * y + 2 * wires + readers + 3 * parameters
 
 
 def test_in_place_copies_no_table() -> None:

@@ -45,7 +45,11 @@ SPLIT = {
     "binary_lut": ("primes", {"batch": 6, "gates": 4}),
 }
 # Where other kernels run than at that size.
-COMPILED = {"bilinear_gates": ("readers", {}), "soft_lut": ("features_first", {}), "binary_lut": ("readers", {})}
+COMPILED = {
+    "bilinear_gates": ("readers", {}),
+    "soft_lut": ("features_first", {}),
+    "binary_lut": ("readers", {}),
+}
 TYPED = {
     "detect": "ties",
     "lookup": "primes",

@@ -395,6 +395,25 @@ def test_kernels_of_a_shape(interpreted: None) -> None:
     assert jnp.any(stepped != arrays[0])
 
 
+def test_kernels_of_gates(interpreted: None) -> None:
+    measured = [shapes.Gates(6, 5, 4), shapes.SoftTables(6, 5, 4, 3), shapes.BinaryTables(6, 5, 4, 3)]
+    found = _search.kernels(list(measured), ("float32",))
+    assert [k.asked.kernel for k in found] == [
+        "bilinear_gates.forward",
+        "bilinear_gates.inputs",
+        "soft_lut.forward",
+        "soft_lut.wires",
+        "soft_lut.inputs",
+        "soft_lut.table",
+        "binary_lut.forward",
+    ]  # the gradients of both kinds of tables are the same kernels
+    part = found[1].part
+    arrays = part.arrays()
+    assert jax.tree.map(jnp.shape, arrays) == jax.tree.map(jnp.shape, part.abstract())
+    dx, d_coefficients, *_ = part.run(*arrays)
+    assert (dx.shape, d_coefficients.shape) == ((5, 6), (4, 4))
+
+
 def test_the_command(interpreted: None, instantly: list[str], tmp_path: Path) -> None:
     path = tmp_path / "launches.json"
     out = tune("--output", path, "--shape", TINY)

@@ -19,8 +19,10 @@ from lutjax.benchmark.shapes import (
     ROWS,
     UPDATE,
     FullyConnected,
+    Gates,
     LanguageModel,
     Measured,
+    OfOp,
     Pair,
     Sequence,
     Shape,
@@ -47,7 +49,7 @@ class Case:
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
       implementation: its kernels run where there are any, those in plain JAX elsewhere.
-      dtype: of tables and outputs; of the tables alone in a language model.
+      dtype: of tables and outputs; of the tables alone in a language model; of inputs and outputs of gates.
       kernels: what runs each op.
     """
 
@@ -72,7 +74,7 @@ class Case:
     @property
     def bytes_moved(self) -> int:
         """See `lutjax.benchmark.shapes.Shape.bytes_moved`."""
-        if isinstance(self.shape, Shape):
+        if isinstance(self.shape, OfOp):
             return self.shape.bytes_moved(self.row, self._itemsize)
         from lutjax.benchmark import language_model
 
@@ -81,7 +83,7 @@ class Case:
     @property
     def table_bytes(self) -> int:
         """Bytes of the tables; of all that is trained in a language model."""
-        if isinstance(self.shape, Shape):
+        if isinstance(self.shape, OfOp):
             return self.shape.table_bytes(self._itemsize)
         return self._step().table_bytes
 
@@ -93,7 +95,7 @@ class Case:
         """Runs it; `options` are those of `lutjax.benchmark.measure.device_time`."""
         shape, row = self.shape, self.row
         with lutjax.use_implementation(_request(self.implementation)):
-            if not isinstance(shape, Shape):
+            if not isinstance(shape, OfOp):
                 return self._step().time(**options)
             args = jax.jit(lambda: arguments(shape, row, self.dtype))()
             return device_time(function(shape, row), *args, in_place=row in (IN_PLACE, UPDATE), **options)
@@ -127,10 +129,11 @@ def cases(
     if isinstance(shape, LanguageModel):
         from lutjax.benchmark import language_model
 
-        layers: tuple[Shape, ...] = tuple(dict.fromkeys(language_model.layers(shape)))
+        layers: tuple[OfOp, ...] = tuple(dict.fromkeys(language_model.layers(shape)))
         rows = tuple(row for row in rows or (IN_PLACE,) if row in language_model.TABLE_GRADIENTS)
     else:
-        layers, rows = (shape,), tuple(row for row in ROWS if not rows or row in rows)
+        measured = (FORWARD, DENSE) if isinstance(shape, Gates) else ROWS
+        layers, rows = (shape,), tuple(row for row in measured if not rows or row in rows)
     for row in rows:
         for implementation in implementations:
             chosen: Kernels = {}
@@ -140,7 +143,7 @@ def cases(
                 yield Case(shape, row, implementation, dtype, chosen)
 
 
-def kernels(shape: Shape, row: str, implementation: str, dtype: str) -> Kernels:
+def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
     """Which implementation runs each op of a row on the default device, if this one comes first."""
     return {
         call.op: {
@@ -175,11 +178,15 @@ class OpCall:
 
 
 def calls(
-    shape: Shape, row: str, params: dict[str, Any], constants: dict[str, Any], gradient: Any
+    shape: OfOp, row: str, params: dict[str, Any], constants: dict[str, Any], gradient: Any
 ) -> Iterator[OpCall]:
     """The ops that a row calls, of `arrays`."""
-    weights = params["weights"]
     directions: tuple[Direction, ...] = ("forward",) if row == FORWARD else ("forward", "backward")
+    if isinstance(shape, Gates):
+        arguments = (params["x"], params[shape.parameter[0]], constants["wires"], constants["readers"])
+        yield OpCall(shape.op, arguments, {}, gradient, directions)
+        return
+    weights = params["weights"]
     if row != UPDATE:
         if not isinstance(shape, Pair):
             detect = {"epsilon": 0.0, "n_inputs": params["x"].shape[-1], "accumulate": None}
@@ -199,14 +206,19 @@ def calls(
 
 
 @functools.cache
-def abstract(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def abstract(shape: OfOp, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Shapes and dtypes of `arrays`."""
     return jax.eval_shape(functools.partial(arrays, shape, dtype))
 
 
-def arrays(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Random arrays that have a cotangent, arrays that have none, and the gradient of the tables in factors."""
+def arrays(shape: OfOp, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Random arrays that have a cotangent, arrays that have none, and the gradient of the tables in factors.
+
+    Of gates: with the cotangent of the output instead of the gradient.
+    """
     params, constants, dy = _arrays(shape, dtype)
+    if isinstance(shape, Gates):
+        return params, constants, dy
     return params, constants, _gradient(shape, params, constants, dy)
 
 
@@ -215,7 +227,7 @@ def _request(implementation: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((implementation, Platform.XLA.value)))
 
 
-def function(shape: Shape, row: str) -> Callable[..., Any]:
+def function(shape: OfOp, row: str) -> Callable[..., Any]:
     """What is measured, of `arguments`. The table comes first, and is carried on where it is updated in place."""
     if row == FORWARD:
         return functools.partial(_output, shape)
@@ -226,6 +238,7 @@ def function(shape: Shape, row: str) -> Callable[..., Any]:
             return y, pullback(_cotangent(y, dy))[0]
 
         return dense
+    assert isinstance(shape, Shape)
     if row == IN_PLACE:
 
         def in_place(weights: Any, inputs: Any, constants: Any, dy: Any) -> Any:
@@ -238,22 +251,25 @@ def function(shape: Shape, row: str) -> Callable[..., Any]:
     return lambda weights, gradient: (lutjax.update_table(weights, gradient, _RATE)[0], ())
 
 
-def arguments(shape: Shape, row: str, dtype: str) -> tuple[Any, ...]:
+def arguments(shape: OfOp, row: str, dtype: str) -> tuple[Any, ...]:
     """Random arrays for `function`."""
     params, constants, dy = _arrays(shape, dtype)
     if row == FORWARD:
         return params, constants
     if row == DENSE:
         return params, constants, dy
+    assert isinstance(shape, Shape)
     if row == UPDATE:
         return params["weights"], _gradient(shape, params, constants, dy)
     return params.pop("weights"), params, constants, dy
 
 
-def _arrays(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _arrays(shape: OfOp, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Arrays that have a cotangent; those that have none; the cotangent of the output."""
     # This generator is fast also for the numbers of large tables.
     keys = iter(jax.random.split(jax.random.key(0, impl="rbg"), 6))
+    if isinstance(shape, Gates):
+        return _arrays_of_gates(shape, dtype, keys)
     if isinstance(shape, Sequence):
         leading: tuple[int, ...] = (shape.batch, shape.length)
         inputs = outputs = compared = shape.inputs
@@ -276,8 +292,26 @@ def _arrays(shape: Shape, dtype: str) -> tuple[dict[str, Any], dict[str, Any], A
     return params, constants, jax.random.normal(next(keys), (*leading, outputs), dtype)
 
 
-def _output(shape: Shape, params: dict[str, Any], constants: dict[str, Any]) -> jax.Array:
-    """What is measured: detection and look-up."""
+def _arrays_of_gates(
+    shape: Gates, dtype: str, keys: Iterator[jax.Array]
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    name, size = shape.parameter
+    inputs = (shape.inputs, shape.batch)
+    # The sign of an input is a bit of binary tables.
+    x = jax.random.uniform(next(keys), inputs, dtype, -1 if shape.op == "binary_lut" else 0, 1)
+    params = {"x": x, name: jax.random.normal(next(keys), size)}
+    wires = jax.random.permutation(next(keys), shape.gates * shape.bits).astype(jnp.int32) % shape.inputs
+    wires = wires.reshape(shape.gates, shape.bits)
+    readers = lutjax.readers(wires, shape.inputs, fan_out=shape.fan_out)
+    dy = jax.random.normal(next(keys), (shape.gates, shape.batch), dtype)
+    return params, {"wires": wires, "readers": readers}, dy
+
+
+def _output(shape: OfOp, params: dict[str, Any], constants: dict[str, Any]) -> jax.Array:
+    """What is measured: detection and look-up, or gates."""
+    if isinstance(shape, Gates):
+        parameter = params[shape.parameter[0]]
+        return getattr(lutjax, shape.op)(params["x"], parameter, **constants, feature_axis=0)
     x, weights, anchors = params["x"], params["weights"], constants["anchors"]
     if isinstance(shape, Sparse):
         return lutjax.sparse_lut(x, weights, anchors, constants["targets"], shape.outputs)

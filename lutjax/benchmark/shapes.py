@@ -15,7 +15,7 @@ IN_PLACE = "in-place"
 UPDATE = "update"
 ROWS = (FORWARD, DENSE, IN_PLACE, UPDATE)
 """What is measured of a shape. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, that of the tables as an
-array. `IN_PLACE`: outputs, the other cotangents, and the tables after a step of SGD in their own memory. `UPDATE`: this
+array; of gates those of their parameters. `IN_PLACE`: outputs, the other cotangents, and the tables after a step of SGD in their own memory. `UPDATE`: this
 step alone."""
 
 _DETECTION = 12  # bytes: index, flip and margin
@@ -257,6 +257,91 @@ class InterleavedPair(Pair):
 
 
 @dataclasses.dataclass(frozen=True)
+class Gates:
+    """`lutjax.bilinear_gates` of ``x[inputs, batch]``, features first, with lists of readers.
+
+    Wires are random, every input is read about equally often. Of `ROWS` it has `FORWARD` and `DENSE`.
+    """
+
+    kind: ClassVar[str] = "gates"
+    op: ClassVar[str] = "bilinear_gates"
+    batch: int
+    inputs: int
+    gates: int
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.bits > 8:
+            raise ValueError(f"places is {self.bits}; a table can have at most 8")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{','.join(map(str, dataclasses.astuple(self)))}"
+
+    @property
+    def bits(self) -> int:
+        """Inputs of a gate."""
+        return 2
+
+    @property
+    def parameter(self) -> tuple[str, tuple[int, int]]:
+        """Name and shape of what the gates are made of: float32."""
+        return "coefficients", (4, self.gates)
+
+    @property
+    def fan_out(self) -> int:
+        """Readers of the most read input."""
+        return -(-self.gates * self.bits // self.inputs)
+
+    def table_bytes(self, itemsize: int) -> int:
+        """Bytes of the parameters."""
+        return math.prod(self.parameter[1]) * 4
+
+    def bytes_moved(self, row: str, itemsize: int) -> int:
+        """Bytes that have to move if inputs that are read again come from a cache.
+
+        Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs' cotangent, and
+        writes that of the inputs.
+
+        Args:
+          itemsize: bytes of a number in inputs and outputs.
+        """
+        inputs, outputs = (n * self.batch * itemsize for n in (self.inputs, self.gates))
+        wires = self.gates * self.bits * _ID
+        forward = inputs + outputs + wires + self.table_bytes(itemsize)
+        if row == FORWARD:
+            return forward
+        readers = self.inputs * self.fan_out * _ID
+        return forward + 2 * inputs + outputs + wires + readers + 2 * self.table_bytes(itemsize)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftTables(Gates):
+    """`lutjax.soft_lut` likewise, each table with `places` inputs."""
+
+    kind = "soft_lut"
+    op = "soft_lut"
+    places: int
+
+    @property
+    def bits(self) -> int:
+        return self.places
+
+    @property
+    def parameter(self) -> tuple[str, tuple[int, int]]:
+        return "table", (self.gates, 2**self.places)
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryTables(SoftTables):
+    """`lutjax.binary_lut` likewise."""
+
+    kind = "binary_lut"
+    op = "binary_lut"
+
+
+@dataclasses.dataclass(frozen=True)
 class LanguageModel:
     """A training step of the published language model, in the state's own memory.
 
@@ -275,11 +360,23 @@ class LanguageModel:
         return f"lm:{self.batch}"
 
 
-Measured = Shape | LanguageModel
+OfOp = Shape | Gates
+"""Sizes of one op."""
 
-KINDS: dict[str, type[Measured]] = {
-    shape.kind: shape for shape in (FullyConnected, Sequence, Pair, InterleavedPair, Sparse, LanguageModel)
-}
+Measured = OfOp | LanguageModel
+
+_CLASSES: tuple[type[Measured], ...] = (
+    FullyConnected,
+    Sequence,
+    Pair,
+    InterleavedPair,
+    Sparse,
+    Gates,
+    SoftTables,
+    BinaryTables,
+    LanguageModel,
+)
+KINDS: dict[str, type[Measured]] = {shape.kind: shape for shape in _CLASSES}
 
 NAMED: dict[str, Measured] = {
     "ffn": FullyConnected(4096, 32, 32, 16, 10),
@@ -297,11 +394,15 @@ NAMED: dict[str, Measured] = {
     "seq-1x4096-window": Sequence(1, 4096, 32, 64, 6, 4, 256),
     "pair": Pair(32, 32, 32, 64, 6, 4),
     "pair-interleaved": InterleavedPair(32, 32, 32, 64, 6, 32),
+    "gates": Gates(4096, 16384, 16384),
+    "soft-lut": SoftTables(4096, 16384, 16384, 4),
+    "binary-lut": BinaryTables(4096, 16384, 16384, 6),
+    "gates-2000": Gates(100, 2000, 2000),
     "lm": LanguageModel(),
 }
 """Shapes with a name."""
 
-ON_CPU = ("ffn", "unembed", "seq-4x32")
+ON_CPU = ("ffn", "unembed", "seq-4x32", "gates-2000")
 """What is measured on a CPU if no shape is asked for."""
 
 

@@ -46,7 +46,7 @@ class Part:
       in_place: it changes its first array, see `lutjax.benchmark.measure.device_time`.
     """
 
-    shape: shapes.Shape
+    shape: shapes.OfOp
     dtype: str
     prepare: Callable[[Values], tuple[Any, ...]]
     run: Callable[..., Any]
@@ -68,7 +68,7 @@ class Part:
 
 
 @functools.lru_cache(maxsize=1)
-def _values(shape: shapes.Shape, dtype: str) -> Values:
+def _values(shape: shapes.OfOp, dtype: str) -> Values:
     return jax.jit(functools.partial(cases.arrays, shape, dtype))()
 
 
@@ -110,9 +110,9 @@ def kernels(measured: list[shapes.Measured], dtypes: tuple[str, ...]) -> list[Ke
     return list(found.values())
 
 
-def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.Shape]:
+def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.OfOp]:
     """Each look-up once, those of language models one by one."""
-    found: dict[shapes.Shape, None] = {}
+    found: dict[shapes.OfOp, None] = {}
     for shape in measured:
         if isinstance(shape, shapes.LanguageModel):
             from lutjax.benchmark import language_model
@@ -123,7 +123,7 @@ def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.Shape]:
     return iter(found)
 
 
-def parts(shape: shapes.Shape, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
+def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
     """What a training step of a shape runs in Triton on the default device.
 
     Forward; cotangents of all but the table; the update of the table in its own memory; the table's gradient, which
@@ -190,7 +190,7 @@ def _differentiable(argument: Any) -> bool:
 
 
 def _part(
-    shape: shapes.Shape,
+    shape: shapes.OfOp,
     dtype: str,
     number: int,
     call: cases.OpCall,
@@ -205,6 +205,8 @@ def _part(
 
     def arguments(values: Values) -> tuple[tuple[Any, ...], Any]:
         of_values = list(cases.calls(shape, cases.IN_PLACE, *values))[number]
+        if operation.features_first:
+            return of_values.arguments, of_values.cotangent
         return _transforms.folded(operation, of_values.arguments), of_values.cotangent
 
     def of_forward(values: Values) -> tuple[Any, ...]:
@@ -235,7 +237,7 @@ def fields(sizes: Sizes, rule: Launch) -> Fields:
     """What may be tried for a kernel of these sizes, and what its rule says."""
     reads = math.prod(sizes.get(name, 1) for name in ("samples", "queries", "keys"))
     width = max(sizes.get(name, 1) for name in ("outputs", "slots", "inputs"))
-    detectors = sizes.get("detectors", 1)
+    detectors = sizes.get("detectors", 16 if "places" in sizes else 1)  # of gates: tiles of samples
 
     def powers(most: int, up_to: int) -> set[int]:
         enough = 1 << (max(up_to, 1) - 1).bit_length()

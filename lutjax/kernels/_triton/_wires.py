@@ -17,7 +17,9 @@ from lutjax.kernels._triton import _rows
 from lutjax.kernels._triton._launch import kernel
 from lutjax.tuning import Launch, Sizes
 
-_CACHED = 2**24  # bytes of the inputs that programs running at the same time read: less than half of an L2 cache
+_CACHED = (
+    2**24
+)  # bytes of the inputs that programs running at the same time read: less than half of an L2 cache
 UNROLLED = 2  # readers of an input that are read together
 
 
@@ -117,6 +119,12 @@ def place(n_features: tl.constexpr, FEATURES: tl.constexpr):
     program = tl.program_id(0)
     feature, exists = _rows.block(FEATURES, n_features, program % feature_blocks)
     return tl.minimum(feature, n_features - 1), exists, program // feature_blocks
+
+
+@kernel
+def nothing():
+    """A tuple to add tensors to."""
+    return ()
 
 
 @kernel

@@ -238,7 +238,8 @@ def _gather(
     total = tl.zeros((FEATURES, SAMPLES), ACC)
     for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
         # Everything is read before anything is computed, so that all is under way at the same time.
-        numbers, others, gs, bs = (), (), (), ()
+        numbers, others = _wires.nothing(), _wires.nothing()
+        gs, bs = _wires.nothing(), _wires.nothing()
         for u in tl.static_range(UNROLLED):
             numbers += (_wires.reader(readers, feature, first + u, exists, fan_out),)
         for u in tl.static_range(UNROLLED):

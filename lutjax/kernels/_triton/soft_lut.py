@@ -156,9 +156,7 @@ def _of_table(
         x,
         wires,
         dy,
-        outputs=[
-            jax.ShapeDtypeStruct((tile.parts, len(wires), n_slots), accumulator(x.dtype, table.dtype))
-        ],
+        outputs=[jax.ShapeDtypeStruct((tile.parts, len(wires), n_slots), accumulator(x.dtype, table.dtype))],
         programs=tile.programs,
         device=device,
         warps=how.warps,
@@ -265,13 +263,13 @@ def _differentiate(
         if PLACES == LOW:
             slopes = _value_and_slopes(slots, bits, LOW, ACC)[1:]
         else:
-            slopes = ()
+            slopes = _wires.nothing()
             for _ in tl.static_range(PLACES):
                 slopes += (tl.zeros((FEATURES, SAMPLES), ACC),)
             for high in range(0, n_slots >> LOW):
                 of_low = _value_and_slopes(slots + (high << LOW), bits, LOW, ACC)
                 share = _share(bits, high, LOW, PLACES, PLACES)
-                added = ()
+                added = _wires.nothing()
                 for place in tl.static_range(LOW):
                     added += (slopes[place] + share * of_low[1 + place],)
                 for place in tl.static_range(LOW, PLACES):
@@ -377,7 +375,7 @@ def read(
     ACC: tl.constexpr,
 ):
     """What the wires of gates read, the least significant bit first."""
-    bits = ()
+    bits = _wires.nothing()
     for place in tl.static_range(PLACES):
         row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
         bits += (_wires.read(x, row, sample, n_samples, SAMPLES, ACC),)
@@ -394,7 +392,7 @@ def _read_for_slots(x, row, sample, n_samples: tl.constexpr, ACC: tl.constexpr):
 @kernel
 def _softened(bits, PLACES: tl.constexpr, ACC: tl.constexpr):
     """Inputs at which the slope of the interpolation, halved, is the difference that `lutjax.binary_lut` takes."""
-    soft = ()
+    soft = _wires.nothing()
     for place in tl.static_range(PLACES):
         soft += (tl.where(bits[place] > 0, 0.75, 0.25).to(ACC),)
     return soft
@@ -445,7 +443,9 @@ def _value_and_slopes(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
         high = _value_and_slopes(slots + (1 << (N - 1)), bits, N - 1, ACC)
         bit = bits[N - 1]
         difference = high[0] - low[0]
-        results = (low[0] + bit * difference,)
+        results = _wires.nothing()
+        results += (low[0] + bit * difference,)
         for place in tl.static_range(N - 1):
             results += (low[1 + place] + bit * (high[1 + place] - low[1 + place]),)
-        return results + (difference,)
+        results += (difference,)
+        return results
