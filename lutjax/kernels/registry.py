@@ -457,7 +457,7 @@ def _register_builtin() -> None:
             requires=("jax_triton", "triton"),
             unsupported=_unsupported_by_triton,
             directions=("forward",) if op.endswith("_update") else DIRECTIONS,
-            slower=_slower_in_triton if op.endswith("_update") else None,
+            slower=_slower_in_triton if op.endswith("_update") or op == "bilinear_gates" else None,
         )
 
 
@@ -470,7 +470,7 @@ def _unsupported_by_triton(call: Call) -> str | None:
 def _slower_in_triton(call: Call) -> str | None:
     from lutjax.kernels._triton import _support
 
-    return _support.slower_update(call)
+    return _support.slower(call)
 
 
 _register_builtin()

@@ -17,9 +17,8 @@ from lutjax.kernels._triton import _rows
 from lutjax.kernels._triton._launch import kernel
 from lutjax.tuning import Launch, Sizes
 
-_CACHED = (
-    2**24
-)  # bytes of the inputs that programs running at the same time read: less than half of an L2 cache
+# Bytes of the inputs that programs running at the same time read: they stay in an L2 cache.
+_CACHED = 2**25
 UNROLLED = 2  # readers of an input that are read together
 
 
@@ -85,10 +84,10 @@ def sizes(x: jax.Array, wires: jax.Array) -> Sizes:
     }
 
 
-def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4) -> Launch:
-    """Tiles of so many values, of as many samples as let `arrays` arrays like ``x`` stay in the cache."""
+def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: int = 128) -> Launch:
+    """Tiles of so many values, of at most so many samples, and as let `arrays` arrays like ``x`` stay in the cache."""
     of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8
-    fit = min(max(_CACHED // of_sample, 32), 128)
+    fit = min(max(_CACHED // of_sample, 32), samples)
     samples = min(1 << (fit.bit_length() - 1), triton.next_power_of_2(max(sizes["samples"], 1)))
     return Launch(rows=samples, outputs=max(values // samples, 1), detectors=1, warps=warps)
 

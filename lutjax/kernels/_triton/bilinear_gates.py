@@ -110,7 +110,7 @@ def _by_inputs(
 
 # ------------------------------------------------------------------------------------- launches
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=1024)
+    return _wires.rule(sizes, values=2048)
 
 
 def _gates_rule(sizes: Sizes) -> Launch:
@@ -118,7 +118,7 @@ def _gates_rule(sizes: Sizes) -> Launch:
 
 
 def _inputs_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=512, arrays=2)
+    return _wires.rule(sizes, values=256, arrays=2, warps=1, samples=256)
 
 
 # ------------------------------------------------------------------------------------- kernels
