@@ -1,5 +1,7 @@
 """Which inputs a gate reads, and which gates read an input."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,14 +53,16 @@ def readers(
     n = wires.size
     if not n or not n_inputs:
         return jnp.full((n_inputs, fan_out), -1, jnp.int32)
-    flat = jnp.asarray(wires, jnp.int32).reshape(n)
-    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+    xp: Any = jnp if traced else np
+    flat = xp.asarray(wires).reshape(n)
+    order = xp.argsort(flat, stable=True)
     ordered = flat[order]
-    inputs = jnp.arange(n_inputs, dtype=jnp.int32)
-    first = jnp.searchsorted(ordered, inputs).astype(jnp.int32)
-    place = first[:, None] + jnp.arange(fan_out, dtype=jnp.int32)[None]
-    exists = (place < n) & (ordered.at[place].get(mode="clip") == inputs[:, None])
-    return jnp.where(exists, order.at[place].get(mode="clip"), -1)
+    inputs = xp.arange(n_inputs, dtype=flat.dtype)
+    place = xp.searchsorted(ordered, inputs)[:, None] + xp.arange(fan_out)[None]
+    exists = place < n
+    place = xp.minimum(place, n - 1)
+    exists &= ordered[place] == inputs[:, None]
+    return jnp.asarray(xp.where(exists, order[place], -1), jnp.int32)
 
 
 def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, where: str) -> None:

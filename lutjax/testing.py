@@ -591,22 +591,32 @@ class _Draw:
     def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
         """Multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
         values = self._rng.integers(-steps, steps + 1, shape) / 4
-        return jnp.asarray(values, self.dtype if dtype is None else dtype)
+        return jnp.asarray(values.astype(self.dtype if dtype is None else jnp.dtype(dtype)))
 
     def inputs(self, shape: tuple[int, ...]) -> jax.Array:
         return self.grid(shape, 2 if self.shape == "ties" else 40)
 
     def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
-        return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape), jnp.int32)
+        return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape, np.int32))
 
     def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
         a = self._rng.integers(0, n_inputs, (n_detectors, n_pairs))
         b = (a + self._rng.integers(1, max(n_inputs, 2), a.shape)) % n_inputs
-        return jnp.asarray(np.stack([a, b], -1), jnp.int32)
+        return jnp.asarray(np.stack([a, b], -1).astype(np.int32))
 
     def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
-        """A detection of values of its own, as `lutjax.detect_signs` sees them."""
-        return reference.detect_signs(self.inputs((*shape, bits)))
+        """A detection of values of its own, as `lutjax.detect_signs` sees them; by numpy, without compiling anything."""
+        values = np.asarray(self.inputs((*shape, bits))).astype(accumulator(self.dtype))
+        if bits:
+            closest = np.argmin(np.abs(values), -1)
+            margin = np.take_along_axis(values, closest[..., None], -1)[..., 0]
+            index, flip = ((values > 0) << np.arange(bits)).sum(-1), 1 << closest
+        else:
+            index, flip = np.zeros((2, *shape), int)
+            margin = np.full(shape, np.inf, values.dtype)
+        return Detection(
+            jnp.asarray(index, jnp.int32), jnp.asarray(flip, jnp.int32), jnp.asarray(margin), bits
+        )
 
 
 def _detection_arguments(name: str, d: Detection) -> tuple[Arrays, Arrays]:
