@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 import lutjax
-from lutjax.layers import _spec, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.layers import _tables as _spec, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 
 LIBRARIES = ("nnx", "linen", "haiku")
 
