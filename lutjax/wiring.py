@@ -1,4 +1,4 @@
-"""Which inputs gates read: drawing wires, and checking wires that are known before anything runs.
+"""Which inputs gates read: drawing wires.
 
 Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally often:
 no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers` has a width
@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from lutjax._typing import Array
 
-__all__ = ["balanced", "check_wires", "trees", "unique_pairs", "windows"]
+__all__ = ["balanced", "trees", "unique_pairs", "windows"]
 
 
 def _require(where: str, **sizes: int) -> None:
@@ -172,26 +172,3 @@ def windows(
     ids = np.arange(height * width * channels, dtype=np.int32).reshape(height, width, channels)
     found = np.lib.stride_tricks.sliding_window_view(ids, (kernel, kernel), (0, 1))[::stride, ::stride]
     return np.moveaxis(found, 2, -1).reshape(*found.shape[:2], -1)
-
-
-def check_wires(wires: Int[Array, "gates *slots"], n_inputs: int, *, where: str) -> None:
-    """Raises ValueError if a wire is not the id of an input.
-
-    Ids of a traced array are not known; ops clamp them instead. Layers call this when they are built and
-    when a checkpoint is read. A gate may read one input twice.
-
-    Example:
-      >>> import numpy as np
-      >>> from lutjax import wiring
-      >>> wiring.check_wires(np.array([[0, 4]]), 4, where="my layer")
-      Traceback (most recent call last):
-      ...
-      ValueError: my layer: wires holds ids from 0 to 4; inputs are 0 to 3.
-    """
-    ids = np.asarray(wires)
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"{where}: wires is {ids.dtype}{list(ids.shape)}; its dtype must be int32.")
-    if ids.size and (ids.min() < 0 or ids.max() >= n_inputs):
-        raise ValueError(
-            f"{where}: wires holds ids from {ids.min()} to {ids.max()}; inputs are 0 to {n_inputs - 1}."
-        )

@@ -159,13 +159,18 @@ def takes(spec_type: type[Spec]) -> Callable[[F], F]:
     """Shows the fields of a spec in place of ``**options`` in a constructor's signature."""
 
     def decorate(init: F) -> F:
-        signature = inspect.signature(init)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in own} | set(spec_type.implied)
-        options = [p for p in inspect.signature(spec_type).parameters.values() if p.name not in names]
-        first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-        last = [p for p in own if p.kind is p.KEYWORD_ONLY]
-        init.__signature__ = signature.replace(parameters=[*first, *options, *last])  # type: ignore[attr-defined]
+        init.__signature__ = signature(init, spec_type)  # type: ignore[attr-defined]
         return init
 
     return decorate
+
+
+def signature(init: Callable[..., Any], spec_type: type[Spec]) -> inspect.Signature:
+    """The signature of a constructor, with the fields of a spec in place of ``**options``."""
+    found = inspect.signature(init)
+    own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    names = {p.name for p in own} | set(spec_type.implied)
+    options = [p for p in inspect.signature(spec_type).parameters.values() if p.name not in names]
+    first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+    last = [p for p in own if p.kind is p.KEYWORD_ONLY]
+    return found.replace(parameters=[*first, *options, *last])
