@@ -5,6 +5,7 @@ way, and hands them back as a mapping from name to array. `_tables.py` and `_log
 """
 
 import dataclasses
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping
@@ -159,18 +160,26 @@ def takes(spec_type: type[Spec]) -> Callable[[F], F]:
     """Shows the fields of a spec in place of ``**options`` in a constructor's signature."""
 
     def decorate(init: F) -> F:
-        init.__signature__ = signature(init, spec_type)  # type: ignore[attr-defined]
+        found = inspect.signature(init)
+        own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in own} | set(spec_type.implied)
+        options = [p for p in inspect.signature(spec_type).parameters.values() if p.name not in names]
+        first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        last = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        init.__signature__ = found.replace(parameters=[*first, *options, *last])  # type: ignore[attr-defined]
         return init
 
     return decorate
 
 
-def signature(init: Callable[..., Any], spec_type: type[Spec]) -> inspect.Signature:
-    """The signature of a constructor, with the fields of a spec in place of ``**options``."""
-    found = inspect.signature(init)
-    own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    names = {p.name for p in own} | set(spec_type.implied)
-    options = [p for p in inspect.signature(spec_type).parameters.values() if p.name not in names]
-    first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-    last = [p for p in own if p.kind is p.KEYWORD_ONLY]
-    return found.replace(parameters=[*first, *options, *last])
+def takes_fields(cls: Any) -> None:
+    """The same for a class whose spec is its `spec_type`, and whose constructor is that of others too."""
+    if not hasattr(cls, "spec_type"):
+        return
+    shared = cls.__init__
+
+    @functools.wraps(shared)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        shared(self, *args, **options)
+
+    cls.__init__ = takes(cls.spec_type)(init)

@@ -41,8 +41,7 @@ class _Gates(_Logic):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if hasattr(cls, "spec_type"):
-            cls.__signature__ = _spec.signature(cls.__init__, cls.spec_type)  # type: ignore[attr-defined]
+        _spec.takes_fields(cls)
 
     def _build_gates(
         self, *sizes: Any, wires: Any, deterministic: bool, rngs: nnx.Rngs, **options: Any
