@@ -1,7 +1,10 @@
 """Numbers as bits: where the thresholds lie."""
 
+import statistics
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Num
 
 from lutjax._typing import Array
@@ -16,7 +19,8 @@ def thermometer_thresholds(
 
     Args:
       data: ``[..., features]``, the samples in all axes before the last. Those of training, not of the test.
-      n_thresholds: thresholds of a feature, ``n``; the k-th is for k from 1 to n
+        Known numbers, not traced ones.
+      n_thresholds: thresholds of a feature, ``n``; the k-th is for k from 1 to n.
       method: ``"uniform"``: k / (n + 1) of the way from the smallest to the largest value; ``"gaussian"``: the
         quantile k / (n + 1) of the normal distribution with the mean and standard deviation of the values;
         ``"distributive"``: of N values the one in place ``floor(N k / (n + 1))``, counted from 0.
@@ -48,15 +52,17 @@ def thermometer_thresholds(
             f"thermometer_thresholds: data has shape {list(data.shape)}; expected [..., features] with at "
             "least one sample."
         )
-    data = jnp.asarray(data)
-    data = data.reshape(-1, data.shape[-1])
-    dtype = jnp.float64 if data.dtype == jnp.float64 else jnp.float32
+    rows = np.asarray(data).reshape(-1, data.shape[-1])
+    dtype = rows.dtype if rows.dtype == np.float64 else np.float32
+    share = np.arange(1, n_thresholds + 1) / (n_thresholds + 1)
     if method == "distributive":
-        places = [len(data) * k // (n_thresholds + 1) for k in range(1, n_thresholds + 1)]
-        return jnp.sort(data, axis=0)[jnp.asarray(places)].astype(dtype).T
-    values = data.astype(dtype)
-    share = (jnp.arange(1, n_thresholds + 1, dtype=dtype) / jnp.asarray(n_thresholds + 1, dtype))[None]
-    if method == "uniform":
-        low, high = values.min(0)[:, None], values.max(0)[:, None]
-        return low + (high - low) * share
-    return values.mean(0)[:, None] + values.std(0)[:, None] * jax.scipy.special.ndtri(share)
+        places = [len(rows) * k // (n_thresholds + 1) for k in range(1, n_thresholds + 1)]
+        thresholds = np.sort(rows, axis=0)[places]
+    elif method == "uniform":
+        low, high = rows.min(0).astype(np.float64), rows.max(0).astype(np.float64)
+        thresholds = low + (high - low) * share[:, None]
+    else:
+        quantiles = np.array([statistics.NormalDist().inv_cdf(k) for k in share])
+        mean, deviation = rows.mean(0, dtype=np.float64), rows.std(0, dtype=np.float64)
+        thresholds = mean + deviation * quantiles[:, None]
+    return jnp.asarray(thresholds.T.astype(dtype))

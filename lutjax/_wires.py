@@ -1,5 +1,7 @@
 """Which inputs a gate reads, and which gates read an input."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,11 +49,15 @@ def readers(
         fan_out = most if fan_out is None else fan_out
         if fan_out < most:
             raise ValueError(f"readers: fan_out is {fan_out}; an input has {most} readers.")
-    assert fan_out is not None
+    return _reversed(jnp.asarray(wires, jnp.int32), n_inputs, fan_out)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _reversed(wires: jax.Array, n_inputs: int, fan_out: int) -> jax.Array:
     n = wires.size
     if not n or not n_inputs:
         return jnp.full((n_inputs, fan_out), -1, jnp.int32)
-    flat = jnp.asarray(wires, jnp.int32).reshape(n)
+    flat = wires.reshape(n)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
     ordered = flat[order]
     inputs = jnp.arange(n_inputs, dtype=jnp.int32)

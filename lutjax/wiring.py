@@ -5,6 +5,7 @@ no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse lis
 that is known under `jax.jit`.
 """
 
+import functools
 import math
 
 import jax
@@ -53,9 +54,18 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
       True
     """
     _require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    return _balanced(key, n_inputs, n_gates, arity)
+
+
+def _orders(key: Array, n: int, size: int) -> jax.Array:
+    """Random orders: int32 ``[n, size]``. One sort, where `jax.random.permutation` compiles several."""
+    return jnp.argsort(jax.random.bits(key, (n, size)), axis=1).astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     block = n_inputs // math.gcd(n_inputs, arity)  # gates that go through an order a whole number of times
-    orders = jnp.broadcast_to(jnp.arange(n_inputs, dtype=jnp.int32), (-(-n_gates // block), n_inputs))
-    orders = jax.random.permutation(key, orders, axis=1, independent=True)
+    orders = _orders(key, -(-n_gates // block), n_inputs)
     gate, slot = np.arange(n_gates)[:, None], np.arange(arity)
     return orders[gate // block, (gate % block * arity + slot) % n_inputs]
 
@@ -93,22 +103,23 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
             f"unique_pairs: n_gates is {n_gates}, but {n_inputs} inputs have only {pairs} pairs; use fewer "
             "gates, or balanced wiring."
         )
-    input_key, distance_key, gate_key, side_key = jax.random.split(key, 4)
+    return _unique_pairs(key, n_inputs, n_gates)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
+    input_key, distance_key = jax.random.split(key)
     circles, rest = divmod(n_gates, n_inputs)
     start, most = np.arange(n_inputs), (n_inputs - 1) // 2  # distances up to `most` have n_inputs pairs
     # The rest comes from distance 1, every other pair first, so that all inputs have one before any has two;
     # or, where that is among the circles, from the distance of opposite inputs.
     spare = 2 if circles < most else 1
-    distances = jax.random.permutation(distance_key, np.arange(spare, most + 1, dtype=np.int32))[:circles]
     last = np.concatenate([start[::2], start[1::2]])[:rest] if circles < most else start[:rest]
-    first = np.concatenate([np.tile(start, circles), last])
-    apart = jnp.repeat(distances, n_inputs, total_repeat_length=circles * n_inputs)
-    apart = jnp.concatenate([apart, jnp.full(rest, 1 if circles < most else n_inputs // 2, jnp.int32)])
-    wires = jnp.stack([jnp.asarray(first, jnp.int32), (first + apart) % n_inputs], -1)
-    wires = jax.random.permutation(input_key, np.arange(n_inputs, dtype=np.int32))[wires]
-    wires = jax.random.permutation(gate_key, wires)
-    swap = jax.random.bernoulli(side_key, shape=(n_gates, 1))
-    return jnp.where(swap, wires[:, ::-1], wires)
+    one = np.concatenate([np.tile(start, circles), last]).astype(np.int32)
+    distances = spare + _orders(distance_key, 1, most + 1 - spare)[0, :circles]
+    distances = jnp.append(distances, jnp.int32(1 if circles < most else n_inputs // 2))
+    other = (one + distances[np.arange(n_gates) // n_inputs]) % n_inputs
+    return _orders(input_key, 1, n_inputs)[0, jnp.stack([one, other], -1)]
 
 
 def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array, "{n_trees} {2**depth}"]:

@@ -123,6 +123,7 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
     """The variables of a new layer: name to kind and array. Haiku knows no kinds other than ``"params"``."""
     if library == "nnx":
         layer = nnx_layer(case)
+        layer(x)
         found = {kind: nnx.to_pure_dict(nnx.state(layer, variable)) for kind, variable in KINDS.items()}
     elif library == "linen":
         found = getattr(linen, case.layer)(*case.sizes, **case.options).init(jax.random.key(0), x)

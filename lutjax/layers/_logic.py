@@ -86,7 +86,7 @@ class _LogicSpec(Spec):
 
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     feature_axis: int = -1
     dtype: Any = None
     param_dtype: Any = jnp.float32
@@ -579,7 +579,7 @@ class GroupSumSpec(Spec):
     """
 
     k: int
-    tau: float = 1.0
+    tau: float | int = 1.0
     _: dataclasses.KW_ONLY
     feature_axis: int = -1
 
@@ -617,7 +617,7 @@ class ThermometerSpec(Spec):
     _: dataclasses.KW_ONLY
     learnable: bool = False
     gradient: str = "straight_through"
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     feature_axis: int = -1
     dtype: Any = None
     param_dtype: Any = jnp.float32

@@ -19,14 +19,14 @@ __all__ = ["residual_gates", "residual_table"]
 _FIRST_INPUT = 3  # the gate that is its first input
 
 
-def _probability(where: str, probability: float) -> float:
+def _probability(where: str, probability: float | int) -> float | int:
     if not 0 < probability < 1:
         raise ValueError(f"{where}: probability is {probability}; it must be between 0 and 1.")
     return probability
 
 
 def residual_gates(
-    probability: float = 0.9, *, strength: float | None = None
+    probability: float | int = 0.9, *, strength: float | int | None = None
 ) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
     """Logits ``[gates, 16]`` of gates that pass on their first input.
 
@@ -56,7 +56,7 @@ def residual_gates(
 
 
 def residual_table(
-    probability: float = 0.9, parametrisation: str = "light"
+    probability: float | int = 0.9, parametrisation: str = "light"
 ) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
     """Tables ``[gates, 2**inputs]`` whose output is the first input.
 

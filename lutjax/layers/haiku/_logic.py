@@ -178,7 +178,7 @@ class GroupSum(Layer):
     """
 
     @takes(_logic.GroupSumSpec)
-    def __init__(self, k: int, tau: float = 1.0, *, name: str | None = None, **options: Any):
+    def __init__(self, k: int, tau: float | int = 1.0, *, name: str | None = None, **options: Any):
         super().__init__(name=name)
         self._build(_logic.GroupSumSpec, k, tau, given={}, **options)
 

@@ -20,7 +20,7 @@ class _Gates(Layer):
 
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     feature_axis: int = -1
     dtype: Any = None
     param_dtype: Any = jnp.float32
@@ -188,7 +188,7 @@ class GroupSum(Layer):
     """
 
     k: int
-    tau: float = 1.0
+    tau: float | int = 1.0
     _: dataclasses.KW_ONLY
     feature_axis: int = -1
 
@@ -227,7 +227,7 @@ class Thermometer(Layer):
     _: dataclasses.KW_ONLY
     learnable: bool = False
     gradient: str = "straight_through"
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     feature_axis: int = -1
     dtype: Any = None
     param_dtype: Any = jnp.float32

@@ -309,7 +309,7 @@ class GroupSum(Layer):
     """
 
     @takes(_logic.GroupSumSpec)
-    def __init__(self, k: int, tau: float = 1.0, **options: Any):
+    def __init__(self, k: int, tau: float | int = 1.0, **options: Any):
         self._build(_logic.GroupSumSpec, k, tau, given={}, rngs=None, **options)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
