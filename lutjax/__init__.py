@@ -8,10 +8,11 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax import reference
+from lutjax import reference, wiring
 from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
+from lutjax._thermometer import thermometer_thresholds
 from lutjax._version import __version__
 from lutjax._wires import readers
 from lutjax.kernels.registry import (
@@ -73,11 +74,13 @@ __all__ = [
     "sparse_lookup",
     "sparse_lut",
     "testing",
+    "thermometer_thresholds",
     "training",
     "tuning",
     "unpack_bits",
     "update_table",
     "use_implementation",
+    "wiring",
 ]
 
 _LAZY = ("layers", "models", "testing", "training", "tuning")

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen
 import haiku as hk
@@ -15,26 +15,19 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from layer_libraries import (
+    Case,
+    assert_drawn,
+    assert_libraries_agree,
+    assert_refused,
+    by_kind,
+    inputs_of,
+    nnx_layer,
+    options_of,
+)
 
 import lutjax
-from lutjax.layers import _spec, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
-
-LIBRARIES = ("nnx", "linen", "haiku")
-
-
-class Case(NamedTuple):
-    layer: str
-    options: dict[str, Any]
-    shape: tuple[int, ...]
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return self.shape[-1], 6
-
-    @property
-    def spec(self) -> Any:
-        return getattr(_spec, f"{self.layer}Spec")(*self.sizes, **self.options)
-
+from lutjax.layers import _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
@@ -75,52 +68,6 @@ def variables_of(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> dict[st
     return arrays
 
 
-def inputs_of(case: Case, dtype: Any = jnp.float32, seed: int = 1) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), case.shape, dtype)
-
-
-def by_kind(case: Case, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    kinds: dict[str, dict[str, Any]] = {}
-    for v in case.spec.variables():
-        kinds.setdefault(v.kind, {})[v.name] = arrays[v.name]
-    return kinds
-
-
-def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    layer = getattr(lutjax_nnx, case.layer)(*case.sizes, **case.options, **options, rngs=nnx.Rngs(0))
-    for name, array in (arrays or {}).items():
-        getattr(layer, name).set_value(array)
-    return layer
-
-
-def function(library: str, case: Case, arrays: Mapping[str, Any]) -> Callable[[Any, Any], jax.Array]:
-    """The layer as a function of what is trained, and of its input."""
-    kinds = by_kind(case, arrays)
-    if library == "nnx":
-        graphdef, _, kept = nnx.split(nnx_layer(case, arrays), nnx.Param, ...)
-
-        def run(params: Any, x: Any) -> jax.Array:
-            state = nnx.State({name: nnx.Param(value) for name, value in params.items()})
-            return nnx.merge(graphdef, state, kept)(x)
-
-    elif library == "linen":
-        layer = getattr(linen, case.layer)(*case.sizes, **case.options)
-
-        def run(params: Any, x: Any) -> jax.Array:
-            return layer.apply({**kinds, "params": params}, x)
-
-    else:
-        f = hk.transform_with_state(
-            lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, name="layer")(x)
-        )
-        state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
-
-        def run(params: Any, x: Any) -> jax.Array:
-            return f.apply({"layer": params}, state, None, x)[0]
-
-    return run
-
-
 BFLOAT16 = ["lut", "sparse_per_row", "attention_without_positions", "attention", "pair"]
 
 
@@ -131,57 +78,15 @@ def test_libraries_agree(name, dtype):
     case = CASES[name]
     arrays, x = variables_of(case, dtype), inputs_of(case, dtype)
     cotangent = jax.random.normal(jax.random.key(2), (*case.shape[:-1], 6), dtype)
-    layers = {library: function(library, case, arrays) for library in LIBRARIES}
-    layers["spec"] = lambda params, x: case.spec({**arrays, **params}, x)
-
-    @jax.jit
-    def all_of_them(params: Any, x: Any) -> Any:
-        results = {}
-        for library, layer in layers.items():
-            y, back = jax.vjp(layer, params, x)
-            results[library] = {"y": y, "gradients": back(cotangent)}
-        return results
-
-    results = all_of_them(by_kind(case, arrays)["params"], x)
-    want = results.pop("spec")
-    assert (want["y"].dtype, want["y"].shape) == (dtype, cotangent.shape)
-    assert all(np.any(np.asarray(a, np.float32)) for a in jax.tree.leaves(want)), "nothing to compare"
-    for library, got in results.items():
-        assert jax.tree.structure(got) == jax.tree.structure(want)
-        for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_array_equal(a, b, err_msg=f"{library} {jax.tree_util.keystr(path)}")
+    assert_libraries_agree(case, arrays, x, cotangent)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_variables_drawn(name):
     """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
-    case, x = CASES[name], inputs_of(CASES[name])
-    want = {v.name: (v.kind, v.shape, v.dtype) for v in case.spec.variables()}
-
-    layer = nnx_layer(case)
-    kinds = {"params": nnx.Param, "anchors": lutjax_nnx.Anchors, "targets": lutjax_nnx.Targets}
-    drawn = {
-        n: (kind, a.shape, a.dtype)
-        for kind, variable in kinds.items()
-        for n, a in nnx.to_pure_dict(nnx.state(layer, variable)).items()
-    }
-    assert drawn == want
-
-    variables = getattr(linen, case.layer)(*case.sizes, **case.options).init(jax.random.key(0), x)
-    drawn = {n: (kind, a.shape, a.dtype) for kind, part in variables.items() for n, a in part.items()}
-    assert drawn == want
-
-    f = hk.transform_with_state(lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x))
-    params, state = f.init(jax.random.key(0), x)
-    (params,), (state,) = params.values(), state.values()
-    assert {n: (a.shape, a.dtype) for n, a in {**params, **state}.items()} == {
-        n: v[1:] for n, v in want.items()
-    }
-    assert set(params) == {n for n, v in want.items() if v[0] == "params"}
-
-    for arrays in (nnx.to_pure_dict(nnx.state(layer)), {**params, **state}):
+    case = CASES[name]
+    for arrays in assert_drawn(case, inputs_of(case)):
         assert not np.any(arrays["weights"])
-        case.spec.check(arrays)
         if "positions" in arrays:
             assert -1 <= arrays["positions"].min() < 0 < arrays["positions"].max() <= 1
         if "targets" in arrays:
@@ -402,16 +307,9 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_impossible_sizes(name):
     layer, options, message = IMPOSSIBLE[name]
-    options = {"in_features": 7, "out_features": 6, **TABLES, **options}
-    with pytest.raises(ValueError, match=message):
-        getattr(lutjax_nnx, layer)(**options, rngs=nnx.Rngs(0))
-    x = jnp.zeros((2, 3, options["in_features"]))
-    with pytest.raises(ValueError, match=message):
-        getattr(linen, layer)(**options).init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match=message):
-        hk.transform_with_state(lambda x: getattr(lutjax_haiku, layer)(**options)(x)).init(
-            jax.random.key(0), x
-        )
+    options = {**TABLES, **options}
+    inputs = options.pop("in_features", 7)
+    assert_refused(Case(layer, options, (2, 3, inputs)), message)
 
 
 def test_unknown_option():
@@ -466,14 +364,7 @@ def test_check_after_reading():
 
 @pytest.mark.parametrize("layer", ["LUT", "SparseLUT", "LUTAttention", "LUTPairAttention"])
 def test_linen_has_the_options_of_the_spec(layer):
-    def options(cls: type) -> dict[str, Any]:
-        return {f.name: f.default for f in dataclasses.fields(cls)}
-
-    own = {"anchors", "targets", "targets_shape", "decode", "parent", "name"}
-    spec, fields = options(getattr(_spec, f"{layer}Spec")), options(getattr(linen, layer))
-    assert {n: d for n, d in fields.items() if n not in own} == {
-        n: d for n, d in spec.items() if n not in own
-    }
+    assert options_of(getattr(linen, layer)) == options_of(getattr(_tables, f"{layer}Spec"))
     assert issubclass(getattr(linen, layer), flax.linen.Module)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array
-from lutjax.layers import _spec
+from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
@@ -101,10 +101,12 @@ class LUTTransformerConfig:
                 f"LUTTransformerConfig: table_dtype is {self.table_dtype!r}; expected one of {FLOATS}."
             )
         # The specs check the rest, and know nothing of arrays.
-        attention = _spec.LUTAttentionSpec if self.attention == "concatenated" else _spec.LUTPairAttentionSpec
+        attention = (
+            _tables.LUTAttentionSpec if self.attention == "concatenated" else _tables.LUTPairAttentionSpec
+        )
         attention(**self.attention_options())
-        _spec.LUTSpec(**self.ffn_options())
-        _spec.LUTSpec(**self.unembed_options())
+        _tables.LUTSpec(**self.ffn_options())
+        _tables.LUTSpec(**self.unembed_options())
 
     def attention_options(self) -> dict[str, Any]:
         """Options of each attention layer."""

@@ -1,4 +1,4 @@
-"""Look-up-table layers for Haiku. Use `haiku.transform_with_state`: ids are state."""
+"""Look-up tables for Haiku."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,43 +8,16 @@ import jax
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array, Integer
-from lutjax.layers import _spec
-
-__all__ = ["LUT", "LUTAttention", "LUTPairAttention", "SparseLUT"]
+from lutjax.layers import _tables
+from lutjax.layers._spec import takes
+from lutjax.layers.haiku._layer import Layer
 
 
 def _constant(value: jax.Array) -> Callable[..., jax.Array]:
     return lambda shape, dtype: value
 
 
-class _Layer(hk.Module):
-    """A spec, and its variables as Haiku's parameters and state of the same names."""
-
-    def _build(
-        self, spec_type: type[_spec.LUTSpec], in_features: int, out_features: int, **options: Any
-    ) -> None:
-        self.spec, self._variables = _spec.build(spec_type, in_features, out_features, **options)
-
-    def _arrays(self) -> dict[str, jax.Array]:
-        def array(v: _spec.Variable) -> jax.Array:
-            get = hk.get_parameter if v.kind == "params" else hk.get_state
-            return get(v.name, v.shape, v.dtype, init=lambda shape, dtype: v.init(hk.next_rng_key()))
-
-        return {v.name: array(v) for v in self._variables}
-
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        return self.spec(self._arrays(), x)
-
-    def check(self) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
-
-        Call it inside a transformed function, without `jit`, when variables come from a checkpoint.
-        """
-        self.spec.check(self._arrays())
-
-
-class LUT(_Layer):
+class LUT(Layer):
     """Fully connected look-up tables, with the options of `lutjax.layers.nnx.LUT`.
 
     Parameter: ``weights [n_detectors, 2**n_anchors, out_features]`` of `param_dtype`. State: ``anchors``
@@ -67,7 +40,7 @@ class LUT(_Layer):
       (32, 4)
     """
 
-    @_spec.takes(_spec.LUTSpec)
+    @takes(_tables.LUTSpec)
     def __init__(
         self,
         in_features: int,
@@ -78,10 +51,10 @@ class LUT(_Layer):
         **options: Any,
     ):
         super().__init__(name=name)
-        self._build(_spec.LUTSpec, in_features, out_features, anchors=anchors, **options)
+        self._build(_tables.LUTSpec, in_features, out_features, given={"anchors": anchors}, **options)
 
 
-class SparseLUT(_Layer):
+class SparseLUT(Layer):
     """Look-up tables whose rows reach only some outputs, with the options of `lutjax.layers.nnx.SparseLUT`.
 
     Parameter: ``weights [n_detectors, 2**n_anchors, n_targets]``. State: ``anchors`` int32
@@ -103,7 +76,7 @@ class SparseLUT(_Layer):
       (32, 100)
     """
 
-    @_spec.takes(_spec.SparseLUTSpec)
+    @takes(_tables.SparseLUTSpec)
     def __init__(
         self,
         in_features: int,
@@ -116,11 +89,15 @@ class SparseLUT(_Layer):
     ):
         super().__init__(name=name)
         self._build(
-            _spec.SparseLUTSpec, in_features, out_features, anchors=anchors, targets=targets, **options
+            _tables.SparseLUTSpec,
+            in_features,
+            out_features,
+            given={"anchors": anchors, "targets": targets},
+            **options,
         )
 
 
-class _Attention(_Layer):
+class _Attention(Layer):
     """What the two kinds of attention share: the call and the cache."""
 
     decode: bool
@@ -182,7 +159,7 @@ class LUTAttention(_Attention):
       ((4, 3, 8), 3)
     """
 
-    @_spec.takes(_spec.LUTAttentionSpec)
+    @takes(_tables.LUTAttentionSpec)
     def __init__(
         self,
         in_features: int,
@@ -195,7 +172,9 @@ class LUTAttention(_Attention):
     ):
         super().__init__(name=name)
         self.decode = decode
-        self._build(_spec.LUTAttentionSpec, in_features, out_features, anchors=anchors, **options)
+        self._build(
+            _tables.LUTAttentionSpec, in_features, out_features, given={"anchors": anchors}, **options
+        )
 
 
 class LUTPairAttention(_Attention):
@@ -220,7 +199,7 @@ class LUTPairAttention(_Attention):
       (4, 32, 8)
     """
 
-    @_spec.takes(_spec.LUTPairAttentionSpec)
+    @takes(_tables.LUTPairAttentionSpec)
     def __init__(
         self,
         in_features: int,
@@ -233,4 +212,6 @@ class LUTPairAttention(_Attention):
     ):
         super().__init__(name=name)
         self.decode = decode
-        self._build(_spec.LUTPairAttentionSpec, in_features, out_features, anchors=anchors, **options)
+        self._build(
+            _tables.LUTPairAttentionSpec, in_features, out_features, given={"anchors": anchors}, **options
+        )

@@ -1,4 +1,4 @@
-"""Look-up-table layers for Flax NNX."""
+"""Look-up tables for Flax NNX."""
 
 from typing import Any
 
@@ -9,76 +9,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array, Integer
-from lutjax.layers import _spec
-
-__all__ = ["LUT", "Anchors", "LUTAttention", "LUTPairAttention", "SparseLUT", "Targets", "check"]
-
-
-class Anchors(nnx.Variable):
-    """Ids of the inputs that detectors compare. Kept with the tables, never trained."""
+from lutjax.layers import _tables
+from lutjax.layers._spec import takes
+from lutjax.layers.nnx._layer import Layer
 
 
-class Targets(nnx.Variable):
-    """Ids of the outputs that rows reach. Kept with the tables, never trained."""
-
-
-_VARIABLES = {"params": nnx.Param, "anchors": Anchors, "targets": Targets}
-
-
-class _Layer(nnx.Module):
-    """A spec, and its variables as attributes of the same names."""
-
-    def _build(
-        self,
-        spec_type: type[_spec.LUTSpec],
-        in_features: int,
-        out_features: int,
-        *,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
-        self.spec, variables = _spec.build(spec_type, in_features, out_features, **options)
-        for v in variables:
-            setattr(self, v.name, _VARIABLES[v.kind](v.init(rngs.params())))
-
-    def _arrays(self) -> dict[str, Any]:
-        # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.training.tables.
-        return {v.name: getattr(self, v.name).get_value() for v in self.spec.variables()}
-
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        return self.spec(self._arrays(), x)
-
-    def check(self) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
-
-        Call it after variables were replaced, for example by those of a checkpoint.
-        """
-        self.spec.check(self._arrays())
-
-
-def check(model: nnx.Module) -> None:
-    """Calls ``check()`` of every look-up-table layer in a model: after a checkpoint was read, for example.
-
-    Raises:
-      ValueError: a variable has a wrong shape or holds an id that does not exist.
-
-    Example:
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import LUT, check
-      >>> layer = LUT(4, 2, n_detectors=3, n_anchors=2, rngs=nnx.Rngs(0))
-      >>> layer.anchors[...] = layer.anchors[...] + 4
-      >>> check(layer)
-      Traceback (most recent call last):
-      ...
-      ValueError: LUT: anchors holds ids from 4 to 7; inputs are 0 to 3.
-    """
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, _Layer):
-            module.check()
-
-
-class LUT(_Layer):
+class LUT(Layer):
     """Fully connected look-up tables.
 
     ``y = sum over detectors of weights[t, row of t]``, where the row is the answers to ``n_anchors``
@@ -118,14 +54,16 @@ class LUT(_Layer):
       (32, 4)
     """
 
-    @_spec.takes(_spec.LUTSpec)
+    @takes(_tables.LUTSpec)
     def __init__(
         self, in_features: int, out_features: int, *, anchors: Any = None, rngs: nnx.Rngs, **options: Any
     ):
-        self._build(_spec.LUTSpec, in_features, out_features, anchors=anchors, rngs=rngs, **options)
+        self._build(
+            _tables.LUTSpec, in_features, out_features, given={"anchors": anchors}, rngs=rngs, **options
+        )
 
 
-class SparseLUT(_Layer):
+class SparseLUT(Layer):
     """Look-up tables whose rows reach only some of the outputs.
 
     State: ``weights`` (`nnx.Param`, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first),
@@ -158,7 +96,7 @@ class SparseLUT(_Layer):
       (32, 100)
     """
 
-    @_spec.takes(_spec.SparseLUTSpec)
+    @takes(_tables.SparseLUTSpec)
     def __init__(
         self,
         in_features: int,
@@ -170,17 +108,16 @@ class SparseLUT(_Layer):
         **options: Any,
     ):
         self._build(
-            _spec.SparseLUTSpec,
+            _tables.SparseLUTSpec,
             in_features,
             out_features,
-            anchors=anchors,
-            targets=targets,
+            given={"anchors": anchors, "targets": targets},
             rngs=rngs,
             **options,
         )
 
 
-class _Attention(_Layer):
+class _Attention(Layer):
     """What the two kinds of attention share: the call and the cache."""
 
     decode: bool
@@ -315,7 +252,7 @@ class LUTAttention(_Attention):
       4
     """
 
-    @_spec.takes(_spec.LUTAttentionSpec)
+    @takes(_tables.LUTAttentionSpec)
     def __init__(
         self,
         in_features: int,
@@ -326,9 +263,15 @@ class LUTAttention(_Attention):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        spec_type = _spec.LUTAttentionSpec
+        spec_type = _tables.LUTAttentionSpec
         self._build_attention(
-            spec_type, in_features, out_features, anchors=anchors, decode=decode, rngs=rngs, **options
+            spec_type,
+            in_features,
+            out_features,
+            given={"anchors": anchors},
+            decode=decode,
+            rngs=rngs,
+            **options,
         )
 
 
@@ -368,7 +311,7 @@ class LUTPairAttention(_Attention):
       (4, 32, 8)
     """
 
-    @_spec.takes(_spec.LUTPairAttentionSpec)
+    @takes(_tables.LUTPairAttentionSpec)
     def __init__(
         self,
         in_features: int,
@@ -379,7 +322,13 @@ class LUTPairAttention(_Attention):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        spec_type = _spec.LUTPairAttentionSpec
+        spec_type = _tables.LUTPairAttentionSpec
         self._build_attention(
-            spec_type, in_features, out_features, anchors=anchors, decode=decode, rngs=rngs, **options
+            spec_type,
+            in_features,
+            out_features,
+            given={"anchors": anchors},
+            decode=decode,
+            rngs=rngs,
+            **options,
         )

@@ -1,7 +1,6 @@
-"""Look-up-table layers for Flax Linen."""
+"""Look-up tables for Flax Linen."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,27 +10,12 @@ from jaxtyping import Float, Int
 
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
-from lutjax.layers import _spec
-
-__all__ = ["LUT", "LUTAttention", "LUTPairAttention", "SparseLUT"]
-
-
-def _spec_and_variables(layer: "_Tables") -> tuple[Any, tuple[_spec.Variable, ...]]:
-    names = [f.name for f in dataclasses.fields(layer.spec_type) if f.name != "targets_shape"]
-    options = {name: getattr(layer, name) for name in (*names, "anchors")}
-    return _spec.build(layer.spec_type, targets=getattr(layer, "targets", None), **options)
+from lutjax.layers import _tables
+from lutjax.layers._spec import Initializer
+from lutjax.layers.linen._layer import Layer
 
 
-def _arrays(layer: "_Tables", variables: tuple[_spec.Variable, ...]) -> dict[str, jax.Array]:
-    def array(v: _spec.Variable) -> jax.Array:
-        if v.kind == "params":
-            return layer.param(v.name, v.init)
-        return layer.variable(v.kind, v.name, lambda: v.init(layer.make_rng("params"))).value
-
-    return {v.name: array(v) for v in variables}
-
-
-class _Tables(nn.Module):
+class _Tables(Layer):
     """The options of every layer."""
 
     in_features: int
@@ -42,27 +26,18 @@ class _Tables(nn.Module):
     epsilon: float | int = 0.0
     dtype: Any = None
     param_dtype: Any = jnp.float32
-    weights_init: _spec.Initializer = jax.nn.initializers.zeros
+    weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: FixedPoint | None = None
     implementation: str | tuple[str, ...] | None = None
     anchors: Any = None
 
-    spec_type = _spec.LUTSpec
+    spec_type = _tables.LUTSpec
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, variables = _spec_and_variables(self)
-        return spec(_arrays(self, variables), x)
-
-    def check(self, variables: Mapping[str, Any]) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
-
-        Call it on the layer's own part of the variables when they come from a checkpoint:
-        ``layer.check({"params": ..., "anchors": ...})``.
-        """
-        spec, _ = _spec_and_variables(self)
-        spec.check({name: array for kind in variables.values() for name, array in kind.items()})
+        spec, variables = self._spec_and_variables()
+        return spec(self._arrays(variables), x)
 
 
 class LUT(_Tables):
@@ -114,7 +89,7 @@ class SparseLUT(_Tables):
     targets_per: str = "row"
     targets: Any = None
 
-    spec_type = _spec.SparseLUTSpec
+    spec_type = _tables.SparseLUTSpec
 
 
 class _Attention(_Tables):
@@ -123,7 +98,7 @@ class _Attention(_Tables):
     n_positions: int = 0
     n_position_bits: int = 0
     shared_positions: bool = True
-    positions_init: _spec.Initializer = _spec.uniform_positions
+    positions_init: Initializer = _tables.uniform_positions
     window: int | None = None
     decode: bool = False
 
@@ -139,8 +114,8 @@ class _Attention(_Tables):
         key_start: Integer | None = None,
     ) -> Float[jax.Array, "*batch queries outputs"]:
         """Outputs ``[..., length, out_features]``; arguments as in `lutjax.layers.nnx.LUTAttention`."""
-        spec, variables = _spec_and_variables(self)
-        arrays = _arrays(self, variables)
+        spec, variables = self._spec_and_variables()
+        arrays = self._arrays(variables)
         others = {
             "keys": keys,
             "segments": segments,
@@ -189,7 +164,7 @@ class LUTAttention(_Attention):
       ((4, 3, 8), 3)
     """
 
-    spec_type = _spec.LUTAttentionSpec
+    spec_type = _tables.LUTAttentionSpec
 
 
 class LUTPairAttention(_Attention):
@@ -215,4 +190,4 @@ class LUTPairAttention(_Attention):
 
     interleave: bool = False
 
-    spec_type = _spec.LUTPairAttentionSpec
+    spec_type = _tables.LUTPairAttentionSpec

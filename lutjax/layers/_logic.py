@@ -1,0 +1,662 @@
+"""Layers of differentiable logic: sizes, variables, estimators and forward pass, for all libraries."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lutjax
+from lutjax import wiring
+from lutjax._dtypes import accumulator
+from lutjax._wires import check_wires
+from lutjax.layers._spec import Arrays, Initializer, Spec, Variable
+from lutjax.layers.initializers import residual_gates, residual_table
+from lutjax.ops._checks import MAX_WIRES
+from lutjax.reference import _with_derivative_of
+
+INT32 = jnp.dtype("int32")
+WIRINGS = ("balanced", "unique", "learnable")
+PARAMETRISATIONS = ("light", "walsh", "raw")
+GRADIENTS = ("straight_through", "soft")
+
+# A list of readers has room for the most read input. Where that is so much more than the average, it would be
+# mostly empty, and the gradient is scattered instead.
+_MOST_READ = 8
+
+RESIDUAL = residual_gates()
+GAUSSIAN = jax.nn.initializers.normal(1.0)
+
+
+def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """Tables drawn from uniform(-1, 1)."""
+    return jax.random.uniform(key, shape, dtype, -1, 1)
+
+
+@jax.custom_vjp
+def _within(values: jax.Array) -> jax.Array:
+    """Values clipped to [-1, 1]; at the ends, only a gradient that leads back inside passes."""
+    return jnp.clip(values, -1, 1)
+
+
+def _within_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
+    outward = jnp.where(cotangent < 0, values >= 1, values <= -1)
+    return (jnp.where(outward, 0, cotangent),)
+
+
+_within.defvjp(lambda values: (_within(values), values), _within_backward)
+
+
+def _one_hot(scores: jax.Array) -> jax.Array:
+    return jax.nn.one_hot(jnp.argmax(scores, -1), scores.shape[-1], dtype=scores.dtype)
+
+
+def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
+    size = x.shape[feature_axis] // k
+    if feature_axis:
+        return x.reshape(*x.shape[:-1], k, size).sum(-1)
+    return x.reshape(k, size, *x.shape[1:]).sum(1)
+
+
+def _checked_features(spec: Any, x: Any, size: int) -> Any:
+    """Inputs whose feature axis has the right size. An op cannot check: wires are ids of as many inputs as there are."""
+    if not x.ndim or x.shape[spec.feature_axis] != size:
+        expected = f"[..., {size}]" if spec.feature_axis else f"[{size}, ...]"
+        raise ValueError(f"{spec.layer}: x has shape {list(x.shape)}; expected {expected}.")
+    return spec._cast(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _LogicSpec(Spec):
+    """What layers with gates or tables share.
+
+    Attributes:
+      estimator: what is run while training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise
+        on the logits, drawn anew in each call. ``"straight_through"``: the hard network, with the gradient of the
+        soft one for logits.
+      temperature: logits are divided by it.
+      feature_axis: -1, or 0 where features come first: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; not cast if not given.
+      param_dtype: dtype of what is trained.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+    """
+
+    _: dataclasses.KW_ONLY
+    estimator: str = "soft"
+    temperature: float | int = 1.0
+    feature_axis: int = -1
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    implementation: str | tuple[str, ...] | None = None
+
+    given: ClassVar[tuple[str, ...]] = ("wires",)
+    implied: ClassVar[tuple[str, ...]] = ("wires_fan_out",)
+    sizes: ClassVar[tuple[str, ...]] = ()
+    estimators: ClassVar[tuple[str, ...]] = ("soft", "gumbel", "straight_through")
+
+    def __post_init__(self) -> None:
+        for name in self.sizes:
+            self._require_size(name, 1)
+        self._require_one_of("estimator", self.estimators)
+        self._require_one_of("feature_axis", (-1, 0))
+        self._require_positive("temperature")
+        self._normalise_dtypes()
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Checks what a kind of layer adds."""
+
+    @classmethod
+    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+        if "wires" not in given:
+            return {}
+        ids = np.asarray(given["wires"])
+        return {"wires_fan_out": int(np.unique(ids, return_counts=True)[1].max(initial=0))}
+
+    @property
+    def random(self) -> bool:
+        """Whether a call that is not deterministic draws numbers."""
+        return self.estimator == "gumbel"
+
+    def _estimate(
+        self,
+        logits: jax.Array,
+        key: Any,
+        noise: Callable[..., jax.Array],
+        soft: Callable[[jax.Array], jax.Array],
+        hard: Callable[[jax.Array], jax.Array],
+        estimator: str | None = None,
+    ) -> jax.Array:
+        """What `estimator` makes of logits, given what the soft and the hard network make of them."""
+        estimator = self.estimator if estimator is None else estimator
+        if estimator == "gumbel":
+            if key is None:
+                raise ValueError(f"{self.layer}: estimator is 'gumbel', which needs a key for its noise.")
+            logits = logits + noise(key, logits.shape, logits.dtype)
+        relaxed = soft(logits / jnp.asarray(self.temperature, logits.dtype))
+        return _with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
+
+    def _coefficients(self, logits: jax.Array, deterministic: bool, key: Any) -> jax.Array:
+        def hard(logits: jax.Array) -> jax.Array:
+            return lutjax.gate_coefficients(logits, hard=True)
+
+        if deterministic:
+            return hard(logits)
+        return self._estimate(logits, key, jax.random.gumbel, lutjax.gate_coefficients, hard)
+
+    def _wires(
+        self, n_inputs: int, shape: tuple[int, ...], fan_out: int | None, draw: Callable[[Any], Any]
+    ) -> tuple[Variable, ...]:
+        """The variables of wires, and of their readers unless that list would be mostly empty."""
+        wires = Variable("wires", "wires", shape, INT32, draw)
+        balanced = -(-math.prod(shape) // n_inputs)
+        fan_out = balanced if fan_out is None else fan_out
+        if fan_out > _MOST_READ * balanced:
+            return (wires,)
+
+        def derive(arrays: Arrays) -> jax.Array:
+            return lutjax.readers(arrays["wires"].reshape(-1, shape[-1]), n_inputs, fan_out=fan_out)
+
+        readers = Variable("readers", "wires", (n_inputs, fan_out), INT32, lambda key: None, derive)
+        return (wires, readers)
+
+    def _check_shape(self, variable: Variable, array: Any) -> None:
+        if variable.name != "readers":  # wires of a checkpoint may have another fan-out
+            super()._check_shape(variable, array)
+
+    def _check_ids(self, variable: Variable, arrays: Arrays, n_inputs: int) -> None:
+        ids = np.asarray(arrays[variable.name])
+        if variable.name == "wires":
+            check_wires(ids.reshape(len(ids), -1), n_inputs, where=self.layer)
+        elif variable.name == "readers" and "wires" in arrays:
+            wires = np.asarray(arrays["wires"])
+            expected = lutjax.readers(wires.reshape(-1, wires.shape[-1]), n_inputs)
+            width = expected.shape[1]
+            same = ids.ndim == 2 and len(ids) == n_inputs and ids.shape[1] >= width
+            if not (same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()):
+                raise ValueError(
+                    f"{self.layer}: readers is not the list of who reads each input through wires; set it to "
+                    "lutjax.readers(wires, inputs) when wires are replaced."
+                )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"feature_axis": self.feature_axis, "implementation": self.implementation}
+
+
+@dataclasses.dataclass(frozen=True)
+class _WiredSpec(_LogicSpec):
+    """Gates or tables that read inputs of a vector.
+
+    Attributes:
+      in_features: inputs, ``I``.
+      out_features: gates, ``G``, one output each.
+      wiring: how wires are drawn. ``"balanced"``: `lutjax.wiring.balanced`. ``"unique"``:
+        `lutjax.wiring.unique_pairs`. ``"learnable"``: for each input of a gate, `candidates` are drawn, and
+        trained scores mix them; the hard network reads the one with the highest score.
+      candidates: of each input of a gate, an even number.
+      scores_init: draws the scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+      wires_fan_out: how many gates read the most read input, where wires are explicit.
+    """
+
+    in_features: int
+    out_features: int
+    _: dataclasses.KW_ONLY
+    wiring: str = "balanced"
+    candidates: int = 8
+    scores_init: Initializer = GAUSSIAN
+    wires_fan_out: int | None = None
+
+    sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
+
+    @property
+    def arity(self) -> int:
+        """Inputs of a gate."""
+        raise NotImplementedError
+
+    def _check_sizes(self) -> None:
+        self._require_one_of("wiring", WIRINGS)
+        if self.wiring == "unique" and self.arity != 2:
+            raise ValueError(
+                f"{self.layer}: wiring is 'unique', which draws pairs, but n_inputs is {self.arity}."
+            )
+        if self.wiring == "learnable":
+            self._require_size("candidates", 2)
+            if self.candidates % 2:
+                raise ValueError(f"{self.layer}: candidates is {self.candidates}; it must be even.")
+
+    def variables(self) -> tuple[Variable, ...]:
+        shape: tuple[int, ...] = (self.out_features, self.arity)
+        trained: tuple[Variable, ...] = (self._trained_tables(),)
+        if self.wiring == "learnable":
+            shape = (*shape, self.candidates)
+            trained = (self._trained("scores", shape, self.scores_init), *trained)
+
+        def draw(key: Any) -> jax.Array:
+            if self.wiring == "unique":
+                return wiring.unique_pairs(key, self.in_features, self.out_features)
+            wires = wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:]))
+            return wires.reshape(shape)
+
+        return (*self._wires(self.in_features, shape, self.wires_fan_out, draw), *trained)
+
+    def _trained_tables(self) -> Variable:
+        raise NotImplementedError
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        self._check_ids(variable, arrays, self.in_features)
+
+    def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
+        table_key, scores_key = (None, None) if key is None else jax.random.split(key)
+        x = _checked_features(self, x, self.in_features)
+        x, wires, readers = self._read(arrays, x, deterministic, scores_key)
+        return self._apply(arrays, x, wires, readers, deterministic, table_key)
+
+    def _apply(
+        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
+    ) -> jax.Array:
+        """The op, with the tables that are meant."""
+        raise NotImplementedError
+
+    def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
+        """What gates read: values, wires and their readers."""
+        wires, readers = arrays["wires"], arrays.get("readers")
+        if self.wiring != "learnable":
+            return x, wires, readers
+        if deterministic:
+            return x, self._chosen_wires(arrays), None
+        # Shares of two candidates are the coefficients of a gate, c1 a + c2 b, and so their kernels mix.
+        shares = self._estimate(
+            arrays["scores"], key, jax.random.gumbel, jax.nn.softmax, _one_hot, self.scores_estimator
+        )
+        zero = jnp.zeros((shares.size // 2,), shares.dtype)
+        a, b = shares.reshape(-1, 2).T
+        pairs = lutjax.bilinear_gates(
+            x, jnp.stack([zero, a, b, zero]), wires.reshape(-1, 2), readers=readers, **self._options
+        )
+        slots = self.out_features * self.arity
+        x = _sums_of_groups(pairs, slots, self.feature_axis)
+        places = jnp.arange(slots, dtype=jnp.int32)
+        return x, places.reshape(-1, self.arity), places[:, None]
+
+    def _chosen_wires(self, arrays: Arrays) -> jax.Array:
+        best = jnp.argmax(arrays["scores"], -1)[..., None]
+        return jnp.take_along_axis(jnp.asarray(arrays["wires"]), best, -1)[..., 0]
+
+    @property
+    def scores_estimator(self) -> str:
+        return self.estimator
+
+    def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """The hard network, as `lutjax.packed_lut` takes it: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        wires = self._chosen_wires(arrays) if self.wiring == "learnable" else jnp.asarray(arrays["wires"])
+        return wires, self._truth(arrays)
+
+    def _truth(self, arrays: Arrays) -> jax.Array:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicGatesSpec(_WiredSpec):
+    """Gates of two inputs: ``y = lutjax.logic_gates(x, logits, wires)``.
+
+    Attributes:
+      logits_init: draws the logits, as in `jax.nn.initializers`; `lutjax.layers.initializers.residual_gates()` by
+        default.
+    """
+
+    _: dataclasses.KW_ONLY
+    logits_init: Initializer = RESIDUAL
+
+    arity = 2
+
+    def _trained_tables(self) -> Variable:
+        return self._trained("logits", (self.out_features, 16), self.logits_init)
+
+    def _apply(
+        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
+    ) -> jax.Array:
+        coefficients = self._coefficients(arrays["logits"], deterministic, key)
+        return lutjax.bilinear_gates(x, coefficients, wires, readers=readers, **self._options)
+
+    def _truth(self, arrays: Arrays) -> jax.Array:
+        gates = jnp.argmax(arrays["logits"], -1)[:, None]
+        # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
+        return (gates >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _TableSpec(_WiredSpec):
+    """Tables over bits.
+
+    Attributes:
+      n_inputs: inputs of each table, 1 to 8.
+    """
+
+    _: dataclasses.KW_ONLY
+    n_inputs: int = 4
+
+    @property
+    def arity(self) -> int:
+        return self.n_inputs
+
+    def _check_sizes(self) -> None:
+        self._require_size("n_inputs", 1)
+        if self.n_inputs > MAX_WIRES:
+            raise ValueError(
+                f"{self.layer}: n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more layers instead."
+            )
+        super()._check_sizes()
+
+    @property
+    def table_shape(self) -> tuple[int, ...]:
+        return (self.out_features, 2**self.n_inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftLUTSpec(_TableSpec):
+    """Tables over bits that may lie between 0 and 1: ``y = lutjax.soft_lut(x, corners, wires)``.
+
+    Attributes:
+      parametrisation: what is trained. ``"light"``: logits of the corners. ``"walsh"``: Walsh coefficients of minus
+        the logits of the corners. ``"raw"``: numbers from -1 to 1 for corners from 0 to 1.
+      table_init: draws it, as in `jax.nn.initializers`; `lutjax.layers.initializers.residual_table` by default.
+    """
+
+    _: dataclasses.KW_ONLY
+    parametrisation: str = "light"
+    table_init: Initializer | None = None
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        self._require_one_of("parametrisation", PARAMETRISATIONS)
+        if self.parametrisation == "raw" and (self.estimator == "gumbel" or self.temperature != 1):
+            raise ValueError(
+                f"{self.layer}: parametrisation is 'raw', which has no logits, but estimator is "
+                f"{self.estimator!r} and temperature is {self.temperature}; use 'light' or 'walsh'."
+            )
+
+    def _trained_tables(self) -> Variable:
+        init = self.table_init or residual_table(parametrisation=self.parametrisation)
+        return self._trained("table", self.table_shape, init)
+
+    def _logits(self, arrays: Arrays) -> jax.Array:
+        """Numbers of the sign of each corner's bit: logits, or raw values."""
+        table = jnp.asarray(arrays["table"])
+        if self.parametrisation == "raw":
+            return _within(table)
+        if self.parametrisation == "light":
+            return table
+        ids = np.arange(2**self.n_inputs)
+        walsh = 1 - 2 * (np.bitwise_count(ids[:, None] & ids) % 2).astype(np.int8)
+        return -jnp.matmul(table, jnp.asarray(walsh, table.dtype), precision="highest")
+
+    def _apply(
+        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
+    ) -> jax.Array:
+        def hard(logits: jax.Array) -> jax.Array:
+            return (logits > 0).astype(logits.dtype)
+
+        def soft(logits: jax.Array) -> jax.Array:
+            return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
+
+        logits = self._logits(arrays)
+        if deterministic:
+            corners = hard(logits)
+        else:
+            corners = self._estimate(logits, key, jax.random.logistic, soft, hard)
+        return lutjax.soft_lut(x, corners, wires, readers=readers, **self._options)
+
+    def _truth(self, arrays: Arrays) -> jax.Array:
+        return self._logits(arrays) > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryLUTSpec(_TableSpec):
+    """Tables addressed by signs: ``y = lutjax.binary_lut(x, table, wires)``, or the bits ``y > 0``.
+
+    Attributes:
+      table_init: draws the tables, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+    """
+
+    _: dataclasses.KW_ONLY
+    estimator: str = "straight_through"
+    table_init: Initializer = uniform_table
+
+    estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
+
+    def _trained_tables(self) -> Variable:
+        return self._trained("table", self.table_shape, self.table_init)
+
+    @property
+    def scores_estimator(self) -> str:
+        return "straight_through"  # a mixture of bits would be above 0 if any of them is
+
+    def _apply(
+        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
+    ) -> jax.Array:
+        table = _within(jnp.asarray(arrays["table"]))
+        if deterministic:
+            table = (table > 0).astype(table.dtype)
+        y = lutjax.binary_lut(x, table, wires, readers=readers, **self._options)
+        if deterministic or self.estimator == "soft":
+            return y
+        return _with_derivative_of((y > 0).astype(y.dtype), y)
+
+    def _truth(self, arrays: Arrays) -> jax.Array:
+        return jnp.asarray(arrays["table"]) > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicTreeSpec(_LogicSpec):
+    """Trees of gates over the windows of an image, the same at each place, and the or of neighbouring places.
+
+    Attributes:
+      in_shape: height, width and channels.
+      n_kernels: trees, and channels of the output.
+      kernel: height and width of a window.
+      depth: levels of gates; a tree has ``2**depth`` leaves.
+      stride: from one window to the next.
+      padding: rows and columns of zeros around the image.
+      pool: height and width of the groups of places of which the maximum is taken.
+      logits_init: draws the logits, as in `jax.nn.initializers`.
+      wires_fan_out: how many leaves read the most read value, where wires are explicit.
+    """
+
+    in_shape: tuple[int, int, int]
+    n_kernels: int
+    _: dataclasses.KW_ONLY
+    kernel: int = 3
+    depth: int = 3
+    stride: int = 1
+    padding: int = 0
+    pool: int = 1
+    logits_init: Initializer = RESIDUAL
+    wires_fan_out: int | None = None
+
+    sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "kernel", "depth", "stride", "pool")
+
+    def _check_sizes(self) -> None:
+        self._require_size("padding", 0)
+        if len(self.in_shape) != 3 or min(self.in_shape) < 1:
+            raise ValueError(
+                f"{self.layer}: in_shape is {self.in_shape}; expected the sizes (height, width, channels)."
+            )
+        if self.kernel > min(self.in_shape[:2]) + 2 * self.padding:
+            raise ValueError(
+                f"{self.layer}: kernel is {self.kernel}, larger than the image, whose in_shape is {self.in_shape}."
+            )
+        if any(size % self.pool for size in self.places):
+            raise ValueError(
+                f"{self.layer}: pool is {self.pool}, which does not divide the {self.places} places of windows."
+            )
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Rows and columns of windows."""
+        rows, columns = (
+            (size + 2 * self.padding - self.kernel) // self.stride + 1 for size in self.in_shape[:2]
+        )
+        return rows, columns
+
+    @property
+    def window(self) -> int:
+        """Values in a window, in the order of `lutjax.wiring.windows`."""
+        return self.kernel**2 * self.in_shape[2]
+
+    @property
+    def levels(self) -> list[int]:
+        """Gates of each level, all trees together."""
+        return [self.n_kernels << level for level in reversed(range(self.depth))]
+
+    def variables(self) -> tuple[Variable, ...]:
+        shape = (self.levels[0], 2)
+
+        def draw(key: Any) -> jax.Array:
+            return wiring.trees(key, self.window, self.n_kernels, self.depth).reshape(shape)
+
+        wires = self._wires(self.window, shape, self.wires_fan_out, draw)
+        return (*wires, self._trained("logits", (sum(self.levels), 16), self.logits_init))
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        self._check_ids(variable, arrays, self.window)
+
+    def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
+        coefficients = self._coefficients(arrays["logits"], deterministic, key)
+        y, wires, readers, first = self._windows(x), arrays["wires"], arrays.get("readers"), 0
+        for n_gates in self.levels:
+            if first:  # gates read neighbours of the level before
+                places = jnp.arange(2 * n_gates, dtype=jnp.int32)
+                wires, readers = places.reshape(-1, 2), places[:, None]
+            y = lutjax.bilinear_gates(
+                y,
+                coefficients[:, first : first + n_gates],
+                wires,
+                readers=readers,
+                feature_axis=0,
+                implementation=self.implementation,
+            )
+            first += n_gates
+        rows, columns = (size // self.pool for size in self.places)
+        y = y.reshape(self.n_kernels, rows, self.pool, columns, self.pool, *y.shape[3:]).max((2, 4))
+        return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
+
+    def _windows(self, x: Any) -> jax.Array:
+        """Images as ``[values of a window, rows, columns, ...]``."""
+        height, width, channels = self.in_shape
+        shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
+        found = x.shape[:3] if self.feature_axis == 0 else x.shape[-3:]
+        if found != shape:
+            sizes = ", ".join(map(str, shape))
+            expected = f"[{sizes}, ...]" if self.feature_axis == 0 else f"[..., {sizes}]"
+            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected {expected}.")
+        x = jnp.asarray(self._cast(x))
+        if self.feature_axis:
+            x = jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2))
+        around = (self.padding, self.padding)
+        x = jnp.pad(x, ((0, 0), around, around, *((0, 0),) * (x.ndim - 3)))
+        rows, columns = (self.stride * (size - 1) + 1 for size in self.places)
+        return jnp.concatenate(
+            [
+                x[:, dy : dy + rows : self.stride, dx : dx + columns : self.stride]
+                for dy in range(self.kernel)
+                for dx in range(self.kernel)
+            ]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSumSpec(Spec):
+    """Sums of contiguous groups of features, divided by a temperature.
+
+    Attributes:
+      k: groups, and outputs.
+      tau: the sums are divided by it.
+      feature_axis: -1, or 0 where features come first.
+    """
+
+    k: int
+    tau: float | int = 1.0
+    _: dataclasses.KW_ONLY
+    feature_axis: int = -1
+
+    def __post_init__(self) -> None:
+        self._require_size("k", 1)
+        self._require_positive("tau")
+        self._require_one_of("feature_axis", (-1, 0))
+
+    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
+        if not x.ndim or x.shape[self.feature_axis] % self.k:
+            raise ValueError(
+                f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of the {self.k} groups."
+            )
+        return _sums_of_groups(x, self.k, self.feature_axis) / jnp.asarray(self.tau, x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThermometerSpec(Spec):
+    """Numbers as bits: ``x > threshold`` for each of a feature's thresholds.
+
+    Attributes:
+      in_features: numbers, ``I``.
+      n_thresholds: thresholds, and bits, of each.
+      learnable: whether thresholds are trained.
+      gradient: of learnable ones: ``"straight_through"``: the outputs are bits, with the gradient of a sigmoid of
+        ``(x - threshold) / temperature``; ``"soft"``: they are that sigmoid, except in the hard network.
+      temperature: width of the sigmoid.
+      feature_axis: -1, or 0 where features come first.
+      dtype: inputs are cast to it first, and the outputs have it; not cast if not given.
+      param_dtype: dtype of the thresholds.
+    """
+
+    in_features: int
+    n_thresholds: int
+    _: dataclasses.KW_ONLY
+    learnable: bool = False
+    gradient: str = "straight_through"
+    temperature: float | int = 1.0
+    feature_axis: int = -1
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+
+    given: ClassVar[tuple[str, ...]] = ("thresholds",)
+
+    def __post_init__(self) -> None:
+        self._require_size("in_features", 1)
+        self._require_size("n_thresholds", 1)
+        self._require_one_of("gradient", GRADIENTS)
+        self._require_one_of("feature_axis", (-1, 0))
+        self._require_positive("temperature")
+        self._normalise_dtypes()
+
+    def variables(self) -> tuple[Variable, ...]:
+        def init(key: Any) -> jax.Array:
+            row = np.arange(1, self.n_thresholds + 1) / (self.n_thresholds + 1)
+            return jnp.tile(jnp.asarray(row[None], self.param_dtype), (self.in_features, 1))
+
+        kind = "params" if self.learnable else "thresholds"
+        shape = (self.in_features, self.n_thresholds)
+        return (Variable("thresholds", kind, shape, self.param_dtype, init),)
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if np.isnan(np.asarray(arrays[variable.name], np.float64)).any():
+            raise ValueError(f"{self.layer}: thresholds holds NaN, which no number exceeds.")
+
+    def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False) -> jax.Array:
+        x, thresholds = _checked_features(self, x, self.in_features), arrays["thresholds"]
+        dtype, wide = x.dtype, accumulator(x.dtype, thresholds.dtype)
+        leading = x.shape[: x.ndim - 1] if self.feature_axis else ()
+        trailing = () if self.feature_axis else x.shape[1:]
+        t = thresholds.astype(wide).reshape(*(1,) * len(leading), *thresholds.shape, *(1,) * len(trailing))
+        x = jnp.asarray(x).astype(wide).reshape(*leading, self.in_features, 1, *trailing)
+        bits = (x > t).astype(dtype)
+        if self.learnable:
+            soft = jax.nn.sigmoid((x - t) / jnp.asarray(self.temperature, wide)).astype(dtype)
+            if self.gradient == "straight_through":
+                bits = _with_derivative_of(bits, soft)
+            elif not deterministic:
+                bits = soft
+        return bits.reshape(*leading, self.in_features * self.n_thresholds, *trailing)

@@ -1,0 +1,462 @@
+"""Layers that add rows of tables: sizes, variables, forward pass and decoding, for all libraries."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import lutjax
+from lutjax._anchors import check_anchors, check_targets
+from lutjax._dtypes import accumulator
+from lutjax._typing import Array, Integer
+from lutjax.layers._spec import Arrays, Initializer, Spec, Variable
+from lutjax.ops._checks import MAX_BITS, accumulation
+
+TARGET_LISTS = ("row", "table", "layer")
+
+
+def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Positions drawn from uniform(-1, 1): as many bits start at 0 as at 1."""
+    return jax.random.uniform(key, shape, dtype, -1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LUTSpec(Spec):
+    """Fully connected tables: ``y = lutjax.lut(x, weights, anchors)``.
+
+    Attributes:
+      in_features: inputs, ``I``.
+      out_features: outputs, ``O``.
+      n_detectors: detectors, each with one table, ``T``.
+      n_anchors: anchor pairs of each detector, ``C``.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs, tables and positions are cast to it first; not cast if not given. The output has the
+        dtype of the table.
+      param_dtype: dtype of what is trained.
+      weights_init: draws the tables, as in `jax.nn.initializers`; zeros by default.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+    """
+
+    in_features: int
+    out_features: int
+    _: dataclasses.KW_ONLY
+    n_detectors: int
+    n_anchors: int
+    epsilon: float | int = 0.0
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    weights_init: Initializer = jax.nn.initializers.zeros
+    accumulate: lutjax.FixedPoint | None = None
+    implementation: str | tuple[str, ...] | None = None
+
+    min_rank: ClassVar[int] = 1  # axes of the inputs that the layer needs
+    given: ClassVar[tuple[str, ...]] = ("anchors",)
+
+    def __post_init__(self) -> None:
+        for name, least in (("in_features", 1), ("out_features", 1), ("n_detectors", 1), ("n_anchors", 0)):
+            self._require_size(name, least)
+        if not self.epsilon >= 0:
+            raise ValueError(f"{self.layer}: epsilon is {self.epsilon}; the dead zone cannot be negative.")
+        accumulation(self.layer, self.accumulate)
+        self._normalise_dtypes()
+        self._check_sizes()
+        if self.n_anchors and self.n_inputs < 2:
+            raise ValueError(
+                f"{self.layer}: in_features is {self.in_features}; a detector compares two different "
+                "inputs, so there must be at least 2."
+            )
+        if self.row_bits > MAX_BITS:
+            raise ValueError(
+                f"{self.layer}: n_anchors is {self.n_anchors}, so a table has 2**{self.row_bits} rows; "
+                f"at most 2**{MAX_BITS} are possible. Use fewer anchors, and more detectors if needed."
+            )
+
+    def _check_sizes(self) -> None:
+        """Checks what a kind of layer adds."""
+
+    @property
+    def n_inputs(self) -> int:
+        """How many values anchors choose from."""
+        return self.in_features
+
+    @property
+    def row_bits(self) -> int:
+        """A table has ``2**row_bits`` rows."""
+        return self.n_anchors
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        return (self.n_detectors, 2**self.row_bits, self.out_features)
+
+    def variables(self) -> tuple[Variable, ...]:
+        def draw(key: Array) -> jax.Array:
+            return lutjax.sample_anchors(key, self.n_inputs, self.n_detectors, self.n_anchors)
+
+        anchors = Variable(
+            "anchors", "anchors", (self.n_detectors, self.n_anchors, 2), jnp.dtype("int32"), draw
+        )
+        return (anchors, self._trained("weights", self.weights_shape, self.weights_init))
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if variable.kind == "anchors":
+            check_anchors(arrays[variable.name], self.n_inputs, where=self.layer)
+        elif variable.kind == "targets":
+            check_targets(arrays[variable.name], self.out_features, where=self.layer)
+
+    def _inputs(self, x: Any, name: str = "x") -> Any:
+        """Inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
+        if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
+            length = "length, " * (self.min_rank - 1)
+            raise ValueError(
+                f"{self.layer}: {name} has shape {list(x.shape)}; expected [..., {length}{self.in_features}]."
+            )
+        return self._cast(x)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon, **self._sums}
+
+    @property
+    def _sums(self) -> dict[str, Any]:
+        """Options of ops that do not compare."""
+        return {"accumulate": self.accumulate, "implementation": self.implementation}
+
+    def __call__(
+        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
+    ) -> Float[jax.Array, "*batch outputs"]:
+        x, weights = self._inputs(x), self._cast(arrays["weights"])
+        return lutjax.lut(x, weights, arrays["anchors"], **self._options)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseLUTSpec(LUTSpec):
+    """Tables whose rows reach only some outputs: ``y = lutjax.sparse_lut(x, weights, anchors, targets, O)``.
+
+    Attributes:
+      n_targets: outputs that each row reaches, ``K``, drawn without replacement.
+      targets_per: who has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share
+        one), or the whole ``"layer"``.
+      targets_shape: the shape of explicit targets; `n_targets` and `targets_per` then say nothing.
+    """
+
+    _: dataclasses.KW_ONLY
+    n_targets: int | None = None
+    targets_per: str = "row"
+    targets_shape: tuple[int, ...] | None = None
+
+    given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
+    implied: ClassVar[tuple[str, ...]] = ("targets_shape",)
+
+    @classmethod
+    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+        return {"targets_shape": np.shape(given["targets"])} if "targets" in given else {}
+
+    def _check_sizes(self) -> None:
+        if (self.n_targets is None) == (self.targets_shape is None):
+            raise ValueError(
+                "SparseLUT: give either n_targets, to draw the targets, or the targets themselves."
+            )
+        if self.targets_per not in TARGET_LISTS:
+            raise ValueError(
+                f"SparseLUT: targets_per is {self.targets_per!r}; expected one of {TARGET_LISTS}."
+            )
+        if self.n_targets is not None:
+            self._require_size("n_targets", 1)
+            if self.n_targets > self.out_features:
+                raise ValueError(
+                    f"SparseLUT: n_targets is {self.n_targets}; there are only {self.out_features} outputs "
+                    "to draw from without replacement."
+                )
+        shape, (T, R, _) = self._targets_shape, self.weights_shape
+        if len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R):
+            raise ValueError(
+                f"SparseLUT: targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets]."
+            )
+
+    @property
+    def _targets_shape(self) -> tuple[int, ...]:
+        if self.targets_shape is not None:
+            return self.targets_shape
+        assert self.n_targets is not None
+        tables = 1 if self.targets_per == "layer" else self.n_detectors
+        rows = 2**self.row_bits if self.targets_per == "row" else 1
+        return (tables, rows, self.n_targets)
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        return (self.n_detectors, 2**self.row_bits, self._targets_shape[-1])
+
+    def variables(self) -> tuple[Variable, ...]:
+        shape = self._targets_shape
+
+        def draw(key: Array) -> jax.Array:
+            # The places of the k largest of as many random numbers as outputs: k different outputs.
+            numbers = jax.random.uniform(key, (*shape[:2], self.out_features))
+            return jax.lax.top_k(numbers, shape[2])[1].astype(jnp.int32)
+
+        anchors, weights = super().variables()
+        return (anchors, Variable("targets", "targets", shape, jnp.dtype("int32"), draw), weights)
+
+    def __call__(
+        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
+    ) -> Float[jax.Array, "*batch outputs"]:
+        x, weights = self._inputs(x), self._cast(arrays["weights"])
+        return lutjax.sparse_lut(
+            x, weights, arrays["anchors"], arrays["targets"], self.out_features, **self._options
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _SequenceSpec(LUTSpec):
+    """What the two kinds of attention share: positions, window, segments and the cache.
+
+    Attributes:
+      n_positions: how far back a query can look: the distances that have a position, context - 1.
+      n_position_bits: positional bits, ``N``; 0 for no positions.
+      shared_positions: all detectors read the same positions, or each its own.
+      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+      window: a query sees this many positions before it; all of them if not given.
+    """
+
+    _: dataclasses.KW_ONLY
+    n_positions: int = 0
+    n_position_bits: int = 0
+    shared_positions: bool = True
+    positions_init: Initializer = uniform_positions
+    window: int | None = None
+
+    min_rank: ClassVar[int] = 2
+
+    def _check_sizes(self) -> None:
+        self._require_size("n_positions", 0)
+        self._require_size("n_position_bits", 0)
+        if self.window is not None:
+            self._require_size("window", 1)
+        if not self.n_position_bits:
+            return
+        if not self.n_positions:
+            raise ValueError(
+                f"{self.layer}: n_position_bits is {self.n_position_bits} but n_positions is 0; give the "
+                "number of distances that have a position (context - 1), or 0 bits for no positions."
+            )
+        if self.window is not None and self.window > self.n_positions:
+            raise ValueError(
+                f"{self.layer}: window is {self.window} but only {self.n_positions} distances have a "
+                "position; use a smaller window or a larger n_positions."
+            )
+
+    def variables(self) -> tuple[Variable, ...]:
+        if not self.n_position_bits:
+            return super().variables()
+        tables = 1 if self.shared_positions else self.n_detectors
+        shape = (self.n_positions, tables, self.n_position_bits)
+        return (*super().variables(), self._trained("positions", shape, self.positions_init))
+
+    @property
+    def capacity(self) -> int:
+        """How many keys a cache holds: as many as one query can see."""
+        capacity = self.n_positions if self.window is None else self.window
+        if not capacity:
+            raise ValueError(
+                f"{self.layer}: decoding must know how far back a query looks: give window or n_positions."
+            )
+        return capacity
+
+    @property
+    def cache_names(self) -> tuple[str, ...]:
+        """Names of the variables of the cache."""
+        return (*self._cached(jnp.float32), "cache_index")
+
+    def empty_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike) -> dict[str, jax.Array]:
+        """A cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
+
+        Keys lie at the right end, the latest last; ``cache_index`` counts those that are there.
+        """
+        *batch, _, _ = input_shape
+        dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
+        cache = {
+            name: jnp.zeros((*batch, self.capacity, size), kept)
+            for name, (size, kept) in self._cached(dtype).items()
+        }
+        return {**cache, "cache_index": jnp.zeros((), jnp.int32)}
+
+    def decode(
+        self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], **others: Any
+    ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
+        """Attends from the positions in `x` to those before them, in `x` and in the cache.
+
+        Any number of new positions at once: filling the cache and decoding one by one are the same.
+
+        Returns:
+          The outputs, and the cache with the latest keys.
+        """
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"{self.layer}: {given[0]} cannot be given when decoding: the cache has the keys."
+            )
+        chunk = self._keys(arrays, self._inputs(x))
+        self._check_cache(cache, chunk)
+        keys = {name: jnp.concatenate([cache[name], new], -2) for name, new in chunk.items()}
+        capacity, count, length = self.capacity, cache["cache_index"], x.shape[-2]
+        # Places before the first key of the cache are empty: they are in a segment of their own.
+        empty = jnp.arange(capacity + length, dtype=jnp.int32) < capacity - count
+        lead = (1,) * (x.ndim - 2)
+        y = self._attend(
+            arrays,
+            chunk,
+            keys,
+            window=capacity,
+            query_start=capacity,
+            key_start=0,
+            query_segments=jnp.zeros((*lead, length), jnp.int32),
+            key_segments=empty.astype(jnp.int32).reshape(*lead, capacity + length),
+        )
+        latest = {name: array[..., array.shape[-2] - capacity :, :] for name, array in keys.items()}
+        return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
+
+    def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
+        for name, new in chunk.items():
+            expected = (*new.shape[:-2], self.capacity, new.shape[-1])
+            if cache[name].shape != expected or cache[name].dtype != new.dtype:
+                raise ValueError(
+                    f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs "
+                    f"need {new.dtype}{list(expected)}. Make the cache for this batch and dtype."
+                )
+
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Float[Array, "*batch queries inputs"],
+        keys: Float[Array, "*batch keys inputs"] | None = None,
+        *,
+        segments: Int[Array, "*#batch queries"] | None = None,
+        key_segments: Int[Array, "*#batch keys"] | None = None,
+        query_start: Integer | None = None,
+        key_start: Integer | None = None,
+    ) -> Float[jax.Array, "*batch queries outputs"]:
+        if keys is None:
+            for name, value in (
+                ("key_segments", key_segments),
+                ("query_start", query_start),
+                ("key_start", key_start),
+            ):
+                if value is not None:
+                    raise ValueError(
+                        f"{self.layer}: {name} is given but keys is not; a layer attends to x itself."
+                    )
+            return self._attend_to_self(arrays, self._inputs(x), segments)
+        return self._attend(
+            arrays,
+            self._keys(arrays, self._inputs(x)),
+            self._keys(arrays, self._inputs(keys, "keys")),
+            window=self.window,
+            query_start=0 if query_start is None else query_start,
+            key_start=0 if key_start is None else key_start,
+            query_segments=segments,
+            key_segments=key_segments,
+        )
+
+    def _tables(self, arrays: Arrays) -> tuple[Any, Any]:
+        return self._cast(arrays["weights"]), self._cast(arrays.get("positions"))
+
+    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
+        """The op itself, on a whole sequence."""
+        raise NotImplementedError
+
+    def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
+        """Of each array that the cache keeps of a key, its last dimension and its dtype."""
+        raise NotImplementedError
+
+    def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
+        """What attention reads of each position of `x`, by its name in the cache."""
+        raise NotImplementedError
+
+    def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
+        """Attention from what `_keys` made of the queries to what it made of the keys."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LUTAttentionSpec(_SequenceSpec):
+    """Concatenated attention: ``y = lutjax.lut_attention(x, weights, anchors, positions)``."""
+
+    @property
+    def row_bits(self) -> int:
+        return 2 * self.n_anchors + self.n_position_bits
+
+    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
+        weights, positions = self._tables(arrays)
+        return lutjax.lut_attention(
+            x, weights, arrays["anchors"], positions, window=self.window, segments=segments, **self._options
+        )
+
+    def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
+        kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
+        return {f"cached_key_{name}": (self.n_detectors, kind) for name, kind in kept.items()}
+
+    def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
+        d = lutjax.detect(x, arrays["anchors"], **self._options)
+        return {"cached_key_index": d.index, "cached_key_flip": d.flip, "cached_key_margin": d.margin}
+
+    def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
+        weights, positions = self._tables(arrays)
+        query, key = (
+            lutjax.Detection(
+                d["cached_key_index"], d["cached_key_flip"], d["cached_key_margin"], bits=self.n_anchors
+            )
+            for d in (queries, keys)
+        )
+        position = None if positions is None else lutjax.detect_signs(positions)
+        return lutjax.lookup_attention(weights, query, key, position, **self._sums, **places)
+
+
+@dataclasses.dataclass(frozen=True)
+class LUTPairAttentionSpec(_SequenceSpec):
+    """Pair attention: ``y = lutjax.lut_pair_attention(x, weights, anchors, positions)``.
+
+    Attributes:
+      interleave: whether the detected vector takes one value of each part in turn, which needs
+        ``n_position_bits == in_features``, or one part after the other.
+    """
+
+    _: dataclasses.KW_ONLY
+    interleave: bool = False
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        if self.interleave and self.n_position_bits != self.in_features:
+            raise ValueError(
+                f"{self.layer}: interleave needs as many positional bits as inputs, but n_position_bits is "
+                f"{self.n_position_bits} and in_features is {self.in_features}."
+            )
+
+    @property
+    def n_inputs(self) -> int:
+        return 2 * self.in_features + self.n_position_bits
+
+    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
+        return self._attend_from(arrays, x, window=self.window, segments=segments)
+
+    def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
+        return {"cached_x": (self.in_features, dtype)}
+
+    def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
+        return {"cached_x": x}
+
+    def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
+        segments = places.pop("query_segments")
+        return self._attend_from(
+            arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places
+        )
+
+    def _attend_from(self, arrays: Arrays, x: Any, **others: Any) -> jax.Array:
+        weights, positions = self._tables(arrays)
+        return lutjax.lut_pair_attention(
+            x, weights, arrays["anchors"], positions, interleave=self.interleave, **others, **self._options
+        )

@@ -1,0 +1,92 @@
+"""First values of gates and of tables over bits, in the form of `jax.nn.initializers`.
+
+Residual: every gate starts by passing on its first input, so deep networks start as the identity of some inputs.
+`jax.nn.initializers.normal(1.0)` is the Gaussian initialisation.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from lutjax._typing import Array
+
+__all__ = ["residual_gates", "residual_table"]
+
+_FIRST_INPUT = 3  # the gate that is its first input
+
+
+def _probability(where: str, probability: float | int) -> float | int:
+    if not 0 < probability < 1:
+        raise ValueError(f"{where}: probability is {probability}; it must be between 0 and 1.")
+    return probability
+
+
+def residual_gates(
+    probability: float | int = 0.9, *, strength: float | int | None = None
+) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
+    """Logits ``[gates, 16]`` of gates that pass on their first input.
+
+    Args:
+      probability: of that gate; the other 15 share the rest.
+      strength: its logit instead, where the others are 0; the published cellular automata use 10.
+
+    Raises:
+      ValueError: `probability` is not between 0 and 1.
+
+    Source: differentiable logic semantics, section 4.
+
+    Example:
+      >>> import jax
+      >>> from lutjax.layers.initializers import residual_gates
+      >>> logits = residual_gates(0.9)(jax.random.key(0), (2, 16))
+      >>> round(float(jax.nn.softmax(logits)[0, 3]), 3)
+      0.9
+    """
+    p = _probability("residual_gates", probability)
+    value = math.log(15 * p / (1 - p)) if strength is None else strength
+
+    def init(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return jnp.zeros(shape, dtype).at[..., _FIRST_INPUT].set(value)
+
+    return init
+
+
+def residual_table(
+    probability: float | int = 0.9, parametrisation: str = "light"
+) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
+    """Tables ``[gates, 2**inputs]`` whose output is the first input.
+
+    Args:
+      probability: each corner's value where it is 1 in the hard table; one minus it where it is 0.
+      parametrisation: what the numbers are: ``"light"``, ``"walsh"`` or ``"raw"``, as in `lutjax.layers.nnx.SoftLUT`.
+
+    Raises:
+      ValueError: `probability` is not between 0 and 1, or `parametrisation` is unknown.
+
+    Source: differentiable logic semantics, sections 3 and 4.
+
+    Example:
+      >>> import jax
+      >>> from lutjax.layers.initializers import residual_table
+      >>> print(jax.nn.sigmoid(residual_table(0.9)(jax.random.key(0), (1, 4))))
+      [[0.1 0.9 0.1 0.9]]
+    """
+    p = _probability("residual_table", probability)
+    logit = math.log(p / (1 - p))
+    if parametrisation not in ("light", "walsh", "raw"):
+        raise ValueError(
+            f"residual_table: parametrisation is {parametrisation!r}; expected 'light', 'walsh' or 'raw'."
+        )
+
+    def init(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        if parametrisation == "walsh":  # minus the first input, as a number of -1 or 1, has one coefficient
+            return jnp.zeros(shape, dtype).at[..., 1].set(logit)
+        value = logit if parametrisation == "light" else 2 * p - 1
+        row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
+        return jnp.broadcast_to(jnp.asarray(row, dtype), shape)
+
+    return init

@@ -1,0 +1,23 @@
+"""Layers for Flax NNX."""
+
+from lutjax.layers.nnx._layer import Anchors, Targets, Thresholds, Wires, check
+from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+
+__all__ = [
+    "LUT",
+    "Anchors",
+    "BinaryLUT",
+    "GroupSum",
+    "LUTAttention",
+    "LUTPairAttention",
+    "LogicGates",
+    "LogicTree",
+    "SoftLUT",
+    "SparseLUT",
+    "Targets",
+    "Thermometer",
+    "Thresholds",
+    "Wires",
+    "check",
+]

@@ -1,0 +1,185 @@
+"""Which inputs gates read: drawing wires.
+
+Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally often:
+no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers` has a width
+that is known under `jax.jit`.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from lutjax._typing import Array
+
+__all__ = ["balanced", "trees", "unique_pairs", "windows"]
+
+
+def _require(where: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{where}: {name} is {size}; it must be at least 1.")
+
+
+def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
+    """Draws wires that use every input about equally often.
+
+    The fan-out of two inputs differs by at most one. The inputs of a gate differ if there are at least `arity`
+    of them. Gates take the next inputs of a random order, and there is a new order when it is used up.
+
+    Args:
+      key: a key of `jax.random`.
+      n_inputs: inputs to choose from.
+      n_gates: gates.
+      arity: inputs that a gate reads.
+
+    Returns:
+      int32 ``[n_gates, arity]``.
+
+    Raises:
+      ValueError: a size is less than 1.
+
+    Source: differentiable logic semantics, section 4.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax import wiring
+      >>> wires = wiring.balanced(jax.random.key(0), n_inputs=8, n_gates=12)
+      >>> jnp.bincount(wires.ravel())
+      Array([3, 3, 3, 3, 3, 3, 3, 3], dtype=int32)
+      >>> bool((wires[:, 0] != wires[:, 1]).all())
+      True
+    """
+    _require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    return _balanced(key, n_inputs, n_gates, arity)
+
+
+def _orders(key: Array, n: int, size: int) -> jax.Array:
+    """Random orders: int32 ``[n, size]``. One sort, where `jax.random.permutation` compiles several."""
+    return jnp.argsort(jax.random.bits(key, (n, size)), axis=1).astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+    block = n_inputs // math.gcd(n_inputs, arity)  # gates that go through an order a whole number of times
+    orders = _orders(key, -(-n_gates // block), n_inputs)
+    gate, slot = np.arange(n_gates)[:, None], np.arange(arity)
+    return orders[gate // block, (gate % block * arity + slot) % n_inputs]
+
+
+def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_gates} 2"]:
+    """Draws pairs of different inputs, no two gates the same pair in any order.
+
+    The fan-out of two inputs differs by at most one. Inputs stand in a circle in random order; the pairs are
+    those of a few random distances, each taken all around, so they are not independent of each other.
+
+    Args:
+      key: a key of `jax.random`.
+      n_inputs: inputs to choose from.
+      n_gates: gates.
+
+    Returns:
+      int32 ``[n_gates, 2]``.
+
+    Raises:
+      ValueError: there are fewer than `n_gates` pairs, or a size is less than 1.
+
+    Source: differentiable logic semantics, section 4.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax import wiring
+      >>> wires = wiring.unique_pairs(jax.random.key(0), n_inputs=5, n_gates=10)
+      >>> sorted({tuple(sorted(pair)) for pair in wires.tolist()})
+      [(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
+    """
+    _require("unique_pairs", n_inputs=n_inputs, n_gates=n_gates)
+    pairs = n_inputs * (n_inputs - 1) // 2
+    if n_gates > pairs:
+        raise ValueError(
+            f"unique_pairs: n_gates is {n_gates}, but {n_inputs} inputs have only {pairs} pairs; use fewer "
+            "gates, or balanced wiring."
+        )
+    return _unique_pairs(key, n_inputs, n_gates)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
+    input_key, distance_key = jax.random.split(key)
+    circles, rest = divmod(n_gates, n_inputs)
+    start, most = np.arange(n_inputs), (n_inputs - 1) // 2  # distances up to `most` have n_inputs pairs
+    # The rest comes from distance 1, every other pair first, so that all inputs have one before any has two;
+    # or, where that is among the circles, from the distance of opposite inputs.
+    spare = 2 if circles < most else 1
+    last = np.concatenate([start[::2], start[1::2]])[:rest] if circles < most else start[:rest]
+    one = np.concatenate([np.tile(start, circles), last]).astype(np.int32)
+    distances = spare + _orders(distance_key, 1, most + 1 - spare)[0, :circles]
+    distances = jnp.append(distances, jnp.int32(1 if circles < most else n_inputs // 2))
+    other = (one + distances[np.arange(n_gates) // n_inputs]) % n_inputs
+    return _orders(input_key, 1, n_inputs)[0, jnp.stack([one, other], -1)]
+
+
+def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array, "{n_trees} {2**depth}"]:
+    """Draws the leaves of complete binary trees of gates, each used about equally often.
+
+    The leaves of a tree differ if there are as many inputs. Gates of the first level read leaves 0 and 1, 2 and 3,
+    and so on; those of each further level two neighbours of the level before.
+
+    Args:
+      key: a key of `jax.random`.
+      n_inputs: inputs to choose from: for a window of an image ``kernel * kernel * channels``.
+      n_trees: trees.
+      depth: levels of gates.
+
+    Returns:
+      int32 ``[n_trees, 2**depth]``. ``.reshape(-1, 2)`` are the wires of the first level.
+
+    Raises:
+      ValueError: a size is less than 1.
+
+    Source: differentiable logic semantics, section 4.
+
+    Example:
+      >>> import jax
+      >>> from lutjax import wiring
+      >>> wiring.trees(jax.random.key(0), n_inputs=9, n_trees=16, depth=3).shape
+      (16, 8)
+    """
+    _require("trees", depth=depth)
+    return balanced(key, n_inputs, n_trees, 2**depth)
+
+
+def windows(
+    image_shape: tuple[int, int, int], kernel: int, stride: int = 1
+) -> Int[np.ndarray, "rows columns window"]:
+    """Which values of a flattened image each window holds.
+
+    Args:
+      image_shape: height, width and channels; values lie in that order.
+      kernel: height and width of a window.
+      stride: from one window to the next.
+
+    Returns:
+      int32 ``[rows, columns, kernel * kernel * channels]``: for each place of the window the ids of its values.
+      ``windows(...)[..., leaves]`` are the wires of trees at every place.
+
+    Raises:
+      ValueError: the window is larger than the image, or a size is less than 1.
+
+    Source: differentiable logic semantics, section 4.
+
+    Example:
+      >>> from lutjax import wiring
+      >>> wiring.windows((3, 4, 1), kernel=2)[1, 2]
+      array([ 6,  7, 10, 11], dtype=int32)
+    """
+    height, width, channels = image_shape
+    _require("windows", height=height, width=width, channels=channels, kernel=kernel, stride=stride)
+    if kernel > min(height, width):
+        raise ValueError(f"windows: kernel is {kernel}, larger than an image of {height} by {width}.")
+    ids = np.arange(height * width * channels, dtype=np.int32).reshape(height, width, channels)
+    found = np.lib.stride_tricks.sliding_window_view(ids, (kernel, kernel), (0, 1))[::stride, ::stride]
+    return np.moveaxis(found, 2, -1).reshape(*found.shape[:2], -1)

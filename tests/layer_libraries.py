@@ -1,0 +1,164 @@
+"""A layer of each library as a function of what is trained and of its input."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lutjax.layers import _logic, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+
+LIBRARIES = ("nnx", "linen", "haiku")
+KINDS = {
+    "params": nnx.Param,
+    "anchors": lutjax_nnx.Anchors,
+    "targets": lutjax_nnx.Targets,
+    "wires": lutjax_nnx.Wires,
+    "thresholds": lutjax_nnx.Thresholds,
+}
+
+
+class Case(NamedTuple):
+    layer: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]  # of its input
+    other_sizes: tuple[Any, ...] | None = None  # than as many inputs as the last axis has, and 6 outputs
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        return (self.shape[-1], 6) if self.other_sizes is None else self.other_sizes
+
+    @property
+    def spec_type(self) -> Any:
+        return getattr(_tables, f"{self.layer}Spec", None) or getattr(_logic, f"{self.layer}Spec")
+
+    @property
+    def spec(self) -> Any:
+        return self.spec_type(*self.sizes, **self.options)
+
+
+def inputs_of(case: Case, dtype: Any = jnp.float32, seed: int = 1) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), case.shape, dtype)
+
+
+def by_kind(case: Case, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    kinds: dict[str, dict[str, Any]] = {}
+    for v in case.spec.variables():
+        kinds.setdefault(v.kind, {})[v.name] = arrays[v.name]
+    return kinds
+
+
+def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    if case.layer not in ("GroupSum", "Thermometer"):  # which draw nothing
+        options["rngs"] = nnx.Rngs(0)
+    layer = getattr(lutjax_nnx, case.layer)(*case.sizes, **case.options, **options)
+    for name, array in (arrays or {}).items():
+        getattr(layer, name).set_value(array)
+    return layer
+
+
+def function(
+    library: str, case: Case, arrays: Mapping[str, Any], **arguments: Any
+) -> Callable[[Any, Any], jax.Array]:
+    """The layer as a function of what is trained, and of its input; `arguments` are those of the call."""
+    kinds = by_kind(case, arrays)
+    if library == "nnx":
+        graphdef, _, kept = nnx.split(nnx_layer(case, arrays), nnx.Param, ...)
+
+        def run(params: Any, x: Any) -> jax.Array:
+            state = nnx.State({name: nnx.Param(value) for name, value in params.items()})
+            return nnx.merge(graphdef, state, kept)(x, **arguments)
+
+    elif library == "linen":
+        layer = getattr(linen, case.layer)(*case.sizes, **case.options)
+
+        def run(params: Any, x: Any) -> jax.Array:
+            return layer.apply({**kinds, "params": params}, x, **arguments)
+
+    else:
+        f = hk.transform_with_state(
+            lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, name="layer")(
+                x, **arguments
+            )
+        )
+        state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
+
+        def run(params: Any, x: Any) -> jax.Array:
+            return f.apply({"layer": params}, state, None, x)[0]
+
+    return run
+
+
+def assert_libraries_agree(
+    case: Case, arrays: Mapping[str, Any], x: jax.Array, cotangent: jax.Array, **arguments: Any
+) -> None:
+    """Outputs and gradients of the libraries are those of the spec, bit for bit."""
+    layers = {library: function(library, case, arrays, **arguments) for library in LIBRARIES}
+    layers["spec"] = lambda params, x: case.spec({**arrays, **params}, x, **arguments)
+
+    @jax.jit
+    def all_of_them(params: Any, x: Any) -> Any:
+        results = {}
+        for library, layer in layers.items():
+            y, back = jax.vjp(layer, params, x)
+            results[library] = {"y": y, "gradients": back(cotangent)}
+        return results
+
+    results = all_of_them(by_kind(case, arrays)["params"], x)
+    want = results.pop("spec")
+    assert (want["y"].dtype, want["y"].shape) == (cotangent.dtype, cotangent.shape)
+    assert all(np.any(np.asarray(a, np.float32)) for a in jax.tree.leaves(want)), "nothing to compare"
+    for library, got in results.items():
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=f"{library} {jax.tree_util.keystr(path)}")
+
+
+def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any]]:
+    """The variables of a new layer: name to kind and array. Haiku knows no kinds other than ``"params"``."""
+    if library == "nnx":
+        layer = nnx_layer(case)
+        layer(x)
+        found = {kind: nnx.to_pure_dict(nnx.state(layer, variable)) for kind, variable in KINDS.items()}
+    elif library == "linen":
+        found = getattr(linen, case.layer)(*case.sizes, **case.options).init(jax.random.key(0), x)
+    else:
+        f = hk.transform_with_state(
+            lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x)
+        )
+        params, state = f.init(jax.random.key(0), x)
+        found = {"params": next(iter(params.values()), {}), "": next(iter(state.values()), {})}
+    return {name: (kind, array) for kind, part in found.items() for name, array in part.items()}
+
+
+def assert_drawn(case: Case, x: jax.Array) -> list[dict[str, jax.Array]]:
+    """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
+    want = {v.name: (v.kind, v.shape, v.dtype) for v in case.spec.variables()}
+    every = []
+    for library in LIBRARIES:
+        drawn = drawn_by(library, case, x)
+        kinds = {n: kind or want[n][0] for n, (kind, _) in drawn.items()}
+        assert {n: (kinds[n], a.shape, a.dtype) for n, (_, a) in drawn.items()} == want, library
+        assert all((kind == "params") == (want[n][0] == "params") for n, (kind, _) in drawn.items()), library
+        every.append({n: a for n, (_, a) in drawn.items()})
+        case.spec.check(every[-1])
+    return every
+
+
+def assert_refused(case: Case, message: str) -> None:
+    """Each library says so when a layer with these options is made."""
+    for library in LIBRARIES:
+        with pytest.raises(ValueError, match=message):
+            drawn_by(library, case, jnp.zeros(case.shape))
+
+
+def options_of(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass and their defaults, without those of variables, of modes and of Linen."""
+    own = {"anchors", "targets", "wires", "thresholds", "decode", "deterministic", "parent", "name"}
+    own |= {"targets_shape", "wires_fan_out"}
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in own}
