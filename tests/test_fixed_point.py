@@ -27,7 +27,11 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module", params=SIZES)
+# Pair attention adds up as attention does, and takes longest to compile.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(o, marks=pytest.mark.slow) if o == "lut_pair_attention" else o for o in SIZES],
+)
 def op(request):
     """Of module scope, so that tests of one op run together and share what was compiled."""
     return request.param

@@ -110,7 +110,7 @@ CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in ("attention", "pair") else pytest.param(n, marks=pytest.mark.slow) for n in ATTENTION],
+    [n if n == "attention" else pytest.param(n, marks=pytest.mark.slow) for n in ATTENTION],
 )
 def test_decoding_equals_full_pass(name):
     """In chunks of any length, and beyond the capacity."""
@@ -128,7 +128,7 @@ def test_decoding_equals_full_pass(name):
         assert set(cache) == set(case.spec.cache_names)
 
 
-@pytest.mark.parametrize("name", ["attention", "pair"])
+@pytest.mark.parametrize("name", ["attention", pytest.param("pair", marks=pytest.mark.slow)])
 def test_libraries_decode(name):
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)

@@ -286,8 +286,7 @@ def test_decoding_in_chunks_equals_full_pass():
     "name",
     [
         "concatenated",
-        "bfloat16",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("pair_interleaved", "no_ffn")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("bfloat16", "pair_interleaved", "no_ffn")),
     ],
 )
 def test_trains(name):
