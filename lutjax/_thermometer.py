@@ -21,9 +21,9 @@ def thermometer_thresholds(
       data: ``[..., features]``, the samples in all axes before the last. Those of training, not of the test.
         Known numbers, not traced ones.
       n_thresholds: thresholds of a feature, ``n``; the k-th is for k from 1 to n.
-      method: ``"uniform"``: k / (n + 1) of the way from the smallest to the largest value; ``"gaussian"``: the
-        quantile k / (n + 1) of the normal distribution with the mean and standard deviation of the values;
-        ``"distributive"``: of N values the one in place ``floor(N k / (n + 1))``, counted from 0.
+      method: ``"uniform"``: k / (n + 1) of the way from the smallest to the largest value; ``"gaussian"``:
+        the quantile k / (n + 1) of the normal distribution with the mean and standard deviation of the
+        values; ``"distributive"``: of N values the one in place ``floor(N k / (n + 1))``, counted from 0.
 
     Returns:
       ``[features, n_thresholds]``, ascending; float64 for float64 data, else float32.

@@ -1,8 +1,8 @@
 """Which inputs gates read: drawing wires.
 
-Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally often:
-no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers` has a width
-that is known under `jax.jit`.
+Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally
+often: no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers`
+has a width that is known under `jax.jit`.
 """
 
 import functools
@@ -27,8 +27,9 @@ def _require(where: str, **sizes: int) -> None:
 def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
     """Draws wires that use every input about equally often.
 
-    The fan-out of two inputs differs by at most one. The inputs of a gate differ if there are at least `arity`
-    of them. Gates take the next inputs of a random order, and there is a new order when it is used up.
+    The fan-out of two inputs differs by at most one. The inputs of a gate differ if there are at least
+    `arity` of them. Gates take the next inputs of a random order, and there is a new order when it is used
+    up.
 
     Args:
       key: a key of `jax.random`.
@@ -125,8 +126,8 @@ def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
 def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array, "{n_trees} {2**depth}"]:
     """Draws the leaves of complete binary trees of gates, each used about equally often.
 
-    The leaves of a tree differ if there are as many inputs. Gates of the first level read leaves 0 and 1, 2 and 3,
-    and so on; those of each further level two neighbours of the level before.
+    The leaves of a tree differ if there are as many inputs. Gates of the first level read leaves 0 and 1, 2
+    and 3, and so on; those of each further level two neighbours of the level before.
 
     Args:
       key: a key of `jax.random`.
@@ -163,8 +164,8 @@ def windows(
       stride: from one window to the next.
 
     Returns:
-      int32 ``[rows, columns, kernel * kernel * channels]``: for each place of the window the ids of its values.
-      ``windows(...)[..., leaves]`` are the wires of trees at every place.
+      int32 ``[rows, columns, kernel * kernel * channels]``: for each place of the window the ids of its
+      values. ``windows(...)[..., leaves]`` are the wires of trees at every place.
 
     Raises:
       ValueError: the window is larger than the image, or a size is less than 1.

@@ -62,7 +62,7 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
-    """Inputs whose feature axis has the right size. An op cannot check: wires are ids of as many inputs as there are."""
+    """Inputs of the right size. An op cannot check: wires are ids of as many inputs as there are."""
     if not x.ndim or x.shape[spec.feature_axis] != size:
         expected = f"[..., {size}]" if spec.feature_axis else f"[{size}, ...]"
         raise ValueError(f"{spec.layer}: x has shape {list(x.shape)}; expected {expected}.")
@@ -74,9 +74,9 @@ class _LogicSpec(Spec):
     """What layers with gates or tables share.
 
     Attributes:
-      estimator: what is run while training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise
-        on the logits, drawn anew in each call. ``"straight_through"``: the hard network, with the gradient of the
-        soft one for logits.
+      estimator: what is run while training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel
+        noise on the logits, drawn anew in each call. ``"straight_through"``: the hard network, with the
+        gradient of the soft one for logits.
       temperature: logits are divided by it.
       feature_axis: -1, or 0 where features come first: the fast layout.
       dtype: inputs are cast to it first, and the outputs have it; not cast if not given.
@@ -291,7 +291,7 @@ class _WiredSpec(_LogicSpec):
         return self.estimator
 
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """The hard network, as `lutjax.packed_lut` takes it: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
         wires = self._chosen_wires(arrays) if self.wiring == "learnable" else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
 
@@ -304,8 +304,8 @@ class LogicGatesSpec(_WiredSpec):
     """Gates of two inputs: ``y = lutjax.logic_gates(x, logits, wires)``.
 
     Attributes:
-      logits_init: draws the logits, as in `jax.nn.initializers`; `lutjax.layers.initializers.residual_gates()` by
-        default.
+      logits_init: draws the logits, as in `jax.nn.initializers`;
+        `lutjax.layers.initializers.residual_gates()` by default.
     """
 
     _: dataclasses.KW_ONLY
@@ -347,7 +347,8 @@ class _TableSpec(_WiredSpec):
         self._require_size("n_inputs", 1)
         if self.n_inputs > MAX_WIRES:
             raise ValueError(
-                f"{self.layer}: n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more layers instead."
+                f"{self.layer}: n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more "
+                "layers instead."
             )
         super()._check_sizes()
 
@@ -361,9 +362,10 @@ class SoftLUTSpec(_TableSpec):
     """Tables over bits that may lie between 0 and 1: ``y = lutjax.soft_lut(x, corners, wires)``.
 
     Attributes:
-      parametrisation: what is trained. ``"light"``: logits of the corners. ``"walsh"``: Walsh coefficients of minus
-        the logits of the corners. ``"raw"``: numbers from -1 to 1 for corners from 0 to 1.
-      table_init: draws it, as in `jax.nn.initializers`; `lutjax.layers.initializers.residual_table` by default.
+      parametrisation: what is trained. ``"light"``: logits of the corners. ``"walsh"``: Walsh coefficients of
+        minus the logits of the corners. ``"raw"``: numbers from -1 to 1 for corners from 0 to 1.
+      table_init: draws it, as in `jax.nn.initializers`; `lutjax.layers.initializers.residual_table` by
+        default.
     """
 
     _: dataclasses.KW_ONLY
@@ -487,11 +489,13 @@ class LogicTreeSpec(_LogicSpec):
             )
         if self.kernel > min(self.in_shape[:2]) + 2 * self.padding:
             raise ValueError(
-                f"{self.layer}: kernel is {self.kernel}, larger than the image, whose in_shape is {self.in_shape}."
+                f"{self.layer}: kernel is {self.kernel}, larger than the image, whose in_shape "
+                f"is {self.in_shape}."
             )
         if any(size % self.pool for size in self.places):
             raise ValueError(
-                f"{self.layer}: pool is {self.pool}, which does not divide the {self.places} places of windows."
+                f"{self.layer}: pool is {self.pool}, which does not divide the {self.places} "
+                "places of windows."
             )
 
     @property
@@ -591,7 +595,8 @@ class GroupSumSpec(Spec):
     def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
         if not x.ndim or x.shape[self.feature_axis] % self.k:
             raise ValueError(
-                f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of the {self.k} groups."
+                f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of "
+                f"the {self.k} groups."
             )
         return _sums_of_groups(x, self.k, self.feature_axis) / jnp.asarray(self.tau, x.dtype)
 
@@ -604,8 +609,9 @@ class ThermometerSpec(Spec):
       in_features: numbers, ``I``.
       n_thresholds: thresholds, and bits, of each.
       learnable: whether thresholds are trained.
-      gradient: of learnable ones: ``"straight_through"``: the outputs are bits, with the gradient of a sigmoid of
-        ``(x - threshold) / temperature``; ``"soft"``: they are that sigmoid, except in the hard network.
+      gradient: of learnable ones: ``"straight_through"``: the outputs are bits, with the gradient of a
+        sigmoid of ``(x - threshold) / temperature``; ``"soft"``: they are that sigmoid, except in the hard
+        network.
       temperature: width of the sigmoid.
       feature_axis: -1, or 0 where features come first.
       dtype: inputs are cast to it first, and the outputs have it; not cast if not given.

@@ -1,7 +1,7 @@
 """First values of gates and of tables over bits, in the form of `jax.nn.initializers`.
 
-Residual: every gate starts by passing on its first input, so deep networks start as the identity of some inputs.
-`jax.nn.initializers.normal(1.0)` is the Gaussian initialisation.
+Residual: every gate starts by passing on its first input, so deep networks start as the identity of some
+inputs. `jax.nn.initializers.normal(1.0)` is the Gaussian initialisation.
 """
 
 import math
@@ -62,7 +62,8 @@ def residual_table(
 
     Args:
       probability: each corner's value where it is 1 in the hard table; one minus it where it is 0.
-      parametrisation: what the numbers are: ``"light"``, ``"walsh"`` or ``"raw"``, as in `lutjax.layers.nnx.SoftLUT`.
+      parametrisation: what the numbers are: ``"light"``, ``"walsh"`` or ``"raw"``, as in
+        `lutjax.layers.nnx.SoftLUT`.
 
     Raises:
       ValueError: `probability` is not between 0 and 1, or `parametrisation` is unknown.

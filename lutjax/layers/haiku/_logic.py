@@ -50,16 +50,16 @@ class _Wired(_Gates):
         self._build(self.spec_type, in_features, out_features, given={"wires": wires}, **options)
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """The hard network, as `lutjax.packed_lut` takes it: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
         return self.spec.truth_tables(self._arrays())
 
 
 class LogicGates(_Wired):
     """Differentiable logic gates, with the options of `lutjax.layers.nnx.LogicGates`.
 
-    Parameter: ``logits [out_features, 16]``. State: ``wires`` int32 ``[out_features, 2]`` and ``readers`` int32
-    ``[in_features, fan-out]``. With learnable wiring also a parameter ``scores``. The estimator ``"gumbel"`` needs a
-    key in `apply`.
+    Parameter: ``logits [out_features, 16]``. State: ``wires`` int32 ``[out_features, 2]`` and ``readers``
+    int32 ``[in_features, fan-out]``. With learnable wiring also a parameter ``scores``. The estimator
+    ``"gumbel"`` needs a key in `apply`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not an input.

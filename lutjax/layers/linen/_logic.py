@@ -51,9 +51,9 @@ class _Wired(_Gates):
     scores_init: Initializer = _logic.GAUSSIAN
 
     def truth_tables(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        """The hard network, as `lutjax.packed_lut` takes it: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+        """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
-        Call it on the layer's own part of the variables: ``layer.truth_tables({"params": ..., "wires": ...})``.
+        Call it on the layer's own part of the variables, those of ``params`` and of ``wires``.
         """
         spec, _ = self._spec_and_variables()
         return spec.truth_tables({name: array for kind in variables.values() for name, array in kind.items()})
@@ -63,8 +63,9 @@ class LogicGates(_Wired):
     """Differentiable logic gates, with the options of `lutjax.layers.nnx.LogicGates`.
 
     Variables: ``params/logits [out_features, 16]``, ``wires/wires`` int32 ``[out_features, 2]`` and
-    ``wires/readers`` int32 ``[in_features, fan-out]``, a collection of its own that no optimiser sees. With learnable
-    wiring also ``params/scores``. All are drawn from the ``params`` stream; noise comes from the stream ``gates``.
+    ``wires/readers`` int32 ``[in_features, fan-out]``, a collection of its own that no optimiser sees. With
+    learnable wiring also ``params/scores``. All are drawn from the ``params`` stream; noise comes from the
+    stream ``gates``.
 
     Raises:
       ValueError: on first use, a size is impossible or a wire is not an input.

@@ -90,17 +90,18 @@ class _Wired(_Gates):
         )
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """The hard network, as `lutjax.packed_lut` takes it: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
         return self.spec.truth_tables(self._arrays())
 
 
 class LogicGates(_Wired):
     """Differentiable logic gates of two inputs, each a mixture of the sixteen that there are.
 
-    State: ``logits`` (`nnx.Param`, ``[out_features, 16]``), ``wires`` (`Wires`, int32 ``[out_features, 2]``) and
-    ``readers`` (`Wires`, int32 ``[in_features, fan-out]``: who reads each input, for the gradient; left out where
-    a few inputs of explicit wires are read by so many gates that the list would be mostly empty). With learnable
-    wiring ``wires`` is ``[out_features, 2, candidates]``, and there are ``scores`` (`nnx.Param`) of that shape.
+    State: ``logits`` (`nnx.Param`, ``[out_features, 16]``), ``wires`` (`Wires`, int32 ``[out_features, 2]``)
+    and ``readers`` (`Wires`, int32 ``[in_features, fan-out]``: who reads each input, for the gradient; left
+    out where a few inputs of explicit wires are read by so many gates that the list would be mostly empty).
+    With learnable wiring ``wires`` is ``[out_features, 2, candidates]``, and there are ``scores``
+    (`nnx.Param`) of that shape.
 
     With ``deterministic=True``, of a call, a layer or a view (``nnx.view(model, deterministic=True)``,
     ``model.eval()``), each gate is the one with the largest logit: bits in, bits out.
@@ -108,16 +109,16 @@ class LogicGates(_Wired):
     Args:
       in_features: inputs, numbers from 0 to 1 or bits.
       out_features: gates, with one output each.
-      wiring: ``"balanced"``, every input is read about equally often; ``"unique"``, and no pair of inputs twice;
-        ``"learnable"``, each input of a gate is a mixture of `candidates` by trained scores, and in the hard network
-        the one with the highest.
+      wiring: ``"balanced"``, every input is read about equally often; ``"unique"``, and no pair of inputs
+        twice; ``"learnable"``, each input of a gate is a mixture of `candidates` by trained scores, and in
+        the hard network the one with the highest.
       candidates: of each input of a gate with learnable wiring, an even number.
       scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its
-        first input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
-      estimator: what is run while training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise
-        on the logits, drawn anew in each call and the same for all samples. ``"straight_through"``: the hard
-        network; logits get the gradient that they have in a mixture of the same inputs.
+      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes
+        on its first input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
+      estimator: what is run while training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel
+        noise on the logits, drawn anew in each call and the same for all samples. ``"straight_through"``: the
+        hard network; logits get the gradient that they have in a mixture of the same inputs.
       temperature: logits and scores are divided by it.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
@@ -154,8 +155,8 @@ class LogicGates(_Wired):
 class SoftLUT(_Wired):
     """Tables of up to 8 inputs between 0 and 1: the multilinear interpolation of corners.
 
-    State: ``table`` (`nnx.Param`, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address),
-    ``wires``, ``readers`` and ``scores`` as in `LogicGates`.
+    State: ``table`` (`nnx.Param`, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an
+    address), ``wires``, ``readers`` and ``scores`` as in `LogicGates`.
 
     With ``deterministic=True`` corners above 1/2 are 1 and the others 0: bits in, bits out.
 
@@ -164,13 +165,14 @@ class SoftLUT(_Wired):
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
       parametrisation: what is trained. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
-        coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where inputs are
-        bits that is the "warp" of others, who take the sigmoid after the interpolation. ``"raw"``: numbers v,
-        clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only gradients that lead back pass.
-      table_init: draws it; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
-        input is 1, and 0.1.
-      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw
-        tables.
+        coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``.
+        Where inputs are bits that is the "warp" of others, who take the sigmoid after the interpolation.
+        ``"raw"``: numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only gradients
+        that lead back pass.
+      table_init: draws it; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the
+        first input is 1, and 0.1.
+      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and is not for
+        raw tables.
       wiring, candidates, scores_init, temperature, feature_axis, dtype, param_dtype, implementation,
         deterministic, wires, rngs: as in `LogicGates`; ``"unique"`` wiring is for 2 inputs.
 
@@ -194,16 +196,16 @@ class SoftLUT(_Wired):
 
 
 class BinaryLUT(_Wired):
-    """Tables of up to 8 inputs addressed by the signs of inputs, with the extended finite difference as gradient.
+    """Tables of up to 8 inputs addressed by signs, with the extended finite difference as gradient.
 
-    A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are bits too,
-    ``value > 0`` of the addressed slot, whose gradient the slot and the inputs receive as if there were no
+    A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are
+    bits too, ``value > 0`` of the addressed slot; slot and inputs receive their gradients as if there were no
     threshold: while training this is the hard network already. With ``estimator="soft"`` they are the values
-    themselves, as of the last layer before a sum of groups, or before another layer of this kind, which looks at
-    the sign alone. Values are clipped to [-1, 1]; beyond the ends only gradients that lead back pass.
+    themselves, as of the last layer before a sum of groups, or before another layer of this kind, which looks
+    at the sign alone. Values are clipped to [-1, 1]; beyond the ends only gradients that lead back pass.
 
-    State: ``table`` (`nnx.Param`, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address),
-    ``wires``, ``readers`` and ``scores`` as in `LogicGates`.
+    State: ``table`` (`nnx.Param`, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an
+    address), ``wires``, ``readers`` and ``scores`` as in `LogicGates`.
 
     With ``deterministic=True`` the outputs are the bits, whatever the estimator.
 
@@ -237,12 +239,13 @@ class BinaryLUT(_Wired):
 class LogicTree(_Gates):
     """Convolution of an image with trees of gates, and the or of neighbouring places.
 
-    A kernel is a complete binary tree of gates, whose leaves are drawn in a window of the image. It is the same at
-    each place, gates and wires; the output is the maximum over ``pool x pool`` places: for bits their or.
+    A kernel is a complete binary tree of gates, whose leaves are drawn in a window of the image. It is the
+    same at each place, gates and wires; the output is the maximum over ``pool x pool`` places, for bits
+    their or.
 
-    State: ``logits`` (`nnx.Param`, ``[n_kernels * (2**depth - 1), 16]``, the first level first), ``wires`` (`Wires`,
-    int32 ``[n_kernels * 2**(depth - 1), 2]``: the leaves, ids in the window in the order row, column, channel) and
-    ``readers`` as in `LogicGates`.
+    State: ``logits`` (`nnx.Param`, ``[n_kernels * (2**depth - 1), 16]``, the first level first), ``wires``
+    (`Wires`, int32 ``[n_kernels * 2**(depth - 1), 2]``: the leaves, ids in the window in the order row,
+    column, channel) and ``readers`` as in `LogicGates`.
 
     Args:
       in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
@@ -254,8 +257,8 @@ class LogicTree(_Gates):
       padding: rows and columns of zeros around the image.
       pool: height and width of the groups of places whose maximum is taken; it divides the places.
       wires: as above, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, 2)``.
-      logits_init, estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic, rngs:
-        as in `LogicGates`.
+      logits_init, estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic,
+        rngs: as in `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not in the window.
@@ -289,7 +292,8 @@ class LogicTree(_Gates):
 class GroupSum(Layer):
     """Sums of contiguous groups of features over a temperature: votes of gates for classes.
 
-    Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
+    Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with
+    ``feature_axis=0``.
 
     Args:
       k: groups; it divides the features.
@@ -320,7 +324,8 @@ class GroupSum(Layer):
 class Thermometer(_Logic):
     """Numbers as bits: ``x > threshold`` for each of a feature's thresholds.
 
-    State: ``thresholds`` ``[in_features, n_thresholds]``: `Thresholds`, never trained, or `nnx.Param` if learnable.
+    State: ``thresholds`` ``[in_features, n_thresholds]``: `Thresholds`, never trained, or `nnx.Param` if
+    learnable.
 
     Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs
     ``[..., in_features]``; with ``feature_axis=0`` the first axis. NaN gives bits of 0.
@@ -329,9 +334,11 @@ class Thermometer(_Logic):
       in_features: numbers.
       n_thresholds: thresholds, and bits, of each.
       thresholds: `lutjax.thermometer_thresholds` of the training data; by default n of them evenly in (0, 1).
-      learnable: whether thresholds are trained. They may then cross; otherwise there is no gradient of anything.
-      gradient: of learnable ones. ``"straight_through"``: the outputs are bits, with the gradient of a sigmoid of
-        ``(x - threshold) / temperature``. ``"soft"``: they are that sigmoid, and bits with ``deterministic=True``.
+      learnable: whether thresholds are trained. They may then cross; otherwise there is no gradient of
+        anything.
+      gradient: of learnable ones. ``"straight_through"``: the outputs are bits, with the gradient of a
+        sigmoid of ``(x - threshold) / temperature``. ``"soft"``: they are that sigmoid, and bits with
+        ``deterministic=True``.
       temperature: width of that sigmoid, in units of `x`.
       feature_axis: -1, or 0 where features come first.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
