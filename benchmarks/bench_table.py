@@ -33,9 +33,7 @@ def table(paths: list[Path]) -> str:
     for (shape, dtype, row), by_name in cases.items():
         first = by_name[next(name for name in names if name in by_name)]
         times = [by_name[n]["p50_s"] if n in by_name else "" for n in names]
-        peak = (
-            f"{float(first['peak_bytes']) / float(first['table_bytes']):.2f}" if first["peak_bytes"] else ""
-        )
+        peak = _peak(first) if first["peak_bytes"] else ""
         cells = [
             f"{shape} ({first['sizes']})"
             if dtype == "float32"
@@ -48,6 +46,13 @@ def table(paths: list[Path]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _peak(record: dict[str, str]) -> str:
+    """Of tables how many times their bytes; of gates, whose parameters are few, bytes."""
+    if record["sizes"].startswith(("gates", "soft_lut", "binary_lut")):
+        return size(int(record["peak_bytes"]))
+    return f"{float(record['peak_bytes']) / float(record['table_bytes']):.2f}"
 
 
 def _time(seconds: str) -> str:

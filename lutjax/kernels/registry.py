@@ -457,7 +457,7 @@ def _register_builtin() -> None:
             requires=("jax_triton", "triton"),
             unsupported=_unsupported_by_triton,
             directions=("forward",) if op.endswith("_update") else DIRECTIONS,
-            slower=_slower_in_triton if op.endswith("_update") or op == "bilinear_gates" else None,
+            slower=_slower_in_triton if op.endswith("_update") or op in gates else None,
         )
 
 
