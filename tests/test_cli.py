@@ -323,7 +323,7 @@ def test_bar_on_a_terminal() -> None:
 
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
-    with _progress.Report(console, first=0, steps=20, bytes_per_step=100) as report:
+    with _progress.Report(console, first=0, steps=20, speed="{:.0f} s a step".format) as report:
         report.training(10, 2.5)
         report.test(10, 2.25)
         report.training(20, 2.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lutjax.training.runs import Record
+from lutjax.training.lm_runs import Record
 
 
 def plot_losses(record: Record, path: Path) -> None:
