@@ -13,8 +13,9 @@ from lutjax.cli._flags import FieldsCommand
 from lutjax.training.presets import PRESETS
 
 if TYPE_CHECKING:
-    from lutjax.training.lm import Run, State
+    from lutjax.training.lm import Run
     from lutjax.training.lm_runs import Record
+    from lutjax.training.models import State
     from lutjax.training.text import Text
 
 EVALUATION_WINDOWS = 1024
@@ -99,7 +100,7 @@ def _start(text_path: Path | None, preset: str, out: Path, fields: Mapping[str, 
 
 
 def _resume(text_path: Path | None, preset: str | None, out: Path, fields: Mapping[str, Any]) -> None:
-    from lutjax.training import checkpoints, lm_runs, runs
+    from lutjax.training import checkpoints, lm_runs, models, runs
     from lutjax.training.lm import Run
     from lutjax.training.text import load_text
 
@@ -120,7 +121,7 @@ def _resume(text_path: Path | None, preset: str | None, out: Path, fields: Mappi
             f"{record.text.path or 'the standard library'}, now {text.size} other bytes of {text.name}."
         )
     run = Run(record.model, record.training, text.train)
-    _train(run, lm_runs.restore(out, done, run), record, text, out, done=done)
+    _train(run, models.restore(out, done, run), record, text, out, done=done)
 
 
 def _train(run: "Run", state: "State", record: "Record", text: "Text", out: Path, *, done: int) -> None:
@@ -129,13 +130,13 @@ def _train(run: "Run", state: "State", record: "Record", text: "Text", out: Path
 
     from lutjax.cli._plot import plot_losses
     from lutjax.cli._progress import Report
-    from lutjax.training import lm_runs
+    from lutjax.training import models
 
     steps, history = record.training.steps, record.history
     device = jax.local_devices()[0]
     n_bytes = record.training.batch_size * record.model.context
     click.echo(
-        f"training on {text.name} ({text.size:,} bytes): {run.n_parameters():,} parameters, {steps} steps of "
+        f"training on {text.name} ({text.size:,} bytes): {run.structure.n_parameters():,} parameters, {steps} steps of "
         f"{record.training.batch_size} x {record.model.context} bytes on {device.device_kind}; "
         f"bigram baseline {record.bigram:.4f} nats per byte"
         + (f"; resumed after {done} steps" if done else "")
@@ -146,7 +147,7 @@ def _train(run: "Run", state: "State", record: "Record", text: "Text", out: Path
 
     def save(number: int, state: "State") -> None:
         plot_losses(record, out / "loss.png")
-        lm_runs.save(out, number, state, record)
+        models.save(out, number, state, record)
 
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()

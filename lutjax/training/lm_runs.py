@@ -1,14 +1,12 @@
-"""Checkpoints of language-model runs: the model, the optimiser's state, and all that decides how to go on."""
+"""Runs of language models: what decides how to go on, and the model of one."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from lutjax.layers import nnx as layers
 from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.training import runs
-from lutjax.training.checkpoints import CheckpointError
-from lutjax.training.lm import Run, State, Structure, TrainingConfig
+from lutjax.training import models, runs
+from lutjax.training.lm import TrainingConfig, structure_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,26 +37,6 @@ class Record:
     history: runs.History
 
 
-def save(folder: Path, step: int, state: State, record: Record) -> None:
-    """Writes a checkpoint into the folder of a run; see `checkpoints.save`."""
-    trees = {"model": _model_tree(state.params, state.others), "optimizer": state.optimizer}
-    runs.save(folder, step, trees, record)
-
-
-def restore(folder: Path, step: int, run: Run) -> State:
-    """The state of a run at a checkpoint that `runs.read` has found whole.
-
-    Raises:
-      CheckpointError: the arrays are not those of the run, or an anchor is not an input.
-    """
-    abstract = run.abstract()
-    tree = runs.restore(folder, step, "model", _model_tree(abstract.params, abstract.others))
-    optimizer = runs.restore(folder, step, "optimizer", abstract.optimizer)
-    state = State(tree["params"], tree["others"], optimizer)
-    _check(run.structure.model(state.params, state.others), folder)
-    return state
-
-
 def load_model(folder: Path) -> tuple[LUTTransformer, Record]:
     """The model of the latest checkpoint in the folder of a run, ready to generate.
 
@@ -66,19 +44,4 @@ def load_model(folder: Path) -> tuple[LUTTransformer, Record]:
       CheckpointError: there is none, it is damaged, or an anchor is not an input.
     """
     step, record = runs.read(folder, Record)
-    structure = Structure(record.model)
-    tree = runs.restore(folder, step, "model", _model_tree(*structure.abstract()))
-    model = structure.model(tree["params"], tree["others"])
-    _check(model, folder)
-    return model, record
-
-
-def _model_tree(params: Any, others: Any) -> dict[str, Any]:
-    return {"params": params, "others": others}
-
-
-def _check(model: LUTTransformer, folder: Path) -> None:
-    try:
-        layers.check(model)
-    except ValueError as error:
-        raise CheckpointError(f"the checkpoint in {folder} cannot be used: {error}") from error
+    return models.load(folder, step, structure_of(record.model)), record
