@@ -14,7 +14,7 @@ from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
 from lutjax.training.loop import Advance, repeat
-from lutjax.training.models import State, Structure, arrays
+from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
 
 EVALUATION_BATCH = 64
@@ -93,7 +93,7 @@ def structure_of(config: LUTTransformerConfig) -> Structure[LUTTransformer]:
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
-class Run:
+class Run(ModelRun[LUTTransformer]):
     """A model and how it is trained, without the arrays that training changes.
 
     Args:
@@ -114,7 +114,6 @@ class Run:
         if model.vocab_size != 256:
             raise ValueError(f"vocab_size is {model.vocab_size}; a language model of bytes needs 256.")
         self.config, self.training = model, training
-        self.structure = structure_of(model)
         rate = optimizers.learning_rate(
             training.schedule,
             rate=training.learning_rate,
@@ -125,18 +124,9 @@ class Run:
         )
         rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer](weight_decay=training.table_weight_decay)
         self._optimizer = tables.Optimizer(rule, rate, rest=optimizers.optimizer(training.optimizer, rate))
+        super().__init__(structure_of(model), self._optimizer.init, training.seed)
         self.advance = repeat(self.step, jnp.asarray(train))
         self._evaluate = jax.jit(self._total_loss)
-
-    def init(self) -> State:
-        """The state before the first step."""
-        params, others = self.structure.init(self.training.seed)
-        return State(params, others, self._optimizer.init(params))
-
-    def abstract(self) -> State:
-        """The state's shapes and dtypes, for reading a checkpoint."""
-        params, others = self.structure.abstract()
-        return State(params, others, jax.eval_shape(self._optimizer.init, params))
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
         """One step: the state after it, and the mean loss of its batch. See `lutjax.training.loop.Step`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -67,13 +67,27 @@ def arrays(model: nnx.Module) -> tuple[Any, Any]:
     return nnx.to_pure_dict(params), nnx.to_pure_dict(others)
 
 
-class Run(Protocol[M]):
-    """What a run has of these."""
+class ModelRun(Generic[M]):
+    """A model and how it is trained, without the arrays that training changes.
 
-    structure: Structure[M]
+    Args:
+      structure: of the model.
+      optimizer: makes the optimiser's state of `State.params`.
+      seed: of the model.
+    """
+
+    def __init__(self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int):
+        self.structure, self._init_optimizer, self._seed = structure, optimizer, seed
+
+    def init(self) -> State:
+        """The state before the first step."""
+        params, others = self.structure.init(self._seed)
+        return State(params, others, self._init_optimizer(params))
 
     def abstract(self) -> State:
-        """The state's shapes and dtypes."""
+        """The state's shapes and dtypes, for reading a checkpoint."""
+        params, others = self.structure.abstract()
+        return State(params, others, jax.eval_shape(self._init_optimizer, params))
 
 
 def save(folder: Path, step: int, state: State, record: Any) -> None:
@@ -82,7 +96,7 @@ def save(folder: Path, step: int, state: State, record: Any) -> None:
     runs.save(folder, step, trees, record)
 
 
-def restore(folder: Path, step: int, run: Run[Any]) -> State:
+def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
     """The state of a run at a checkpoint that `runs.read` has found whole.
 
     Raises:
