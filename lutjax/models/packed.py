@@ -27,7 +27,8 @@ _IN_4_BITS, _IN_8_BITS = 15, 17
 class PackedClassifier:
     """The hard network of a `LogicClassifier`, with all gates as bitwise operations on 32 samples a word.
 
-    A pytree of arrays. Calls are compiled once for each number of samples, which need not be a multiple of anything.
+    A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
+    number of words.
 
     Attributes:
       truth: for each layer the tables, bool ``[gates, 2**inputs]``.
@@ -63,7 +64,10 @@ class PackedClassifier:
         check_samples(x, self.config)
         if x.ndim != 2:
             raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
-        return _of_samples(self, x)
+        n_samples = x.shape[0]
+        blocks, size = _blocks(-(-n_samples // 32))
+        x = jnp.pad(jnp.asarray(x), ((0, blocks * size * 32 - n_samples), (0, 0)))
+        return _of_samples(self, x.reshape(blocks, size * 32, -1))[:n_samples]
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
         """Classes of samples whose bits are packed, by `lutjax.pack_bits`: int32 ``[32 * words]``.
@@ -99,14 +103,12 @@ def pack(classifier: LogicClassifier) -> PackedClassifier:
 
 @jax.jit
 def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    n_samples = x.shape[0]
-    blocks, size = _blocks(-(-n_samples // 32))
-    x = jnp.pad(x, ((0, blocks * size * 32 - n_samples), (0, 0))).reshape(blocks, size * 32, -1)
+    """Samples in blocks, ``[blocks, 32 * words, F]``."""
     # Two loops, because XLA would encode a bit anew for each gate that reads it.
     words = jax.lax.map(functools.partial(_encode, packed), x)
-    # Sample 32 w + j of a block would be dear to put into bit j of word w. Sample size * j + w is there.
-    bits = jax.lax.map(lambda words: _classes(packed, words).reshape(-1), words)
-    return bits.reshape(-1)[:n_samples].astype(jnp.int32)
+    # Sample 32 w + j of a block would be dear to put into bit j of word w. Sample W j + w is there.
+    classes = jax.lax.map(lambda words: _classes(packed, words).reshape(-1), words)
+    return classes.reshape(-1).astype(jnp.int32)
 
 
 @jax.jit
