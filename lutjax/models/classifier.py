@@ -1,15 +1,18 @@
 """A classifier made of logic gates, or of tables over bits."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from lutjax._typing import Array
+from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT, Thermometer
 
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
     from lutjax.models.packed import PackedClassifier
 
 TABLES = ("gates", "light", "walsh", "raw", "binary")
-INITIALISATIONS = ("gaussian", "residual")
-_GAUSSIAN = jax.nn.initializers.normal(1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,11 @@ class LogicClassifierConfig:
       n_inputs: inputs of a gate (2) or of a table (up to 8).
       tables: what is trained of each. gates: 16 logits, for 2 inputs; light: the logit of each corner of a table;
         walsh: their Walsh coefficients; raw: numbers from -1 to 1; binary: tables addressed by bits already while
-        training. Default: light.
-      initialisation: gaussian, or residual: at first everything passes on its first input. Binary tables have
-        their own.
+        training. Default: gates for 2 inputs, else light.
+      residual: what the first values have for passing on the first input: the logit of that gate, or of corners.
+        Deep networks need more of it. Default: 2 for gates, 0 for tables. Binary tables have first values of their
+        own.
+      noise: standard deviation of the first values.
       wiring: balanced, unique or learnable; see `lutjax.layers.nnx.LogicGates`.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
@@ -57,20 +60,22 @@ class LogicClassifierConfig:
     layers: tuple[int, ...] = (2000, 2000, 2000)
     n_thresholds: int = 3
     n_inputs: int = 2
-    tables: str = "light"
-    initialisation: str = "gaussian"
+    tables: str | None = None
+    residual: float | int | None = None
+    noise: float | int = 1.0
     wiring: str = "balanced"
     estimator: str = "soft"
-    tau: float = 6.0
+    tau: float | int = 4.0
 
     def __post_init__(self) -> None:
         where = "LogicClassifierConfig"
         for name, least in (("in_features", 1), ("n_classes", 2), ("n_thresholds", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least {least}.")
-        for name, known in (("tables", TABLES), ("initialisation", INITIALISATIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{where}: {name} is {getattr(self, name)!r}; expected one of {known}.")
+        if self.tables not in (None, *TABLES):
+            raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if not self.layers or min(self.layers) < 1:
             raise ValueError(
                 f"{where}: layers is {self.layers}; give at least one layer of at least one gate."
@@ -80,12 +85,17 @@ class LogicClassifierConfig:
                 f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} "
                 f"classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
             )
-        if self.tables == "gates" and self.n_inputs != 2:
+        if self.kind == "gates" and self.n_inputs != 2:
             raise ValueError(
                 f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
             )
         # The layers check the rest; abstract ones cost nothing.
         nnx.eval_shape(lambda: LogicClassifier(self, rngs=nnx.Rngs(0)))
+
+    @property
+    def kind(self) -> str:
+        """What is trained of each gate or table."""
+        return self.tables or ("gates" if self.n_inputs == 2 else "light")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, as JSON can hold them."""
@@ -208,16 +218,24 @@ def check_samples(x: Array, config: LogicClassifierConfig) -> None:
 def _layer(
     config: LogicClassifierConfig, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **options: Any
 ) -> LogicGates | SoftLUT | BinaryLUT:
-    gaussian = config.initialisation == "gaussian"
-    if config.tables == "binary":
+    kind = config.kind
+    if kind == "binary":
         # Values of the last tables are summed as they are; what others read is a bit.
         estimator = "soft" if last else "straight_through"
         return BinaryLUT(n_in, n_out, n_inputs=config.n_inputs, estimator=estimator, rngs=rngs, **options)
     options |= {"estimator": config.estimator, "rngs": rngs}
-    if config.tables == "gates":
-        init = _GAUSSIAN if gaussian else residual_gates()
+    if kind == "gates":
+        strength = 2.0 if config.residual is None else config.residual
+        init = _with_noise(residual_gates(strength=strength), config.noise)
         return LogicGates(n_in, n_out, logits_init=init, **options)
-    init = _GAUSSIAN if gaussian else residual_table(parametrisation=config.tables)
-    return SoftLUT(
-        n_in, n_out, n_inputs=config.n_inputs, parametrisation=config.tables, table_init=init, **options
-    )
+    probability = 1 / (1 + math.exp(-(config.residual or 0.0)))
+    init = _with_noise(residual_table(probability, kind), config.noise)
+    return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parametrisation=kind, table_init=init, **options)
+
+
+def _with_noise(init: Initializer, noise: float | int) -> Initializer:
+    def noisy(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        drawn = jax.random.normal(key, shape, dtype)
+        return init(key, shape, dtype) + drawn * jnp.asarray(noise, dtype)
+
+    return noisy

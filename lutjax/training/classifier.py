@@ -40,12 +40,12 @@ class TrainingConfig:
       seed: of the model, the order of samples and all noise.
     """
 
-    steps: int = 6000
+    steps: int = 15000
     batch_size: int = 100
     learning_rate: float = 0.05
     cooldown: float = 0.5
     thresholds: str = "uniform"
-    augment: float = 1.0
+    augment: float | int = 1.0
     split: int = 0
     seed: int = 0
 
