@@ -1,7 +1,7 @@
 """Speed on this machine: `python benchmarks/figures.py [--csv FILE] [--only NAME ...]`.
 
 Medians of repeated runs after a warm-up, each of many calls, with the 20th and 80th percentile. Compare
-figures of one run only: machines differ, and change.
+figures of one run only: machines differ, and change. `taskset -c 0` leaves one core to the inference of digits.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lutjax
+from lutjax import wiring
 from lutjax.benchmark.language_model import Step
 
 
@@ -96,6 +97,63 @@ def training() -> Iterator[Row]:
         yield Row(f"LM training, batch {batch}", "ms/sample", 35, *figures)
 
 
+def gate_layers() -> Iterator[Row]:
+    """Layers of gates, features first."""
+    for n_gates, batch, goals in ((2000, 100, (0.10, 0.40)), (16384, 4096, (30, 180))):
+        key = jax.random.key(0)
+        wires = wiring.balanced(key, n_gates, n_gates)
+        readers = lutjax.readers(wires, n_gates)
+        coefficients = lutjax.gate_coefficients(jax.random.normal(key, (n_gates, 16)))
+        x = jax.random.uniform(key, (n_gates, batch))
+
+        def layer(x, c, wires=wires, readers=readers):
+            return lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
+
+        def both(x, c, layer=layer):
+            y, pullback = jax.vjp(layer, x, c)
+            return y, pullback(y)
+
+        for name, function, goal in zip(("forward", "forward + backward"), (layer, both), goals, strict=True):
+            call = jax.jit(function)
+            repeats, calls = (30, 20) if batch == 100 else (7, 1)
+            figures = seconds(lambda: call(x, coefficients), repeats=repeats, calls=calls)  # noqa: B023
+            yield Row(f"{n_gates} gates, batch {batch}, {name}", "ms", goal, *figures * 1e3)
+
+
+def digits() -> Iterator[Row]:
+    """A training step of 3 x 2000 gates on scikit-learn's digits, and the hard network on one core."""
+    from lutjax.models import LogicClassifierConfig
+    from lutjax.training.classifier import Run, TrainingConfig
+    from lutjax.training.samples import load_digits, split
+
+    train, _ = split(load_digits(), 0)
+    for name, options, augment in (
+        ("3x2000 gates", {}, 0.0),
+        ("3x2000 gates, with augmentation", {}, 1.0),
+        ("3x2000 light gates", {"tables": "light"}, 0.0),
+    ):
+        run = Run(LogicClassifierConfig(64, 10, **options), TrainingConfig(augment=augment), train)
+        state, times = run.init(), []
+        for first in range(0, 1600, 100):
+            start = time.perf_counter()
+            state, _ = jax.block_until_ready(run.advance(state, first, 100))
+            times.append((time.perf_counter() - start) / 100)
+        figures = np.percentile(times[1:], [20, 50, 80]) * 1e3
+        yield Row(f"digits step, {name}", "ms", 1.5, *figures)
+    packed = run.structure.model(state.params, state.others).packed()
+    pixels = jnp.asarray(np.resize(train.x, (2**17, 64)).astype(np.uint8))
+    floats = pixels.astype(jnp.float32)
+    words = jax.random.bits(jax.random.key(0), (192, 2**12), jnp.uint32)
+    for name, call, n_images, goal in (
+        ("from packed bits", lambda: packed.from_words(words), 2**17, 7),
+        ("from pixels, uint8", lambda: packed(pixels), 2**17, 4),
+        ("from pixels, float32", lambda: packed(floats), 2**17, 4),
+        ("from pixels, 100 003 of them", lambda: packed(pixels[:100003]), 100003, 4),
+    ):
+        figures = n_images / seconds(call, repeats=20)[::-1] / 1e6
+        yield Row(f"digits, {name}", "M images/s", goal, *figures)
+
+
 def memory() -> Iterator[Row]:
     """Peak memory of a step of the `reference` preset, as XLA plans it, over the bytes of the tables."""
     for table_gradient, batch in (("factored", 1), ("factored", 16), ("factored", 128), ("dense", 16)):
@@ -131,6 +189,8 @@ FIGURES = {
     "lm": language_model,
     "training": training,
     "memory": memory,
+    "gates": gate_layers,
+    "digits": digits,
     "overhead": overhead,
     "import": imports,
 }

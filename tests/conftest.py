@@ -46,3 +46,19 @@ def accelerator_formulation(monkeypatch):
         monkeypatch.setattr(module, "in_sequence", lambda device: False)
     yield
     forget()
+
+
+@pytest.fixture(scope="module")
+def compilation_cache_directory(tmp_path_factory):
+    """For tests that compile the same programs again and again: once is enough."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    path = tmp_path_factory.mktemp("compiled")
+    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    yield path
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    compilation_cache.reset_cache()

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import jax
 import pytest
 from click.testing import CliRunner, Result
-from jax.experimental.compilation_cache import compilation_cache
 
 import lutjax
 from lutjax.cli import _progress, _train_lm, main
@@ -45,18 +43,7 @@ SIZES = [
 STEPS = ["--steps", "24", "--log-every", "1", "--eval-every", "12", "--checkpoint-every", "8"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every run below compiles the same programs: once is enough."""
-    path = tmp_path_factory.mktemp("compiled")
-    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    compilation_cache.reset_cache()
-    yield path
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +310,7 @@ def test_bar_on_a_terminal() -> None:
 
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
-    with _progress.Report(console, first=0, steps=20, bytes_per_step=100) as report:
+    with _progress.Report(console, first=0, steps=20, speed="{:.0f} s a step".format) as report:
         report.training(10, 2.5)
         report.test(10, 2.25)
         report.training(20, 2.0)

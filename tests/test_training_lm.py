@@ -11,8 +11,9 @@ import pytest
 from flax import nnx
 
 from lutjax.models import LUTTransformerConfig
-from lutjax.training import checkpoints, loop, optimizers, runs
-from lutjax.training.lm import Run, State, TrainingConfig
+from lutjax.training import checkpoints, lm_runs, loop, models, optimizers, runs
+from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.models import State
 from lutjax.training.text import bigram_loss, split_text
 
 CONFIG = LUTTransformerConfig(
@@ -39,11 +40,11 @@ def equal(a: object, b: object) -> bool:
     return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
 
 
-def record_of(run: Run) -> runs.Record:
-    return runs.Record(
+def record_of(run: Run) -> lm_runs.Record:
+    return lm_runs.Record(
         model=run.config,
         training=run.training,
-        text=runs.TextIdentity(None, TEXT.size, TEXT.digest),
+        text=lm_runs.TextIdentity(None, TEXT.size, TEXT.digest),
         bigram=bigram_loss(TEXT.train, TEXT.test),
         options={},
         history=runs.History(train=[(4, 5.25)]),
@@ -151,8 +152,8 @@ def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
     before = jax.tree.map(np.asarray, run.init().others)
     state, _ = run.advance(run.init(), 0, 4)
     assert not equal(state.others, before)
-    runs.save(tmp_path, 4, state, record_of(run))
-    assert equal(runs.restore(tmp_path, 4, run), state)
+    models.save(tmp_path, 4, state, record_of(run))
+    assert equal(models.restore(tmp_path, 4, run), state)
 
 
 @pytest.mark.parametrize("table_optimizer", ["row_adagrad", pytest.param("row_adam", marks=pytest.mark.slow)])
@@ -163,18 +164,18 @@ def test_resumed_run_ends_like_one_that_was_never_stopped(
         run = Run(CONFIG, dataclasses.replace(TRAINING, table_optimizer=table_optimizer), TEXT.train)
     whole, _ = run.advance(run.init(), 0, 12)
     part, _ = run.advance(run.init(), 0, 5)
-    runs.save(tmp_path, 5, part, record_of(run))
-    step, record = runs.read(tmp_path)
+    models.save(tmp_path, 5, part, record_of(run))
+    step, record = runs.read(tmp_path, lm_runs.Record)
     assert step == 5
     assert record == record_of(run)
-    resumed, _ = run.advance(runs.restore(tmp_path, step, run), step, 7)
+    resumed, _ = run.advance(models.restore(tmp_path, step, run), step, 7)
     assert equal(whole, resumed)
 
 
 def test_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
     state, _ = run.advance(run.init(), 0, 4)
-    runs.save(tmp_path, 4, state, record_of(run))
-    model, record = runs.load_model(tmp_path)
+    models.save(tmp_path, 4, state, record_of(run))
+    model, record = lm_runs.load_model(tmp_path)
     assert record.model == CONFIG
     tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
     expected = run.structure.model(state.params, state.others)(tokens, deterministic=True)
@@ -187,17 +188,17 @@ def test_ids_out_of_range_are_refused(run: Run, tmp_path: Path) -> None:
 
     state = run.init()
     state = state._replace(others=jax.tree_util.tree_map_with_path(broken, state.others))
-    runs.save(tmp_path, 4, state, record_of(run))
-    for read in (lambda: runs.restore(tmp_path, 4, run), lambda: runs.load_model(tmp_path)):
+    models.save(tmp_path, 4, state, record_of(run))
+    for read in (lambda: models.restore(tmp_path, 4, run), lambda: lm_runs.load_model(tmp_path)):
         with pytest.raises(checkpoints.CheckpointError, match=r"cannot be used: .*inputs are 0 to 7"):
             read()
 
 
 def test_arrays_of_another_configuration_are_refused(run: Run, tmp_path: Path) -> None:
-    runs.save(tmp_path, 4, run.init(), record_of(run))
+    models.save(tmp_path, 4, run.init(), record_of(run))
     other = Run(dataclasses.replace(CONFIG, n_detectors=5), TRAINING, TEXT.train)
     with pytest.raises(checkpoints.CheckpointError, match="does not fit this model"):
-        runs.restore(tmp_path, 4, other)
+        models.restore(tmp_path, 4, other)
 
 
 def test_vocabulary_must_be_bytes() -> None:
@@ -236,6 +237,6 @@ def test_state_is_all_that_training_needs(run: Run) -> None:
     assert isinstance(abstract, State)
     assert jax.tree.structure(abstract) == jax.tree.structure(state)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), abstract, state))
-    assert run.n_parameters() == sum(
+    assert run.structure.n_parameters() == sum(
         p.size for p in jax.tree.leaves(nnx.state(run.structure.model(state.params, state.others), nnx.Param))
     )

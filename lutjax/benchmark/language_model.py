@@ -11,7 +11,8 @@ from lutjax._typing import Array
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
 from lutjax.benchmark.shapes import DENSE, IN_PLACE, FullyConnected, LanguageModel, Sequence, Shape
 from lutjax.models import LUTTransformerConfig
-from lutjax.training.lm import Run, State, TrainingConfig
+from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.models import State
 from lutjax.training.presets import PRESETS
 
 

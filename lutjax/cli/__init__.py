@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-_PACKAGES = ("click", "flax", "matplotlib", "optax", "orbax", "rich")
+_PACKAGES = ("click", "flax", "matplotlib", "optax", "orbax", "rich", "sklearn")
 
 
 def main() -> None:

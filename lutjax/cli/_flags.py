@@ -14,7 +14,8 @@ class FieldsCommand(click.Command):
     """A command with one option for every field of the dataclasses that `configs` returns.
 
     The classes are asked for when options are needed, not when the command is defined: their modules import
-    JAX. The command receives only the fields that were given, as ``fields``.
+    JAX. The command receives only the fields that were given, as ``fields``. A field without a default is no option:
+    it follows from something else.
     """
 
     def __init__(self, *args: Any, configs: Callable[[], Sequence[type]], **kwargs: Any):
@@ -39,6 +40,8 @@ def _options(config: type) -> list[click.Option]:
     hints, help_of = typing.get_type_hints(config), _attributes(config.__doc__ or "")
     options = []
     for field in dataclasses.fields(config):
+        if field.default is dataclasses.MISSING:
+            continue
         flag = field.name.replace("_", "-")
         kind = _type(hints[field.name])
         names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
@@ -50,9 +53,23 @@ def _options(config: type) -> list[click.Option]:
 
 def _type(hint: Any) -> Any:
     """The click type of an annotation: that of ``int | None`` is int, of ``float | int`` float."""
+    if hint == tuple[int, ...]:
+        return _Integers()
     if isinstance(hint, types.UnionType):
         return next(a for a in typing.get_args(hint) if a is not type(None))
     return hint
+
+
+class _Integers(click.ParamType):
+    """Numbers with commas between them."""
+
+    name = "integers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return value if isinstance(value, tuple) else tuple(int(word) for word in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not integers with commas between them, such as 200,100.", param, ctx)
 
 
 def _attributes(docstring: str) -> dict[str, str]:

@@ -37,11 +37,12 @@ def generate(
     if not prompt:
         raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint="--prompt")
 
-    from lutjax.training import runs
+    from lutjax.training.checkpoints import CheckpointError
+    from lutjax.training.lm_runs import load_model
 
     try:
-        model, _ = runs.load_model(folder)
-    except runs.CheckpointError as error:
+        model, _ = load_model(folder)
+    except CheckpointError as error:
         raise click.ClickException(str(error)) from error
     click.echo(prompt + sample(model, prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed))
 

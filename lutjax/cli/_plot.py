@@ -1,11 +1,13 @@
-"""The loss curve of a run as a picture."""
+"""Pictures of runs: loss curves, confusion matrices."""
 
 from pathlib import Path
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from lutjax.training.runs import Record
+from lutjax.training.lm_runs import Record
 
 
 def plot_losses(record: Record, path: Path) -> None:
@@ -24,4 +26,27 @@ def plot_losses(record: Record, path: Path) -> None:
     axes.set_ylabel("loss (nats per byte)")
     axes.grid(alpha=0.3)
     axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path: Path) -> None:
+    """Writes how often each class (row) was taken for each (column) as a PNG."""
+    counts = np.zeros((n_classes, n_classes), int)
+    np.add.at(counts, (labels, classes), 1)
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if n_classes <= 20:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=colour)
+    right = counts.trace()
+    axes.set_title(f"hard network: {right} of {counts.sum()} right ({100 * right / counts.sum():.1f} %)")
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=20))
     figure.savefig(path, dpi=120)

@@ -4,6 +4,7 @@ Speed and time left are those of the latest interval; the first one holds the co
 """
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import rich.progress
@@ -17,11 +18,20 @@ class Report:
       console: where to.
       first: steps done before.
       steps: steps in all.
-      bytes_per_step: bytes of text that a step predicts.
+      speed: the speed in words, of the seconds that a step takes.
+      measure: what a test measures.
     """
 
-    def __init__(self, console: Console, *, first: int, steps: int, bytes_per_step: int):
-        self._console, self._steps, self._bytes = console, steps, bytes_per_step
+    def __init__(
+        self,
+        console: Console,
+        *,
+        first: int,
+        steps: int,
+        speed: Callable[[float], str],
+        measure: str = "test",
+    ):
+        self._console, self._steps, self._speed, self._measure = console, steps, speed, measure
         self._done, self._time = first, time.perf_counter()
         self._test: float | None = None
         self._bar: rich.progress.Progress | None = None
@@ -50,19 +60,19 @@ class Report:
         latest = (now - self._time) / (done - self._done)
         self._done, self._time = done, now
         line = f"step {done}/{self._steps}  train {loss:.4f}"
-        line += "  test -" if self._test is None else f"  test {self._test:.4f}"
-        line += f"  {self._bytes / latest / 1000:.1f} kB/s  {_clock(latest * (self._steps - done))} left"
+        line += f"  {self._measure} " + ("-" if self._test is None else f"{self._test:.4f}")
+        line += f"  {self._speed(latest)}  {_clock(latest * (self._steps - done))} left"
         if self._bar is None:
             self._console.print(line, highlight=False, soft_wrap=True)
         else:
             self._bar.update(self._task, completed=done, description=line)
 
-    def test(self, done: int, loss: float) -> None:
-        """The test loss after `done` steps."""
-        self._test = loss
+    def test(self, done: int, value: float) -> None:
+        """What a test measured after `done` steps."""
+        self._test = value
         if self._bar is None:
             self._console.print(
-                f"step {done}/{self._steps}  test {loss:.4f}", highlight=False, soft_wrap=True
+                f"step {done}/{self._steps}  {self._measure} {value:.4f}", highlight=False, soft_wrap=True
             )
         self.resume()
 

@@ -1,14 +1,30 @@
-"""Models made of the layers: `LUTTransformer` (Flax NNX)."""
+"""Models made of the layers (Flax NNX): `LUTTransformer`, `LogicClassifier`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
+    from lutjax.models.packed import PackedClassifier, pack
     from lutjax.models.transformer import LUTTransformer, LUTTransformerConfig
 
-__all__ = ["LUTTransformer", "LUTTransformerConfig"]
+__all__ = [
+    "LUTTransformer",
+    "LUTTransformerConfig",
+    "LogicClassifier",
+    "LogicClassifierConfig",
+    "PackedClassifier",
+    "pack",
+]
 
-_MODULES = {"LUTTransformer": "transformer", "LUTTransformerConfig": "transformer"}
+_MODULES = {
+    "LUTTransformer": "transformer",
+    "LUTTransformerConfig": "transformer",
+    "LogicClassifier": "classifier",
+    "LogicClassifierConfig": "classifier",
+    "PackedClassifier": "packed",
+    "pack": "packed",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Training of the byte language model: what is particular to it; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
 from lutjax.training.loop import Advance, repeat
-from lutjax.training.nnx import filled
+from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
 
 EVALUATION_BATCH = 64
@@ -88,50 +88,12 @@ class TrainingConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
 
 
-class State(NamedTuple):
-    """What training changes: nested dicts of arrays, and the optimiser's state."""
-
-    params: Any
-    """Trained variables."""
-    others: Any
-    """All other variables: anchors, embeddings, statistics."""
-    optimizer: Any
+def structure_of(config: LUTTransformerConfig) -> Structure[LUTTransformer]:
+    """How arrays make a model of this config."""
+    return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
-class Structure:
-    """How the arrays of a state make a model."""
-
-    def __init__(self, config: LUTTransformerConfig):
-        self.config = config
-        # The seed changes values only, and there are none here.
-        abstract = nnx.eval_shape(lambda: LUTTransformer(config, rngs=nnx.Rngs(0)))
-        parts: Any = nnx.split(abstract, nnx.Param, ...)
-        self._graph, self._params, self._others = parts
-        # One program, because compiling every draw by itself takes longer.
-        self._init = jax.jit(lambda key: arrays(LUTTransformer(config, rngs=nnx.Rngs(key))))
-
-    def abstract(self) -> tuple[Any, Any]:
-        """Shapes and dtypes of `State.params` and `State.others`."""
-        return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
-
-    def init(self, seed: int) -> tuple[Any, Any]:
-        """`State.params` and `State.others` of a new model."""
-        params, others = self._init(jax.random.key(seed))
-        return params, others
-
-    def model(self, params: Any, others: Any) -> LUTTransformer:
-        """The model made of these arrays, which it shares."""
-        return nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
-
-
-def arrays(model: LUTTransformer) -> tuple[Any, Any]:
-    """`State.params` and `State.others` of a model, as nested dicts."""
-    parts: Any = nnx.split(model, nnx.Param, ...)
-    _, params, others = parts
-    return nnx.to_pure_dict(params), nnx.to_pure_dict(others)
-
-
-class Run:
+class Run(ModelRun[LUTTransformer]):
     """A model and how it is trained, without the arrays that training changes.
 
     Args:
@@ -152,7 +114,6 @@ class Run:
         if model.vocab_size != 256:
             raise ValueError(f"vocab_size is {model.vocab_size}; a language model of bytes needs 256.")
         self.config, self.training = model, training
-        self.structure = Structure(model)
         rate = optimizers.learning_rate(
             training.schedule,
             rate=training.learning_rate,
@@ -163,22 +124,9 @@ class Run:
         )
         rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer](weight_decay=training.table_weight_decay)
         self._optimizer = tables.Optimizer(rule, rate, rest=optimizers.optimizer(training.optimizer, rate))
+        super().__init__(structure_of(model), self._optimizer.init, training.seed)
         self.advance = repeat(self.step, jnp.asarray(train))
         self._evaluate = jax.jit(self._total_loss)
-
-    def init(self) -> State:
-        """The state before the first step."""
-        params, others = self.structure.init(self.training.seed)
-        return State(params, others, self._optimizer.init(params))
-
-    def abstract(self) -> State:
-        """The state's shapes and dtypes, for reading a checkpoint."""
-        params, others = self.structure.abstract()
-        return State(params, others, jax.eval_shape(self._optimizer.init, params))
-
-    def n_parameters(self) -> int:
-        """How many numbers are trained."""
-        return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.structure.abstract()[0]))
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
         """One step: the state after it, and the mean loss of its batch. See `lutjax.training.loop.Step`."""

@@ -1,0 +1,241 @@
+"""A classifier made of logic gates, or of tables over bits."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from lutjax._typing import Array
+from lutjax.layers._spec import Initializer
+from lutjax.layers.initializers import residual_gates, residual_table
+from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT, Thermometer
+
+if TYPE_CHECKING:
+    from lutjax.models.packed import PackedClassifier
+
+TABLES = ("gates", "light", "walsh", "raw", "binary")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicClassifierConfig:
+    """The sizes of a `LogicClassifier`.
+
+    Attributes:
+      in_features: numbers of a sample, such as the pixels of an image.
+      n_classes: classes.
+      layers: gates (or tables) of each layer; those of the last vote for the classes and are a multiple of them.
+      n_thresholds: bits that each number is made into; 0 where samples are bits already.
+      n_inputs: inputs of a gate (2) or of a table (up to 8).
+      tables: what is trained of each. gates: 16 logits, for 2 inputs; light: the logit of each corner of a table;
+        walsh: their Walsh coefficients; raw: numbers from -1 to 1; binary: tables addressed by bits already while
+        training. Default: gates for 2 inputs, else light.
+      residual: what the first values have for passing on the first input: the logit of that gate, or of corners.
+        Deep networks need more of it. Default: 2 for gates, 0 for tables. Binary tables have first values of their
+        own.
+      noise: standard deviation of the first values.
+      wiring: balanced, unique or learnable; see `lutjax.layers.nnx.LogicGates`.
+      estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
+      tau: the votes for a class are divided by it.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: differentiable-logic semantics, sections 3 and 4.
+
+    Example:
+      >>> from lutjax.models import LogicClassifierConfig
+      >>> config = LogicClassifierConfig(in_features=64, n_classes=10, layers=(500, 500))
+      >>> LogicClassifierConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    in_features: int
+    n_classes: int
+    layers: tuple[int, ...] = (2000, 2000, 2000)
+    n_thresholds: int = 3
+    n_inputs: int = 2
+    tables: str | None = None
+    residual: float | int | None = None
+    noise: float | int = 1.0
+    wiring: str = "balanced"
+    estimator: str = "soft"
+    tau: float | int = 4.0
+
+    def __post_init__(self) -> None:
+        where = "LogicClassifierConfig"
+        for name, least in (("in_features", 1), ("n_classes", 2), ("n_thresholds", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.tables not in (None, *TABLES):
+            raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
+        if not self.layers or min(self.layers) < 1:
+            raise ValueError(
+                f"{where}: layers is {self.layers}; give at least one layer of at least one gate."
+            )
+        if self.layers[-1] % self.n_classes:
+            raise ValueError(
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} "
+                f"classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
+            )
+        if self.kind == "gates" and self.n_inputs != 2:
+            raise ValueError(
+                f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+            )
+        # The layers check the rest; abstract ones cost nothing.
+        nnx.eval_shape(lambda: LogicClassifier(self, rngs=nnx.Rngs(0)))
+
+    @property
+    def kind(self) -> str:
+        """What is trained of each gate or table."""
+        return self.tables or ("gates" if self.n_inputs == 2 else "light")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "LogicClassifierConfig":
+        """The config that `to_dict` made these fields of.
+
+        Raises:
+          ValueError, TypeError: a field is unknown, missing or impossible.
+        """
+        return cls(**{**fields, "layers": tuple(fields["layers"])})
+
+
+class LogicClassifier(nnx.Module):
+    """Classes of samples by the votes of logic gates.
+
+    Each number of a sample becomes bits, gates (or tables) combine bits layer by layer, and those of the last layer
+    vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit of that many gates: with
+    ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
+
+    State: what the layers hold; see `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates; thresholds and wires are
+    kept with them and not trained.
+
+    Args:
+      config: the sizes.
+      thresholds: ``[in_features, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
+      implementation: which implementation runs the ops; see `lutjax.logic_gates`.
+      rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
+
+    Raises:
+      ValueError: thresholds do not fit, or are given for bits.
+
+    Source: differentiable-logic semantics, sections 3 and 4.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.models import LogicClassifier, LogicClassifierConfig
+      >>> config = LogicClassifierConfig(in_features=4, n_classes=2, layers=(20, 20))
+      >>> model = LogicClassifier(config, rngs=nnx.Rngs(0))
+      >>> x = jnp.array([[0.1, 0.4, 0.6, 0.9]])
+      >>> model(x).shape
+      (1, 2)
+      >>> bool(model.packed()(x)[0] == model(x, deterministic=True).argmax())
+      True
+    """
+
+    def __init__(
+        self,
+        config: LogicClassifierConfig,
+        *,
+        thresholds: Array | None = None,
+        implementation: str | tuple[str, ...] | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.encoder: Any = nnx.data(None)
+        n_bits = config.in_features
+        if config.n_thresholds:
+            self.encoder = Thermometer(
+                config.in_features, config.n_thresholds, thresholds=thresholds, feature_axis=0
+            )
+            n_bits *= config.n_thresholds
+        elif thresholds is not None:
+            raise ValueError(
+                "LogicClassifier: thresholds are given, but n_thresholds is 0: samples are bits."
+            )
+        self.layers: Any = nnx.List()
+        for number, size in enumerate(config.layers):
+            last = number == len(config.layers) - 1
+            options = {"implementation": implementation, "feature_axis": 0, "wiring": config.wiring}
+            self.layers.append(_layer(config, n_bits, size, last=last, rngs=rngs, **options))
+            n_bits = size
+        self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch inputs"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[jax.Array, "*batch classes"]:
+        """Logits of the classes: votes over tau.
+
+        Args:
+          x: ``[..., in_features]`` of a floating-point dtype; bits of 0 and 1 where there are no thresholds.
+          deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
+            `nnx.view` or `eval` changed it.
+          rngs: for the noise of the estimator gumbel, in place of the model's own.
+
+        Raises:
+          ValueError: samples have another size.
+        """
+        check_samples(x, self.config)
+        y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
+        if self.encoder is not None:
+            y = self.encoder(y)
+        for layer in self.layers:
+            y = layer(y, deterministic=deterministic, rngs=rngs)
+        return jnp.moveaxis(self.votes(y), 0, -1)
+
+    def packed(self) -> "PackedClassifier":
+        """The hard network on 32 samples a word. It does not follow later changes of this model."""
+        from lutjax.models.packed import pack
+
+        return pack(self)
+
+
+def check_samples(x: Array, config: LogicClassifierConfig) -> None:
+    """Raises ValueError if samples ``[..., in_features]`` have another size."""
+    if not x.ndim or x.shape[-1] != config.in_features:
+        raise ValueError(
+            f"LogicClassifier: x has shape {list(x.shape)}; expected [..., {config.in_features}]. Images are "
+            "flattened."
+        )
+
+
+def _layer(
+    config: LogicClassifierConfig, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **options: Any
+) -> LogicGates | SoftLUT | BinaryLUT:
+    kind = config.kind
+    if kind == "binary":
+        # Values of the last tables are summed as they are; what others read is a bit.
+        estimator = "soft" if last else "straight_through"
+        return BinaryLUT(n_in, n_out, n_inputs=config.n_inputs, estimator=estimator, rngs=rngs, **options)
+    options |= {"estimator": config.estimator, "rngs": rngs}
+    if kind == "gates":
+        strength = 2.0 if config.residual is None else config.residual
+        init = _with_noise(residual_gates(strength=strength), config.noise)
+        return LogicGates(n_in, n_out, logits_init=init, **options)
+    probability = 1 / (1 + math.exp(-(config.residual or 0.0)))
+    init = _with_noise(residual_table(probability, kind), config.noise)
+    return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parametrisation=kind, table_init=init, **options)
+
+
+def _with_noise(init: Initializer, noise: float | int) -> Initializer:
+    def noisy(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        drawn = jax.random.normal(key, shape, dtype)
+        return init(key, shape, dtype) + drawn * jnp.asarray(noise, dtype)
+
+    return noisy

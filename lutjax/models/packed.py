@@ -1,0 +1,191 @@
+"""Hard inference of a `LogicClassifier` on words of 32 samples."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Int, Num, UInt32
+
+import lutjax
+from lutjax._typing import Array
+from lutjax.models.classifier import LogicClassifier, check_samples
+
+# Words of every gate that are computed before the next words: the values of two layers stay in the cache.
+_BLOCK = 64
+# Sums of bits are counted in fields of words: 4 bits wide, which hold 15 bits' sum, and then 8 bits wide, 17 of those.
+_IN_4_BITS, _IN_8_BITS = 15, 17
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("truth", "wires", "thresholds"),
+    meta_fields=("config",),
+)
+@dataclasses.dataclass(frozen=True)
+class PackedClassifier:
+    """The hard network of a `LogicClassifier`, with all gates as bitwise operations on 32 samples a word.
+
+    A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
+    number of words.
+
+    Attributes:
+      truth: for each layer the tables, bool ``[gates, 2**inputs]``.
+      wires: for each layer int32 ``[gates, inputs]``.
+      thresholds: ``[features, thresholds]``, None where samples are bits.
+      config: of the classifier.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> from flax import nnx
+      >>> from lutjax.models import LogicClassifier, LogicClassifierConfig
+      >>> config = LogicClassifierConfig(in_features=6, n_classes=3, layers=(30, 30), n_thresholds=0)
+      >>> packed = LogicClassifier(config, rngs=nnx.Rngs(0)).packed()
+      >>> bits = jnp.asarray([[1, 0, 0, 1, 0, 1], [0, 1, 1, 1, 0, 0]], jnp.uint8)
+      >>> bool((packed(bits) == packed.from_words(lutjax.pack_bits(bits.T))[:2]).all())
+      True
+    """
+
+    truth: tuple[Array, ...]
+    wires: tuple[Array, ...]
+    thresholds: Array | None
+    config: Any
+
+    def __call__(self, x: Num[Array, "batch inputs"]) -> Int[jax.Array, " batch"]:
+        """Classes of samples ``[B, in_features]``, the first of those with the most votes: int32 ``[B]``.
+
+        Args:
+          x: numbers of any dtype; uint8 is the fastest.
+
+        Raises:
+          ValueError: samples have another size.
+        """
+        check_samples(x, self.config)
+        if x.ndim != 2:
+            raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
+        n_samples = x.shape[0]
+        blocks, size = _blocks(-(-n_samples // 32))
+        x = jnp.pad(jnp.asarray(x), ((0, blocks * size * 32 - n_samples), (0, 0)))
+        return _of_samples(self, x.reshape(blocks, size * 32, -1))[:n_samples]
+
+    def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
+        """Classes of samples whose bits are packed, by `lutjax.pack_bits`: int32 ``[32 * words]``.
+
+        Args:
+          words: ``[in_features * n_thresholds, W]``, the bits of a feature one after the other.
+
+        Raises:
+          ValueError, TypeError: a wrong shape or dtype.
+        """
+        n_bits = self.config.in_features * max(self.config.n_thresholds, 1)
+        if words.ndim != 2 or words.shape[0] != n_bits:
+            raise ValueError(
+                f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
+            )
+        return _of_words(self, words)
+
+
+def pack(classifier: LogicClassifier) -> PackedClassifier:
+    """The hard network of a classifier as it is now, on 32 samples a word.
+
+    Source: differentiable-logic semantics, section 7.
+    """
+    tables = [layer.truth_tables() for layer in classifier.layers]
+    thresholds = None if classifier.encoder is None else classifier.encoder.thresholds[...]
+    return PackedClassifier(
+        truth=tuple(truth for _, truth in tables),
+        wires=tuple(wires for wires, _ in tables),
+        thresholds=thresholds,
+        config=classifier.config,
+    )
+
+
+@jax.jit
+def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+    """Samples in blocks, ``[blocks, 32 * words, F]``."""
+    # Two loops, because XLA would encode a bit anew for each gate that reads it.
+    words = jax.lax.map(functools.partial(_encode, packed), x)
+    # Sample 32 w + j of a block would be dear to put into bit j of word w. Sample W j + w is there.
+    classes = jax.lax.map(lambda words: _classes(packed, words).reshape(-1), words)
+    return classes.reshape(-1).astype(jnp.int32)
+
+
+@jax.jit
+def _of_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
+    n_bits, n_words = words.shape
+    blocks, size = _blocks(n_words)
+    words = jnp.pad(words, ((0, 0), (0, blocks * size - n_words)))
+    words = words.reshape(n_bits, blocks, size).transpose(1, 0, 2)
+    classes = jax.lax.map(lambda words: _classes(packed, words).T.reshape(-1), words)
+    return classes.reshape(-1)[: 32 * n_words].astype(jnp.int32)
+
+
+def _blocks(n_words: int) -> tuple[int, int]:
+    """How many blocks of how many words hold so many, with few words more."""
+    blocks = max(-(-n_words // _BLOCK), 1)
+    return blocks, max(-(-n_words // blocks), 1)
+
+
+def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+    """Samples ``[32 W, F]`` as words ``[bits, W]``: sample ``W j + w`` is bit j of word w."""
+    x = x.T.reshape(x.shape[1], 1, 32, -1)
+    words = jnp.uint32(0)
+    for place in range(32):
+        words = words | _bits(packed, x[:, :, place]).astype(jnp.uint32) << place
+    return words.reshape(-1, words.shape[-1])
+
+
+def _bits(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+    """Numbers ``[F, 1, n]`` as bits ``[F, thresholds, n]``."""
+    if packed.thresholds is None:
+        return x != 0
+    thresholds = packed.thresholds[:, :, None]
+    if x.dtype != jnp.uint8:
+        return x.astype(thresholds.dtype) > thresholds
+    # A whole number is above a threshold where it is above its floor; without a cast of the numbers.
+    floor = jnp.floor(thresholds)
+    return (x > jnp.clip(floor, 0, 255).astype(jnp.uint8)) | (floor < 0)
+
+
+def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
+    """Classes of samples: words ``[bits, W]`` -> uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
+    for truth, wires in zip(packed.truth, packed.wires, strict=True):
+        words = lutjax.packed_lut(words, truth, wires)
+    n_classes = packed.config.n_classes
+    votes = _sums_of_bits(words.reshape(n_classes, -1, words.shape[-1]))
+    # The most votes, and of equal ones those for the first class, are one maximum.
+    width = (n_classes - 1).bit_length()
+    best = votes[..., 0, :] << width | (n_classes - 1)
+    for label in range(1, n_classes):
+        best = jnp.maximum(best, votes[..., label, :] << width | (n_classes - 1 - label))
+    return n_classes - 1 - (best & (2**width - 1)).reshape(32, -1)
+
+
+def _sums_of_bits(words: jax.Array) -> jax.Array:
+    """Sums over the rows of words, bit by bit: uint32 ``[k, rows, W]`` -> ``[4, 8, k, W]``, of bit 8 i + j at [i, j].
+
+    Rows are added in fields of 4 bits, these sums in fields of 8 bits, and what does not fit there as whole words.
+    """
+    k, rows, n_words = words.shape
+    n4 = -(-rows // _IN_4_BITS)
+    n8 = -(-n4 // _IN_8_BITS)
+    n4 = -(-n4 // n8)
+    words = jnp.pad(words, ((0, 0), (0, n8 * n4 * _IN_4_BITS - rows), (0, 0)))
+    words = words.reshape(k * n8 * n4, _IN_4_BITS, n_words)
+    in_4_bits = _add_rows([(words >> shift) & 0x11111111 for shift in range(4)])
+    rows_of_4 = [sums.reshape(k * n8, n4, n_words) for sums in in_4_bits]
+    in_8_bits = _add_rows([(rows_of_4[shift % 4] >> (shift - shift % 4)) & 0x0F0F0F0F for shift in range(8)])
+    fields = jnp.stack(in_8_bits)
+    places = 8 * jnp.arange(4, dtype=jnp.uint32).reshape(4, 1, 1, 1, 1)
+    fields = fields.reshape(1, 8, k, n8, n_words)
+    return ((fields >> places) & 0xFF).sum(3, dtype=jnp.uint32)
+
+
+def _add_rows(arrays: list[jax.Array]) -> tuple[jax.Array, ...]:
+    """Sums over axis 1 of several arrays, in one pass."""
+    zeros = (jnp.uint32(0),) * len(arrays)
+    added = jax.lax.reduce(
+        tuple(arrays), zeros, lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), (1,)
+    )
+    return tuple(added)

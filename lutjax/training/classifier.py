@@ -1,0 +1,213 @@
+"""Training of a `LogicClassifier`: what is particular to it; the loop itself is `lutjax.training.loop`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Float32, Int32
+
+import lutjax
+from lutjax._typing import Array
+from lutjax.models import LogicClassifier, LogicClassifierConfig
+from lutjax.training import models, optimizers, runs
+from lutjax.training.augment import warp
+from lutjax.training.loop import Advance, repeat
+from lutjax.training.models import ModelRun, State, Structure
+from lutjax.training.samples import Samples
+
+THRESHOLDS = ("uniform", "gaussian", "distributive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What decides a training run beside the model and the samples.
+
+    Attributes:
+      steps: optimiser steps in all; the cool-down depends on it.
+      batch_size: samples of one step.
+      learning_rate: of Adam, before the cool-down.
+      cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
+      thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive; see
+        lutjax.thermometer_thresholds.
+      augment: how strongly images are moved, turned and stretched at random in each step: with 1 up to half a
+        pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images [height, width] stay as they are.
+      split: which random fifth of the samples is the test part.
+      seed: of the model, the order of samples and all noise.
+    """
+
+    steps: int = 15000
+    batch_size: int = 100
+    learning_rate: float = 0.05
+    cooldown: float = 0.5
+    thresholds: str = "uniform"
+    augment: float | int = 1.0
+    split: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
+        if not 0 <= self.cooldown <= 1:
+            raise ValueError(f"cooldown is {self.cooldown}; it is a fraction of the steps, 0 to 1.")
+        if self.thresholds not in THRESHOLDS:
+            raise ValueError(f"thresholds is {self.thresholds!r}; expected one of {THRESHOLDS}.")
+        if not 0 <= self.augment < float("inf"):
+            raise ValueError(f"augment is {self.augment}; it must not be negative.")
+        for name in ("split", "seed"):
+            if not 0 <= getattr(self, name) < 2**32:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {2**32 - 1}.")
+
+
+class Run(ModelRun[LogicClassifier]):
+    """A classifier and how it is trained, without the arrays that training changes.
+
+    Args:
+      model: sizes of the model.
+      training: everything else that decides the run.
+      train: what to train on.
+
+    Attributes:
+      advance: runs steps; see `lutjax.training.loop.run`.
+
+    Raises:
+      ValueError: samples are not of the size of the model, or have more classes.
+    """
+
+    advance: Advance
+
+    def __init__(self, model: LogicClassifierConfig, training: TrainingConfig, train: Samples):
+        if train.x.shape[1] != model.in_features or train.n_classes > model.n_classes:
+            raise ValueError(
+                f"samples have {train.x.shape[1]} numbers and {train.n_classes} classes, but in_features is "
+                f"{model.in_features} and n_classes is {model.n_classes}."
+            )
+        self.config, self.training = model, training
+        thresholds = None
+        if model.n_thresholds:
+            thresholds = lutjax.thermometer_thresholds(
+                jnp.asarray(train.x), model.n_thresholds, method=training.thresholds
+            )
+        rate = optimizers.learning_rate(
+            "constant",
+            rate=training.learning_rate,
+            steps=training.steps,
+            batch_size=training.batch_size,
+            warmup=0.0,
+            cooldown=training.cooldown,
+        )
+        self._optimizer = optimizers.optimizer("adam", rate)
+        structure = Structure(lambda rngs: LogicClassifier(model, thresholds=thresholds, rngs=rngs))
+        super().__init__(structure, self._optimizer.init, training.seed)
+        self._image = train.shape if len(train.shape) == 2 and training.augment else None
+        self.advance = repeat(self.step, (jnp.asarray(train.x), jnp.asarray(train.y)))
+        self._classes = jax.jit(self._classes_of, static_argnames="hard")
+
+    def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
+        """One step: the state after it, and the loss of its batch. See `lutjax.training.loop.Step`."""
+        key = jax.random.fold_in(jax.random.key(self.training.seed), number)
+        choice_key, image_key, gate_key = jax.random.split(key, 3)
+        x, y = data
+        chosen = jax.random.randint(choice_key, (self.training.batch_size,), 0, len(x))
+        x, y = x[chosen], y[chosen]
+        if self._image is not None:
+            x = warp(image_key, x.reshape(-1, *self._image), self.training.augment).reshape(x.shape)
+
+        def loss_of(params: Any) -> Array:
+            model = self.structure.model(params, state.others)
+            logits = model(x, deterministic=False, rngs=nnx.Rngs(gates=gate_key))
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(state.params)
+        with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
+            updates, optimizer = self._optimizer.update(gradients, state.optimizer)
+        return State(optax.apply_updates(state.params, updates), state.others, optimizer), loss
+
+    def classes(
+        self, state: State, x: Float32[np.ndarray, "samples features"], *, hard: bool
+    ) -> Int32[np.ndarray, " samples"]:
+        """What the soft or the hard network takes samples for."""
+        return np.asarray(self._classes(state.params, state.others, x, hard=hard))
+
+    def accuracy(self, state: State, part: Samples, *, hard: bool) -> float:
+        """Share of the samples whose class is right."""
+        return float((self.classes(state, part.x, hard=hard) == part.y).mean())
+
+    def _classes_of(self, params: Any, others: Any, x: Array, *, hard: bool) -> Array:
+        model = self.structure.model(params, others)
+        rngs = nnx.Rngs(gates=self.training.seed)
+        return model(x, deterministic=hard, rngs=rngs).argmax(-1).astype(jnp.int32)
+
+
+def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresholds: int) -> dict[str, float]:
+    """Accuracy of logistic regression and of a random forest on the bits that the classifier sees.
+
+    Source: differentiable-logic semantics, section 6.
+    """
+    import warnings
+
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    bits, test_bits = train.x, test.x
+    if n_thresholds:
+        thresholds = np.asarray(
+            lutjax.thermometer_thresholds(jnp.asarray(train.x), n_thresholds, method=training.thresholds)
+        )
+        bits, test_bits = ((x[:, :, None] > thresholds).reshape(len(x), -1) for x in (train.x, test.x))
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for name, model in (
+            ("logistic regression", LogisticRegression(max_iter=1000)),
+            ("random forest", RandomForestClassifier(300, random_state=training.seed)),
+        ):
+            found[name] = float(model.fit(bits, train.y).score(test_bits, test.y))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplesIdentity:
+    """Which samples a run reads: the path given (None: scikit-learn's digits), how many, and SHA-256 of them."""
+
+    path: str | None
+    size: int
+    digest: str
+
+
+@dataclasses.dataclass
+class Record:
+    """What a checkpoint holds beside arrays.
+
+    Attributes:
+      model, training, samples: what decides the run.
+      baselines: accuracies of others on the test part.
+      options: what the program that trains wants to remember and may change, such as intervals.
+      history: training losses, and accuracies of the hard network on the test part.
+    """
+
+    model: LogicClassifierConfig
+    training: TrainingConfig
+    samples: SamplesIdentity
+    baselines: dict[str, float]
+    options: dict[str, Any]
+    history: runs.History
+
+
+def load_model(folder: Path) -> tuple[LogicClassifier, Record]:
+    """The classifier of the latest checkpoint in the folder of a run.
+
+    Raises:
+      CheckpointError: there is none, it is damaged, or a wire is not an input.
+    """
+    step, record = runs.read(folder, Record)
+    structure = Structure(lambda rngs: LogicClassifier(record.model, rngs=rngs))
+    return models.load(folder, step, structure), record

@@ -1,0 +1,129 @@
+"""Runs of Flax NNX models: which arrays there are, how they make a model, and their checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from lutjax.layers import nnx as layers
+from lutjax.training import runs
+from lutjax.training.checkpoints import CheckpointError
+from lutjax.training.nnx import filled
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+class State(NamedTuple):
+    """What training changes: nested dicts of arrays, and the optimiser's state."""
+
+    params: Any
+    """Trained variables."""
+    others: Any
+    """All other variables: anchors, wires, embeddings, statistics."""
+    optimizer: Any
+
+
+class Structure(Generic[M]):
+    """How the arrays of a state make a model.
+
+    Args:
+      build: makes a model that draws its arrays from these `nnx.Rngs`.
+    """
+
+    def __init__(self, build: Callable[[nnx.Rngs], M]):
+        # The seed changes values only, and there are none here.
+        abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+        parts: Any = nnx.split(abstract, nnx.Param, ...)
+        self._graph, self._params, self._others = parts
+        # One program, because compiling every draw by itself takes longer.
+        self._init = jax.jit(lambda key: arrays(build(nnx.Rngs(key))))
+
+    def abstract(self) -> tuple[Any, Any]:
+        """Shapes and dtypes of `State.params` and `State.others`."""
+        return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
+
+    def n_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
+
+    def init(self, seed: int) -> tuple[Any, Any]:
+        """`State.params` and `State.others` of a new model."""
+        params, others = self._init(jax.random.key(seed))
+        return params, others
+
+    def model(self, params: Any, others: Any) -> M:
+        """The model made of these arrays, which it shares."""
+        model: M = nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
+        return model
+
+
+def arrays(model: nnx.Module) -> tuple[Any, Any]:
+    """`State.params` and `State.others` of a model, as nested dicts."""
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    _, params, others = parts
+    return nnx.to_pure_dict(params), nnx.to_pure_dict(others)
+
+
+class ModelRun(Generic[M]):
+    """A model and how it is trained, without the arrays that training changes.
+
+    Args:
+      structure: of the model.
+      optimizer: makes the optimiser's state of `State.params`.
+      seed: of the model.
+    """
+
+    def __init__(self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int):
+        self.structure, self._init_optimizer, self._seed = structure, optimizer, seed
+
+    def init(self) -> State:
+        """The state before the first step."""
+        params, others = self.structure.init(self._seed)
+        return State(params, others, self._init_optimizer(params))
+
+    def abstract(self) -> State:
+        """The state's shapes and dtypes, for reading a checkpoint."""
+        params, others = self.structure.abstract()
+        return State(params, others, jax.eval_shape(self._init_optimizer, params))
+
+
+def save(folder: Path, step: int, state: State, record: Any) -> None:
+    """Writes a checkpoint into the folder of a run; see `runs.save`."""
+    trees = {"model": _model_tree(state.params, state.others), "optimizer": state.optimizer}
+    runs.save(folder, step, trees, record)
+
+
+def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
+    """The state of a run at a checkpoint that `runs.read` has found whole.
+
+    Raises:
+      CheckpointError: the arrays are not those of the run, or an anchor or a wire is not an input.
+    """
+    abstract = run.abstract()
+    params, others = _restore_model(folder, step, run.structure)
+    return State(params, others, runs.restore(folder, step, "optimizer", abstract.optimizer))
+
+
+def load(folder: Path, step: int, structure: Structure[M]) -> M:
+    """The model of a checkpoint that `runs.read` has found whole.
+
+    Raises:
+      CheckpointError: as `restore`.
+    """
+    return structure.model(*_restore_model(folder, step, structure))
+
+
+def _restore_model(folder: Path, step: int, structure: Structure[Any]) -> tuple[Any, Any]:
+    tree = runs.restore(folder, step, "model", _model_tree(*structure.abstract()))
+    try:
+        layers.check(structure.model(tree["params"], tree["others"]))
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint in {folder} cannot be used: {error}") from error
+    return tree["params"], tree["others"]
+
+
+def _model_tree(params: Any, others: Any) -> dict[str, Any]:
+    return {"params": params, "others": others}

@@ -1,0 +1,334 @@
+"""Classifiers of logic gates: the hard network on words, training, samples, and the command."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import lutjax
+from lutjax.cli._main import cli
+from lutjax.models import LogicClassifier, LogicClassifierConfig, PackedClassifier, packed
+from lutjax.training import classifier, loop, models, runs
+from lutjax.training.augment import warp
+from lutjax.training.samples import Samples, SamplesError, load_digits, load_samples, samples, split
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+SIZES = {"in_features": 6, "n_classes": 3, "n_thresholds": 2}
+CONFIG = LogicClassifierConfig(**SIZES, layers=(17, 51), n_inputs=3)
+MODELS = {
+    "light": CONFIG,
+    "gates": dataclasses.replace(CONFIG, tables="gates", n_inputs=2, layers=(12, 12)),
+    "binary": dataclasses.replace(CONFIG, tables="binary", layers=(12,), n_thresholds=0),
+    "learnable": dataclasses.replace(CONFIG, tables="walsh", wiring="learnable", layers=(9,)),
+}
+THRESHOLDS = np.array(
+    [[-1.5, 3.0], [0.0, 0.0], [2.5, 300.0], [254.5, 255.0], [1.0, 2.0], [7.25, 9.0]], np.float32
+)
+
+
+def model_of(config: LogicClassifierConfig) -> LogicClassifier:
+    thresholds = THRESHOLDS if config.n_thresholds else None
+    structure = models.Structure(lambda rngs: LogicClassifier(config, thresholds=thresholds, rngs=rngs))
+    return structure.model(*structure.init(3))
+
+
+def hard_logits(model: LogicClassifier, x: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.jit(lambda x: model(x, deterministic=True))(x.astype(np.float32)))
+
+
+def data(n: int, *, bits: bool = False) -> np.ndarray:
+    """Whole numbers around the thresholds; uint8."""
+    choices = [0, 1] if bits else [0, 1, 2, 3, 4, 7, 8, 9, 10, 254, 255]
+    return np.random.default_rng(n).choice(choices, (n, 6)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def light() -> LogicClassifier:
+    return model_of(CONFIG)
+
+
+@pytest.mark.parametrize(
+    "name", ["light", "gates", "binary", pytest.param("learnable", marks=pytest.mark.slow)]
+)
+def test_packed_is_the_hard_network(name: str) -> None:
+    config = MODELS[name]
+    model, x = model_of(config), data(33, bits=not config.n_thresholds)
+    hard = hard_logits(model, x)
+    np.testing.assert_allclose(hard * config.tau, np.round(hard * config.tau), atol=1e-4)  # votes are whole
+    assert len(np.unique(hard.argmax(-1))) > 1
+    found = model.packed()(jnp.asarray(x))
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, hard.argmax(-1))
+
+
+@pytest.mark.parametrize("batch", [1, 31, 33, 100])
+def test_packed_takes_any_number_of_samples(batch: int, light: LogicClassifier) -> None:
+    x = data(batch).astype(np.float32)
+    np.testing.assert_array_equal(light.packed()(x), hard_logits(light, x).argmax(-1))
+
+
+def test_packed_takes_words(light: LogicClassifier) -> None:
+    x = data(32 * 65)  # more than one block
+    bits = (x[:, :, None] > THRESHOLDS).reshape(len(x), -1)
+    found = light.packed().from_words(lutjax.pack_bits(bits.T))
+    np.testing.assert_array_equal(found, hard_logits(light, x).argmax(-1))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 256, 600])
+def test_sums_of_bits(rows: int) -> None:
+    words = np.random.default_rng(rows).integers(0, 2**32, (2, rows, 3), dtype=np.uint32)
+    words[1] = 0xFFFFFFFF
+    found = np.asarray(packed._sums_of_bits(jnp.asarray(words))).reshape(32, 2, 3)
+    expected = (words[None] >> np.arange(32, dtype=np.uint32)[:, None, None, None] & 1).sum(2)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_many_votes_and_ties() -> None:
+    """300 votes for each of two classes where bits are 0, and one more for the second class where they are 1."""
+    config = LogicClassifierConfig(2, 2, layers=(600,), n_thresholds=0)
+    gate = np.arange(600)
+    truth = (gate != 299)[:, None] | np.array([True, True, True, False])
+    truth[:, 0] &= gate % 300 != 0
+    wires = np.tile(np.arange(2, dtype=np.int32), (600, 1))
+    network = PackedClassifier((jnp.asarray(truth),), (jnp.asarray(wires),), None, config)
+    np.testing.assert_array_equal(network(jnp.asarray([[0, 0], [1, 1]])), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m(jnp.ones((5, 8))), r"x has shape \[5, 8\]; expected \[\.\.\., 6\]"),
+        (lambda m: m.packed()(jnp.ones((5, 8))), r"x has shape \[5, 8\]; expected \[\.\.\., 6\]"),
+        (lambda m: m.packed()(jnp.ones((2, 5, 6))), r"expected \[batch, features\]"),
+        (lambda m: m.packed().from_words(jnp.ones((6, 1), jnp.uint32)), r"expected \[12, words\]"),
+    ],
+)
+def test_samples_of_a_wrong_size(
+    call: Callable[[LogicClassifier], Any], message: str, light: LogicClassifier, without_typechecking: None
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(light)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"layers": (20, 20)},
+            r"the last of layers is 20; it must be a multiple of the 3 classes, such as 21",
+        ),
+        ({"layers": ()}, "at least one layer"),
+        ({"tables": "gates"}, "n_inputs is 3; use 'light'"),
+        ({"tables": "heavy"}, "expected one of"),
+        ({"n_inputs": 9}, "n_inputs is 9"),
+        ({"n_classes": 1}, "n_classes is 1; it must be at least 2"),
+        ({"wiring": "unique"}, "n_inputs is 3"),
+        ({"tau": 0.0}, "tau is 0.0"),
+        ({"estimator": "hard"}, "estimator is 'hard'"),
+    ],
+)
+def test_impossible_sizes(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)
+
+
+def blobs(n: int = 60) -> Samples:
+    """Images of 2 x 3 pixels, of three classes."""
+    y = np.arange(n) % 3
+    x = np.random.default_rng(0).uniform(0, 4, (n, 2, 3))
+    x[np.arange(n), 0, y] += 6
+    return samples(x, y, name="blobs")
+
+
+TRAINING = classifier.TrainingConfig(steps=40, batch_size=20, learning_rate=0.1)
+
+
+@pytest.fixture(scope="module")
+def run() -> classifier.Run:
+    config = dataclasses.replace(CONFIG, layers=(60, 60), n_inputs=2, tables="light", tau=3.0)
+    return classifier.Run(config, TRAINING, blobs())
+
+
+@pytest.fixture(scope="module")
+def trained(run: classifier.Run) -> models.State:
+    return loop.run(run.advance, run.init(), first=0, steps=40)[0]
+
+
+def equal(a: object, b: object) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
+
+
+def test_training_learns_and_keeps_wires(run: classifier.Run, trained: models.State) -> None:
+    before = run.init()
+    assert equal(before.others, trained.others)
+    whole = blobs()
+    assert run.accuracy(before, whole, hard=True) < 0.7
+    for hard in (True, False):
+        assert run.accuracy(trained, whole, hard=hard) > 0.8
+
+
+def test_other_samples_than_the_model(run: classifier.Run) -> None:
+    with pytest.raises(ValueError, match="samples have 6 numbers and 3 classes, but in_features is 7"):
+        classifier.Run(dataclasses.replace(run.config, in_features=7), TRAINING, blobs())
+
+
+def test_warp() -> None:
+    image = jnp.zeros((50, 7, 7)).at[:, 2:5, 2:5].set(2.0)
+    key = jax.random.key(0)
+    np.testing.assert_allclose(warp(key, image, 0), image)
+    warped = np.asarray(warp(key, image))
+    np.testing.assert_allclose(warped[:, 3, 3], 2, atol=1e-5)
+    assert (warped[:, 0, 0] == 0).all()
+    assert np.ptp(warped[:, 1, 3]) > 0.2  # some are moved down, others up
+    down, right = (
+        (warped * np.arange(7).reshape(shape)).sum((1, 2)) / warped.sum((1, 2)) - 3
+        for shape in ((7, 1), (1, 7))
+    )
+    assert 0.3 < np.abs(down).max() < 0.6
+    assert abs(np.corrcoef(down, right)[0, 1]) < 0.5
+
+
+def test_split_has_every_sample_once() -> None:
+    whole = blobs(33)
+    train, test = split(whole, 0)
+    assert (len(train.x), len(test.x)) == (26, 7)
+    rows = np.concatenate([train.x, test.x])
+    assert (np.sort(rows, 0) == np.sort(whole.x, 0)).all()
+    assert not np.array_equal(split(whole, 1)[1].x, test.x)
+
+
+def test_digits() -> None:
+    whole = load_digits()
+    assert whole.x.shape == (1797, 64)
+    assert whole.shape == (8, 8)
+    assert whole.n_classes == 10
+
+
+X, Y = np.ones((12, 2, 3)), np.arange(12) % 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, r"has no array y; it has \['x'\]"),
+        ({"x": X[:, 0, 0], "y": Y}, r"x has shape \[12\]; expected \[N, features\] or \[N, height, width\]"),
+        ({"x": X, "y": Y[:5]}, r"y has shape \[5\]; expected one label for each of the 12 samples"),
+        ({"x": X, "y": Y + 0.5}, "y has dtype float64; labels must be integers"),
+        ({"x": X.astype(str), "y": Y}, "x has dtype <U32; expected numbers"),
+        ({"x": X.astype(object), "y": Y}, "is not a .npz file of plain arrays"),
+        ({"x": np.where(np.arange(12) == 7, np.nan, X.T).T, "y": Y}, "x of sample 7 is not finite"),
+        ({"x": X, "y": Y - 1}, "labels are from -1 to 0"),
+        ({"x": X, "y": 0 * Y}, "at least two classes"),
+        ({"x": X, "y": 100 * Y}, "fewer than samples"),
+        ({"x": X[:5], "y": Y[:5]}, "there are 5 samples"),
+        (None, "is not a .npz file"),
+    ],
+)
+def test_bad_files(arrays: dict[str, np.ndarray] | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    if arrays is None:
+        path.write_bytes(b"PK text")
+    else:
+        np.savez(path, **arrays)
+    with pytest.raises(SamplesError, match=message):
+        load_samples(path)
+
+
+def lutjax_command(*words: object) -> Result:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
+    """Data, and a run that was never stopped. Not to be changed."""
+    folder = tmp_path_factory.mktemp("digits")
+    path, out = folder / "blobs.npz", folder / "run"
+    whole = blobs()
+    np.savez(path, x=whole.x.reshape(-1, 2, 3), y=whole.y)
+    sizes = [
+        "--layers",
+        "30,30",
+        "--n-thresholds",
+        2,
+        "--steps",
+        12,
+        "--batch-size",
+        20,
+        "--estimator",
+        "gumbel",
+    ]
+    intervals = ["--log-every", 6, "--eval-every", 6, "--checkpoint-every", 6]
+    return path, out, lutjax_command("train", "digits", "--data", path, "--out", out, *sizes, *intervals)
+
+
+def test_the_command_trains(finished: tuple[Path, Path, Result]) -> None:
+    _, out, result = finished
+    assert result.exit_code == 0, result.output
+    assert "30 + 30 gates, 960 parameters" in result.output
+    assert "step 12/12  hard accuracy" in result.output
+    assert "logistic regression" in result.output
+    assert (out / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_resumes_to_the_same_numbers(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    path, out, _ = finished
+    other = tmp_path / "run"
+    shutil.copytree(out, other)
+    shutil.rmtree(other / runs.FOLDER / "12")
+    result = lutjax_command("train", "digits", "--resume", "--out", other)
+    assert "resumed after 6 steps" in result.output
+    (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
+    assert record == again
+    assert equal(models.arrays(one), models.arrays(two))
+    result = lutjax_command("train", "digits", "--resume", "--out", other, "--data", path)
+    assert "is finished: all 12 steps are done" in result.output
+    wires = one.layers[1].wires
+    wires[...] = wires[...] + 30
+    models.save(other, 13, models.State(*models.arrays(one), jnp.zeros(1)), record)
+    with pytest.raises(models.CheckpointError, match="wires holds ids from 30"):
+        classifier.load_model(other)
+
+
+def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    path, out, _ = finished
+    other = tmp_path / "other.npz"
+    np.savez(other, x=X, y=Y)
+    for words, message in (
+        (["--out", out], "holds a checkpoint already"),
+        (
+            ["--out", out, "--resume", "--layers", "30,60"],
+            "layers is (30, 30) in the checkpoint, not (30, 60)",
+        ),
+        (["--data", tmp_path / "none.npz", "--out", tmp_path], "cannot be read"),
+        (["--data", path, "--out", tmp_path, "--layers", "30,x"], "not integers with commas"),
+        (["--data", path, "--out", tmp_path, "--layers", "31"], "must be a multiple of the 3 classes"),
+    ):
+        result = lutjax_command("train", "digits", *words)
+        assert result.exit_code
+        assert message in " ".join(result.output.replace("│", "").split())
+    shutil.copytree(out, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / runs.FOLDER / "12")
+    result = lutjax_command("train", "digits", "--resume", "--out", tmp_path / "run", "--data", other)
+    assert "belongs to other samples" in result.output
+
+
+@pytest.mark.slow
+def test_accuracy_on_the_digits() -> None:
+    train, test = split(load_digits(), 0)
+    config = LogicClassifierConfig(64, 10, layers=(1000, 1000), tables="light")
+    run = classifier.Run(config, classifier.TrainingConfig(steps=2000), train)
+    state, _ = run.advance(run.init(), 0, 2000)
+    assert run.accuracy(state, test, hard=True) > 0.95
+    model = run.structure.model(state.params, state.others)
+    np.testing.assert_array_equal(model.packed()(test.x), run.classes(state, test.x, hard=True))
