@@ -4,8 +4,6 @@ Arrays are features first here, ``[features, samples]``: a wire reads a row, sam
 reads, products and one sum is a single pass over memory.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -16,8 +14,6 @@ from lutjax.kernels._xla._rows import read
 WRITTEN_OUT = 16
 # Inputs for which a product with a matrix of zeros and ones is cheap.
 _FEW_INPUTS = 32
-# Parts of a batch that are summed at the same time.
-_PARTS = 4
 
 
 def clamped(wires: jax.Array, n_inputs: int) -> jax.Array:
@@ -55,17 +51,15 @@ def to_inputs(
     return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-def sum_over_samples(addends: list[jax.Array]) -> jax.Array:
-    """``[k, G]``, the sums of k times ``[G, B]``, in one pass.
+def sum_over_samples(addends: list[jax.Array], parts: int = 1) -> jax.Array:
+    """``[k, G]``, the sums of k times ``[G, B]``, in one pass; or, with `parts`, from sums of parts of the samples.
 
-    A sum along contiguous samples is one chain of additions, which a CPU cannot do several at a time. Sums of every
-    fourth part can, and there are few of them left to add up then.
+    A sum along contiguous samples is one chain of additions, which a CPU cannot do several at a time. Those of parts it can.
     """
     n_gates, batch = addends[0].shape
-    parts = math.gcd(batch, _PARTS)
     zero = jnp.zeros((), addends[0].dtype)
     sums = jax.lax.reduce(
-        tuple(a.reshape(n_gates, parts, batch // parts) for a in addends) if parts > 1 else tuple(addends),
+        tuple(a.reshape(n_gates, parts, batch // parts) if parts > 1 else a for a in addends),
         (zero,) * len(addends),
         lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
         (1,),

@@ -3,10 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _wires
+from lutjax.kernels._xla._rows import in_sequence, read
 from lutjax.kernels.registry import Device
+
+_SMALL = 2**19  # outputs of a layer that stays in a cache: parts of its sums do too
 
 
 def forward(
@@ -27,11 +32,30 @@ def backward(
     dx = d_coefficients = None
     if needs[1]:
         a, b = _wires.rows(x, wires, dtype)
-        d_coefficients = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b])
+        parts = 4 if in_sequence(device) and dy.size <= _SMALL and not dy.shape[1] % 4 else 1
+        d_coefficients = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if needs[0]:
-        a, b = _wires.rows(x, wires, dtype)
-        _, c1, c2, c3 = (c[:, None] for c in coefficients)
-        dx = _wires.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
-        # Else XLA computes a layer's cotangents anew for every reader of the layer before it.
-        dx = jax.lax.optimization_barrier(dx)
+        if readers is not None and readers.shape[1] <= _wires.WRITTEN_OUT and wires.size:
+            dx = _from_readers(x, coefficients, wires, readers, dy)
+        else:
+            a, b = _wires.rows(x, wires, dtype)
+            _, c1, c2, c3 = (c[:, None] for c in coefficients)
+            dx = _wires.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
     return dx, d_coefficients, None, None
+
+
+def _from_readers(
+    x: jax.Array, coefficients: jax.Array, wires: jax.Array, readers: jax.Array, dy: jax.Array
+) -> jax.Array:
+    """The cotangent of each input from its readers' own, their slopes and their other inputs, in one pass."""
+    dtype = dy.dtype
+    wires = _wires.clamped(wires, x.shape[0])
+    _, c1, c2, c3 = coefficients
+    dx = zeros_varying(dy, x.shape, dtype)
+    for place, exists in _wires.places(readers, wires.size):
+        gate, second = place // 2, place % 2
+        other = read(x, read(wires, gate, 1 - second)).astype(dtype)
+        slope = jnp.where(second == 1, read(c2, gate), read(c1, gate))
+        slope, cross = (jnp.where(exists, c, 0)[:, None] for c in (slope, read(c3, gate)))
+        dx = dx + read(dy, gate) * (slope + cross * other)
+    return dx
