@@ -7,12 +7,13 @@ last step. Sizes and rates were chosen on images that are in none of the five te
 
 import argparse
 import time
+from pathlib import Path
 
 import numpy as np
 
 from lutjax.models import LogicClassifierConfig
 from lutjax.training.classifier import Run, TrainingConfig, baselines
-from lutjax.training.samples import load_digits, split
+from lutjax.training.samples import load_digits, load_samples, split
 
 NETWORKS = {
     "3x2000 gates": {},
@@ -27,16 +28,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--splits", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--steps", type=int, default=TrainingConfig().steps)
+    parser.add_argument(
+        "--data", type=Path, help="the digits as a .npz file, where scikit-learn is missing: no baselines"
+    )
     arguments = parser.parse_args()
-    whole = load_digits()
+    whole = load_samples(arguments.data) if arguments.data else load_digits()
     found: dict[str, list[float]] = {}
     for number in arguments.splits:
         training = TrainingConfig(split=number, seed=number, steps=arguments.steps)
         train, test = split(whole, number)
-        for name, accuracy in baselines(
-            train, test, training, LogicClassifierConfig(64, 10).n_thresholds
-        ).items():
-            found.setdefault(name, []).append(accuracy)
+        if not arguments.data:
+            others = baselines(train, test, training, LogicClassifierConfig(64, 10).n_thresholds)
+            for name, accuracy in others.items():
+                found.setdefault(name, []).append(accuracy)
         for name in arguments.only:
             run = Run(LogicClassifierConfig(64, 10, **NETWORKS[name]), training, train)
             start = time.perf_counter()

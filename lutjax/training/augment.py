@@ -27,22 +27,21 @@ def warp(
       >>> bool((warp(jax.random.key(0), image, 0.0) == image).all())
       True
     """
-    batch, height, width = images.shape
+    batch = images.shape[0]
     random = strength * jax.random.uniform(key, (5, batch, 1, 1), images.dtype, -1, 1)
+    # In two parts, one after the other: XLA would compute a pixel anew wherever it is read after a single one.
+    moved = jax.lax.map(lambda of: _moved(*of), (images, random[:, :, 0, 0].T), batch_size=-(-batch // 2))
+    return jnp.asarray(moved)
+
+
+def _moved(image: jax.Array, random: jax.Array) -> jax.Array:
+    """One image ``[H, W]``, by five numbers from minus to plus the strength."""
+    height, width = image.shape
     down, right, turn = SHIFT * random[0], SHIFT * random[1], TURN * random[2]
-    y = jnp.arange(height, dtype=images.dtype)[None, :, None] - (height - 1) / 2
-    x = jnp.arange(width, dtype=images.dtype)[None, None, :] - (width - 1) / 2
+    y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2
+    x = jnp.arange(width, dtype=image.dtype)[None, :] - (width - 1) / 2
     cos, sin = jnp.cos(turn), jnp.sin(turn)
-    # Where each pixel comes from, and the four pixels around that place.
+    # Where each pixel comes from.
     from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[3]) + down + (height - 1) / 2
     from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[4]) + right + (width - 1) / 2
-    corners = jnp.asarray([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], images.dtype)[
-        :, :, None, None, None
-    ]
-    at_y, at_x = jnp.floor(from_y)[None] + corners[:, 0], jnp.floor(from_x)[None] + corners[:, 1]
-    share = (1 - jnp.abs(at_y - from_y[None])) * (1 - jnp.abs(at_x - from_x[None]))
-    inside = (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
-    place = jnp.where(inside, at_y * width + at_x, 0).astype(jnp.int32)
-    around = jnp.take_along_axis(images.reshape(1, batch, -1), place.reshape(4, batch, -1), 2)
-    # A sum of an axis: XLA does not compute those anew wherever a pixel is read.
-    return jnp.sum(jnp.where(inside, share, 0) * around.reshape(inside.shape), 0)
+    return jax.scipy.ndimage.map_coordinates(image, [from_y, from_x], 1, "constant")
