@@ -5,6 +5,7 @@ import click
 from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._generate import generate
+from lutjax.cli._train_ca import ca
 from lutjax.cli._train_digits import digits
 from lutjax.cli._train_lm import lm
 from lutjax.cli._tune import tune
@@ -21,6 +22,7 @@ def train() -> None:
     """Train a model."""
 
 
+train.add_command(ca)
 train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)

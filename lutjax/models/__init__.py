@@ -1,9 +1,10 @@
-"""Models made of the layers (Flax NNX): `LUTTransformer`, `LogicClassifier`."""
+"""Models made of the layers (Flax NNX): `LUTTransformer`, `LogicClassifier`, `LogicCA`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lutjax.models.automaton import LogicCA, LogicCAConfig
     from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
     from lutjax.models.packed import PackedClassifier, pack
     from lutjax.models.transformer import LUTTransformer, LUTTransformerConfig
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LUTTransformer",
     "LUTTransformerConfig",
+    "LogicCA",
+    "LogicCAConfig",
     "LogicClassifier",
     "LogicClassifierConfig",
     "PackedClassifier",
@@ -20,6 +23,8 @@ __all__ = [
 _MODULES = {
     "LUTTransformer": "transformer",
     "LUTTransformerConfig": "transformer",
+    "LogicCA": "automaton",
+    "LogicCAConfig": "automaton",
     "LogicClassifier": "classifier",
     "LogicClassifierConfig": "classifier",
     "PackedClassifier": "packed",

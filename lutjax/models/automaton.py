@@ -1,0 +1,384 @@
+"""A cellular automaton whose rule is a circuit of logic gates."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float, Int, Shaped, UInt32
+
+import lutjax
+from lutjax import wiring
+from lutjax._typing import Array
+from lutjax.kernels._xla._wires import sum_over_samples
+from lutjax.layers.initializers import residual_gates
+from lutjax.layers.nnx import Wires
+
+_NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
+_CENTRE = len(_NEIGHBOURS)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicCAConfig:
+    """The sizes of a `LogicCA`.
+
+    Attributes:
+      channels: bits of a cell.
+      kernels: perception circuits; each sees every channel of the 3x3 neighbourhood.
+      perception: gates in the layers of each; the first has 8, the cell with each of its neighbours.
+      update: gates in the layers of the update circuit; the last has one for each channel.
+      periodic: the grid is a torus; else cells beyond its edge are 0.
+      update_rate: probability with which a cell takes its new state in a step; 1 is the synchronous automaton.
+      residual: the logit with which a gate starts as its first input.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: differentiable-logic semantics, section 5.
+
+    Example:
+      >>> from lutjax.models import LogicCAConfig
+      >>> config = LogicCAConfig(channels=4, kernels=2, update=(16, 4))
+      >>> config.n_gates
+      48
+      >>> LogicCAConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    channels: int = 8
+    kernels: int = 16
+    perception: tuple[int, ...] = (8, 4, 2)
+    update: tuple[int, ...] = (*[256] * 10, 128, 64, 32, 16, 8, 8)
+    periodic: bool = False
+    update_rate: float | int = 1.0
+    residual: float | int = 5.0
+
+    def __post_init__(self) -> None:
+        where = "LogicCAConfig"
+        for name in ("channels", "kernels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("perception", "update"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(
+                    f"{where}: {name} is {getattr(self, name)}; give layers of at least one gate."
+                )
+        if self.perception[0] != _CENTRE:
+            raise ValueError(
+                f"{where}: perception starts with {self.perception[0]}; it must be {_CENTRE}, a gate for each neighbour."
+            )
+        if self.update[-1] != self.channels:
+            raise ValueError(
+                f"{where}: update ends with {self.update[-1]} gates; it must be {self.channels}, one for each channel."
+            )
+        if not 0 < self.update_rate <= 1:
+            raise ValueError(
+                f"{where}: update_rate is {self.update_rate}; it is a probability above 0, up to 1."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Gates of every layer, all kernels together."""
+        return (*(self.kernels * n for n in self.perception), *self.update)
+
+    @property
+    def n_gates(self) -> int:
+        """Gates in all; a perception circuit counts once, whatever the number of channels."""
+        return sum(self.sizes)
+
+    @property
+    def wired(self) -> tuple[tuple[int, int, int], ...]:
+        """Of every layer but the first: how often it is there, its inputs and its gates."""
+        perceived = self.channels * (1 + self.kernels * self.perception[-1])
+        return (
+            *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
+            *((1, *sizes) for sizes in zip((perceived, *self.update), self.update, strict=False)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "LogicCAConfig":
+        """The config that `to_dict` made these fields of.
+
+        Raises:
+          ValueError, TypeError: a field is unknown, missing or impossible.
+        """
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+class Circuit(NamedTuple):
+    """The wires of every layer but the first, and the readers of its inputs: see `lutjax.readers`."""
+
+    wires: list[Array]
+    readers: list[Array]
+
+
+class LogicCA(nnx.Module):
+    """A cellular automaton whose rule is a circuit of differentiable logic gates.
+
+    Each kernel is a small circuit over the 3x3 neighbourhood of a channel, and begins with the cell and each of its
+    neighbours; the update circuit reads the cell and what all kernels say of all channels, and its output is
+    the cell's new state.
+
+    State: ``logits`` (`nnx.Param`, ``[16, gates]``, those of all layers), ``wires`` and ``readers`` (lists of `Wires`).
+
+    Args:
+      config: the sizes.
+      rngs: its ``params`` stream draws the wires.
+
+    Source: differentiable-logic semantics, section 5.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.models import LogicCA, LogicCAConfig
+      >>> config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+      >>> model = LogicCA(config, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 16, 16, 2)), 3, deterministic=True).shape
+      (5, 16, 16, 2)
+    """
+
+    def __init__(self, config: LogicCAConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        logits = residual_gates(strength=config.residual)(rngs.params(), (config.n_gates, 16))
+        self.logits = nnx.Param(logits.T)
+        wires = [_draw(rngs.params(), *layer) for layer in config.wired]
+        self.wires = nnx.List(Wires(w) for w in wires)
+        self.readers = nnx.List(
+            Wires(lutjax.readers(w, copies * n_inputs, fan_out=-(-2 * n_gates // n_inputs)))
+            for w, (copies, n_inputs, n_gates) in zip(wires, config.wired, strict=True)
+        )
+
+    @property
+    def circuit(self) -> Circuit:
+        """The wires and readers."""
+        return Circuit([w[...] for w in self.wires], [r[...] for r in self.readers])
+
+    def gates(self) -> Int[jax.Array, " gates"]:
+        """The likeliest of the sixteen gates at each place, those of all layers: int32."""
+        return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
+
+    def __call__(
+        self,
+        state: Shaped[Array, "*batch height width channels"],
+        n_steps: int = 1,
+        *,
+        key: Array | None = None,
+        deterministic: bool = False,
+    ) -> Shaped[jax.Array, "*batch height width channels"]:
+        """The state after some steps.
+
+        Args:
+          state: numbers from 0 to 1, or bits.
+          n_steps: how many.
+          key: of `jax.random`; asynchronous automata need one. All of a batch are updated at the same cells.
+          deterministic: the hard automaton, 32 cells a word: what is not 0 is 1.
+
+        Raises:
+          ValueError: there are other channels, or an asynchronous automaton has no key.
+        """
+        if state.ndim < 3 or state.shape[-1] != self.config.channels:
+            raise ValueError(
+                f"LogicCA: state has shape {list(state.shape)}; expected [..., height, width, {self.config.channels}]."
+            )
+        if key is None and self.config.update_rate < 1:
+            raise ValueError(
+                "LogicCA: key is None; an asynchronous automaton draws the cells that are updated."
+            )
+        first = jnp.moveaxis(jnp.asarray(state), -1, 0)
+        grids = first.reshape(first.shape[0], -1, *first.shape[-2:])
+        if deterministic:
+            last = run_hard(self.config, self.gates(), self.circuit, grids != 0, n_steps, key)
+        else:
+            grids = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
+            coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
+            last = run_soft(self.config, coefficients, self.circuit, grids, n_steps, key)
+        return jnp.moveaxis(last.reshape(first.shape), 0, -1).astype(
+            last.dtype if not deterministic else state.dtype
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _draw(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
+    """Wires of a layer, of its own in every copy: int32 ``[copies * n_gates, 2]``."""
+    draw = wiring.unique_pairs if n_gates <= n_inputs * (n_inputs - 1) // 2 else wiring.balanced
+    wires = jax.vmap(lambda key: draw(key, n_inputs, n_gates))(jax.random.split(key, copies))
+    return (wires + n_inputs * jnp.arange(copies, dtype=jnp.int32)[:, None, None]).reshape(-1, 2)
+
+
+# ------------------------------------------------------------------------------------- soft
+def run_soft(
+    config: LogicCAConfig,
+    coefficients: Float[Array, "4 gates"],
+    circuit: Circuit,
+    state: Float[Array, "channels batch height width"],
+    n_steps: int,
+    key: Array | None = None,
+) -> Float[jax.Array, "channels batch height width"]:
+    """The soft automaton, channels first. Its gradient keeps the states only, and computes each step again."""
+
+    def step(state: Array, key: Array | None) -> tuple[Array, None]:
+        new = _step(config, coefficients, circuit, state)
+        if config.update_rate < 1:
+            assert key is not None
+            new = jnp.where(_updated(config, key, state), new, state)
+        return new, None
+
+    keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
+    if n_steps == 1:  # nothing to compute again
+        return step(state, None if keys is None else keys[0])[0]
+    return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, keys, length=n_steps)[0]
+
+
+def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
+    """Which cells are updated, the same ones in all channels and grids of a batch."""
+    return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
+
+
+def _step(config: LogicCAConfig, coefficients: Array, circuit: Circuit, state: Array) -> jax.Array:
+    channels, batch, height, width = state.shape
+    n_cells = batch * height * width
+    near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
+    near = jax.lax.optimization_barrier(near)  # else it is made anew wherever it is read
+    x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
+    of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
+    x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
+    for layer, (wires, readers) in enumerate(zip(*circuit, strict=True)):
+        if layer == len(config.perception) - 1:
+            x = jnp.concatenate([state.reshape(channels, n_cells), x.reshape(-1, n_cells)])
+        c = coefficients[:, rest : rest + len(wires)]
+        x = lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
+        rest += len(wires)
+    return x.reshape(state.shape)
+
+
+def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
+    """The eight neighbours of every cell."""
+    height, width = state.shape[-2:]
+    mode = "wrap" if config.periodic else "constant"
+    padded = jnp.pad(state, ((0, 0), (0, 0), (1, 1), (1, 1)), mode=mode)
+    return [padded[..., y : y + height, x : x + width] for y, x in _NEIGHBOURS]
+
+
+@jax.custom_vjp
+def _meet(near: jax.Array, centre: jax.Array, coefficients: jax.Array) -> jax.Array:
+    """Gates of each neighbour and the centre: ``[8, N]``, ``[N]``, ``[4, kernels, 8]`` -> ``[kernels, 8, N]``.
+
+    The first layer of perception, without an array of what each of its gates reads.
+    """
+    c0, c1, c2, c3 = coefficients[..., None]
+    near, centre = near[None], centre[None, None]
+    return c0 + c1 * near + (c2 + c3 * near) * centre
+
+
+def _meet_forward(near: Array, centre: Array, coefficients: Array) -> tuple[jax.Array, Any]:
+    return _meet(near, centre, coefficients), (near, centre, coefficients)
+
+
+def _meet_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    near, centre, coefficients = saved
+    by_kernel = jnp.einsum("ckj,kjn->cjn", coefficients[1:], dy, precision="highest")
+    of_near, of_centre, of_both = jax.lax.optimization_barrier(tuple(by_kernel))
+    flat = dy.reshape(-1, centre.size)
+    a = jnp.broadcast_to(near[None], dy.shape).reshape(flat.shape)
+    b = centre[None]
+    d_coefficients = sum_over_samples([flat, flat * a, flat * b, flat * a * b])
+    return (
+        of_near + of_both * b,
+        (of_centre + of_both * near).sum(0),
+        d_coefficients.reshape(coefficients.shape),
+    )
+
+
+_meet.defvjp(_meet_forward, _meet_backward)
+
+
+# ------------------------------------------------------------------------------------- hard
+def run_hard(
+    config: LogicCAConfig,
+    gates: Int[Array, " gates"],
+    circuit: Circuit,
+    state: Shaped[Array, "channels batch height width"],
+    n_steps: int,
+    key: Array | None = None,
+) -> Shaped[jax.Array, "channels batch height width"]:
+    """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs."""
+    return _run_hard(config, n_steps, gates, tuple(circuit.wires), state, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run_hard(
+    config: LogicCAConfig,
+    n_steps: int,
+    gates: Array,
+    wires: tuple[Array, ...],
+    state: Array,
+    key: Array | None,
+) -> jax.Array:
+    shape, width = state.shape, state.shape[-1]
+    truth = truth_of(gates)
+
+    def pack(bits: jax.Array) -> jax.Array:
+        return lutjax.pack_bits(bits.reshape(-1, width)).reshape(*bits.shape[:-1], -1)
+
+    valid = pack(jnp.ones((1, 1, 1, width), bool))
+
+    def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
+        new = _packed_step(config, truth, wires, words, width) & valid
+        if config.update_rate < 1:
+            assert key is not None
+            updated = pack(_updated(config, key, state))
+            new = new & updated | words & ~updated
+        return new, None
+
+    keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
+    words = jax.lax.scan(step, pack(state), keys, length=n_steps)[0]
+    return lutjax.unpack_bits(words.reshape(-1, words.shape[-1]), width).reshape(shape)
+
+
+def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
+    """Truth tables of gates for `lutjax.packed_lut`: bool ``[gates, 4]``."""
+    # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
+    return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
+
+
+def _packed_step(
+    config: LogicCAConfig, truth: jax.Array, wires: tuple[Array, ...], words: jax.Array, width: int
+) -> jax.Array:
+    channels, n_words = words.shape[0], words[0].size
+    near = jnp.stack([*_shifted_words(config, words, width), words])
+    x, rest = near.reshape(_CENTRE + 1, channels * n_words), config.sizes[0]
+    first = jnp.stack([jnp.arange(rest, dtype=jnp.int32) % _CENTRE, jnp.full(rest, _CENTRE, jnp.int32)], -1)
+    x = lutjax.packed_lut(x, truth[:rest], first)
+    for layer, w in enumerate(wires):
+        if layer == len(config.perception) - 1:
+            x = jnp.concatenate([words.reshape(channels, n_words), x.reshape(-1, n_words)])
+        x = lutjax.packed_lut(x, truth[rest : rest + len(w)], w)
+        rest += len(w)
+    return x.reshape(words.shape)
+
+
+def _shifted_words(
+    config: LogicCAConfig, words: UInt32[Array, "channels batch height words"], width: int
+) -> list[jax.Array]:
+    """The eight neighbours of every cell, where bit j of word w is column ``32 w + j``; bits beyond the row are 0."""
+    edge = jnp.zeros_like(words[..., :1])
+    before = jnp.concatenate([edge, words[..., :-1]], -1)
+    after = jnp.concatenate([words[..., 1:], edge], -1)
+    left, right = words << 1 | before >> 31, words >> 1 | after << 31
+    if config.periodic:
+        last = (width - 1) % 32
+        left = left.at[..., 0].set(left[..., 0] | words[..., -1] >> last & 1)
+        right = right.at[..., -1].set(right[..., -1] | (words[..., 0] & 1) << last)
+    rows = []
+    for a in (left, words, right):
+        outer = ((0, 0), (0, 0), (1, 1), (0, 0))
+        rows.append(jnp.pad(a, outer, mode="wrap" if config.periodic else "constant"))
+    height = words.shape[2]
+    return [rows[x][:, :, y : y + height] for y, x in _NEIGHBOURS]

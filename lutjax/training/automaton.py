@@ -1,0 +1,255 @@
+"""Training of a `LogicCA`: what is particular to it; the loop itself is `lutjax.training.loop`."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Bool
+
+import lutjax
+from lutjax._typing import Array
+from lutjax.models import LogicCA, LogicCAConfig, automaton
+from lutjax.training import runs
+from lutjax.training.loop import Advance, repeat
+from lutjax.training.models import ModelRun, State, Structure
+
+STARTS = ("boards", "random", "seed", "zero")
+N_BOARDS = 512
+"""Periodic boards of 3x3 cells, and neighbourhoods of a cell."""
+EVALUATION_BATCH = 16
+_SMOOTHING = 0.9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What decides a training run beside the model.
+
+    Attributes:
+      experiment: its name, which decides the target.
+      start: the state at first: boards of the Game of Life, random bits, a seed (one cell of ones), or zero.
+      size: rows and columns of the grid.
+      n_steps: steps of the automaton until its state is compared with the target.
+      steps: optimiser steps in all.
+      batch_size: grids of one step. In the Game of Life boards of 3x3 cells; 512 are all there are, as one torus that
+        holds every neighbourhood once.
+      learning_rate: of AdamW.
+      weight_decay: of AdamW; pulls gates towards a mixture of all sixteen.
+      hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
+      seed: of the model and of everything random.
+    """
+
+    experiment: str
+    start: str
+    size: int = 3
+    n_steps: int = 1
+    steps: int = 1000
+    batch_size: int = N_BOARDS
+    learning_rate: float = 0.05
+    weight_decay: float | int = 0.01
+    hard_share: float | int = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("size", 3), ("n_steps", 1), ("steps", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.start not in STARTS:
+            raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
+        if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
+            raise ValueError(
+                f"batch_size is {self.batch_size}, size {self.size}, n_steps {self.n_steps}; the Game of Life is "
+                f"learnt from one step of at most {N_BOARDS} boards of size 3."
+            )
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
+        if not 0 <= self.hard_share <= 1:
+            raise ValueError(f"hard_share is {self.hard_share}; it is a probability, 0 to 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
+
+
+@dataclasses.dataclass
+class Record:
+    """What a checkpoint holds beside arrays.
+
+    Attributes:
+      model, training: what decides the run.
+      target: rows of each channel of the pattern as strings of 0 and 1; None in the Game of Life.
+      options: what the program that trains wants to remember and may change, such as intervals.
+      history: losses of the soft automaton, and wrong bits of the best hard one, a grid.
+    """
+
+    model: LogicCAConfig
+    training: TrainingConfig
+    target: list[list[str]] | None
+    options: dict[str, Any]
+    history: runs.History
+
+
+class Optimizer(NamedTuple):
+    """The optimiser's state, and the best hard automaton so far: by a running mean where starts are random."""
+
+    adam: Any
+    best: Any
+    best_loss: Array
+    running: Array
+
+
+class Run(ModelRun[LogicCA]):
+    """An automaton and how it is trained, without the arrays that training changes.
+
+    Args:
+      model: sizes of the model.
+      training: everything else that decides the run.
+      target: the bits that the first channels are to have; None for the Game of Life.
+
+    Attributes:
+      advance: runs steps; see `lutjax.training.loop.run`.
+
+    Raises:
+      ValueError: the target does not fit the model or the grid, or is missing.
+    """
+
+    advance: Advance
+
+    def __init__(
+        self,
+        model: LogicCAConfig,
+        training: TrainingConfig,
+        target: Bool[np.ndarray, "channels height width"] | None,
+    ):
+        if (target is None) != (training.start == "boards"):
+            raise ValueError(f"target is {target}; the start {training.start!r} needs the other.")
+        if target is None:
+            if not model.periodic or model.update_rate != 1:
+                raise ValueError("periodic and update_rate must be True and 1 to learn the Game of Life.")
+        elif target.shape[1:] != (training.size, training.size) or len(target) > model.channels:
+            raise ValueError(
+                f"the target has shape {list(target.shape)}; the grid has {training.size} rows and columns and "
+                f"{model.channels} channels."
+            )
+        self.config, self.training, self.target = model, training, target
+        self.optimizer = optax.chain(
+            optax.clip(100.0),
+            optax.adamw(training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay),
+        )
+        structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
+        super().__init__(structure, self._first, training.seed)
+        self.advance = repeat(self.step)
+        self._wrong = jax.jit(self._wrong_of)
+
+    def _first(self, params: Any) -> Optimizer:
+        # Copies: the state's memory is reused, and no array may be in it twice.
+        best = jax.tree.map(jnp.copy, params)
+        return Optimizer(self.optimizer.init(params), best, jnp.float32(jnp.inf), jnp.float32(0))
+
+    def sample(self, key: Array, batch: int) -> tuple[jax.Array, jax.Array]:
+        """States at first and what they are to become: bool ``[C, B, H, W]`` and ``[T, B, H, W]``."""
+        training, size = self.training, self.training.size
+        shape = (self.config.channels, batch, size, size)
+        if self.target is None:
+            if batch >= N_BOARDS:
+                boards = every_neighbourhood()[None]
+            else:
+                number = jax.random.randint(key, (batch, 1), 0, N_BOARDS)
+                boards = (number >> jnp.arange(9)[None] & 1).reshape(batch, 3, 3)
+            boards = jnp.asarray(boards).astype(bool)
+            hidden = jnp.zeros((self.config.channels - 1, *boards.shape), bool)
+            return jnp.concatenate([boards[None], hidden]), life(boards)[None]
+        if training.start == "random":
+            state = jax.random.bernoulli(key, shape=shape)
+        else:
+            state = jnp.zeros(shape, bool)
+            if training.start == "seed":
+                state = state.at[:, :, size // 2, size // 2].set(True)
+        target = jnp.asarray(self.target)[:, None]
+        return state, jnp.broadcast_to(target, (target.shape[0], batch, size, size))
+
+    def step(self, state: State, number: Array, data: None) -> tuple[State, Array]:
+        """One step: the state after it, and the loss of a grid. See `lutjax.training.loop.Step`."""
+        training, config = self.training, self.config
+        key = jax.random.fold_in(jax.random.key(training.seed), number)
+        sample_key, update_key, gate_key = jax.random.split(key, 3)
+        first, target = self.sample(sample_key, training.batch_size)
+        soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
+        model = self.structure.model(state.params, state.others)
+        circuit = model.circuit
+        hard_gates = jax.random.bernoulli(gate_key, training.hard_share, (1, config.n_gates))
+
+        def loss_of(params: Any) -> Array:
+            logits = self.structure.model(params, state.others).logits[...]
+            coefficients = lutjax.gate_coefficients(logits, axis=0)
+            if training.hard_share:  # with the gradient of the mixture
+                hard = lutjax.gate_coefficients(logits, hard=True, axis=0)
+                likeliest = coefficients + jax.lax.stop_gradient(hard - coefficients)
+                coefficients = jnp.where(hard_gates, likeliest, coefficients)
+            last = automaton.run_soft(config, coefficients, circuit, soft_first, training.n_steps, update_key)
+            return jnp.square(last[: len(target)] - soft_target).sum()
+
+        loss, gradients = jax.value_and_grad(loss_of)(state.params)
+        last = automaton.run_hard(config, model.gates(), circuit, first, training.n_steps, update_key)
+        wrong = (last[: len(target)] != target).sum().astype(jnp.float32) / target.shape[1]
+        old = state.optimizer
+        keep = _SMOOTHING if training.start == "random" or self._draws_boards else 0.0
+        running = jnp.where(number == 0, wrong, keep * old.running + (1 - keep) * wrong)
+        better = running <= old.best_loss
+        with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
+            updates, adam = self.optimizer.update(gradients, old.adam, state.params)
+        optimizer = Optimizer(
+            adam,
+            jax.tree.map(lambda new, best: jnp.where(better, new, best), state.params, old.best),
+            jnp.where(better, running, old.best_loss),
+            running,
+        )
+        params = optax.apply_updates(state.params, updates)
+        return State(params, state.others, optimizer), loss / target.shape[1]
+
+    @property
+    def _draws_boards(self) -> bool:
+        return self.target is None and self.training.batch_size < N_BOARDS
+
+    def best(self, state: State) -> LogicCA:
+        """The model with the best hard automaton so far."""
+        return self.structure.model(state.optimizer.best, state.others)
+
+    def wrong(self, state: State) -> float:
+        """Bits of a grid that the best hard automaton has wrong, of samples that no training step saw."""
+        return float(self._wrong(state.optimizer.best, state.others))
+
+    def _wrong_of(self, params: Any, others: Any) -> jax.Array:
+        model = self.structure.model(params, others)
+        sample_key, update_key = jax.random.split(jax.random.key(self.training.seed ^ 0x5EED))
+        first, target = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
+        n_steps = self.training.n_steps
+        last = automaton.run_hard(self.config, model.gates(), model.circuit, first, n_steps, update_key)
+        return (last[: len(target)] != target).sum() / target.shape[1]
+
+
+def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch height width"]:
+    """One step of the Game of Life on tori."""
+    boards = jnp.asarray(boards)
+    near = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0)]
+    alive = sum(jnp.roll(boards, shift, (-2, -1)).astype(jnp.int32) for shift in near)
+    return (alive == 3) | boards & (alive == 2)
+
+
+def every_neighbourhood() -> Bool[np.ndarray, "8 64"]:
+    """A torus of 8 x 64 cells that holds each of the 512 neighbourhoods of 3 x 3 cells once.
+
+    Columns are one cyclic sequence of 8 bits, in which every 3 bits occur once, and each is turned against the one
+    before it; pairs of turns are all there are.
+    """
+    column = np.array([0, 0, 0, 1, 0, 1, 1, 1], bool)
+    turns = _de_bruijn_of_pairs(8)
+    return np.stack([np.roll(column, turn) for turn in np.cumsum(turns)], -1)
+
+
+def _de_bruijn_of_pairs(n: int) -> list[int]:
+    """A cyclic sequence of n * n numbers below n, in which every pair occurs once."""
+    pairs = [[a] if a == b else [a, b] for a in range(n) for b in range(a, n)]
+    return [number for word in pairs for number in word]

@@ -1,0 +1,69 @@
+"""Which gates the circuit of a hard automaton uses."""
+
+import numpy as np
+from jaxtyping import Bool
+
+from lutjax.models import LogicCA
+
+NAMES = (
+    "false", "a and b", "a and not b", "a", "not a and b", "b", "a xor b", "a or b",
+    "nor", "equal", "not b", "a or not b", "not a", "not a or b", "nand", "true",
+)  # fmt: skip
+
+
+def live(model: LogicCA, n_outputs: int) -> Bool[np.ndarray, " gates"]:
+    """The gates on which the first channels depend, over any number of steps.
+
+    A gate depends on those of its inputs that its truth table depends on.
+    """
+    config = model.config
+    gates = np.asarray(model.gates())
+    table = gates[:, None] >> np.arange(3, -1, -1) & 1  # answers to ab = 00, 01, 10, 11
+    needs = np.stack([(table[:, :2] != table[:, 2:]).any(1), (table[:, ::2] != table[:, 1::2]).any(1)], -1)
+    starts = np.cumsum([0, *config.sizes])
+    wires = [np.asarray(w[...]) for w in model.wires]
+    used = np.zeros(config.n_gates, bool)
+    channels = np.zeros(config.channels, bool)
+    channels[:n_outputs] = True
+    n_perception = len(config.perception)
+    while True:
+        read = channels
+        for layer in range(len(config.sizes) - 1, -1, -1):
+            own = used[starts[layer] : starts[layer + 1]]
+            if (
+                layer == n_perception - 1
+            ):  # what the update circuit reads: the cell, then [kernels * outputs, channels]
+                perceived = read[config.channels :].reshape(-1, config.channels)
+                found = channels | read[: config.channels] | perceived.any(0)
+                read = perceived.any(1)
+            own |= read
+            if layer == 0:
+                break
+            n_inputs = config.wired[layer - 1][0] * config.wired[layer - 1][1]
+            read = np.zeros(n_inputs, bool)
+            where = wires[layer - 1][own[:, None] & needs[starts[layer] : starts[layer + 1]]]
+            read[where] = True
+        if (found == channels).all():
+            return used
+        channels = found
+
+
+def table(model: LogicCA, n_outputs: int) -> str:
+    """How often each of the sixteen gates is used, and how they are counted, as text."""
+    gates, used = np.asarray(model.gates()), live(model, n_outputs)
+    n_seen = sum(model.config.sizes[: len(model.config.perception)])
+    parts = (np.arange(len(gates)) < n_seen, np.arange(len(gates)) >= n_seen)
+    lines = [
+        "Gates of the hard automaton. A perception circuit counts once, whatever the number of channels; live gates are",
+        "those on which the target channels depend over any number of steps; active ones are all but a and b, which",
+        "pass an input on.",
+        "",
+        f"{'gate':<14}{'perception':>11}{'live':>7}{'update':>9}{'live':>7}",
+    ]
+    for number, name in enumerate(NAMES):
+        counts = [int((chosen & (gates == number)).sum()) for p in parts for chosen in (p, p & used)]
+        lines.append(f"{name:<14}{counts[0]:>11}{counts[1]:>7}{counts[2]:>9}{counts[3]:>7}")
+    active = ~np.isin(gates, (3, 5))
+    counts = [int((chosen & active).sum()) for p in parts for chosen in (p, p & used)]
+    lines.append(f"{'active':<14}{counts[0]:>11}{counts[1]:>7}{counts[2]:>9}{counts[3]:>7}")
+    return "\n".join(lines) + "\n"
