@@ -11,7 +11,7 @@ from lutjax._compat import zeros_varying
 from lutjax.kernels._xla._rows import read
 
 # Readers of an input whose sum is written out. Beyond that most entries of the list are unused.
-_WRITTEN_OUT = 16
+WRITTEN_OUT = 16
 # Inputs for which a product with a matrix of zeros and ones is cheap.
 _FEW_INPUTS = 32
 
@@ -26,18 +26,22 @@ def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
     return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
 
 
+def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]]:
+    """The readers of every input, one for each of them at a time: numbers that exist ``[I]``, and whether they do."""
+    return [
+        (jnp.clip(readers[:, f], 0, max(n_wires - 1, 0)), readers[:, f] >= 0) for f in range(readers.shape[1])
+    ]
+
+
 def to_inputs(
     by_wire: list[jax.Array], wires: jax.Array, readers: jax.Array | None, n_inputs: int
 ) -> jax.Array:
     """Cotangents of what wires read, n times ``[G, B]``, added up for each input: ``[I, B]``."""
     flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
-    if readers is not None and readers.shape[1] <= _WRITTEN_OUT and wires.size:
-        # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
-        flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
-        places = jnp.where((readers < 0) | (readers >= wires.size), wires.size, readers)
+    if readers is not None and readers.shape[1] <= WRITTEN_OUT and wires.size:
         dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
-        for f in range(readers.shape[1]):
-            dx = dx + read(flat, places[:, f])
+        for place, exists in places(readers, wires.size):
+            dx = dx + jnp.where(exists[:, None], read(flat, place), 0)
         return dx
     ids = clamped(wires, n_inputs).reshape(wires.size)
     if n_inputs <= _FEW_INPUTS:
