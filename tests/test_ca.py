@@ -1,6 +1,5 @@
 """The logic automaton: against a simulation in numpy, packed against float, gradients, memory, and the command."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -13,7 +12,10 @@ from flax import nnx
 
 import lutjax
 from lutjax import reference
+from lutjax.cli import _progress
+from lutjax.cli._main import cli
 from lutjax.models import LogicCA, LogicCAConfig, automaton
+from lutjax.training import automaton as training, circuits, models, patterns, runs
 
 
 def small(**options):
@@ -134,3 +136,168 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
 
     more = (temporaries(36) - temporaries(4)) / 32
     assert state.nbytes <= more < 2 * state.nbytes  # a step of gates has 50 times that
+
+
+# ------------------------------------------------------------------------------------- training
+def test_one_torus_holds_every_board_of_the_game_of_life() -> None:
+    torus = training.every_neighbourhood()
+    boards = [np.roll(torus, (-y, -x), (0, 1))[:3, :3] for y in range(8) for x in range(64)]
+    assert len({board.tobytes() for board in boards}) == 512
+    glider = np.array(
+        [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool
+    )
+    moved = glider
+    for _ in range(4):
+        moved = np.asarray(training.life(moved))
+    assert (moved == np.roll(glider, (1, 1), (0, 1))).all()
+
+
+def test_patterns() -> None:
+    board = patterns.checkerboard(8)[0]
+    assert (board[:2, :2] == 0).all()
+    assert (board == np.roll(board, (2, 2), (0, 1))).all()
+    assert (patterns.lizard(22)[0, 1:-1, 1:-1] == patterns.lizard()[0]).all()
+    assert patterns.letter().shape == (3, 16, 16)
+    with pytest.raises(ValueError, match="size is 15; a letter needs 16"):
+        patterns.letter(15)
+
+
+def test_live_gates_are_those_that_change_the_output() -> None:
+    """Against truth: an inversion of a gate that is not live changes no target bit, in any of many states."""
+    model = small(periodic=True)
+    used = circuits.live(model, 1)
+    assert 0 < used.sum() < len(used)
+    state = jax.random.bernoulli(jax.random.key(5), shape=(2, 8, 32, 6))
+    gates = np.asarray(model.gates())
+    before = automaton.run_hard(model.config, gates, model.circuit, state, 4)[0]
+    for place in np.flatnonzero(~used):
+        other = np.where(np.arange(len(gates)) == place, 15 - gates, gates)
+        assert (automaton.run_hard(model.config, other, model.circuit, state, 4)[0] == before).all()
+    other = np.where(used, 15 - gates, gates)
+    assert (automaton.run_hard(model.config, other, model.circuit, state, 4)[0] != before).any()
+    assert "active" in circuits.table(model, 1)
+
+
+SIZES = ["--channels=2", "--kernels=2", "--perception=8,2", "--update=8,2", "--size=6", "--n-steps=3"]
+STEPS = ["--steps=8", "--log-every=1", "--eval-every=4", "--checkpoint-every=3"]
+
+
+def train(*words: object) -> Result:
+    result = CliRunner().invoke(cli, ["train", "ca", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def arrays(out: Path) -> list[np.ndarray]:
+    step, record = runs.read(out, training.Record)
+    target = np.array([[[b == "1" for b in row] for row in c] for c in record.target])
+    run = training.Run(record.model, record.training, target)
+    return [step, *map(np.asarray, jax.tree.leaves(models.restore(out, step, run)))]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ca") / "run"
+    result = train("--experiment=checkerboard-async", "--out", out, *SIZES, *STEPS)
+    assert result.exit_code == 0, result.output
+    assert "training checkerboard-async" in result.output
+    assert "a damaged quarter after 6 steps" in result.output
+    assert "wrong bits of a grid" in result.output
+    return out
+
+
+def test_pictures_and_gates(finished: Path) -> None:
+    assert (finished / "automaton.gif").read_bytes().startswith(b"GIF89a")
+    assert "a xor b" in (finished / "gates.txt").read_text()
+
+
+def test_interrupted_run_ends_the_same(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = _progress.Report.training
+
+    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
+        show(self, done, loss)
+        if done == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_progress.Report, "training", interrupt)
+        out = tmp_path / "run"
+        stopped = train("--experiment=checkerboard-async", "--out", out, *SIZES, *STEPS, "--no-pictures")
+    assert stopped.exit_code == 130
+    assert "stopped after 5 of 8 steps" in stopped.output
+    other = train("--resume", "--out", out, "--hard-share=0.5")
+    assert other.exit_code == 1
+    assert "hard_share is 0.2 in the checkpoint, not 0.5" in " ".join(other.output.split())
+    resumed = train("--resume", "--out", out, "--no-pictures")
+    assert resumed.exit_code == 0, resumed.output
+    assert "resumed after 5 steps" in resumed.output
+    for got, expected in zip(arrays(out), arrays(finished), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert runs.read(out, training.Record)[1].history == runs.read(finished, training.Record)[1].history
+    assert "is finished: all 8 steps are done" in train("--resume", "--out", out).output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
+        (["--target=grey.png"], "the pixel at row 2, column 1 is [128, 128, 128, 255]"),
+        (["--target=red.png"], "red.png has colours"),
+        (["--target=missing.png"], "cannot read the image missing.png"),
+        (["--perception=7,2"], "perception starts with 7; it must be 8"),
+        (["--update=8,3"], "update ends with 3 gates; it must be 2"),
+        (["--update-rate=0"], "update_rate is 0.0"),
+        (["--hard-share=2"], "hard_share is 2.0"),
+        (["--experiment=lizard"], "size is 6; a lizard needs 20"),
+        (["--experiment=life", "--target=red.png"], "the Game of Life has none"),
+        (["--experiment=fish"], "'fish' is not one of 'life'"),
+        (["--resume"], "holds no checkpoint"),
+    ],
+)
+@pytest.mark.usefixtures("without_typechecking")
+def test_bad_input_is_one_message(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (7, 6)).save("wide.png")
+    Image.new("RGB", (6, 6), (255, 0, 0)).save("red.png")
+    grey = Image.new("RGB", (6, 6))
+    grey.putpixel((1, 2), (128, 128, 128))
+    grey.save("grey.png")
+    sizes = [
+        word
+        for word in SIZES
+        if "--experiment=life" not in words or ("size" not in word and "steps" not in word)
+    ]
+    result = train("--experiment=checkerboard", "--out=run", *sizes, *words)
+    assert result.exit_code in (1, 2)
+    assert message in " ".join(result.output.split())
+    assert not Path("run").exists()
+
+
+def test_an_image_is_a_pattern(tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = Image.new("RGB", (16, 16))
+    for y, x in np.argwhere(patterns.letter().any(0)):
+        picture.putpixel((int(x), int(y)), tuple(int(v) for v in 255 * patterns.letter()[:, y, x]))
+    picture.save(tmp_path / "letter.png")
+    assert (patterns.read_image(tmp_path / "letter.png", 16, 3) == patterns.letter()).all()
+    assert patterns.read_image(tmp_path / "letter.png", 16, 3, threshold=1.0).sum() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_the_game_of_life_is_learnt(seed: int) -> None:
+    from lutjax.cli._run import make
+    from lutjax.cli._train_ca import EXPERIMENTS
+
+    values = {**EXPERIMENTS["life"], "experiment": "life", "seed": seed}
+    run = training.Run(make(LogicCAConfig, values), make(training.TrainingConfig, values), None)
+    state, _ = run.advance(run.init(), 0, run.training.steps)
+    assert run.wrong(state) == 0

@@ -273,7 +273,7 @@ def checks(run: "Run", model: "LogicCA") -> list[str]:
         right = np.asarray(after(hidden(boards), 1)[..., 0] == life(boards)).all((1, 2))
         expected, got = grid, hidden(grid)
         for _ in range(64):
-            expected, got = np.asarray(life(expected)), hidden(np.asarray(after(got, 1)[..., 0]))
+            expected, got = np.asarray(life(expected)), hidden(np.asarray(after(got, 1))[..., 0])
         return [
             f"boards of 3 x 3 cells: {right.sum()} of {N_BOARDS} right",
             f"64 x 64 cells, 64 steps: {(got[..., 0] != expected).sum()} wrong",
@@ -287,7 +287,7 @@ def checks(run: "Run", model: "LogicCA") -> list[str]:
     if training.start == "random":
         large = 4 * training.size
         tiled = np.tile(target, (4, 4, 1))
-        state = jax.random.bernoulli(key, shape=(large, large, channels))
+        noise = jax.random.bernoulli(key, shape=(large, large, channels))
         whole = after(
             jax.random.bernoulli(key, shape=(training.size, training.size, channels)), training.n_steps
         )
@@ -298,7 +298,7 @@ def checks(run: "Run", model: "LogicCA") -> list[str]:
         if training.size % 4 == 0 or training.experiment == "checkerboard-async":
             steps = 4 * training.n_steps
             lines.append(
-                f"{large} x {large} cells, {steps} steps: {wrong(after(state, steps), tiled)} bits wrong"
+                f"{large} x {large} cells, {steps} steps: {wrong(after(noise, steps), tiled)} bits wrong"
             )
         return lines
     if training.start == "seed":

@@ -14,6 +14,7 @@ import lutjax
 from lutjax import wiring
 from lutjax._typing import Array
 from lutjax.kernels._xla._wires import sum_over_samples
+from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 
@@ -109,7 +110,8 @@ class LogicCAConfig:
         Raises:
           ValueError, TypeError: a field is unknown, missing or impossible.
         """
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**values)
 
 
 class Circuit(NamedTuple):
@@ -146,7 +148,8 @@ class LogicCA(nnx.Module):
 
     def __init__(self, config: LogicCAConfig, *, rngs: nnx.Rngs):
         self.config = config
-        logits = residual_gates(strength=config.residual)(rngs.params(), (config.n_gates, 16))
+        init: Initializer = residual_gates(strength=config.residual)
+        logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
         self.logits = nnx.Param(logits.T)
         wires = [_draw(rngs.params(), *layer) for layer in config.wired]
         self.wires = nnx.List(Wires(w) for w in wires)
@@ -194,7 +197,7 @@ class LogicCA(nnx.Module):
         first = jnp.moveaxis(jnp.asarray(state), -1, 0)
         grids = first.reshape(first.shape[0], -1, *first.shape[-2:])
         if deterministic:
-            last = run_hard(self.config, self.gates(), self.circuit, grids != 0, n_steps, key)
+            last = run_hard(self.config, self.gates(), self.circuit, grids.astype(bool), n_steps, key)
         else:
             grids = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
             coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
@@ -223,17 +226,19 @@ def run_soft(
 ) -> Float[jax.Array, "channels batch height width"]:
     """The soft automaton, channels first. Its gradient keeps the states only, and computes each step again."""
 
-    def step(state: Array, key: Array | None) -> tuple[Array, None]:
+    def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
         new = _step(config, coefficients, circuit, state)
         if config.update_rate < 1:
             assert key is not None
             new = jnp.where(_updated(config, key, state), new, state)
         return new, None
 
+    state = jnp.asarray(state)
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
     if n_steps == 1:  # nothing to compute again
         return step(state, None if keys is None else keys[0])[0]
-    return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, keys, length=n_steps)[0]
+    last: jax.Array = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, keys, length=n_steps)[0]
+    return last
 
 
 def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
@@ -338,7 +343,7 @@ def _run_hard(
         return new, None
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
-    words = jax.lax.scan(step, pack(state), keys, length=n_steps)[0]
+    words: jax.Array = jax.lax.scan(step, pack(jnp.asarray(state)), keys, length=n_steps)[0]
     return lutjax.unpack_bits(words.reshape(-1, words.shape[-1]), width).reshape(shape)
 
 
@@ -368,6 +373,7 @@ def _shifted_words(
     config: LogicCAConfig, words: UInt32[Array, "channels batch height words"], width: int
 ) -> list[jax.Array]:
     """The eight neighbours of every cell, where bit j of word w is column ``32 w + j``; bits beyond the row are 0."""
+    words = jnp.asarray(words)
     edge = jnp.zeros_like(words[..., :1])
     before = jnp.concatenate([edge, words[..., :-1]], -1)
     after = jnp.concatenate([words[..., 1:], edge], -1)

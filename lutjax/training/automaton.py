@@ -154,11 +154,10 @@ class Run(ModelRun[LogicCA]):
         shape = (self.config.channels, batch, size, size)
         if self.target is None:
             if batch >= N_BOARDS:
-                boards = every_neighbourhood()[None]
+                boards = jnp.asarray(every_neighbourhood())[None]
             else:
                 number = jax.random.randint(key, (batch, 1), 0, N_BOARDS)
-                boards = (number >> jnp.arange(9)[None] & 1).reshape(batch, 3, 3)
-            boards = jnp.asarray(boards).astype(bool)
+                boards = (number >> jnp.arange(9)[None] & 1).reshape(batch, 3, 3) == 1
             hidden = jnp.zeros((self.config.channels - 1, *boards.shape), bool)
             return jnp.concatenate([boards[None], hidden]), life(boards)[None]
         if training.start == "random":

@@ -23,19 +23,19 @@ def live(model: LogicCA, n_outputs: int) -> Bool[np.ndarray, " gates"]:
     starts = np.cumsum([0, *config.sizes])
     wires = [np.asarray(w[...]) for w in model.wires]
     used = np.zeros(config.n_gates, bool)
-    channels = np.zeros(config.channels, bool)
-    channels[:n_outputs] = True
+    channels: np.ndarray = np.arange(config.channels) < n_outputs
     n_perception = len(config.perception)
     while True:
-        read = channels
+        read, found = channels, channels.copy()
         for layer in range(len(config.sizes) - 1, -1, -1):
             own = used[starts[layer] : starts[layer + 1]]
             if (
                 layer == n_perception - 1
             ):  # what the update circuit reads: the cell, then [kernels * outputs, channels]
                 perceived = read[config.channels :].reshape(-1, config.channels)
-                found = channels | read[: config.channels] | perceived.any(0)
-                read = perceived.any(1)
+                found |= read[: config.channels]
+                found |= np.any(perceived, 0)
+                read = np.asarray(np.any(perceived, 1))
             own |= read
             if layer == 0:
                 break
