@@ -34,7 +34,7 @@ def without_typechecking():
 @pytest.fixture
 def accelerator_formulation(monkeypatch):
     """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
-    from lutjax.kernels._xla import _pairs, _rows
+    from lutjax.kernels._xla import _pairs, _rows, bilinear_gates
     from lutjax.ops import _transforms
 
     def forget():
@@ -42,7 +42,7 @@ def accelerator_formulation(monkeypatch):
         _transforms._kernel.cache_clear()
 
     forget()
-    for module in (_pairs, _rows):
+    for module in (_pairs, _rows, bilinear_gates):
         monkeypatch.setattr(module, "in_sequence", lambda device: False)
     yield
     forget()

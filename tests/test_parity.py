@@ -141,6 +141,8 @@ def test_lowers_for_every_platform(op, implementation, platform, device_kind):
         ("lookup_attention", "tiles_cross"),
         slow("lut_pair_attention", "primes"),
         ("lut_pair_attention", "tiles"),
+        ("bilinear_gates", "readers"),
+        ("bilinear_gates", "empty_batch"),
     ],
 )
 @pytest.mark.usefixtures("accelerator_formulation")
