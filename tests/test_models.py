@@ -411,6 +411,8 @@ def test_tokens():
 
 
 def test_names_of_the_package():
-    assert set(dir(lutjax.models)) == {"LUTTransformer", "LUTTransformerConfig"}
+    assert {"LUTTransformer", "LogicClassifier", "LogicCA"} < set(dir(lutjax.models))
+    for name in dir(lutjax.models):
+        assert getattr(lutjax.models, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Transformer'"):
         lutjax.models.Transformer  # noqa: B018
