@@ -30,17 +30,21 @@ def backward(
     dtype = accumulator(x.dtype, coefficients.dtype)
     coefficients, dy = coefficients.astype(dtype), dy.astype(dtype)
     dx = d_coefficients = None
+    small = in_sequence(device) and dy.size <= _SMALL
     if needs[1]:
         a, b = _wires.rows(x, wires, dtype)
-        parts = 4 if in_sequence(device) and dy.size <= _SMALL and not dy.shape[1] % 4 else 1
+        parts = 4 if small and not dy.shape[1] % 4 else 1
         d_coefficients = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if needs[0]:
-        if readers is not None and readers.shape[1] <= _wires.WRITTEN_OUT and wires.size:
+        gathered = readers is not None and readers.shape[1] <= _wires.WRITTEN_OUT and wires.size
+        if gathered and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
             a, b = _wires.rows(x, wires, dtype)
             _, c1, c2, c3 = (c[:, None] for c in coefficients)
             dx = _wires.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
+            if small:  # else XLA computes it anew for every reader of a layer before, in a stack of them
+                dx = jax.lax.optimization_barrier(dx)
     return dx, d_coefficients, None, None
 
 
