@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from lutjax.layers.nnx import Wires
 
 _NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 _CENTRE = len(_NEIGHBOURS)
+_PARTS = 4  # sums of so many parts of the cells are one vector on a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +295,8 @@ def _meet_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax
     flat = dy.reshape(-1, centre.size)
     a = jnp.broadcast_to(near[None], dy.shape).reshape(flat.shape)
     b = centre[None]
-    d_coefficients = sum_over_samples([flat, flat * a, flat * b, flat * a * b])
+    parts = math.gcd(centre.size, _PARTS)
+    d_coefficients = sum_over_samples([flat, flat * a, flat * b, flat * a * b], parts)
     return (
         of_near + of_both * b,
         (of_centre + of_both * near).sum(0),

@@ -39,9 +39,12 @@ def to_inputs(
     """Cotangents of what wires read, n times ``[G, B]``, added up for each input: ``[I, B]``."""
     flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
     if readers is not None and readers.shape[1] <= WRITTEN_OUT and wires.size:
+        # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
+        flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
+        by_reader = jnp.where((readers < 0) | (readers >= wires.size), wires.size, readers)
         dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
-        for place, exists in places(readers, wires.size):
-            dx = dx + jnp.where(exists[:, None], read(flat, place), 0)
+        for f in range(by_reader.shape[1]):
+            dx = dx + read(flat, by_reader[:, f])
         return dx
     ids = clamped(wires, n_inputs).reshape(wires.size)
     if n_inputs <= _FEW_INPUTS:

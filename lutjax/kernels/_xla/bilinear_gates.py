@@ -11,9 +11,7 @@ from lutjax.kernels._xla import _wires
 from lutjax.kernels._xla._rows import in_sequence, read
 from lutjax.kernels.registry import Device
 
-_SMALL = (
-    2**19
-)  # outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them
+_SMALL = 2**19  # outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them
 
 
 def forward(
@@ -32,20 +30,21 @@ def backward(
     dtype = accumulator(x.dtype, coefficients.dtype)
     coefficients, dy = coefficients.astype(dtype), dy.astype(dtype)
     dx = d_coefficients = None
-    cached = in_sequence(device) and dy.size <= _SMALL
+    small = in_sequence(device) and dy.size <= _SMALL
     if needs[1]:
         a, b = _wires.rows(x, wires, dtype)
-        parts = 4 if cached and not dy.shape[1] % 4 else 1
+        parts = 4 if small and not dy.shape[1] % 4 else 1
         d_coefficients = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if needs[0]:
-        written_out = readers is not None and readers.shape[1] <= _wires.WRITTEN_OUT and wires.size
-        # In a chain of layers XLA computes the single pass anew for every reader of the layer before.
-        if written_out and not cached:
+        gathered = readers is not None and readers.shape[1] <= _wires.WRITTEN_OUT and wires.size
+        if gathered and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
             a, b = _wires.rows(x, wires, dtype)
             _, c1, c2, c3 = (c[:, None] for c in coefficients)
             dx = _wires.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
+            if small:  # else XLA computes it anew for every reader of a layer before, in a stack of them
+                dx = jax.lax.optimization_barrier(dx)
     return dx, d_coefficients, None, None
 
 
