@@ -11,7 +11,9 @@ from lutjax.kernels._xla import _wires
 from lutjax.kernels._xla._rows import in_sequence, read
 from lutjax.kernels.registry import Device
 
-_SMALL = 2**19  # outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them
+_SMALL = (
+    2**19
+)  # outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them
 
 
 def forward(
