@@ -204,7 +204,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = train("--experiment=checkerboard-async", "--out", out, *SIZES, *STEPS)
     assert result.exit_code == 0, result.output
     assert "training checkerboard-async" in result.output
-    assert "a damaged quarter after 6 steps" in result.output
+    assert "a cleared quarter after 6 steps" in result.output
     assert "wrong bits of a grid" in result.output
     return out
 
