@@ -27,6 +27,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "perception": (8, 4, 2, 1),
         "update": (*[128] * 17, 64, 32, 16, 8, 4, 2, 1),
         "periodic": True,
+        "steps": 3000,
         "weight_decay": 0.1,
         "log_every": 100,
         "eval_every": 100,

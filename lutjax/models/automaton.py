@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
-from lutjax import wiring
 from lutjax._typing import Array
 from lutjax.kernels._xla._wires import sum_over_samples
 from lutjax.layers._spec import Initializer
@@ -156,7 +156,11 @@ class LogicCA(nnx.Module):
         wires = [_draw(rngs.params(), *layer) for layer in config.wired]
         self.wires = nnx.List(Wires(w) for w in wires)
         self.readers = nnx.List(
-            Wires(lutjax.readers(w, copies * n_inputs, fan_out=-(-2 * n_gates // n_inputs)))
+            Wires(
+                lutjax.readers(
+                    w, copies * n_inputs, fan_out=int(np.bincount(_pairs(n_inputs, n_gates).ravel()).max())
+                )
+            )
             for w, (copies, n_inputs, n_gates) in zip(wires, config.wired, strict=True)
         )
 
@@ -211,10 +215,22 @@ class LogicCA(nnx.Module):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _draw(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
-    """Wires of a layer, of its own in every copy: int32 ``[copies * n_gates, 2]``."""
-    draw = wiring.unique_pairs if n_gates <= n_inputs * (n_inputs - 1) // 2 else wiring.balanced
-    wires = jax.vmap(lambda key: draw(key, n_inputs, n_gates))(jax.random.split(key, copies))
+    """Wires of a layer, in an order of its own in every copy: int32 ``[copies * n_gates, 2]``."""
+    keys = jax.random.split(key, copies)
+    wires = jax.vmap(lambda key: jax.random.permutation(key, _pairs(n_inputs, n_gates)))(keys)
     return (wires + n_inputs * jnp.arange(copies, dtype=jnp.int32)[:, None, None]).reshape(-1, 2)
+
+
+def _pairs(n_inputs: int, n_gates: int) -> np.ndarray:
+    """Pairs of inputs, neighbours first, as published: int32 ``[n_gates, 2]``.
+
+    First inputs are all different as long as they can be, so that gates that start as their first input lose none.
+    """
+    first = np.arange(n_inputs - 1)
+    pairs = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
+    pairs += [np.stack([a, a + d], -1) for d in range(2, n_inputs) for a in (np.arange(n_inputs - d),)]
+    every = np.concatenate(pairs) if n_inputs > 1 else np.zeros((1, 2))
+    return np.resize(every, (n_gates, 2)).astype(np.int32)
 
 
 # ------------------------------------------------------------------------------------- soft
