@@ -41,7 +41,7 @@ def to_inputs(
     if readers is not None and readers.shape[1] <= WRITTEN_OUT and wires.size:
         # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
         flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
-        by_reader = jnp.where((readers < 0) | (readers >= wires.size), wires.size, readers)
+        by_reader = jnp.where(readers < 0, wires.size, jnp.minimum(readers, wires.size - 1))
         dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
         for f in range(by_reader.shape[1]):
             dx = dx + read(flat, by_reader[:, f])
