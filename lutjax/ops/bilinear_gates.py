@@ -1,14 +1,11 @@
 """Gates of two inputs, by the coefficients of their multilinear polynomials."""
 
-from typing import Any
-
 import jax
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops import _checks, _gates
 
 # Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether
 # features come first.
@@ -24,17 +21,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
-
-
-OPERATION = Operation(
-    "bilinear_gates",
-    ranks=(1, None, None, None),
-    save=_save,
-    saved_batched=(True, False, False, False),
-    features_first=True,
-)
+OPERATION = _gates.operation("bilinear_gates")
 
 
 def bilinear_gates(
@@ -92,13 +79,6 @@ def bilinear_gates(
         coefficients,
         f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires",
     )
-    return apply(
-        OPERATION,
-        x,
-        coefficients,
-        _checks.as_ids(wires),
-        None if readers is None else _checks.as_ids(readers),
-        implementation=implementation,
-        options={},
-        feature_axis=feature_axis,
+    return _gates.call(
+        OPERATION, x, coefficients, wires, readers, feature_axis=feature_axis, implementation=implementation
     )

@@ -5,18 +5,10 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, soft_lut as _soft_lut
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops import _checks, _gates
+from lutjax.ops.soft_lut import SHAPES as SHAPES
 
-SHAPES = _soft_lut.SHAPES
-
-OPERATION = Operation(
-    "binary_lut",
-    ranks=(1, None, None, None),
-    save=_soft_lut._save,
-    saved_batched=(True, False, False, False),
-    features_first=True,
-)
+OPERATION = _gates.operation("binary_lut")
 
 
 def binary_lut(
@@ -56,13 +48,6 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    return apply(
-        OPERATION,
-        x,
-        table,
-        _checks.as_ids(wires),
-        None if readers is None else _checks.as_ids(readers),
-        implementation=implementation,
-        options={},
-        feature_axis=feature_axis,
+    return _gates.call(
+        OPERATION, x, table, wires, readers, feature_axis=feature_axis, implementation=implementation
     )

@@ -1,14 +1,11 @@
 """Tables over bits between 0 and 1."""
 
-from typing import Any
-
 import jax
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops import _checks, _gates
 
 # As those of bilinear_gates; bits: inputs of each table.
 SHAPES: dict[str, dict[str, int]] = {
@@ -24,17 +21,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
-
-
-OPERATION = Operation(
-    "soft_lut",
-    ranks=(1, None, None, None),
-    save=_save,
-    saved_batched=(True, False, False, False),
-    features_first=True,
-)
+OPERATION = _gates.operation("soft_lut")
 
 
 def soft_lut(
@@ -75,13 +62,6 @@ def soft_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
-    return apply(
-        OPERATION,
-        x,
-        table,
-        _checks.as_ids(wires),
-        None if readers is None else _checks.as_ids(readers),
-        implementation=implementation,
-        options={},
-        feature_axis=feature_axis,
+    return _gates.call(
+        OPERATION, x, table, wires, readers, feature_axis=feature_axis, implementation=implementation
     )

@@ -11,7 +11,7 @@ from lutjax._compat import zeros_varying
 from lutjax.kernels._xla._rows import read
 
 # Readers of an input whose sum is written out. Beyond that most entries of the list are unused.
-WRITTEN_OUT = 16
+_WRITTEN_OUT = 16
 # Inputs for which a product with a matrix of zeros and ones is cheap.
 _FEW_INPUTS = 32
 
@@ -33,12 +33,17 @@ def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]
     ]
 
 
+def gathered(wires: jax.Array, readers: jax.Array | None) -> bool:
+    """Whether cotangents of inputs are sums over readers."""
+    return readers is not None and readers.shape[1] <= _WRITTEN_OUT and wires.size > 0
+
+
 def to_inputs(
     by_wire: list[jax.Array], wires: jax.Array, readers: jax.Array | None, n_inputs: int
 ) -> jax.Array:
     """Cotangents of what wires read, n times ``[G, B]``, added up for each input: ``[I, B]``."""
     flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
-    if readers is not None and readers.shape[1] <= WRITTEN_OUT and wires.size:
+    if readers is not None and gathered(wires, readers):
         # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
         flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
         by_reader = jnp.where(readers < 0, wires.size, jnp.minimum(readers, wires.size - 1))

@@ -11,9 +11,8 @@ from lutjax.kernels._xla import _wires
 from lutjax.kernels._xla._rows import in_sequence, read
 from lutjax.kernels.registry import Device
 
-_SMALL = (
-    2**19
-)  # outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them
+# Outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them.
+_SMALL = 2**19
 
 
 def forward(
@@ -38,8 +37,7 @@ def backward(
         parts = 4 if small and not dy.shape[1] % 4 else 1
         d_coefficients = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if needs[0]:
-        gathered = readers is not None and readers.shape[1] <= _wires.WRITTEN_OUT and wires.size
-        if gathered and not small:
+        if _wires.gathered(wires, readers) and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
             a, b = _wires.rows(x, wires, dtype)
