@@ -25,6 +25,15 @@ def zeros_varying(like: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> 
     return cast_varying(jnp.zeros(shape, dtype), varying_axes(like))
 
 
+def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.ShapeDtypeStruct:
+    """The shape of an array that varies over `axes`: of what a kernel returns inside a `shard_map`."""
+    axes = frozenset(axes)
+    if not axes:
+        return shape
+    varying = jax.sharding.ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=varying)
+
+
 def trace_state() -> object:
     """What equals itself exactly as long as no transformation is entered or left."""
     return jax.extend.core.get_opaque_trace_state()

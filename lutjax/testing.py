@@ -23,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 import lutjax
-from lutjax import _compat, reference
+from lutjax import _ahead_of_time, _compat, reference
 from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._fixed_point import FixedPoint
@@ -61,12 +61,6 @@ FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vma
 
 LOOK_UPS = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
 """The ops that read tables."""
-
-# Calls of Triton kernels, whose form jax does not promise to keep.
-_OF_TRITON = [
-    jax.export.DisabledSafetyCheck.custom_call(name)
-    for name in ("triton_kernel_call", "triton_kernel_call_ffi")
-]
 
 # What differs between two correct orders of the few operations that are not exact on the grids: the slope
 # of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
@@ -313,22 +307,37 @@ def check_lowering(
     Raises:
       AssertionError: what was lowered has other shapes than the reference.
     """
-    device = jax.sharding.AbstractDevice(device_kind, None, platform)
-    mesh = jax.sharding.AbstractMesh((1,), ("device",), abstract_device=device)
+    f, arguments, wanted = _with_cotangents(case, implementation, accumulate)
+    exported = _ahead_of_time.lower(f, *arguments, platform=platform, device_kind=device_kind)
+    lowered = [(a.shape, a.dtype) for a in exported.out_avals]
+    assert lowered == wanted, f"{case} for {platform}: lowered {lowered}, expected {wanted}"
+
+
+def check_compilation(case: Case, implementation: Implementation = None, *, tpu: str) -> jax.stages.Compiled:
+    """Compiles an op's outputs and cotangents for a TPU that need not be here; needs libtpu.
+
+    Args:
+      case, implementation: as for `check_lowering`.
+      tpu: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"`` or ``"v7x"``.
+
+    Returns:
+      The program. What does not compile raises `jax.errors.JaxRuntimeError`.
+    """
+    f, arguments, _ = _with_cotangents(case, implementation, None)
+    return _ahead_of_time.compile_for_tpu(f, *arguments, tpu=tpu)
+
+
+def _with_cotangents(
+    case: Case, implementation: Implementation, accumulate: FixedPoint | None
+) -> tuple[Callable[..., Any], Any, list[Any]]:
+    """A function of outputs and cotangents, the shapes of its arguments, and shapes and dtypes of what it returns."""
     expected = jax.eval_shape(functools.partial(_call, case, reference, None), case.differentiable)
     arguments = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (case.differentiable, _with_gradient(expected))
     )
     f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
-    with jax.sharding.use_abstract_mesh(mesh):
-        exported = jax.export.export(
-            jax.jit(functools.partial(_value_and_cotangents, f)),
-            platforms=[platform],
-            disabled_checks=_OF_TRITON,
-        )(*arguments)
-    lowered = [(a.shape, a.dtype) for a in exported.out_avals]
     wanted = [(a.shape, a.dtype) for a in jax.tree.leaves((expected, case.differentiable))]
-    assert lowered == wanted, f"{case} for {platform}: lowered {lowered}, expected {wanted}"
+    return functools.partial(_value_and_cotangents, f), arguments, wanted
 
 
 def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:

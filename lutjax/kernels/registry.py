@@ -32,7 +32,14 @@ class Backend(enum.StrEnum):
     CPU = "cpu"
     GPU = "gpu"
     TPU = "tpu"
+    SPARSECORE = "sparsecore"
+    """The SparseCores of a TPU, beside its TensorCores, which are `TPU`."""
     ANY = "any"
+
+    @property
+    def of_device(self) -> "Backend":
+        """The backend of the devices that have it."""
+        return Backend.TPU if self is Backend.SPARSECORE else self
 
 
 Direction = Literal["forward", "backward"]
@@ -98,8 +105,13 @@ class KernelSpec:
     directions: tuple[Direction, ...] = DIRECTIONS
     slower: Callable[[Call], str | None] | None = None
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """What it is asked for by."""
+        return str(self.platform), f"{self.platform}/{self.backend}"
+
     def __str__(self) -> str:
-        return f"{self.platform}/{self.backend} ({self.target})"
+        return f"{self.names[1]} ({self.target})"
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """The function on arrays. Imports the target."""
@@ -107,7 +119,7 @@ class KernelSpec:
 
     def why_not(self, call: Call) -> str | None:
         """Why this implementation cannot run the call; None if it can."""
-        if self.backend not in (Backend.ANY, call.device.backend):
+        if self.backend.of_device not in (Backend.ANY, call.device.backend):
             return f"runs on {self.backend}, the call runs on {call.device}"
         if call.direction not in self.directions:
             return f"has no {call.direction}"
@@ -228,7 +240,8 @@ class KernelRegistry:
         Args:
           op: name of the op. args: its arrays, concrete or traced or `jax.ShapeDtypeStruct`.
           implementation: None for the first choice that supports the call, one name that must be used,
-            or a tuple of names in order of preference. By default what `use_implementation` says.
+            or a tuple of names in order of preference. A name is a platform, or with the backend, where a
+            platform has several for a device: ``"pallas/sparsecore"``. By default what `use_implementation` says.
           device: the device that will run the call; by default that of the arrays.
           options: the op's static options.
 
@@ -270,15 +283,15 @@ class KernelRegistry:
             Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), call)
         )
 
-    def request(self, op: str, implementation: Implementation) -> tuple[Platform, ...]:
-        """The platforms asked for, in order; empty if any will do."""
+    def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
+        """The implementations asked for, in order; empty if any will do."""
         if implementation is None:
             forced = self._forced.value
             implementation = dict(forced).get(op) or dict(forced).get("*") if forced else None
         if implementation is None:
             return ()
         names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
-        return tuple(_platform(name) for name in names)
+        return tuple(_known(name) for name in names)
 
     @contextlib.contextmanager
     def use_implementation(
@@ -306,7 +319,7 @@ class KernelRegistry:
             if op != "*":
                 self._of(op)
             for name in (names,) if isinstance(names, str) else names or ():
-                _platform(name)
+                _known(name)
         inherited = dict(self._forced.value or ())
         with self._forced(tuple(sorted({**inherited, **wanted}.items()))):
             yield
@@ -328,6 +341,7 @@ class KernelRegistry:
           lookup on cpu (cpu)
             forward
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
+              pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
         """
@@ -349,12 +363,10 @@ class KernelRegistry:
             raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}.")
         return self._specs[op]
 
-    def _considered(
-        self, request: tuple[Platform, ...], call: Call
-    ) -> Iterator[tuple[KernelSpec, str | None]]:
+    def _considered(self, request: tuple[str, ...], call: Call) -> Iterator[tuple[KernelSpec, str | None]]:
         candidates = self.candidates(call.op)
         if request:
-            asked = [spec for wanted in request for spec in candidates if spec.platform == wanted]
+            asked = [spec for wanted in request for spec in candidates if wanted in spec.names]
             for spec in asked:
                 yield spec, spec.why_not(call)
             for spec in candidates:
@@ -367,7 +379,7 @@ class KernelRegistry:
                     why = spec.slower(call)
                 yield spec, why
 
-    def _choose(self, op: str, request: tuple[Platform, ...], call: Call) -> KernelSpec:
+    def _choose(self, op: str, request: tuple[str, ...], call: Call) -> KernelSpec:
         considered = []
         for spec, why in self._considered(request, call):
             if why is None:
@@ -417,10 +429,14 @@ def _described(platform: str, kind: str) -> Device:
     return Device(Backend(platform), kind)
 
 
-def _platform(name: str) -> Platform:
-    if name not in set(Platform):
-        raise ValueError(f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}.")
-    return Platform(name)
+def _known(name: str) -> str:
+    platform, slash, backend = name.partition("/")
+    if platform not in set(Platform) or (slash and backend not in set(Backend)):
+        raise ValueError(
+            f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}, or one of these with "
+            f"where it runs, as in 'pallas/tpu': {', '.join(Backend)}."
+        )
+    return name
 
 
 def _signature(a: Any) -> tuple[Any, ...] | type:
@@ -439,38 +455,65 @@ def _call(
 kernel_registry = KernelRegistry()
 
 
+# Ops that have an implementation in Pallas, by where it runs.
+_IN_PALLAS: dict[Backend, tuple[str, ...]] = {
+    Backend.GPU: (),
+    Backend.TPU: ("lookup",),
+    Backend.SPARSECORE: (),
+}
+# TensorCores first: what they leave is for SparseCores.
+_PALLAS_PRIORITY = {Backend.GPU: 10, Backend.TPU: 10, Backend.SPARSECORE: 9}
+
+
 def _register_builtin() -> None:
     look_ups = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
     gates = ("bilinear_gates", "soft_lut", "binary_lut")
-    for op in ("detect", "detect_signs", *look_ups, *gates):
-        kernel_registry.register(op, Platform.XLA, Backend.ANY, f"lutjax.kernels._xla.{op}")
-    for op in (*(f"{op}_update" for op in look_ups), "packed_lut"):
+    updates = tuple(f"{op}_update" for op in look_ups)
+    forward_only = (*updates, "packed_lut")
+    only: tuple[Direction, ...] = ("forward",)
+    directions = dict.fromkeys(forward_only, only)
+    for op in ("detect", "detect_signs", *look_ups, *gates, *forward_only):
         kernel_registry.register(
-            op, Platform.XLA, Backend.ANY, f"lutjax.kernels._xla.{op}", directions=("forward",)
+            op,
+            Platform.XLA,
+            Backend.ANY,
+            f"lutjax.kernels._xla.{op}",
+            directions=directions.get(op, DIRECTIONS),
         )
-    for op in ("detect", *look_ups, *gates, *(f"{op}_update" for op in look_ups)):
+    for op in ("detect", *look_ups, *gates, *updates):
         kernel_registry.register(
             op,
             Platform.TRITON,
             Backend.GPU,
             f"lutjax.kernels._triton.{op}",
             requires=("jax_triton", "triton"),
-            unsupported=_unsupported_by_triton,
-            directions=("forward",) if op.endswith("_update") else DIRECTIONS,
-            slower=_slower_in_triton if op.endswith("_update") or op in gates else None,
+            unsupported=_asked("lutjax.kernels._triton._support", "unsupported"),
+            directions=directions.get(op, DIRECTIONS),
+            slower=_asked("lutjax.kernels._triton._support", "slower") if op in updates + gates else None,
         )
+    for backend, ops in _IN_PALLAS.items():
+        support = f"lutjax.kernels._pallas.{backend}._support"
+        for op in ops:
+            kernel_registry.register(
+                op,
+                Platform.PALLAS,
+                backend,
+                f"lutjax.kernels._pallas.{backend}.{op}",
+                priority=_PALLAS_PRIORITY[backend],
+                unsupported=_asked(support, "unsupported"),
+                directions=directions.get(op, DIRECTIONS),
+                slower=_asked(support, "slower"),
+            )
 
 
-def _unsupported_by_triton(call: Call) -> str | None:
-    from lutjax.kernels._triton import _support
+def _asked(module: str, function: str) -> Callable[[Call], str | None]:
+    """A function of a module that is imported when it is first asked."""
 
-    return _support.unsupported(call)
+    def ask(call: Call) -> str | None:
+        why: str | None = getattr(importlib.import_module(module), function)(call)
+        return why
 
-
-def _slower_in_triton(call: Call) -> str | None:
-    from lutjax.kernels._triton import _support
-
-    return _support.slower(call)
+    return ask
 
 
 _register_builtin()

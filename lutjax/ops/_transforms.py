@@ -126,7 +126,7 @@ def _as_jax(a: Any) -> jax.Array:
 def _choose(
     name: str,
     args: tuple[Any, ...],
-    request: tuple[Platform, ...],
+    request: tuple[str, ...],
     direction: Direction,
     devices: tuple[Device, ...],
     options: Mapping[str, Any],
@@ -154,7 +154,7 @@ def _choose(
 def _compiled(
     op: Operation,
     choice: Choice,
-    request: tuple[Platform, ...],
+    request: tuple[str, ...],
     options: tuple[tuple[str, Any], ...],
     tapped: bool = False,
     feature_axis: int = -1,
@@ -256,7 +256,7 @@ class _Backward:
 def _differentiable(
     op: Operation,
     choice: Choice,
-    request: tuple[Platform, ...],
+    request: tuple[str, ...],
     options: tuple[tuple[str, Any], ...],
     tapped: bool,
 ) -> Callable[..., Any]:

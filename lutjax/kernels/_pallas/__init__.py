@@ -1,1 +1,1 @@
-"""Implementations in Pallas, for GPUs and TPUs. None is registered yet."""
+"""Implementations in Pallas: for GPUs (Mosaic GPU), and for the TensorCores and the SparseCores of TPUs."""

@@ -1,0 +1,65 @@
+"""Lowering and compiling for devices that need not be here."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from lutjax.kernels._pallas._tpus import TPU, named
+
+# Calls of Triton kernels, whose form jax does not promise to keep, and of Pallas kernels, which no other version runs.
+_KERNELS = [
+    jax.export.DisabledSafetyCheck.custom_call(name)
+    for name in (
+        "triton_kernel_call",
+        "triton_kernel_call_ffi",
+        "tpu_custom_call",
+        "mosaic_gpu",
+        "mosaic_gpu_v2",
+    )
+]
+
+
+@contextlib.contextmanager
+def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
+    """In this block calls are traced for a device: implementations are chosen, and block sizes, as on it.
+
+    Args:
+      platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
+      device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+    """
+    device = jax.sharding.AbstractDevice(device_kind, 1 if platform == "tpu" else None, platform)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("device",), abstract_device=device)):
+        yield
+
+
+def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: str) -> jax.export.Exported:
+    """Lowers a function for a device; nothing is compiled.
+
+    Args:
+      arguments: arrays, or their shapes. platform, device_kind: see `tracing_for`.
+    """
+    with tracing_for(platform, device_kind):
+        return jax.export.export(jax.jit(f), platforms=[platform], disabled_checks=_KERNELS)(*arguments)
+
+
+def compile_for_tpu(f: Callable[..., Any], *arguments: Any, tpu: str | TPU) -> jax.stages.Compiled:
+    """Compiles a function for one device of a TPU, by libtpu, which must be installed.
+
+    Args:
+      arguments: arrays, or their shapes.
+      tpu: one of `lutjax.kernels._pallas._tpus.TPUS`, or its name.
+
+    Raises:
+      ValueError: an unknown name. RuntimeError: libtpu is not installed, or does not compile it.
+    """
+    from jax.experimental import topologies
+
+    tpu = named(tpu) if isinstance(tpu, str) else tpu
+    device = topologies.get_topology_desc(tpu.topology, "tpu").devices[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments)
+    with tracing_for("tpu", tpu.device_kind):
+        lowered = jax.jit(f).trace(*placed).lower(lowering_platforms=("tpu",))
+    return lowered.compile()

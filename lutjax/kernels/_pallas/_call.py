@@ -1,0 +1,35 @@
+"""Calling Pallas kernels from JAX: under `shard_map` too, and under names that a profile shows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+
+from lutjax import _compat
+
+
+def call(
+    kernel: Callable[..., None],
+    *inputs: jax.Array,
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    **options: Any,
+) -> tuple[jax.Array, ...]:
+    """Runs a kernel.
+
+    Args:
+      kernel: a function of references, as `pallas_call` takes it.
+      inputs: the arrays it reads.
+      outputs: shapes and dtypes of what it writes.
+      name: what a profile shows.
+      options: of `pallas_call`: the grid, its blocks, scratch memory, `compiler_params` of the device.
+
+    Returns:
+      The arrays of `outputs`.
+    """
+    axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
+    results = pl.pallas_call(
+        kernel, out_shape=[_compat.shape_varying(s, axes) for s in outputs], name=f"lutjax_{name}", **options
+    )(*(_compat.cast_varying(a, axes) for a in inputs))
+    return tuple(results)

@@ -1,0 +1,101 @@
+"""The generations of TPUs that kernels are made for, and what of them decides block sizes. Imports no Pallas."""
+
+import dataclasses
+import re
+
+from lutjax.kernels.registry import Device
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseCores:
+    """Of one chip's logical device: how many, the subcores of each, and the numbers of one vector."""
+
+    cores: int
+    subcores: int
+    lanes: int
+    vmem: int  # bytes of one subcore's memory
+    shared_vmem: int  # bytes that the subcores of a core share
+
+
+@dataclasses.dataclass(frozen=True)
+class TPU:
+    """One generation.
+
+    Attributes:
+      name: as it is called. kinds: pattern of what devices of it call themselves.
+      topology: the smallest one that can be compiled for.
+      vmem: bytes of vector memory of one TensorCore.
+      bandwidth: bytes a second between HBM and one device.
+      flops: multiplications and additions a second of bfloat16 matrices on one device.
+    """
+
+    name: str
+    kinds: str
+    device_kind: str
+    topology: str
+    vmem: int
+    bandwidth: float
+    flops: float
+    sparse_cores: SparseCores | None = None
+
+
+_MIB = 2**20
+TPUS = (
+    TPU("v4", r"v4$", "TPU v4", "v4:2x2x1", 16 * _MIB, 615e9, 137.5e12),
+    TPU("v5e", r"v5 ?(lite|e)$", "TPU v5 lite", "v5e:2x2", 128 * _MIB, 820e9, 197e12),
+    TPU(
+        "v5p",
+        r"v5p?$",
+        "TPU v5",
+        "v5p:2x2x1",
+        64 * _MIB,
+        1230e9,
+        229.5e12,
+        SparseCores(4, 16, 8, 512 * 1024, 6 * _MIB),
+    ),
+    TPU(
+        "v6e",
+        r"v6 ?(lite|e)$",
+        "TPU v6 lite",
+        "v6e:2x2",
+        128 * _MIB,
+        1640e9,
+        920e12,
+        SparseCores(2, 16, 8, 256 * 1024, 2 * _MIB),
+    ),
+    TPU(
+        "v7x",
+        r"(v7x|7x)$",
+        "TPU7x",
+        "TPU7x:2x2x1",
+        64 * _MIB,
+        3700e9,
+        1155e12,
+        SparseCores(2, 16, 16, 512 * 1024, 6 * _MIB),
+    ),
+)
+_INTERPRETED = TPUS[1]
+
+
+def generation(device: Device) -> TPU | None:
+    """The generation of a device; None if it is no TPU, or one that no kernel was compiled for."""
+    if "TPU" not in device.kind:
+        return None
+    return next((tpu for tpu in TPUS if re.search(tpu.kinds, device.kind)), None)
+
+
+def limits(device: Device) -> TPU:
+    """The same, and a v5e where kernels are interpreted on something else."""
+    return generation(device) or _INTERPRETED
+
+
+def named(name: str) -> TPU:
+    """One of `TPUS`.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    for tpu in TPUS:
+        if tpu.name == name:
+            return tpu
+    raise ValueError(f"unknown TPU {name!r}; those with kernels are {', '.join(t.name for t in TPUS)}.")

@@ -1,0 +1,1 @@
+"""Implementations in Pallas for GPUs, by Mosaic GPU: Hopper and newer."""

@@ -1,0 +1,1 @@
+"""Implementations in Pallas for the TensorCores of TPUs."""

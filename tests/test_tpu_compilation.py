@@ -1,0 +1,65 @@
+"""Kernels for TPUs, compiled ahead of time by libtpu; no TPU is needed. In an environment of its own:
+
+python -m venv tpu && tpu/bin/pip install -e ".[tpu]" beartype pytest pytest-xdist
+TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu tpu/bin/pytest -m slow -n 0 tests/test_tpu_compilation.py
+"""
+
+import importlib.util
+
+import jax
+import pytest
+import test_pallas
+
+from lutjax import testing
+from lutjax.kernels._pallas import _tpus
+
+pytestmark = pytest.mark.slow
+
+if importlib.util.find_spec("libtpu") is None:
+    pytest.skip("libtpu is not installed: see the top of this file", allow_module_level=True)
+
+
+def check(case, implementation, tpu):
+    compiled = testing.check_compilation(case, implementation, tpu=tpu)
+    assert "tpu_custom_call" in compiled.as_text()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
+@pytest.mark.parametrize("op", test_pallas.ON_TENSOR_CORES)
+def test_tensor_cores(op, tpu, dtype):
+    shape, sizes = test_pallas.SPLIT[op]
+    check(testing.case(op, shape, dtype, **sizes), "pallas/tpu", tpu)
+
+
+@pytest.mark.parametrize("op", test_pallas.ON_TENSOR_CORES)
+@pytest.mark.parametrize("tpu", ["v5e", "v6e"])
+def test_every_shape(op, tpu):
+    for shape in testing.shapes(op):
+        testing.check_compilation(testing.case(op, shape), "pallas/tpu", tpu=tpu)
+
+
+@pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS if tpu.sparse_cores])
+@pytest.mark.parametrize("op", test_pallas.ON_SPARSE_CORES)
+def test_sparse_cores(op, tpu):
+    shape, sizes = test_pallas.SPLIT[op]
+    check(testing.case(op, shape, **sizes), "pallas/sparsecore", tpu)
+
+
+def test_what_does_not_fit_is_refused():
+    """The compiler knows the memory of the chip: a kernel that could not run is not claimed."""
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    from lutjax import _ahead_of_time
+
+    def copy(x):
+        whole = pl.BlockSpec(memory_space=pltpu.VMEM)
+        return pl.pallas_call(
+            lambda i, o: pltpu.sync_copy(i, o), out_shape=x, in_specs=[whole], out_specs=whole
+        )(x)
+
+    x = jax.ShapeDtypeStruct((2**17, 512), jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"(?i)vmem"):
+        _ahead_of_time.compile_for_tpu(copy, x, tpu="v5e")
