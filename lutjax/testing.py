@@ -172,7 +172,7 @@ def check(
     expected = _jitted(_plain if whole else run, g, case, cotangent)
     eager = transformation in ("none", "export")
     actual = run(f, case, cotangent) if eager else _jitted(run, f, case, cotangent)
-    _assert_all_close(f"{case}, {transformation}", actual, expected, tolerance)
+    _assert_both_close(f"{case}, {transformation}", actual, expected, tolerance)
 
 
 def check_factored(
@@ -213,7 +213,79 @@ def check_factored(
         actual = run(f, case, cotangent, _value_and_factored)
     else:
         actual = _jitted(run, f, case, cotangent, _value_and_factored)
-    _assert_all_close(f"{case}, factored, {transformation}", actual, expected, tolerance)
+    _assert_both_close(f"{case}, factored, {transformation}", actual, expected, tolerance)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A function of arrays, and what it has to return: to be run, or lowered or compiled for another device.
+
+    Attributes:
+      what: for messages.
+      function, expected: of the op, and of the reference. They return tuples of arrays by name: outputs, and cotangents;
+        a table and its state.
+      arguments: of both.
+      forward: the same without cotangents, where there are any.
+    """
+
+    what: str
+    function: Callable[..., tuple[Arrays, ...]]
+    expected: Callable[..., tuple[Arrays, ...]]
+    arguments: tuple[Any, ...]
+    forward: "Program | None" = None
+
+    def shapes(self) -> tuple[Any, ...]:
+        """Shapes and dtypes of its arguments."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.arguments)
+
+
+def program(
+    case: Case, implementation: Implementation = None, *, accumulate: FixedPoint | None = None
+) -> Program:
+    """An op's outputs and cotangents on the arguments of a case."""
+    f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
+    g = functools.partial(_call, case, reference, None, accumulate=accumulate)
+    ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
+    return Program(
+        str(case),
+        functools.partial(_value_and_cotangents, f),
+        functools.partial(_value_and_cotangents, g),
+        (case.differentiable, ct),
+        Program(str(case), lambda d: (f(d),), lambda d: (g(d),), (case.differentiable,)),
+    )
+
+
+def update_program(
+    case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
+) -> Program:
+    """The table of a case and its state after a step, as `lutjax.update_table` takes `rule` and `options`."""
+    rule = SGD() if rule is None else rule
+    f = functools.partial(_call, case, lutjax, None)
+    g = functools.partial(_call, case, reference, None)
+    ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
+    weights = case.differentiable["weights"]
+    state = jax.tree.map(lambda a: a + jnp.asarray(0.5, a.dtype), rule.init(weights))
+
+    def actual(weights: Any, state: Any) -> tuple[Arrays, ...]:
+        differentiable = {**case.differentiable, "weights": weights}
+        _, gradients = _factored(f, differentiable, ct)
+        new, new_state = lutjax.update_table(
+            weights, gradients["weights"], 0.25, rule, state, implementation=implementation, **options
+        )
+        return ({"weights": new, **new_state},)
+
+    def expected(weights: Any, state: Any) -> tuple[Arrays, ...]:
+        dtype = accumulator(weights.dtype)
+        differentiable = {**case.differentiable, "weights": weights.astype(dtype)}
+        of_outputs = jax.tree.map(lambda a: a.astype(dtype), ct)
+        _, gradients = _value_and_cotangents(g, differentiable, of_outputs)
+        touched = _touched(case, differentiable)
+        old = weights.astype(dtype)
+        moved, new = rule.step(old, gradients["weights"], state, jnp.asarray(0.25, dtype))
+        new = jax.tree.map(lambda n, o: jnp.where(touched, n, o), (moved, new), (old, state))
+        return ({"weights": new[0].astype(weights.dtype), **new[1]},)
+
+    return Program(f"{case}, {rule}", actual, expected, (weights, state))
 
 
 def check_update(
@@ -229,36 +301,10 @@ def check_update(
     Raises:
       AssertionError: the table or a state of its rows differs by more than rounding.
     """
-    rule = SGD() if rule is None else rule
-    f = functools.partial(_call, case, lutjax, None)
-    g = functools.partial(_call, case, reference, None)
-    ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
-    weights = case.differentiable["weights"]
-    state = jax.tree.map(lambda a: a + jnp.asarray(0.5, a.dtype), rule.init(weights))
-
-    def actual(weights: Any, state: Any) -> Any:
-        differentiable = {**case.differentiable, "weights": weights}
-        _, gradients = _factored(f, differentiable, ct)
-        return lutjax.update_table(
-            weights, gradients["weights"], 0.25, rule, state, implementation=implementation, **options
-        )
-
-    def expected(weights: Any, state: Any) -> Any:
-        dtype = accumulator(weights.dtype)
-        differentiable = {**case.differentiable, "weights": weights.astype(dtype)}
-        of_outputs = jax.tree.map(lambda a: a.astype(dtype), ct)
-        _, gradients = _value_and_cotangents(g, differentiable, of_outputs)
-        touched = _touched(case, differentiable)
-        old = weights.astype(dtype)
-        moved, new = rule.step(old, gradients["weights"], state, jnp.asarray(0.25, dtype))
-        new = jax.tree.map(lambda n, o: jnp.where(touched, n, o), (moved, new), (old, state))
-        return new[0].astype(weights.dtype), new[1]
-
-    (a_weights, a_state), (e_weights, e_state) = (jax.jit(f)(weights, state) for f in (actual, expected))
-    assert_close(f"{case}, {rule}: weights", a_weights, e_weights)
-    assert set(a_state) == set(e_state), f"{case}, {rule}: state {set(a_state)}, expected {set(e_state)}"
-    for name, array in e_state.items():
-        assert_close(f"{case}, {rule}: {name}", a_state[name], array)
+    update = update_program(case, implementation, rule, **options)
+    (actual,), (expected,) = (jax.jit(f)(*update.arguments) for f in (update.function, update.expected))
+    assert set(actual) == set(expected), f"{update.what}: {set(actual)}, expected {set(expected)}"
+    assert_all_close(update.what, actual, expected)
 
 
 def _touched(case: Case, differentiable: Arrays) -> jax.Array:
@@ -278,13 +324,17 @@ def _touched(case: Case, differentiable: Arrays) -> jax.Array:
     return jnp.not_equal(touched, 0)
 
 
-def _assert_all_close(
+def _assert_both_close(
     what: str, actual: tuple[Arrays, Arrays], expected: tuple[Arrays, Arrays], tolerance: float | None
 ) -> None:
-    """Compares each output and each cotangent by its name."""
     for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
-        for name in e:
-            assert_close(f"{what}: {kind} {name}", a[name], e[name], tolerance)
+        assert_all_close(f"{what}: {kind}", a, e, tolerance)
+
+
+def assert_all_close(what: str, actual: Arrays, expected: Arrays, tolerance: float | None = None) -> None:
+    """`assert_close` of each array, by its name."""
+    for name in expected:
+        assert_close(f"{what}: {name}", actual[name], expected[name], tolerance)
 
 
 def check_lowering(
@@ -307,8 +357,12 @@ def check_lowering(
     Raises:
       AssertionError: what was lowered has other shapes than the reference.
     """
-    f, arguments, wanted = _with_cotangents(case, implementation, accumulate)
-    exported = _ahead_of_time.lower(f, *arguments, platform=platform, device_kind=device_kind)
+    of_op = program(case, implementation, accumulate=accumulate)
+    exported = _ahead_of_time.lower(
+        of_op.function, *of_op.shapes(), platform=platform, device_kind=device_kind
+    )
+    of_reference = jax.eval_shape(of_op.expected, *of_op.shapes())
+    wanted = [(a.shape, a.dtype) for a in jax.tree.leaves(of_reference)]
     lowered = [(a.shape, a.dtype) for a in exported.out_avals]
     assert lowered == wanted, f"{case} for {platform}: lowered {lowered}, expected {wanted}"
 
@@ -323,21 +377,8 @@ def check_compilation(case: Case, implementation: Implementation = None, *, tpu:
     Returns:
       The program. What does not compile raises `jax.errors.JaxRuntimeError`.
     """
-    f, arguments, _ = _with_cotangents(case, implementation, None)
-    return _ahead_of_time.compile_for_tpu(f, *arguments, tpu=tpu)
-
-
-def _with_cotangents(
-    case: Case, implementation: Implementation, accumulate: FixedPoint | None
-) -> tuple[Callable[..., Any], Any, list[Any]]:
-    """A function of outputs and cotangents, the shapes of its arguments, and shapes and dtypes of what it returns."""
-    expected = jax.eval_shape(functools.partial(_call, case, reference, None), case.differentiable)
-    arguments = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (case.differentiable, _with_gradient(expected))
-    )
-    f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
-    wanted = [(a.shape, a.dtype) for a in jax.tree.leaves((expected, case.differentiable))]
-    return functools.partial(_value_and_cotangents, f), arguments, wanted
+    of_op = program(case, implementation)
+    return _ahead_of_time.compile_for_tpu(of_op.function, *of_op.shapes(), tpu=tpu)
 
 
 def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:

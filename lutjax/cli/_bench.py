@@ -1,21 +1,16 @@
 """``lutjax bench``: device times of the ops beside the bytes that have to move."""
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lutjax.benchmark import shapes
-from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, make_console
+from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, file_option, make_console
 
 if TYPE_CHECKING:
     from lutjax.benchmark.report import Result
-
-
-def _file(name: str, what: str) -> Callable[..., Any]:
-    return click.option(name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=what)
 
 
 @click.command(epilog=SHAPES)
@@ -58,9 +53,9 @@ def _file(name: str, what: str) -> Callable[..., Any]:
 @click.option(
     "--repeats", type=click.IntRange(3), default=20, show_default=True, help="Loops that are timed for a row."
 )
-@_file("--csv", "Write every row to this file as soon as it is measured.")
-@_file("--png", "Draw the times to this file.")
-@_file("--markdown", "Write the table to this file.")
+@file_option("--csv", "Write every row to this file as soon as it is measured.")
+@file_option("--png", "Draw the times to this file.")
+@file_option("--markdown", "Write the table to this file.")
 @click.option(
     "--huge-pages",
     is_flag=True,

@@ -5,6 +5,7 @@ import click
 from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._generate import generate
+from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
 from lutjax.cli._train_digits import digits
 from lutjax.cli._train_lm import lm
@@ -27,4 +28,5 @@ train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)
 cli.add_command(bench)
+cli.add_command(status)
 cli.add_command(tune)

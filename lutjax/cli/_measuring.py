@@ -1,6 +1,7 @@
 """What the commands that measure have in common."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -39,11 +40,18 @@ def check_folder(option: str, path: Path) -> None:
         )
 
 
-def make_console() -> "Console":
+def make_console(stderr: bool = False) -> "Console":
     """Where tables go; wide enough for them unless it is a terminal."""
     from rich.console import Console
 
-    return Console() if Console().is_terminal else Console(width=_WIDTH)
+    return (
+        Console(stderr=stderr) if Console(stderr=stderr).is_terminal else Console(width=_WIDTH, stderr=stderr)
+    )
+
+
+def file_option(name: str, what: str) -> Callable[..., Any]:
+    """An option that names a file to write."""
+    return click.option(name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=what)
 
 
 class Progress:

@@ -138,7 +138,16 @@ class Candidate:
 
 
 class NoImplementationError(ValueError):
-    """No registered implementation supports a call."""
+    """No registered implementation supports a call.
+
+    Attributes:
+      direction: of the call. candidates: what was considered, with the reasons.
+    """
+
+    def __init__(self, message: str, direction: Direction, candidates: tuple[Candidate, ...]):
+        super().__init__(message)
+        self.direction = direction
+        self.candidates = candidates
 
 
 @functools.cache
@@ -384,11 +393,14 @@ class KernelRegistry:
         for spec, why in self._considered(request, call):
             if why is None:
                 return spec
-            considered.append(f"  {spec}: {why}")
+            considered.append(Candidate(spec, why))
         asked = f" that was asked for ({', '.join(request)})" if request else ""
+        lines = [f"  {candidate.spec}: {candidate.reason}" for candidate in considered]
         raise NoImplementationError(
             f"{op}: no implementation{asked} supports this {call.direction} call on {call.device}:\n"
-            + "\n".join(considered)
+            + "\n".join(lines),
+            call.direction,
+            tuple(considered),
         )
 
 

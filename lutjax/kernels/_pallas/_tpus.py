@@ -27,6 +27,7 @@ class TPU:
       vmem: bytes of vector memory of one TensorCore.
       bandwidth: bytes a second between HBM and one device.
       flops: multiplications and additions a second of bfloat16 matrices on one device.
+      mxu: rows and columns of each of its four matrix units.
     """
 
     name: str
@@ -36,13 +37,19 @@ class TPU:
     vmem: int
     bandwidth: float
     flops: float
+    mxu: int
     sparse_cores: SparseCores | None = None
+
+    @property
+    def clock(self) -> float:
+        """Cycles a second."""
+        return self.flops / (4 * 2 * self.mxu**2)
 
 
 _MIB = 2**20
 TPUS = (
-    TPU("v4", r"v4$", "TPU v4", "v4:2x2x1", 16 * _MIB, 615e9, 137.5e12),
-    TPU("v5e", r"v5 ?(lite|e)$", "TPU v5 lite", "v5e:2x2", 128 * _MIB, 820e9, 197e12),
+    TPU("v4", r"v4$", "TPU v4", "v4:2x2x1", 16 * _MIB, 615e9, 137.5e12, 128),
+    TPU("v5e", r"v5 ?(lite|e)$", "TPU v5 lite", "v5e:2x2", 128 * _MIB, 820e9, 197e12, 128),
     TPU(
         "v5p",
         r"v5p?$",
@@ -51,6 +58,7 @@ TPUS = (
         64 * _MIB,
         1230e9,
         229.5e12,
+        128,
         SparseCores(4, 16, 8, 512 * 1024, 6 * _MIB),
     ),
     TPU(
@@ -61,6 +69,7 @@ TPUS = (
         128 * _MIB,
         1640e9,
         920e12,
+        256,
         SparseCores(2, 16, 8, 256 * 1024, 2 * _MIB),
     ),
     TPU(
@@ -71,6 +80,7 @@ TPUS = (
         64 * _MIB,
         3700e9,
         1155e12,
+        256,
         SparseCores(2, 16, 16, 512 * 1024, 6 * _MIB),
     ),
 )

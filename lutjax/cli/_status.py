@@ -1,0 +1,93 @@
+"""``lutjax status``: what runs where."""
+
+from pathlib import Path
+
+import click
+
+from lutjax.cli._measuring import check_folder, file_option, make_console
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: totals, gaps and every cell.")
+@click.option(
+    "--recorded", is_flag=True, help="Check nothing: only what is recorded and shipped with lutjax."
+)
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Compile for TPUs instead, with libtpu, which must be installed.",
+)
+@click.option("--op", "ops", multiple=True, help="Only this op; can be given several times. Default: all.")
+@file_option("--markdown", "Write the matrix as a page to this file.")
+@file_option("--record", "Write what was checked to this file; one in lutjax/status/records is shipped.")
+def status(
+    as_json: bool,
+    recorded: bool,
+    compiles: bool,
+    ops: tuple[str, ...],
+    markdown: Path | None,
+    record: Path | None,
+) -> None:
+    """Show every op, direction, implementation and dtype, and what is known of it.
+
+    On the devices of this machine it runs and is compared with the reference, now; for others the kernel was run on
+    or compiled for them as recorded, or is lowered for them now. Takes a minute or two; Ctrl-C ends it with what is
+    known so far, and exit status 1 means that something is missing or fails.
+    """
+    for name, path in (("--markdown", markdown), ("--record", record)):
+        if path is not None:
+            check_folder(name, path)
+    if recorded and (compiles or record is not None):
+        raise click.UsageError("--recorded checks nothing: leave --compile and --record out.")
+
+    from rich.progress import track
+
+    from lutjax.status import _checks, _matrix, _records, _report
+
+    known = {op for op, _ in _matrix.ROWS}
+    for op in ops:
+        if op not in known:
+            raise click.BadParameter(f"{op!r} is none of {', '.join(sorted(known))}.", param_hint="--op")
+    columns = [c for c in _matrix.COLUMNS if not compiles or c.platform == "tpu"]
+    check = _checks.check_compilation if compiles else None if recorded else _checks.check
+    places = [place for place in _matrix.places(columns) if not ops or place[0] in ops]
+    console = make_console()
+    cells: list[_matrix.Cell] = []
+    try:
+        found = _matrix.matrix({} if compiles else _records.read(), check, columns, ops or None)
+        for cell in track(
+            found,
+            "checking",
+            len(places),
+            console=make_console(stderr=True),
+            transient=True,
+            disable=recorded,
+        ):
+            cells.append(cell)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted after {len(cells)} of {len(places)} cells.", err=True)
+    if as_json:
+        click.echo(_report.as_json(cells))
+    else:
+        gaps = _report.gaps(cells)
+        console.print(f"{len(cells)} cells: {_report.summary(cells)}.", soft_wrap=True)
+        console.print(f"gaps: {len(gaps)}" if gaps else "gaps: none")
+        for line in gaps:
+            console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+        console.print(_report.table(cells))
+        for title, lines in (("where", _report.remarks(cells)), ("why not", _report.reasons(cells))):
+            console.print(title)
+            for line in lines:
+                console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+    if markdown is not None:
+        markdown.write_text(_report.markdown(cells))
+    if record is not None:
+        _records.write(cells, record)
+    for path in (markdown, record):
+        if path is not None:
+            click.echo(f"written: {path}", err=True)
+    if len(cells) < len(places):
+        raise SystemExit(130)
+    if any(cell.state.is_gap for cell in cells):
+        raise SystemExit(1)

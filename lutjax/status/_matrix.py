@@ -1,0 +1,188 @@
+"""The cells of the matrix, and what each says."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+
+from lutjax import testing
+from lutjax._dtypes import FLOATS
+from lutjax.kernels._pallas._tpus import TPUS
+from lutjax.kernels.registry import KernelSpec, kernel_registry
+from lutjax.status._absences import why_absent
+
+
+class State(enum.StrEnum):
+    """What is known of a cell, the strongest first. The letters are those of the text table."""
+
+    RUNS = "runs here"
+    RAN = "ran"
+    COMPILES = "compiles"
+    LOWERS = "lowers"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "not checked"
+    FAILS = "fails"
+    MISSING = "missing"
+
+    @property
+    def letter(self) -> str:
+        return dict(zip(State, "RrCL-.!?", strict=True))[self]
+
+    @property
+    def is_gap(self) -> bool:
+        return self in (State.FAILS, State.MISSING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """An implementation on a kind of device.
+
+    Attributes:
+      key: as an implementation is asked for, and for plain JAX with the device: ``"xla/tpu"``.
+      platform: of the device, as `jax.export` names it. kinds: of devices that it is lowered for, the first by default.
+    """
+
+    title: str
+    key: str
+    platform: str
+    kinds: tuple[str, ...]
+
+    @property
+    def implementation(self) -> str:
+        return "xla" if self.key.startswith("xla/") else self.key
+
+    @property
+    def device(self) -> jax.Device | None:
+        """One here that it runs on."""
+        try:
+            return jax.local_devices(backend=self.platform)[0]
+        except RuntimeError:  # no such backend
+            return None
+
+    def spec(self, op: str) -> KernelSpec | None:
+        """What is registered for an op."""
+        wanted = self.implementation
+        specs = (spec for spec in kernel_registry.candidates(op) if wanted in spec.names)
+        return next(specs, None)
+
+
+_H200, _TPU_KINDS = ("NVIDIA H200",), tuple(tpu.device_kind for tpu in reversed(TPUS))
+_WITH_SPARSE_CORES = tuple(tpu.device_kind for tpu in reversed(TPUS) if tpu.sparse_cores)
+COLUMNS = (
+    Column("XLA, CPU", "xla/cpu", "cpu", ("cpu",)),
+    Column("XLA, GPU", "xla/gpu", "cuda", _H200),
+    Column("XLA, TPU", "xla/tpu", "tpu", _TPU_KINDS),
+    Column("Triton", "triton/gpu", "cuda", _H200),
+    Column("Pallas, GPU", "pallas/gpu", "cuda", _H200),
+    Column("Pallas, TPU", "pallas/tpu", "tpu", _TPU_KINDS),
+    Column("Pallas, SparseCore", "pallas/sparsecore", "tpu", _WITH_SPARSE_CORES),
+)
+
+PACKED = "packed_lut"
+ROWS = (
+    *((op, direction) for op in testing.OPS for direction in ("forward", "backward")),
+    *((op, "update") for op in testing.LOOK_UPS),
+    (PACKED, "forward"),
+)
+"""Ops and directions."""
+
+
+def dtypes(op: str) -> tuple[str, ...]:
+    """Of an op's floats; of the words of packed bits."""
+    return ("uint32",) if op == PACKED else tuple(FLOATS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One op in one direction, by one implementation on a kind of device, in one dtype.
+
+    Attributes:
+      kinds: the devices that it ran on, was compiled or lowered for.
+      jax: the version that did. lutjax: the version that was run.
+      reason: why it is unsupported, or how it fails; else what else is to be said.
+      digest: of the source that was checked.
+    """
+
+    op: str
+    direction: str
+    column: str
+    dtype: str
+    state: State
+    kinds: tuple[str, ...] = ()
+    jax: str = ""
+    lutjax: str = ""
+    reason: str = ""
+    digest: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """Which cell of the matrix."""
+        return self.op, self.direction, self.column, self.dtype
+
+    def __str__(self) -> str:
+        on = ", ".join(self.kinds)
+        text = {
+            State.RUNS: f"runs here: {on}",
+            State.RAN: f"ran on {on} with jax {self.jax}",
+            State.COMPILES: f"compiles for {on} with jax {self.jax}",
+            State.LOWERS: f"lowers for {on} with jax {self.jax}",
+        }.get(self.state, str(self.state))
+        return f"{text}: {self.reason}" if self.reason else text
+
+
+def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, str, Column, str]]:
+    """Every cell of the matrix, row by row."""
+    for op, direction in ROWS:
+        for column in columns:
+            for dtype in dtypes(op):
+                yield op, direction, column, dtype
+
+
+def registered_name(op: str, direction: str) -> str:
+    """The registry's op of a row."""
+    return f"{op}_update" if direction == "update" else op
+
+
+def absent(op: str, direction: str, column: Column, dtype: str) -> Cell | None:
+    """The cell of what is not registered; None where something is."""
+    spec = column.spec(registered_name(op, direction))
+    wanted = "forward" if direction == "update" else direction
+    if spec is not None and wanted in spec.directions:
+        return None
+    reason = why_absent(op, direction, column.key)
+    state = State.UNSUPPORTED if reason else State.MISSING
+    return Cell(op, direction, column.key, dtype, state, reason=reason or "has no kernel yet")
+
+
+def matrix(
+    recorded: dict[tuple[str, str, str, str], Cell],
+    check: Callable[[str, Column, str], dict[str, Cell]] | None,
+    columns: Iterable[Column] = COLUMNS,
+    ops: Iterable[str] | None = None,
+) -> Iterator[Cell]:
+    """Every cell, row by row.
+
+    Args:
+      recorded: by place, see `_records.read`.
+      check: finds out now what a column says of an op in a dtype, by direction; None: only what is recorded.
+      columns, ops: those wanted; by default all.
+    """
+    checked: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for op, direction, column, dtype in places(columns):
+        if ops is not None and op not in ops:
+            continue
+        cell = absent(op, direction, column, dtype)
+        if cell is None:
+            cell = recorded.get((op, direction, column.key, dtype))
+        known = cell is not None and cell.state != State.LOWERS
+        if check is not None and not (known and column.device is None) and not _is_absent(cell):
+            key = (op, column.key, dtype)
+            if key not in checked:
+                checked[key] = check(op, column, dtype)
+            cell = checked[key].get(direction, cell)
+        yield cell or Cell(op, direction, column.key, dtype, State.UNKNOWN)
+
+
+def _is_absent(cell: Cell | None) -> bool:
+    return cell is not None and not cell.digest and cell.state in (State.UNSUPPORTED, State.MISSING)

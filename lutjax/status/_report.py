@@ -1,0 +1,152 @@
+"""The matrix as text, JSON and Markdown."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+import lutjax
+from lutjax.status._matrix import COLUMNS, ROWS, Cell, State, dtypes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LETTERS = ", ".join(f"{state.letter} {state}" for state in State)
+_ORDER = "float32, bfloat16, float16, float64"
+
+
+def totals(cells: Iterable[Cell]) -> dict[str, int]:
+    """How many cells say what."""
+    count = Counter(cell.state for cell in cells)
+    return {str(state): count[state] for state in State if count[state]}
+
+
+def gaps(cells: Iterable[Cell]) -> list[str]:
+    """What is missing or fails, one line for each op, direction and column."""
+    return _grouped(
+        (f"{c.op} {c.direction}, {_title(c.column)}: {c}", c.dtype) for c in cells if c.state.is_gap
+    )
+
+
+def reasons(cells: Iterable[Cell]) -> list[str]:
+    """Why cells are unsupported, one line for each column and reason."""
+    return _grouped(
+        (f"{_title(c.column)}: {c.reason}", f"{c.op} {c.direction}")
+        for c in cells
+        if c.state == State.UNSUPPORTED
+    )
+
+
+def remarks(cells: Iterable[Cell]) -> list[str]:
+    """On which devices, by which versions; what is recorded of an older source."""
+    recorded = (c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS))
+    return [line for line, _ in _groups((f"{_title(c.column)}: {c}", "") for c in recorded)]
+
+
+def _groups(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    found: dict[str, dict[str, None]] = {}
+    for line, of in pairs:
+        found.setdefault(line, {})[of] = None
+    return [(line, list(of)) for line, of in found.items()]
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{line} ({', '.join(of)})" for line, of in _groups(pairs)]
+
+
+def _title(key: str) -> str:
+    return next(column.title for column in COLUMNS if column.key == key)
+
+
+def _lines(cells: Iterable[Cell]) -> list[tuple[str, list[str]]]:
+    """Each row's letters, a word for each column."""
+    by_place = {cell.place: cell for cell in cells}
+    lines = []
+    for op, direction in ROWS:
+        words = [
+            "".join(
+                by_place[place].state.letter
+                for dtype in dtypes(op)
+                if (place := (op, direction, column.key, dtype)) in by_place
+            )
+            for column in COLUMNS
+        ]
+        if any(words):
+            lines.append((f"{op} {direction}", words))
+    return lines
+
+
+def table(cells: Iterable[Cell]) -> "Table":
+    """For a terminal."""
+    from rich.table import Table
+
+    shown = Table("op", *(column.title for column in COLUMNS), caption=LETTERS, caption_justify="left")
+    for row, words in _lines(cells):
+        shown.add_row(row, *words)
+    return shown
+
+
+def as_json(cells: Iterable[Cell]) -> str:
+    """Totals, gaps, and every cell."""
+    cells = list(cells)
+    document: dict[str, Any] = {
+        "lutjax": lutjax.__version__,
+        "jax": jax.__version__,
+        "totals": totals(cells),
+        "gaps": gaps(cells),
+        "cells": [
+            {name: value for name, value in dataclasses.asdict(cell).items() if value} for cell in cells
+        ],
+    }
+    return json.dumps(document, indent=1)
+
+
+def summary(cells: Iterable[Cell]) -> str:
+    """Totals in a line."""
+    return ", ".join(f"{count} {state}" for state, count in totals(cells).items())
+
+
+def markdown(cells: Iterable[Cell]) -> str:
+    """The page of what is recorded."""
+    cells = list(cells)
+    titles = [column.title for column in COLUMNS]
+    rows = [f"| {row} | {' | '.join(f'`{w}`' if w else '' for w in words)} |" for row, words in _lines(cells)]
+    return "\n".join(
+        [
+            "# What runs where",
+            "",
+            "Written by `lutjax status --recorded --markdown docs/status.md` from what was checked and recorded; plain",
+            "`lutjax status` checks what it can on the machine it runs on. Each cell is of one op, direction, implementation",
+            f"and dtype: the letters stand for {_ORDER}, in this order.",
+            "",
+            f"{LETTERS}.",
+            "",
+            f"**{len(cells)} cells: {summary(cells)}.**",
+            "",
+            "## Gaps",
+            "",
+            *([f"- {line}" for line in gaps(cells)] or ["None."]),
+            "",
+            "## Matrix",
+            "",
+            f"| op | {' | '.join(titles)} |",
+            f"| --- |{' --- |' * len(titles)}",
+            *rows,
+            "",
+            "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
+            "the suite. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",
+            "SparseCores has run or been interpreted anywhere.",
+            "",
+            "## Where and by what",
+            "",
+            *(f"- {line}" for line in remarks(cells)),
+            "",
+            "## Why not",
+            "",
+            *(f"- {line}" for line in reasons(cells)),
+            "",
+        ]
+    )
