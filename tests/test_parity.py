@@ -38,12 +38,11 @@ TYPED = {
 
 def implementations(op: str) -> list[str]:
     """Those that can run on the device of this machine."""
-    case = testing.case(op, "one")
-    arguments = [*case.differentiable.values()]
+    backend = lutjax.Backend(jax.default_backend())
     return [
-        c.spec.platform.value
-        for c in lutjax.kernel_registry.consider(op, *arguments)
-        if c.spec.backend in (lutjax.Backend.ANY, jax.default_backend())
+        spec.names[0] if spec.platform != "pallas" else spec.names[1]
+        for spec in lutjax.kernel_registry.candidates(op)
+        if spec.backend.of_device in (lutjax.Backend.ANY, backend)
     ]
 
 
@@ -150,9 +149,9 @@ def test_formulation_for_accelerators(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
 
 
-LOOK_UPS = [(op, i) for op, i in IMPLEMENTED if op in testing.LOOK_UPS]
-# Triton has updates by SGD alone, and says so.
-ANY_RULE = [(op, i) for op, i in LOOK_UPS if i != "triton"]
+LOOK_UPS = [(op, i) for op in testing.LOOK_UPS for i in implementations(f"{op}_update")]
+# The others have updates by SGD alone, and say so.
+ANY_RULE = [(op, i) for op, i in LOOK_UPS if i == "xla"]
 # The op that takes longest to compile waits for `pytest -m slow` where another one goes the same way.
 MOSTLY_FAST = [slow(op, i) if op == "lut_pair_attention" else (op, i) for op, i in LOOK_UPS]
 # Sizes of attention whose updates are tried each time; those of all others are slow to compile.
