@@ -1,0 +1,38 @@
+"""The kernels that a kernel-status document of another runtime lists, and for each the call in JAX that serves it.
+
+One module holds a section of that document, or two; `_row` says what a row is and how it is checked, `page` writes
+`docs/coverage.md`.
+"""
+
+from coverage_rows import (
+    activations,
+    attention,
+    convolutions,
+    embeddings,
+    fused,
+    graphs,
+    losses,
+    meshes,
+    normalization,
+    optimizers,
+    pooling,
+    recurrent,
+    utilities,
+)
+
+SECTIONS = (
+    activations.FORWARD,
+    activations.BACKWARD,
+    convolutions.SECTION,
+    normalization.SECTION,
+    pooling.SECTION,
+    attention.SECTION,
+    losses.SECTION,
+    optimizers.SECTION,
+    embeddings.SECTION,
+    recurrent.SECTION,
+    utilities.SECTION,
+    fused.SECTION,
+    graphs.SECTION,
+    meshes.SECTION,
+)

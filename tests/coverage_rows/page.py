@@ -1,0 +1,105 @@
+"""The page of these rows, `docs/coverage.md`: written with the errors of a run, and read back to compare it."""
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from coverage_rows import SECTIONS
+from coverage_rows._row import GRADIENT_TOLERANCE, STEP, VALUE_TOLERANCE, Row, Section
+
+PATH = Path(__file__).parents[2] / "docs" / "coverage.md"
+
+_INTRODUCTION = """# Kernels that JAX already has
+
+Runtimes that are written by hand keep lists of the kernels they need for training. This page goes through such a list, a
+kernel-status document of a runtime for CUDA, HIP and OpenCL: {sections} sections, {rows} kernels. (Its summary says 118: it leaves
+out sections 11 and 12, which have 23, and 4 of the losses.) In JAX each of them is a call of JAX, Flax or optax or a few lines of
+them, on every device that JAX runs on, and a backward kernel is `jax.vjp` of the forward one. lutjax
+implements none of them again.
+
+The code below is the code that the check runs, as one `jax.jit` on the CPU and in float64. `jnp` is `jax.numpy`; the name of a kernel
+in another one's code is that kernel's code. Columns are the largest relative errors of this run ({versions}):
+
+- *value*: against a reference in NumPy, written from the definition, of backward kernels a formula derived by hand; at
+  most {value:.0e}.
+- *gradient*: every cotangent, against central differences (steps of {step:.0e}) of the reference; at most {gradient:.0e}.
+
+An error is relative to the largest number of the array. Where a cell has no number, it says why, or there is no formula. From the folder `tests`,
+
+```sh
+python -m coverage_rows          # checks every row
+python -m coverage_rows --write  # and writes this page
+```
+
+and `pytest -m slow tests/test_coverage.py` runs the same checks.
+"""
+
+Cells = dict[tuple[str, str], tuple[str, str]]
+
+
+def versions() -> str:
+    """What a run of the checks ran on."""
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
+
+
+def cells(row: Row, value: float | None, gradient: float | None) -> tuple[str, str]:
+    """Errors as the page shows them: one digit."""
+    return _error(value), row.no_gradient or _error(gradient)
+
+
+def render(measured: Cells, ran_on: str) -> str:
+    text = _INTRODUCTION.format(
+        sections=len(SECTIONS),
+        rows=sum(len(section.rows) for section in SECTIONS),
+        versions=ran_on,
+        value=VALUE_TOLERANCE,
+        gradient=GRADIENT_TOLERANCE,
+        step=STEP,
+    )
+    for number, section in enumerate(SECTIONS, 1):
+        text += f"\n## {number}. {section.title}\n\n"
+        text += "".join(f"{remark}\n" for remark in section.remarks) + "\n" * bool(section.remarks)
+        text += "| kernel | served by | value | gradient |\n| --- | --- | --: | --: |\n"
+        text += "".join(_line(section, row, measured) for row in section.rows)
+    return text
+
+
+def read(text: str) -> tuple[Cells, str]:
+    """The errors that a page shows, and what they were measured on."""
+    measured, title = {}, ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            title = line.split(". ", 1)[1]
+        elif line.startswith("| ") and not line.startswith(("| kernel", "| ---")):
+            name, value, gradient = (line.split(" | ")[at].strip("| ") for at in (0, -2, -1))
+            measured[title, name] = value, gradient
+    return measured, re.search(r"errors of this run \((.*)\):", text).group(1)
+
+
+def names_of(document: str) -> list[tuple[str, str]]:
+    """Section and kernel of each row of the document that the page goes through."""
+    found, title = [], ""
+    for line in document.splitlines():
+        if heading := re.fullmatch(r"##\s+(?:(\d+\.)\s+)?(.*)", line):
+            title = heading[2] if heading[1] else ""
+        elif (
+            title
+            and (row := re.fullmatch(r"\|\s*([\w/]+)\s*\|.*\|.*\|.*\|.*\|", line))
+            and row[1] != "Kernel"
+        ):
+            found.append((title, row[1]))
+    return found
+
+
+def names() -> list[tuple[str, str]]:
+    return [(section.title, row.name) for section in SECTIONS for row in section.rows]
+
+
+def _line(section: Section, row: Row, measured: Cells) -> str:
+    code = "<br>".join(f"`{statement}`" for statement in row.code).replace("|", "\\|")
+    remark = " ".join(row.remark.split())
+    return f"| {row.name} | {code}{'<br>' * bool(remark)}{remark} | {' | '.join(measured[section.title, row.name])} |\n"
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.0e}" if error else "exact"
