@@ -64,12 +64,16 @@ def test_a_fault_is_found():
     def wrong_dtype(x):
         return jnp.sin(x).astype(jnp.float32)
 
+    @section.forward(lambda x: (np.sin(x), np.cos(x)), x=normal(5))
+    def not_a_number(x):
+        return jnp.sin(x), jnp.cos(x).at[3].set(jnp.nan)
+
     def backward(x, dy):
         return jax.vjp(jnp.sin, x)[1](dy)
 
     wrong_formula(backward)
     wrong_primal(backward)
-    faults = ["value", "gradient", "shape", "float32", "value", "gradient"]
+    faults = ["value", "gradient", "shape", "float32", "nan", "value", "gradient"]
     for row, fault in zip(section.rows, faults, strict=True):
         with pytest.raises(AssertionError, match=fault):
             row.checked()

@@ -172,7 +172,7 @@ class Section:
         """
         arguments, options = _split(options)
         if isinstance(primal, Row):
-            arguments, primal = arguments or primal.arguments, primal.reference
+            arguments, primal = primal.arguments, primal.reference
 
         def add(function: Callable) -> Row:
             row = Row(
@@ -239,7 +239,9 @@ def largest_error(got, want) -> float:
     """The largest difference over the largest number, of the worst leaf; structure, shapes and kinds have to agree."""
     structures = jax.tree.structure(got), jax.tree.structure(want)
     assert structures[0] == structures[1], f"{structures[0]} where {structures[1]} is expected"
-    return max(map(_leaf_error, jax.tree.leaves(got), jax.tree.leaves(want)))
+    return float(
+        np.max([*map(_leaf_error, jax.tree.leaves(got), jax.tree.leaves(want))])
+    )  # not max: it drops NaNs
 
 
 def _leaf_error(got, want) -> float:
@@ -249,7 +251,7 @@ def _leaf_error(got, want) -> float:
     assert got.dtype.kind != "f" or got.dtype == np.float64, f"{got.dtype}, a check is in float64"
     assert np.isfinite(want).all()
     assert want.any(), "nothing but zeros is expected: that checks nothing"
-    return float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
+    return np.max(np.abs(got - want)) / np.max(np.abs(want))
 
 
 def _tuple(value) -> tuple:

@@ -35,7 +35,7 @@ def upsampled_formula(x, dy):
     return dx
 
 
-@SECTION.forward(upsampled, x=normal(2, 2, 2, 3, 2))
+@SECTION.forward(upsampled, x=normal(1, 2, 3, 2, 3))
 def upsample3d_nearest(x):
     """`x` is (batch, channels, depth, height, width); by 2, 3 and 2."""
     n, c, d, h, w = x.shape

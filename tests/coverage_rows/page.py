@@ -11,20 +11,21 @@ PATH = Path(__file__).parents[2] / "docs" / "coverage.md"
 
 _INTRODUCTION = """# Kernels that JAX already has
 
-Runtimes that are written by hand keep lists of the kernels they need for training. This page goes through such a list, a
-kernel-status document of a runtime for CUDA, HIP and OpenCL: {sections} sections, {rows} kernels. (Its summary says 118: it leaves
-out sections 11 and 12, which have 23, and 4 of the losses.) In JAX each of them is a call of JAX, Flax or optax or a few lines of
-them, on every device that JAX runs on, and a backward kernel is `jax.vjp` of the forward one. lutjax
-implements none of them again.
+Runtimes that are written by hand keep lists of the kernels that training needs. This page goes through such a list, the
+kernel status of a runtime for CUDA, HIP and OpenCL: {sections} sections, {rows} kernels. (Its own summary says 118: it leaves out
+sections 11 and 12, with 23 kernels, and 4 of the losses.) In JAX each is a call of JAX, Flax or optax, or a few lines of
+them, and a backward kernel is the gradient of the forward one. lutjax implements none of them again.
 
-The code below is the code that the check runs, as one `jax.jit` on the CPU and in float64. `jnp` is `jax.numpy`; the name of a kernel
-in another one's code is that kernel's code. Columns are the largest relative errors of this run ({versions}):
+The code below is the code that the check runs, in one `jax.jit`, in float64 and on a CPU. `jnp` is `jax.numpy`, and the
+name of a kernel in the code of another one stands for that kernel's code. The last columns are the largest relative errors of
+the run that wrote this page ({versions}):
 
-- *value*: against a reference in NumPy, written from the definition, of backward kernels a formula derived by hand; at
-  most {value:.0e}.
-- *gradient*: every cotangent, against central differences (steps of {step:.0e}) of the reference; at most {gradient:.0e}.
+- *value*: against a reference in NumPy, written from the definition; of backward kernels, against a formula derived by
+  hand. At most {value:.0e}.
+- *gradient*: every cotangent, against central differences of the reference, with steps of {step:.0e}. At most {gradient:.0e}.
 
-An error is relative to the largest number of the array. Where a cell has no number, it says why, or there is no formula. From the folder `tests`,
+An error is relative to the largest number of its array. A cell without a number says why, and is empty where no formula was derived.
+From the folder `tests`,
 
 ```sh
 python -m coverage_rows          # checks every row
@@ -73,7 +74,7 @@ def read(text: str) -> tuple[Cells, str]:
         elif line.startswith("| ") and not line.startswith(("| kernel", "| ---")):
             name, value, gradient = (line.split(" | ")[at].strip("| ") for at in (0, -2, -1))
             measured[title, name] = value, gradient
-    return measured, re.search(r"errors of this run \((.*)\):", text).group(1)
+    return measured, re.search(r"the run that wrote this page \((.*)\):", text).group(1)
 
 
 def names_of(document: str) -> list[tuple[str, str]]:
