@@ -46,17 +46,17 @@ class Blocks:
         n_detectors, n_rows, n_outputs = shape
         rows = min(n_rows, _ROWS)
         group = min(n_detectors, _ROWS // rows)
-        samples = min(_SAMPLES, _up(batch, 128))
-        outputs = min(_OUTPUTS, _up(n_outputs, 128))
+        samples = min(_SAMPLES, up(batch, 128))
+        outputs = min(_OUTPUTS, up(n_outputs, 128))
         return cls(
             group,
             rows,
             samples,
             outputs,
-            _up(n_detectors, group),
-            _up(n_rows, rows),
-            _up(batch, samples),
-            _up(n_outputs, outputs),
+            up(n_detectors, group),
+            up(n_rows, rows),
+            up(batch, samples),
+            up(n_outputs, outputs),
         )
 
     @property
@@ -70,7 +70,7 @@ class Blocks:
 
     def table(self, a: jax.Array) -> jax.Array:
         """``[..., T, R, O]`` -> ``[..., blocks * rows of a block, O]``."""
-        a = _padded(a, (*a.shape[:-3], self.detectors, self.n_rows, self.n_outputs))
+        a = padded(a, (*a.shape[:-3], self.detectors, self.n_rows, self.n_outputs))
         return a.reshape(*a.shape[:-3], -1, self.n_outputs)
 
     def unpadded_table(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -85,7 +85,7 @@ class Blocks:
 
     def samples_of(self, a: jax.Array) -> jax.Array:
         """``[..., B, O]``, padded."""
-        return _padded(a, (*a.shape[:-2], self.batch, self.n_outputs))
+        return padded(a, (*a.shape[:-2], self.batch, self.n_outputs))
 
     # ---- blocks; each takes the numbers of the block of rows, of samples and of outputs
     def table_spec(self, order: Any, n_terms: int) -> pl.BlockSpec:
@@ -261,11 +261,11 @@ def _as_bfloat16(hits: jax.Array) -> jax.Array:
     return hits.astype(jnp.float32).astype(jnp.bfloat16)
 
 
-def _up(n: int, multiple: int) -> int:
+def up(n: int, multiple: int) -> int:
     return math.ceil(n / multiple) * multiple
 
 
-def _padded(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def padded(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if a.shape == shape:
         return a
     pads = [(0, wanted - size, 0) for wanted, size in zip(shape, a.shape, strict=True)]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._pallas.tpu import _products
+from lutjax.kernels._pallas.tpu import _products, lookup
 from lutjax.kernels._xla import lookup_update as plain
 from lutjax.kernels.registry import Device
 
@@ -30,6 +30,6 @@ def forward(
     step = rate if factor is None else rate * factor
     if rule.additive and weights.dtype == jnp.float32:
         values = -step * dy.astype(jnp.float32)
-        return _products.add_rows(weights, weights.shape, detection.index, values), state
-    gradient = _products.add_rows(None, weights.shape, detection.index, dy)
+        return lookup.add_rows(weights, weights.shape, detection.index, values, device), state
+    gradient = lookup.add_rows(None, weights.shape, detection.index, dy, device)
     return _products.moved(weights, gradient, detection.index, rate, factor, rule), state

@@ -5,7 +5,7 @@ import jax
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._pallas.tpu import _products
+from lutjax.kernels._pallas.tpu import _products, lookup
 from lutjax.kernels._xla import sparse_lookup_update as plain
 from lutjax.kernels._xla.sparse_lookup import of_edges
 from lutjax.kernels.registry import Device
@@ -39,6 +39,6 @@ def forward(
             accumulate=accumulate,
             device=device,
         )
-    gradient = _products.add_rows(None, (*weights.shape[:2], n_outputs), detection.index, dy)
+    gradient = lookup.add_rows(None, (*weights.shape[:2], n_outputs), detection.index, dy, device)
     gradient = of_edges(gradient, targets, n_outputs)
     return _products.moved(weights, gradient, detection.index, rate, factor, rule), state
