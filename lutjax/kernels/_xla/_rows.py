@@ -184,8 +184,8 @@ def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Devi
 
         return jax.lax.scan(step, total, (detectors(total), index, each))[0]
     if total.dtype == jnp.float32 and by_one_hot(total, None, device):
-        each = "sno" if values.ndim == 2 else "stno"
-        return total + _multiply(f"tnr,{each}->tsro", _one_hot(total, index), terms(values), axis=1)
+        layout = "sno" if values.ndim == 2 else "stno"
+        return total + _multiply(f"tnr,{layout}->tsro", _one_hot(total, index), terms(values), axis=1)
     values = jnp.broadcast_to(values, (total.shape[0], *values.shape[-2:]))
     return add(total, (detectors(total)[:, None], index), values)
 

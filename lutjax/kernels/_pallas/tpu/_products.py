@@ -42,7 +42,7 @@ class Blocks:
     n_outputs: int
 
     @classmethod
-    def of(cls, shape: tuple[int, int, int], batch: int) -> "Blocks":
+    def of(cls, shape: tuple[int, ...], batch: int) -> "Blocks":
         n_detectors, n_rows, n_outputs = shape
         rows = min(n_rows, _ROWS)
         group = min(n_detectors, _ROWS // rows)
@@ -148,7 +148,7 @@ def _sum_rows(blocks: Blocks, ids_ref: Any, parts_ref: Any, y_ref: Any) -> None:
 
 
 def add_rows(
-    total: jax.Array | None, shape: tuple[int, int, int], index: jax.Array, values: jax.Array
+    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array
 ) -> jax.Array:
     """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     blocks = Blocks.of(shape, len(index))

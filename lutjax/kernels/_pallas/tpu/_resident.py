@@ -25,7 +25,7 @@ _TOGETHER = 16  # reads that overlap
 class _Layout:
     """How a call is cut: all rows of all tables and some outputs are resident while blocks of samples pass."""
 
-    def __init__(self, shape: tuple[int, int, int], batch: int, device: Device):
+    def __init__(self, shape: tuple[int, ...], batch: int, device: Device):
         n_detectors, _, n_outputs = shape
         self.shape, self.device = shape, device
         self.outputs = resident_outputs(shape, device) or LANES
@@ -112,7 +112,7 @@ def _sum_rows(layout: _Layout, ids_ref: Any, table_ref: Any, y_ref: Any) -> None
 
 
 def add_rows(
-    total: jax.Array | None, shape: tuple[int, int, int], index: jax.Array, values: jax.Array, device: Device
+    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
 ) -> jax.Array:
     """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     layout = _Layout(shape, len(index), device)

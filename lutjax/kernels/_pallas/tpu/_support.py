@@ -40,7 +40,7 @@ LANES = 128
 MANY_ROWS = 1024
 
 
-def resident_outputs(shape: tuple[int, int, int], device: Device) -> int | None:
+def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
     """How many outputs of all rows of such tables, in float32, vector memory holds beside what passes; None: none."""
     lines = -(-shape[2] // LANES)
     for blocks in range(1, lines + 1):
@@ -51,14 +51,14 @@ def resident_outputs(shape: tuple[int, int, int], device: Device) -> int | None:
     return None
 
 
-def resident_bytes(shape: tuple[int, int, int], outputs: int) -> int:
+def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
     """Bytes of so many outputs, read and written; twice if the next block is fetched while one is used."""
     n_detectors, n_rows, n_outputs = shape
     copies = 2 if outputs >= n_outputs else 4
     return copies * 4 * outputs * n_detectors * n_rows
 
 
-def resident(shape: tuple[int, int, int], device: Device) -> bool:
+def resident(shape: tuple[int, ...], device: Device) -> bool:
     """Whether tables are read from vector memory row by row."""
     return shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
 
@@ -66,7 +66,7 @@ def resident(shape: tuple[int, int, int], device: Device) -> bool:
 _WHOLE = 2**24  # numbers of the largest sparse table that is made whole
 
 
-def _whole_shape(call: Call) -> tuple[int, int, int]:
+def _whole_shape(call: Call) -> tuple[int, ...]:
     """The shape of the tables that a call multiplies or reads."""
     n_detectors, n_rows, n_outputs = call.arguments[0].shape
     return n_detectors, n_rows, call.options.get("n_outputs", n_outputs)

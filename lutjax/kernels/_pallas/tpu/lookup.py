@@ -49,7 +49,7 @@ def backward(
 
 
 def add_rows(
-    total: jax.Array | None, shape: tuple[int, int, int], index: jax.Array, values: jax.Array, device: Device
+    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
 ) -> jax.Array:
     """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     if resident(shape, device):
