@@ -35,17 +35,27 @@ def without_typechecking():
 def accelerator_formulation(monkeypatch):
     """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
     from lutjax.kernels._xla import _pairs, _rows, bilinear_gates
-    from lutjax.ops import _transforms
 
-    def forget():
-        _transforms._compiled.cache_clear()
-        _transforms._kernel.cache_clear()
-
-    forget()
+    forget_compiled()
     for module in (_pairs, _rows, bilinear_gates):
         monkeypatch.setattr(module, "in_sequence", lambda device: False)
     yield
-    forget()
+    forget_compiled()
+
+
+@pytest.fixture
+def tpu_formulation(accelerator_formulation, monkeypatch):
+    """Plain JAX as TPUs get it: rows of small tables are read and added as products with one-hot matrices."""
+    from lutjax.kernels._xla import _rows
+
+    monkeypatch.setattr(_rows, "multiplies_fast", lambda device: True)
+
+
+def forget_compiled():
+    from lutjax.ops import _transforms
+
+    _transforms._compiled.cache_clear()
+    _transforms._kernel.cache_clear()
 
 
 @pytest.fixture(scope="module")

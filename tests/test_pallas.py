@@ -1,6 +1,7 @@
 """Implementations in Pallas on machines without TPUs: interpreted, and lowered for every generation."""
 
 import jax
+import jax.numpy as jnp
 import pallas_interpreter
 import pytest
 
@@ -59,6 +60,52 @@ def interpreted():
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
     testing.check(testing.case(op, shape), "pallas", transformation="jit")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Look-ups in several blocks along every axis, of tables read row by row: as of far larger ones."""
+    from lutjax.kernels._pallas.tpu import _products, _resident, _support
+
+    for name in ("_ROWS", "_SAMPLES", "_OUTPUTS"):
+        monkeypatch.setattr(_products, name, 128 if name != "_ROWS" else 8)
+    monkeypatch.setattr(_resident, "resident_outputs", lambda shape, device: 128)
+    monkeypatch.setattr(_resident, "_READS", 16)
+    monkeypatch.setattr(_resident, "_TOGETHER", 2)
+    return lambda rows: monkeypatch.setattr(_support, "MANY_ROWS", rows)
+
+
+@pytest.mark.parametrize(
+    ("bits", "many_rows"), [slow(1, 64), slow(4, 64), slow(3, 2)], ids=["groups", "parts", "resident"]
+)
+@pytest.mark.usefixtures("interpreted")
+def test_look_ups_in_blocks(small_blocks, bits, many_rows):
+    small_blocks(many_rows)
+    sizes = {"batch": 130, "detectors": 3, "outputs": 130} if many_rows > 2 else {"outputs": 130}
+    case = testing.case("lookup", "primes", bits=bits, **sizes)
+    testing.check(case, "pallas", transformation="jit")
+    testing.check_update(case, "pallas")
+
+
+@pytest.mark.parametrize("many_rows", [64, slow(2)], ids=["products", "resident"])
+@pytest.mark.usefixtures("interpreted")
+def test_wild_ids_of_look_ups(small_blocks, many_rows):
+    small_blocks(many_rows)
+    far = jnp.asarray([[-(2**31), 2**31 - 1, 9], [-1, 3, 8]], jnp.int32)
+    d = lutjax.Detection(far, far, jnp.ones((2, 3), jnp.float32), 3)
+    weights = jnp.arange(3 * 8 * 2, dtype=jnp.float32).reshape(3, 8, 2)
+    dy = jnp.asarray([[1, 2], [3, -1]], jnp.float32)
+
+    def run(implementation):
+        def f(weights, margin):
+            at = lutjax.Detection(d.index, d.flip, margin, d.bits)
+            return lutjax.lookup(weights, at, implementation=implementation)
+
+        y, pullback = jax.vjp(f, weights, d.margin)
+        return y, *pullback(dy)
+
+    for actual, expected in zip(run("pallas"), run("xla"), strict=True):
+        testing.assert_close("wild ids", actual, expected)
 
 
 @pytest.mark.slow

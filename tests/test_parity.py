@@ -1,6 +1,10 @@
 """Every (op, implementation) against the reference: each output and each cotangent by its name."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import lutjax
@@ -147,6 +151,52 @@ def test_lowers_for_every_platform(op, implementation, platform, device_kind):
 @pytest.mark.usefixtures("accelerator_formulation")
 def test_formulation_for_accelerators(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("lookup", "primes"),
+        slow("lookup", "one_row"),
+        slow("lookup", "empty_batch"),
+        ("sparse_lookup", "primes"),
+        slow("sparse_lookup", "one_list"),
+        slow("sparse_lookup", "no_slots"),
+        slow("sparse_lookup", "empty_batch"),
+        slow("sparse_lookup", "more_slots_than_outputs"),
+        slow("lookup", "many_detectors"),
+        slow("lookup_attention", "primes"),
+        slow("lut_pair_attention", "primes"),
+    ],
+)
+@pytest.mark.usefixtures("tpu_formulation")
+def test_formulation_for_tpus(op, shape):
+    testing.check(testing.case(op, shape), "xla", transformation="jit")
+    if op != "lut_pair_attention":
+        testing.check_update(testing.case(op, shape), "xla")
+
+
+@pytest.mark.parametrize("transformation", ["vmap of grad", "shard_map, sharded table", "scan"])
+@pytest.mark.parametrize("op", ["lookup", "sparse_lookup"])
+@pytest.mark.usefixtures("tpu_formulation")
+@pytest.mark.slow
+def test_formulation_for_tpus_under_transformations(op, transformation):
+    shape, sizes = SPLIT[op]
+    testing.check(testing.case(op, shape, **sizes), "xla", transformation=transformation)
+
+
+@pytest.mark.usefixtures("tpu_formulation")
+def test_products_keep_every_digit():
+    """Tables of full precision, which products in bfloat16 would round, and ids that no row has."""
+    generator = np.random.default_rng(0)
+    weights = jnp.asarray(generator.normal(size=(3, 8, 5)), jnp.float32)
+    index = jnp.asarray(generator.integers(-9, 17, (1, 3)), jnp.int32)
+    d = lutjax.Detection(index, jnp.ones_like(index), jnp.ones((1, 3), jnp.float32), 3)
+    clamped = dataclasses.replace(d, index=jnp.clip(index, 0, 7))
+    y, pullback = jax.vjp(lambda w: lutjax.lookup(w, d, implementation="xla"), weights)
+    expected, expected_pullback = jax.vjp(lambda w: lutjax.reference.lookup(w, clamped), weights)
+    np.testing.assert_allclose(y, expected, rtol=3e-7, atol=1e-7)
+    np.testing.assert_array_equal(pullback(y)[0], expected_pullback(y)[0])
 
 
 LOOK_UPS = [(op, i) for op in testing.LOOK_UPS for i in implementations(f"{op}_update")]

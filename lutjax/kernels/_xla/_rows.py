@@ -4,6 +4,10 @@ Arrays are detector-major here, ``[detectors, n]`` for ``n`` reads of each detec
 chain of gathers and additions into one pass without temporaries: on CPUs 3 to 20 times faster than one gather of
 ``[n, detectors, outputs]`` and a sum, and faster on GPUs, where fewer tables then compete for the cache. Products and
 additions to rows are one large fusion on accelerators, where a loop would pay with a launch per detector.
+
+TPUs read and write rows one by one, and multiply matrices fast: rows of small tables are read and added there as products
+with one-hot matrices, in every float32 digit. Such a product meets every row: an infinity or NaN in a table or a cotangent
+makes NaN of every sum in its output, not only of those that read it.
 """
 
 import math
@@ -19,11 +23,24 @@ from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
 _OUTPUT_BLOCK = 32  # outputs in one expression
+# Rows of the longest table that is read and added to by products.
+_ONE_HOT_ROWS = 512
 
 
 def in_sequence(device: Device) -> bool:
     """Whether detectors are visited one after the other."""
     return device.backend == Backend.CPU
+
+
+def multiplies_fast(device: Device) -> bool:
+    """Whether a product with a one-hot matrix is faster than a gather."""
+    return device.backend == Backend.TPU
+
+
+def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
+    """Whether rows of these tables are read and added as products."""
+    fits = weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32
+    return fits and multiplies_fast(device)
 
 
 def slope(margin: jax.Array) -> jax.Array:
@@ -56,10 +73,14 @@ def flat(index: jax.Array) -> jax.Array:
     return index.reshape(index.shape[0], math.prod(index.shape[1:]))
 
 
-def sum_rows(weights: jax.Array, index: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
+def sum_rows(
+    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+) -> jax.Array:
     """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``, a sum of addends."""
     dtype = addend_dtype(weights.dtype, accumulate)
     index = clamped(weights, index)
+    if by_one_hot(weights, accumulate, device):
+        return _multiply("tnr,stro->nso", _one_hot(weights, index), terms(weights), axis=1)
 
     def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return y + addends(read(weights, *of), accumulate), None
@@ -117,6 +138,9 @@ def differences(
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
     """``<dy, row - other row>`` of each read: the first way to read against each other one, as in `products`."""
+    if by_one_hot(weights, accumulate, device):
+        rows = tuple(clamped(weights, i) for i in index)
+        return _differences_by_products(weights, rows, dy.astype(accumulator(weights.dtype)))
     if accumulate is None:
         main, *others = products(weights, index, dy, device)
         return tuple(main - other for other in others)
@@ -159,9 +183,51 @@ def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Devi
             return add(total, (t, row), values if of_detector is None else of_detector), None
 
         return jax.lax.scan(step, total, (detectors(total), index, each))[0]
+    if total.dtype == jnp.float32 and by_one_hot(total, None, device):
+        layout = "sno" if values.ndim == 2 else "stno"
+        return total + _multiply(f"tnr,{layout}->tsro", _one_hot(total, index), terms(values), axis=1)
     values = jnp.broadcast_to(values, (total.shape[0], *values.shape[-2:]))
     return add(total, (detectors(total)[:, None], index), values)
 
 
 def _gather_all(weights: jax.Array, index: jax.Array) -> jax.Array:
     return addends(read(weights, detectors(weights)[:, None], index), None)
+
+
+def terms(values: jax.Array) -> jax.Array:
+    """bfloat16 terms ``[terms, ...]`` whose sum is the values, in every digit: what a one-hot matrix is multiplied with.
+
+    Half the passes through a matrix unit that ``precision="highest"`` takes.
+    """
+    if values.dtype == jnp.bfloat16:
+        return values[None]
+    rest, parts = values.astype(jnp.float32), []
+    for _ in range(3):
+        part = jax.lax.reduce_precision(rest, 8, 7)
+        parts.append(part.astype(jnp.bfloat16))
+        rest = rest - part
+    return jnp.stack(parts)
+
+
+def _differences_by_products(
+    weights: jax.Array, index: tuple[jax.Array, ...], dy: jax.Array
+) -> tuple[jax.Array, ...]:
+    """As `differences`, from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
+    is never stored."""
+    every = jnp.einsum("no,tro->tnr", dy, weights.astype(dy.dtype), precision="highest")
+    main, *others = (jnp.where(_hits(weights, i), every, 0) for i in index)
+    return tuple(jnp.sum(main - other, -1) for other in others)
+
+
+def _hits(weights: jax.Array, index: jax.Array) -> jax.Array:
+    """``[T, n]`` -> ``[T, n, R]``: which row is meant."""
+    return index[..., None] == jax.lax.broadcasted_iota(jnp.int32, (*index.shape, weights.shape[1]), 2)
+
+
+def _one_hot(weights: jax.Array, index: jax.Array) -> jax.Array:
+    return _hits(weights, index).astype(jnp.bfloat16)
+
+
+def _multiply(equation: str, one_hot: jax.Array, of: jax.Array, axis: int) -> jax.Array:
+    """A product with the `terms` of values, summed over them."""
+    return jnp.sum(jnp.einsum(equation, one_hot, of, preferred_element_type=jnp.float32), axis)

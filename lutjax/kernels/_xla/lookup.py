@@ -14,7 +14,7 @@ from lutjax.kernels.registry import Device
 def forward(
     weights: jax.Array, detection: Detection, *, accumulate: FixedPoint | None, device: Device
 ) -> jax.Array:
-    y = _rows.sum_rows(weights, detection.index.T, accumulate)
+    y = _rows.sum_rows(weights, detection.index.T, device, accumulate)
     return result(y, weights.dtype, accumulate)
 
 

@@ -33,7 +33,7 @@ def forward(
     row = RowIds(pairs, query, key, position)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), accumulate))
+        return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), device, accumulate))
 
     dtype = addend_dtype(weights.dtype, accumulate)
     y = zeros_varying(query.index, pairs.padded_shape(weights.shape[-1]), dtype)

@@ -36,7 +36,7 @@ def forward(
     terms = TiledTerms(pairs, x, keys, anchors, positions, interleave, epsilon)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), accumulate)
+        rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), device, accumulate)
         return tile.add_rows(y, rows)
 
     y = zeros_varying(x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))

@@ -1,5 +1,9 @@
-"""`lutjax.sparse_lookup` in plain JAX: one detector after the other, so that no ``[B, T, K]`` array exists."""
+"""`lutjax.sparse_lookup` in plain JAX: one detector after the other, so that no ``[B, T, K]`` array exists.
 
+Where products with one-hot matrices are faster than gathers (see `_rows`), as a look-up of the whole table.
+"""
+
+import math
 from typing import Any
 
 import jax
@@ -9,7 +13,8 @@ from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax.kernels._xla._rows import add, clamped, detectors, read, slope
+from lutjax.kernels._xla import lookup
+from lutjax.kernels._xla._rows import add, by_one_hot, clamped, detectors, read, slope
 from lutjax.kernels.registry import Device
 
 
@@ -22,6 +27,10 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> jax.Array:
+    if _as_whole_table(weights, n_outputs, accumulate, device):
+        table = whole_table(weights, targets, n_outputs)
+        y = lookup.forward(table, detection, accumulate=accumulate, device=device)
+        return y.astype(weights.dtype)
     sample, index, edges = _prepared(weights, detection.index, targets, n_outputs)
 
     def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -44,6 +53,10 @@ def backward(
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
     weights, d, targets = saved
+    if _as_whole_table(weights, n_outputs, accumulate, device):
+        table = whole_table(weights, targets, n_outputs)
+        d_table, d_margin = lookup.backward((table, d), dy, needs[:2], accumulate=accumulate, device=device)
+        return None if d_table is None else of_edges(d_table, targets, n_outputs), d_margin, None
     dtype = accumulator(weights.dtype)
     sample, index, edges = _prepared(weights, d.index, targets, n_outputs)
     flipped = clamped(weights, (d.index ^ d.flip).T)
@@ -66,6 +79,33 @@ def backward(
     d_weights, difference = jax.lax.scan(one, d_weights, (detectors(weights), index, flipped))
     d_margin = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate) if needs[1] else None
     return d_weights, d_margin, None
+
+
+_WHOLE = 2**24  # numbers of the largest table that is made whole
+
+
+def _as_whole_table(
+    weights: jax.Array, n_outputs: int, accumulate: FixedPoint | None, device: Device
+) -> bool:
+    small = math.prod(weights.shape[:2]) * n_outputs <= _WHOLE
+    return small and by_one_hot(weights, accumulate, device)
+
+
+def whole_table(weights: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+    """The table ``[T, R, O]`` that adds as much to each output, zero where no edge is."""
+    edge = jnp.where(_is_target(targets, n_outputs), addends(weights, None)[..., None], 0)
+    return jnp.sum(edge, 2)
+
+
+def of_edges(table: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+    """The numbers of a whole table at the targets, ``[T, R, K]``; 0 for unused slots."""
+    return jnp.sum(jnp.where(_is_target(targets, n_outputs), table[:, :, None], 0), -1)
+
+
+def _is_target(targets: jax.Array, n_outputs: int) -> jax.Array:
+    """``[T or 1, R or 1, K, O]``; compared, not scattered: the compiler stores neither this nor the products."""
+    targets = jnp.clip(targets, -1, n_outputs - 1)[..., None]
+    return targets == jax.lax.broadcasted_iota(jnp.int32, (*targets.shape[:-1], n_outputs), 3)
 
 
 def _prepared(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> tuple[Any, ...]:

@@ -1,53 +1,57 @@
-"""`lutjax.lookup` on TensorCores: rows of ones and zeros times the table, on the matrix unit."""
+"""`lutjax.lookup` on TensorCores."""
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas import _call
+from lutjax.kernels._pallas.tpu import _products, _resident
+from lutjax.kernels._pallas.tpu._support import resident
 from lutjax.kernels._xla import lookup as plain
+from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device
 
 
 def forward(
     weights: jax.Array, detection: Detection, *, accumulate: FixedPoint | None, device: Device
 ) -> jax.Array:
-    n_detectors, n_rows, n_outputs = weights.shape
-    batch = detection.index.shape[0]
-    if 0 in (batch, n_detectors):
+    if 0 in (weights.size, detection.index.size):
         return plain.forward(weights, detection, accumulate=accumulate, device=device)
-    block = 128
-    index = jnp.clip(detection.index, 0, n_rows - 1).T[:, None]
-    (y,) = _call.call(
-        _forward,
-        index,
-        weights,
-        outputs=[jax.ShapeDtypeStruct((batch, n_outputs), jnp.float32)],
-        name="lookup",
-        grid=(pl.cdiv(batch, block), n_detectors),
-        in_specs=[
-            pl.BlockSpec((1, 1, block), lambda b, t: (t, 0, b)),
-            pl.BlockSpec((1, n_rows, n_outputs), lambda b, t: (t, 0, 0)),
-        ],
-        out_specs=[pl.BlockSpec((block, n_outputs), lambda b, t: (b, 0))],
-    )
+    if resident(weights.shape, device):
+        y = _resident.sum_rows(weights, detection.index, device)
+    else:
+        y = _products.sum_rows(weights, detection.index)
     return y.astype(weights.dtype)
 
 
-def _forward(index_ref: Any, weights_ref: Any, y_ref: Any) -> None:
-    @pl.when(pl.program_id(1) == 0)
-    def _() -> None:
-        y_ref[...] = jnp.zeros_like(y_ref)
+def backward(
+    saved: tuple[Any, ...],
+    dy: jax.Array,
+    needs: tuple[bool, ...],
+    *,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> tuple[jax.Array | None, ...]:
+    weights, d = saved
+    if 0 in (weights.size, d.index.size):
+        return plain.backward(saved, dy, needs, accumulate=accumulate, device=device)
+    d_weights = d_margin = None
+    if needs[0]:
+        d_weights = add_rows(None, weights.shape, d.index, dy, device)
+    if needs[1]:
+        if resident(weights.shape, device):
+            difference = _resident.differences(weights, d.index, d.index ^ d.flip, dy, device)
+        else:
+            difference = _products.differences(weights, d.index, d.index ^ d.flip, dy)
+        d_margin = slope(d.margin) * difference.astype(d.margin.dtype)
+    return d_weights, d_margin
 
-    index = index_ref[0, 0, :]
-    row = jax.lax.broadcasted_iota(jnp.int32, (index.shape[0], weights_ref.shape[1]), 1)
-    one_hot = (row == index[:, None]).astype(jnp.float32)
-    rows = weights_ref[0].astype(jnp.float32)
-    y_ref[...] += jnp.dot(one_hot, rows, precision="highest", preferred_element_type=jnp.float32)
 
-
-backward = plain.backward
+def add_rows(
+    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
+) -> jax.Array:
+    """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
+    if resident(shape, device):
+        return _resident.add_rows(total, shape, index, values, device)
+    return _products.add_rows(total, shape, index, values)
