@@ -469,7 +469,7 @@ kernel_registry = KernelRegistry()
 
 # Ops that have an implementation in Pallas, by where it runs.
 _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
-    Backend.GPU: (),
+    Backend.GPU: ("lookup",),
     Backend.TPU: ("lookup",),
     Backend.SPARSECORE: (),
 }
