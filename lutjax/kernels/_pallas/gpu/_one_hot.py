@@ -35,7 +35,8 @@ def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
     n_outputs = dy.shape[1]
     # A table is as many as have 64 rows; ids that are none of theirs add nothing to them.
     pieces = -(-n_rows // _ROWS)
-    index = jnp.clip(index, 0, n_rows - 1)[:, None] - _ROWS * jnp.arange(pieces, dtype=index.dtype)[:, None]
+    first = _ROWS * jnp.arange(pieces, dtype=index.dtype)
+    index = jnp.clip(index, 0, n_rows - 1)[:, None] - first[None, :, None]
     n_tables = -(-n_detectors * pieces // _TABLES) * _TABLES
     all_outputs = -(-n_outputs // _OUTPUTS) * _OUTPUTS
     tiles = n_tables // _TABLES * (all_outputs // _OUTPUTS)
