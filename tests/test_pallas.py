@@ -136,3 +136,18 @@ def test_why_not_on_tensor_cores():
         device = lutjax.kernels.registry.Device(lutjax.Backend(backend), kind)
         with pytest.raises(lutjax.NoImplementationError, match=reason):
             resolve("lookup", weights, d, device=device, implementation="pallas", accumulate=None)
+
+
+# ------------------------------------------------------------------------------------- Mosaic GPU
+ON_GPUS = [op for op in testing.OPS if op in implemented("gpu")]
+# Kernels for tables in shared memory are written out sample by sample: seconds to lower.
+GPU_CASES = [
+    *(slow(op, shape, "float32") for op in ON_GPUS for shape in testing.shapes(op)),
+    *(slow(op, SPLIT[op][0], dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")),
+]
+
+
+@pytest.mark.parametrize(("op", "shape", "dtype"), GPU_CASES)
+def test_lowers_for_gpus(op, shape, dtype):
+    case = testing.case(op, shape, dtype)
+    testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind="NVIDIA H200")

@@ -349,6 +349,7 @@ class KernelRegistry:
           >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
           lookup on cpu (cpu)
             forward
+              pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
@@ -473,8 +474,8 @@ _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
     Backend.TPU: ("lookup",),
     Backend.SPARSECORE: (),
 }
-# TensorCores first: what they leave is for SparseCores.
-_PALLAS_PRIORITY = {Backend.GPU: 10, Backend.TPU: 10, Backend.SPARSECORE: 9}
+# On GPUs before Triton, to which it leaves what it does no faster. TensorCores first: what they leave is for SparseCores.
+_PALLAS_PRIORITY = {Backend.GPU: 21, Backend.TPU: 10, Backend.SPARSECORE: 9}
 
 
 def _register_builtin() -> None:

@@ -29,14 +29,16 @@ def launch(
     Args:
       kernel: a function of references to all inputs and outputs.
       outputs: shapes and dtypes of what it writes. name: what a profile shows.
-      grid: programs along each axis; neighbours along the first run at the same time. The kernel asks
+      grid: programs along each axis; neighbours along the last run at the same time. The kernel asks
         for its place by `jax.lax.axis_index`, and for its warpgroup by the name ``"warpgroup"``.
       by_lanes: whether arrays of the kernel have the layouts that they are given; otherwise the compiler chooses.
     """
 
     def run(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:
         semantics = plgpu.LoweringSemantics
-        parameters = plgpu.CompilerParams(lowering_semantics=semantics.Lane if by_lanes else semantics.Warpgroup)
+        parameters = plgpu.CompilerParams(
+            lowering_semantics=semantics.Lane if by_lanes else semantics.Warpgroup
+        )
         return plgpu.kernel(
             kernel,
             out_type=list(shapes),
@@ -77,7 +79,7 @@ def pipeline(
     )(*inputs)
 
 
-def padded(a: jax.Array, *sizes: int, value: float = 0) -> jax.Array:
+def padded(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:
     """`a` with its last axes made as long as `sizes`."""
     lengths = a.shape[a.ndim - len(sizes) :]
     by = [(0, 0)] * (a.ndim - len(sizes)) + [(0, size - n) for size, n in zip(sizes, lengths, strict=True)]

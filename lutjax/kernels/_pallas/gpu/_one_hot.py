@@ -2,6 +2,8 @@
 
 A one-hot matrix is made in registers, where tensor cores take their first operand from. They multiply bfloat16, and sum
 in float32: a float32 cotangent is the sum of three bfloat16 terms, so products are exact. (tf32 would drop 13 bits.)
+Tensor cores cut their sums off where other units round, so errors add up: a program sums over so many samples at most,
+and what it has is then added as usual.
 """
 
 from typing import Any
@@ -22,6 +24,7 @@ _EACH = 2  # products of a warpgroup: more reuse of the cotangents, which come f
 _TABLES = _EACH * _launch.WARPGROUPS
 _STAGES = 4
 _PROGRAMS = 132  # that run at the same time on an H100 or H200
+_LONGEST = 2**13  # samples that a program sums over
 # As tensor cores want them in shared memory.
 _TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
@@ -41,7 +44,7 @@ def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
     all_outputs = -(-n_outputs // _OUTPUTS) * _OUTPUTS
     tiles = n_tables // _TABLES * (all_outputs // _OUTPUTS)
     n_steps = -(-n_samples // _SAMPLES)
-    parts = min(max(_PROGRAMS // tiles, 1), n_steps)
+    parts = min(max(_PROGRAMS // tiles, -(-n_samples // _LONGEST)), n_steps)
     n_steps = -(-n_steps // parts)
     index = index.reshape(n_detectors * pieces, n_samples)
     index = _launch.padded(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
@@ -70,7 +73,9 @@ def terms(a: jax.Array) -> list[jax.Array]:
 
 def _kernel(index: Any, *references: Any, n_steps: int) -> None:
     *terms, sums = references
-    outputs, tables, part, warpgroup = (lax.axis_index(a) for a in ("outputs", "tables", "parts", "warpgroup"))
+    outputs, tables, part, warpgroup = (
+        lax.axis_index(a) for a in ("outputs", "tables", "parts", "warpgroup")
+    )
 
     def step(_: Any, index: Any, *blocks: Any) -> Any:
         *terms, totals = blocks

@@ -32,6 +32,37 @@ def unsupported_arguments(call: Call) -> str | None:
     return None
 
 
+# Of tables of so many rows. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
+# (`lookup` alone; both cotangents):
+#   samples  outputs  rows       Triton          here
+#     16384      512    64   140 /  924     116 / 515
+#     16384      512    32   152 /  927     117 / 506
+#     16384      256    64    87 /  474      64 / 276
+#     16384      512    64    50 /  256      47 / 167   (16 detectors)
+#      4096      512    64    53 /  251      58 / 206
+#     16384      128    64    55 /  269      62 / 194
+#     16384      512   128   186 /  925     183 / 905   (the same, so it is left to Triton)
+_FEWEST_ROWS, _MOST_ROWS = 32, 64
+_FEWEST_DETECTORS = 16
+_FEWEST_OUTPUTS = {"forward": 256, "backward": 128}
+_FEWEST_NUMBERS = {"forward": 2**22, "backward": 2**21}  # samples times outputs
+
+
 def slower(call: Call) -> str | None:
     """Why the next implementation comes first for a call that would fit; None if this one does."""
+    weights, detection = call.arguments
+    n_detectors, n_rows, n_outputs = weights.shape
+    numbers = detection.index.shape[0] * n_outputs
+    if weights.dtype.name != "float32":
+        return f"was measured faster than Triton for float32 tables only, not {weights.dtype}"
+    for name, number, fewest in (
+        ("rows", n_rows, _FEWEST_ROWS),
+        ("detectors", n_detectors, _FEWEST_DETECTORS),
+        ("outputs", n_outputs, _FEWEST_OUTPUTS[call.direction]),
+        ("numbers in the outputs", numbers, _FEWEST_NUMBERS[call.direction]),
+    ):
+        if number < fewest:
+            return f"was measured faster than Triton from {fewest} {name} on, here {number}"
+    if n_rows > _MOST_ROWS:
+        return f"was measured faster than Triton up to {_MOST_ROWS} rows, here {n_rows}"
     return None

@@ -4,7 +4,6 @@ of tensor cores."""
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
