@@ -252,6 +252,7 @@ def test_why_not_on_gpus():
     assert "wgmma" in reason_on(gpu("NVIDIA B200"), "backward")
     assert reason_on(gpu("NVIDIA B200")) is None
     assert "at most 128 rows, here 256" in reason_on(H200, rows=256, bits=8)
+    assert "2^31 numbers" in reason_on(H200, batch=2**22)
     assert "no kernel for float64" in reason_on(H200, dtype="float64")
     assert "fixed point" in reason_on(H200, accumulate=lutjax.FixedPoint(2.0**10))
 

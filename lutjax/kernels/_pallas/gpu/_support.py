@@ -2,6 +2,7 @@
 
 import jax
 
+from lutjax._detection import Detection
 from lutjax.kernels._triton._support import compute_capability
 from lutjax.kernels.registry import Call
 
@@ -27,8 +28,18 @@ def unsupported_arguments(call: Call) -> str | None:
             return f"has no kernel for {leaf.dtype}"
     if call.options.get("accumulate") is not None:
         return "adds in float32, not in fixed point"
-    if call.op == "lookup" and call.arguments[0].shape[1] > MAX_ROWS:
-        return f"keeps tables in shared memory: at most {MAX_ROWS} rows, here {call.arguments[0].shape[1]}"
+    return _unsupported_lookup(*call.arguments) if call.op == "lookup" else None
+
+
+def _unsupported_lookup(weights: jax.ShapeDtypeStruct, detection: Detection) -> str | None:
+    n_detectors, n_rows, n_outputs = weights.shape
+    if n_rows > MAX_ROWS:
+        return f"keeps tables in shared memory: at most {MAX_ROWS} rows, here {n_rows}"
+    # Of tables, outputs, and the parts of margins that warps add up.
+    of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
+    numbers = max(weights.size, detection.index.shape[0] * of_sample)
+    if numbers >= 2**31:
+        return f"has been tried on arrays of fewer than 2^31 numbers, here {numbers}"
     return None
 
 
