@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 import lutjax
 from lutjax import _ahead_of_time, testing
+from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
 
 
@@ -186,6 +187,33 @@ def test_terms_of_bfloat16_are_exact(dtype):
     np.testing.assert_array_equal(sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64))
 
 
+@pytest.mark.parametrize("factor", [False, True])
+def test_update_on_gpus(monkeypatch, factor):
+    """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
+    from lutjax.kernels._pallas.gpu import _one_hot, lookup_update
+    from lutjax.kernels._xla import _rows, lookup_update as plain
+
+    d = lutjax.detect_signs(jax.random.normal(jax.random.key(0), (20, 3, 4)))
+    weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 16, 5)))
+    dy = jnp.round(8 * jax.random.normal(jax.random.key(2), (20, 5)))
+    arguments = (weights, {}, jnp.float32(0.25), jnp.float32(0.5) if factor else None, dy, d)
+    options = {"rule": SGD(), "accumulate": None, "device": H200}
+
+    def update(*arguments):
+        return lookup_update.forward(*arguments, **options)
+
+    exported = _ahead_of_time.lower(update, *arguments, platform="cuda", device_kind=H200.kind)
+    assert [(a.shape, a.dtype) for a in exported.out_avals] == [(weights.shape, weights.dtype)]
+
+    def add_rows(index, dy, n_rows):
+        return _rows.add_rows(jnp.zeros((len(index), n_rows, dy.shape[1])), index, dy, H200)
+
+    monkeypatch.setattr(_one_hot, "add_rows", add_rows)
+    (moved, _), (expected, _) = jax.jit(update)(*arguments), plain.forward(*arguments, **options)
+    np.testing.assert_array_equal(moved, expected)
+    assert not np.array_equal(moved, weights)
+
+
 @pytest.mark.slow
 def test_sums_of_rows_interpreted_for_gpus():
     """Ids that no table has count as the nearest. The other kernels hold what the interpreter does not know: first operands of
@@ -272,3 +300,22 @@ def test_comes_first_on_gpus_where_it_was_measured_faster(direction):
         assert "was measured faster than Triton" in reason_on(H200, direction, **sizes)
     few = reason_on(H200, direction, batch=4096)
     assert (few is None) == (direction == "backward")
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "reason"),
+    [
+        (SGD(), 16384, None),
+        (SGD(), 8192, "was measured faster than Triton from 8388608 numbers in the outputs on, here 4194304"),
+        (SGD(weight_decay=0.5), 16384, "moves rows by SGD without weight decay only"),
+        (RowAdagrad(), 16384, "moves rows by SGD without weight decay only"),
+    ],
+)
+def test_which_updates_come_first_on_gpus(rule, batch, reason):
+    weights, d = lookups(batch=batch)
+    number, dy = jax.ShapeDtypeStruct((), "float32"), jax.ShapeDtypeStruct((batch, 512), "float32")
+    first, *_ = lutjax.kernel_registry.consider(
+        "lookup_update", weights, {}, number, None, dy, d, device=H200, rule=rule, accumulate=None
+    )
+    assert first.spec.names[1] == "pallas/gpu"
+    assert first.reason is None if reason is None else reason in first.reason

@@ -470,7 +470,7 @@ kernel_registry = KernelRegistry()
 
 # Ops that have an implementation in Pallas, by where it runs.
 _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
-    Backend.GPU: ("lookup",),
+    Backend.GPU: ("lookup", "lookup_update"),
     Backend.TPU: ("lookup",),
     Backend.SPARSECORE: (),
 }
