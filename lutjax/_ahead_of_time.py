@@ -9,7 +9,7 @@ import jax
 from lutjax.kernels._pallas._tpus import TPU, named
 
 # Calls of Triton kernels, whose form jax does not promise to keep, and of Pallas kernels, which no other version runs.
-_KERNELS = [
+KERNELS = [
     jax.export.DisabledSafetyCheck.custom_call(name)
     for name in (
         "triton_kernel_call",
@@ -41,7 +41,7 @@ def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: st
       arguments: arrays, or their shapes. platform, device_kind: see `tracing_for`.
     """
     with tracing_for(platform, device_kind):
-        return jax.export.export(jax.jit(f), platforms=[platform], disabled_checks=_KERNELS)(*arguments)
+        return jax.export.export(jax.jit(f), platforms=[platform], disabled_checks=KERNELS)(*arguments)
 
 
 def compile_for_tpu(f: Callable[..., Any], *arguments: Any, tpu: str | TPU) -> jax.stages.Compiled:

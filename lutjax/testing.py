@@ -580,7 +580,7 @@ def _exported(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
 ) -> tuple[Arrays, Arrays]:
     function = jax.jit(functools.partial(gradients, f))
-    exported = jax.export.export(function, disabled_checks=_OF_TRITON)(case.differentiable, ct)
+    exported = jax.export.export(function, disabled_checks=_ahead_of_time.KERNELS)(case.differentiable, ct)
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 

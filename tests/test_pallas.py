@@ -1,12 +1,17 @@
 """Implementations in Pallas on machines without TPUs: interpreted, and lowered for every generation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pallas_interpreter
 import pytest
+from jax.experimental.pallas import mosaic_gpu
 
 import lutjax
-from lutjax import testing
+from lutjax import _ahead_of_time, testing
+from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
 
 
@@ -183,3 +188,180 @@ def test_why_not_on_tensor_cores():
         device = lutjax.kernels.registry.Device(lutjax.Backend(backend), kind)
         with pytest.raises(lutjax.NoImplementationError, match=reason):
             resolve("lookup", weights, d, device=device, implementation="pallas", accumulate=None)
+
+
+# ------------------------------------------------------------------------------------- Mosaic GPU
+H200 = lutjax.kernels.registry.Device(lutjax.Backend.GPU, "NVIDIA H200")
+ON_GPUS = [op for op in testing.OPS if op in implemented("gpu")]
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype"),
+    # Kernels for tables in shared memory are written out sample by sample: seconds to lower.
+    [slow(op, shape, "float32") for op in ON_GPUS for shape in testing.shapes(op)]
+    + [slow(op, SPLIT[op][0], dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],
+)
+def test_lowers_for_gpus(op, shape, dtype):
+    case = testing.case(op, shape, dtype)
+    testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind=H200.kind)
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(8, "float32"), (100, "bfloat16")])
+def test_products_of_one_hot_rows_lower_for_gpus(rows, dtype):
+    """Several programs along each axis: tables, outputs, and samples where there are many."""
+    from lutjax.kernels._pallas.gpu import _one_hot
+
+    index, dy = jax.ShapeDtypeStruct((9, 20_000), "int32"), jax.ShapeDtypeStruct((20_000, 200), dtype)
+    exported = _ahead_of_time.lower(
+        lambda index, dy: _one_hot.add_rows(index, dy, rows),
+        index,
+        dy,
+        platform="cuda",
+        device_kind=H200.kind,
+    )
+    assert [(a.shape, a.dtype) for a in exported.out_avals] == [((9, rows, 200), "float32")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_terms_of_bfloat16_are_exact(dtype):
+    from lutjax.kernels._pallas.gpu import _one_hot
+
+    a = jax.random.normal(jax.random.key(0), (1000,)).astype(dtype)
+    a = jnp.concatenate([a, a * jnp.asarray(2.0**-10, dtype), jnp.asarray([0.0, 1.0, -3.0], dtype)])
+    terms = jax.jit(_one_hot.terms)(a)
+    assert {t.dtype for t in terms} == {jnp.dtype("bfloat16")}
+    np.testing.assert_array_equal(sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64))
+
+
+@pytest.mark.parametrize("factor", [False, True])
+def test_update_on_gpus(monkeypatch, factor):
+    """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
+    from lutjax.kernels._pallas.gpu import _one_hot, lookup_update
+    from lutjax.kernels._xla import _rows, lookup_update as plain
+
+    d = lutjax.detect_signs(jax.random.normal(jax.random.key(0), (20, 3, 4)))
+    weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 16, 5)))
+    dy = jnp.round(8 * jax.random.normal(jax.random.key(2), (20, 5)))
+    arguments = (weights, {}, jnp.float32(0.25), jnp.float32(0.5) if factor else None, dy, d)
+    options = {"rule": SGD(), "accumulate": None, "device": H200}
+
+    def update(*arguments):
+        return lookup_update.forward(*arguments, **options)
+
+    exported = _ahead_of_time.lower(update, *arguments, platform="cuda", device_kind=H200.kind)
+    assert [(a.shape, a.dtype) for a in exported.out_avals] == [(weights.shape, weights.dtype)]
+
+    def add_rows(index, dy, n_rows):
+        return _rows.add_rows(jnp.zeros((len(index), n_rows, dy.shape[1])), index, dy, H200)
+
+    monkeypatch.setattr(_one_hot, "add_rows", add_rows)
+    (moved, _), (expected, _) = jax.jit(update)(*arguments), plain.forward(*arguments, **options)
+    np.testing.assert_array_equal(moved, expected)
+    assert not np.array_equal(moved, weights)
+
+
+@pytest.mark.slow
+def test_sums_of_rows_interpreted_for_gpus():
+    """Ids that no table has count as the nearest. The other kernels hold what the interpreter does not know: first operands of
+    tensor cores in registers, and exchanges of a warp."""
+    if not hasattr(mosaic_gpu, "force_gpu_interpret_mode"):
+        pytest.skip("interpreting Mosaic GPU needs a newer jax")
+    from lutjax.kernels._pallas.gpu import _rows
+
+    index = jax.random.randint(jax.random.key(0), (3, 130), -5, 12)
+    index = index.at[0, 0].set(2**31 - 1).at[1, 129].set(-(2**31))
+    weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 8, 130)))
+    with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
+        y = jax.jit(_rows.sum_rows)(weights, index)
+    np.testing.assert_array_equal(y, weights[jnp.arange(3)[:, None], jnp.clip(index, 0, 7)].sum(0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@pytest.mark.parametrize(
+    ("batch", "detectors", "bits", "outputs", "dtype"),
+    [(1000, 37, 6, 300, "float32"), (129, 5, 7, 130, "float32"), (500, 9, 6, 700, "bfloat16")],
+)
+def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
+    """Sizes that fill no block; of the ids a third are of no row."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    weights = jax.random.normal(keys[0], (detectors, 2**bits, outputs)).astype(dtype)
+    d = lutjax.detect_signs(jax.random.normal(keys[1], (batch, detectors, bits)))
+    noise = jax.random.randint(keys[2], d.index.shape, -(2**31), 2**31 - 1)
+    index = jnp.where(noise % 3 == 0, noise, d.index)
+    flip = jnp.where(noise % 5 == 0, noise, d.flip)
+    dy = jax.random.normal(keys[3], (batch, outputs)).astype(dtype)
+
+    def results(implementation):
+        def f(weights, margin):
+            any_ids = dataclasses.replace(d, index=index, flip=flip, margin=margin)
+            return lutjax.lookup(weights, any_ids, implementation=implementation)
+
+        y, pullback = jax.vjp(f, weights, d.margin)
+        return y, *pullback(dy)
+
+    for name, a, e in zip(("y", "weights", "margin"), *(results(i) for i in ("pallas", "xla")), strict=True):
+        testing.assert_close(name, a, e)
+
+
+def lookups(batch=16384, detectors=64, rows=64, outputs=512, dtype="float32", bits=6):
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((batch, detectors, bits), "float32"))
+    return jax.ShapeDtypeStruct((detectors, rows, outputs), dtype), d
+
+
+def reason_on(device, direction="forward", accumulate=None, **sizes):
+    """Why the first implementation, that in Mosaic GPU, is passed over; None if it is not."""
+    first, *_ = lutjax.kernel_registry.consider(
+        "lookup", *lookups(**sizes), direction=direction, device=device, accumulate=accumulate
+    )
+    assert first.spec.names[1] == "pallas/gpu"
+    return first.reason
+
+
+def test_why_not_on_gpus():
+    def gpu(kind):
+        return lutjax.kernels.registry.Device(lutjax.Backend.GPU, kind)
+
+    assert "needs compute capability 9.0 or newer, NVIDIA A100 has 8.0" in reason_on(gpu("NVIDIA A100"))
+    assert "wgmma" in reason_on(gpu("NVIDIA B200"), "backward")
+    assert reason_on(gpu("NVIDIA B200")) is None
+    assert "at most 128 rows, here 256" in reason_on(H200, rows=256, bits=8)
+    assert "2^31 numbers" in reason_on(H200, batch=2**22)
+    assert "no kernel for float64" in reason_on(H200, dtype="float64")
+    assert "fixed point" in reason_on(H200, accumulate=lutjax.FixedPoint(2.0**10))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_comes_first_on_gpus_where_it_was_measured_faster(direction):
+    assert reason_on(H200, direction) is None
+    assert reason_on(H200, direction, rows=32, bits=5, detectors=16) is None
+    for sizes in (
+        {"rows": 128, "bits": 7},
+        {"rows": 16, "bits": 4},
+        {"detectors": 8},
+        {"outputs": 64},
+        {"batch": 2048},
+        {"dtype": "bfloat16"},
+    ):
+        assert "was measured faster than Triton" in reason_on(H200, direction, **sizes)
+    few = reason_on(H200, direction, batch=4096)
+    assert (few is None) == (direction == "backward")
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "reason"),
+    [
+        (SGD(), 16384, None),
+        (SGD(), 8192, "was measured faster than Triton from 8388608 numbers in the outputs on, here 4194304"),
+        (SGD(weight_decay=0.5), 16384, "moves rows by SGD without weight decay only"),
+        (RowAdagrad(), 16384, "moves rows by SGD without weight decay only"),
+    ],
+)
+def test_which_updates_come_first_on_gpus(rule, batch, reason):
+    weights, d = lookups(batch=batch)
+    number, dy = jax.ShapeDtypeStruct((), "float32"), jax.ShapeDtypeStruct((batch, 512), "float32")
+    first, *_ = lutjax.kernel_registry.consider(
+        "lookup_update", weights, {}, number, None, dy, d, device=H200, rule=rule, accumulate=None
+    )
+    assert first.spec.names[1] == "pallas/gpu"
+    assert first.reason is None if reason is None else reason in first.reason

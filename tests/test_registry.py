@@ -83,7 +83,8 @@ def test_highest_priority_that_fits_is_chosen(weights, detection, registered):
     assert resolve("lookup", weights, detection).platform == "xla"
     assert resolve("lookup", weights, detection, device=GPU).platform == "triton"
     assert (
-        resolve("lookup", weights, detection, device=GPU, implementation=("pallas", "xla")).platform == "xla"
+        resolve("lookup", weights, detection, device=GPU, implementation=("pallas/any", "xla")).platform
+        == "xla"
     )
 
 
@@ -168,7 +169,7 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
     forced = jax.jit(lambda w: lutjax.lookup(w, detection, implementation="triton"))
     np.testing.assert_array_equal(forced(weights), np.full((3, 2), 42.0))
     with pytest.raises(lutjax.NoImplementationError):
-        jax.eval_shape(lambda w: lutjax.lookup(w, detection, implementation="pallas"), weights)
+        jax.eval_shape(lambda w: lutjax.lookup(w, detection, implementation="pallas/tpu"), weights)
 
 
 def test_a_registry_of_ones_own():

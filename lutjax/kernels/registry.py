@@ -349,6 +349,7 @@ class KernelRegistry:
           >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
           lookup on cpu (cpu)
             forward
+              pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
@@ -469,12 +470,27 @@ kernel_registry = KernelRegistry()
 
 # Ops that have an implementation in Pallas, by where it runs.
 _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
-    Backend.GPU: (),
-    Backend.TPU: ("lookup", "lookup_update", "sparse_lookup", "sparse_lookup_update"),
-    Backend.SPARSECORE: (),
+    Backend.GPU: ("lookup", "lookup_update"),
+    Backend.TPU: (
+        "detect",
+        "detect_signs",
+        "lookup",
+        "sparse_lookup",
+        "lookup_attention",
+        "lut_pair_attention",
+        "bilinear_gates",
+        "soft_lut",
+        "binary_lut",
+        "lookup_update",
+        "sparse_lookup_update",
+        "lookup_attention_update",
+        "lut_pair_attention_update",
+        "packed_lut",
+    ),
+    Backend.SPARSECORE: ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention"),
 }
-# TensorCores first: what they leave is for SparseCores.
-_PALLAS_PRIORITY = {Backend.GPU: 10, Backend.TPU: 10, Backend.SPARSECORE: 9}
+# On GPUs before Triton, to which it leaves what it does no faster. TensorCores first: what they leave is for SparseCores.
+_PALLAS_PRIORITY = {Backend.GPU: 21, Backend.TPU: 10, Backend.SPARSECORE: 9}
 
 
 def _register_builtin() -> None:

@@ -28,8 +28,19 @@ def call(
     Returns:
       The arrays of `outputs`.
     """
+
+    def launch(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:
+        return pl.pallas_call(kernel, out_shape=list(shapes), name=f"lutjax_{name}", **options)
+
+    return on_varying(launch, inputs, outputs)
+
+
+def on_varying(
+    launch: Callable[..., Callable[..., Any]],
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+) -> tuple[jax.Array, ...]:
+    """Calls ``launch(*outputs)`` on the inputs: all vary over the same axes of a mesh, as kernels want it."""
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
-    results = pl.pallas_call(
-        kernel, out_shape=[_compat.shape_varying(s, axes) for s in outputs], name=f"lutjax_{name}", **options
-    )(*(_compat.cast_varying(a, axes) for a in inputs))
-    return tuple(results)
+    run = launch(*(_compat.shape_varying(s, axes) for s in outputs))
+    return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs)))

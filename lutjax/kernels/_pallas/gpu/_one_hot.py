@@ -1,0 +1,117 @@
+"""Adding to rows of small tables on GPUs: one-hot rows times cotangents, on tensor cores.
+
+A one-hot matrix is made in registers, where tensor cores take their first operand from. They multiply bfloat16, and sum
+in float32: a float32 cotangent is the sum of three bfloat16 terms, so products are exact. (tf32 would drop 13 bits.)
+Tensor cores cut their sums off where other units round, so errors add up: a program sums over so many samples at most,
+and what it has is then added as usual.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lutjax.kernels._pallas.gpu import _launch
+
+_TERMS = {"float32": 3, "float16": 2, "bfloat16": 1}
+_ROWS = 64  # of a product of tensor cores
+_OUTPUTS = 128
+_SAMPLES = 64  # of a step
+_EACH = 2  # products of a warpgroup: more reuse of the cotangents, which come from the L2 cache
+_TABLES = _EACH * _launch.WARPGROUPS
+_STAGES = 4
+_PROGRAMS = 132  # that run at the same time on an H100 or H200
+_LONGEST = 2**13  # samples that a program sums over
+# As tensor cores want them in shared memory.
+_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
+    """Sums of the cotangents of every row's readers, in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
+
+    An infinite cotangent makes NaN of every row, where a sum of the readers' alone would make it of the rows that are read.
+    """
+    n_detectors, n_samples = index.shape
+    n_outputs = dy.shape[1]
+    # A table is as many as have 64 rows; ids that are none of theirs add nothing to them.
+    pieces = -(-n_rows // _ROWS)
+    first = _ROWS * jnp.arange(pieces, dtype=index.dtype)
+    index = jnp.clip(index, 0, n_rows - 1)[:, None] - first[None, :, None]
+    n_tables = -(-n_detectors * pieces // _TABLES) * _TABLES
+    all_outputs = -(-n_outputs // _OUTPUTS) * _OUTPUTS
+    tiles = n_tables // _TABLES * (all_outputs // _OUTPUTS)
+    n_steps = -(-n_samples // _SAMPLES)
+    parts = min(max(_PROGRAMS // tiles, -(-n_samples // _LONGEST)), n_steps)
+    n_steps = -(-n_steps // parts)
+    index = index.reshape(n_detectors * pieces, n_samples)
+    index = _launch.padded(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
+    dy = _launch.padded(dy, parts * n_steps * _SAMPLES, all_outputs)
+    (sums,) = _launch.launch(
+        lambda *references: _kernel(*references, n_steps=n_steps),
+        index,
+        *terms(dy),
+        outputs=[jax.ShapeDtypeStruct((parts, n_tables, _ROWS, all_outputs), jnp.float32)],
+        name="lookup_table",
+        grid={"outputs": all_outputs // _OUTPUTS, "tables": n_tables // _TABLES, "parts": parts},
+    )
+    tables = jnp.sum(sums, 0)[: n_detectors * pieces].reshape(n_detectors, pieces * _ROWS, all_outputs)
+    return tables[:, :n_rows, :n_outputs]
+
+
+def terms(a: jax.Array) -> list[jax.Array]:
+    """Arrays of bfloat16 whose sum is `a`."""
+    rest, found = a.astype(jnp.float32), []
+    for _ in range(_TERMS[a.dtype.name] - 1):
+        term = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
+        rest -= term
+        found.append(term)
+    return [term.astype(jnp.bfloat16) for term in (*found, rest)]
+
+
+def _kernel(index: Any, *references: Any, n_steps: int) -> None:
+    *terms, sums = references
+    outputs, tables, part, warpgroup = (
+        lax.axis_index(a) for a in ("outputs", "tables", "parts", "warpgroup")
+    )
+
+    def step(_: Any, index: Any, *blocks: Any) -> Any:
+        *terms, totals = blocks
+        for i, total in enumerate(totals):
+            ids = lax.broadcast_in_dim(index[warpgroup * _EACH + i], (_ROWS, _SAMPLES), (1,))
+            row = plgpu.broadcasted_iota(jnp.int32, (_ROWS, _SAMPLES), 0)
+            one_hot = jnp.where(ids == row, 1.0, 0.0).astype(jnp.bfloat16)
+            for term in terms:
+                plgpu.wgmma(total, one_hot, term)
+        plgpu.wgmma_wait(0)
+        return totals
+
+    def around(run: Any) -> None:
+        def with_totals(*totals: Any) -> None:
+            run(totals)
+            for i, total in enumerate(totals):
+                table = tables * _TABLES + warpgroup * _EACH + i
+                sums[part, table, :, pl.ds(outputs * _OUTPUTS, _OUTPUTS)] = total[...]
+
+        pl.run_scoped(with_totals, *[plgpu.ACC((_ROWS, _OUTPUTS), jnp.float32)] * _EACH)
+
+    ids = plgpu.BlockSpec(
+        (_TABLES, _SAMPLES), lambda k: (tables, part * n_steps + k), memory_space=plgpu.SMEM
+    )
+    cotangents = plgpu.BlockSpec(
+        (_SAMPLES, _OUTPUTS),
+        lambda k: (part * n_steps + k, outputs),
+        transforms=_TRANSFORMS,
+        memory_space=plgpu.SMEM,
+    )
+    _launch.pipeline(
+        step,
+        around,
+        index,
+        *terms,
+        blocks=[ids, *[cotangents] * len(terms)],
+        steps=n_steps,
+        stages=_STAGES,
+    )

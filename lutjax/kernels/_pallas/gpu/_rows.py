@@ -1,0 +1,224 @@
+"""Reading rows of small tables on GPUs: a detector's table lies in shared memory, and a warpgroup reads whole rows.
+
+A program has 128 samples of 128 or 256 outputs, and visits the detectors one after the other while the tables of the
+next ones are copied. What is summed over detectors stays in registers. Four ids come in one word: reading
+an id costs as much as a quarter of a row.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+
+from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._pallas.gpu._support import MAX_ROWS
+
+_SAMPLES = 64  # of a warpgroup
+_OF_PROGRAM = _SAMPLES * _launch.WARPGROUPS
+_LANES = 32
+_PACKED = 4  # ids in a word
+_BITS = 32 // _PACKED
+_STAGE_BYTES = 2**16  # of one table at most
+_STAGES = 3
+assert MAX_ROWS <= 2**_BITS
+
+
+def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
+    """Sum over detectors of the rows they address, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    n_samples, n_outputs = index.shape[1], weights.shape[2]
+    width, weights, (words,) = _padded(weights, index)
+    n_detectors, n_rows, _ = weights.shape
+
+    def kernel(words: Any, weights: Any, y: Any) -> None:
+        first, outputs = _place(width)
+
+        def step(_: Any, words: Any, table: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            rows = [table[0, row].astype(jnp.float32) for row in _ids(words, 0, _SAMPLES)]
+            return tuple(total + row for total, row in zip(sums, rows, strict=True))
+
+        def around(run: Any) -> None:
+            layout = plgpu.Layout.WG_STRIDED((width,), width // _launch.THREADS)
+            zero = plgpu.layout_cast(jnp.zeros((width,), jnp.float32), layout)
+            for i, total in enumerate(run((zero,) * _SAMPLES)):
+                y[first + i, outputs] = total
+
+        _launch.pipeline(
+            step,
+            around,
+            words,
+            weights,
+            blocks=[_words_block(), _table_block(n_rows, width)],
+            steps=n_detectors,
+            stages=_STAGES,
+        )
+
+    n_words, all_outputs = words.shape[1], weights.shape[2]
+    (y,) = _launch.launch(
+        kernel,
+        words,
+        weights,
+        outputs=[jax.ShapeDtypeStruct((n_words * _PACKED, all_outputs), jnp.float32)],
+        name="lookup",
+        grid={"outputs": all_outputs // width, "samples": n_words * _PACKED // _OF_PROGRAM},
+        by_lanes=True,
+    )
+    return y[:n_samples, :n_outputs]
+
+
+def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
+    """``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
+    n_samples = index.shape[1]
+    width, weights, (words, others) = _padded(weights, index, other)
+    n_detectors, n_rows, n_outputs = weights.shape
+    n_words = words.shape[1]
+    n_groups = n_words * _PACKED // _LANES
+    dy = _launch.padded(dy.astype(jnp.float32), n_words * _PACKED, n_outputs)
+
+    def kernel(words: Any, others: Any, weights: Any, dy: Any, sums: Any) -> None:
+        first, outputs = _place(width)
+
+        def step(number: Any, words: Any, others: Any, table: Any, dy: Any) -> Any:
+            for group in range(_SAMPLES // _LANES):
+                at = group * _LANES
+                pairs = zip(_ids(words, at, _LANES), _ids(others, at, _LANES), strict=True)
+                products = [
+                    (table[0, row].astype(jnp.float32) - table[0, o].astype(jnp.float32)) * dy[at + i]
+                    for i, (row, o) in enumerate(pairs)
+                ]
+                sums[lax.axis_index("outputs"), first // _LANES + group, number[0]] = _sums_of_warps(products)
+            return dy
+
+        def around(run: Any) -> None:
+            run(tuple(dy[first + i, outputs] for i in range(_SAMPLES)))
+
+        _launch.pipeline(
+            step,
+            around,
+            words,
+            others,
+            weights,
+            blocks=[_words_block(), _words_block(), _table_block(n_rows, width)],
+            steps=n_detectors,
+            stages=_STAGES,
+        )
+
+    n_blocks, n_warps = n_outputs // width, _launch.THREADS // _LANES
+    (sums,) = _launch.launch(
+        kernel,
+        words,
+        others,
+        weights,
+        dy,
+        outputs=[jax.ShapeDtypeStruct((n_blocks, n_groups, n_detectors, _launch.THREADS), jnp.float32)],
+        name="lookup_margins",
+        grid={"outputs": n_blocks, "samples": n_words * _PACKED // _OF_PROGRAM},
+        by_lanes=True,
+    )
+    sums = jnp.sum(sums.reshape(n_blocks, n_groups, n_detectors, n_warps, _LANES), (0, 3))
+    return jnp.swapaxes(sums, 1, 2).reshape(n_groups * _LANES, n_detectors)[:n_samples]
+
+
+def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
+    """Outputs of a program, tables of whole such blocks, and ids of whole programs, packed."""
+    _, n_rows, n_outputs = weights.shape
+    two = 2 * _launch.THREADS
+    fits = n_rows * two * weights.dtype.itemsize <= _STAGE_BYTES
+    width = two if fits and -n_outputs % two < _launch.THREADS else _launch.THREADS
+    weights = _launch.padded(weights, -(-n_outputs // width) * width)
+    n = -(-index[0].shape[1] // _OF_PROGRAM) * _OF_PROGRAM
+    words = []
+    for ids in index:
+        by_word = _launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(len(ids), n // _PACKED, _PACKED)
+        shifted = [by_word[..., i] << (_BITS * i) for i in range(_PACKED)]
+        words.append(shifted[0] | shifted[1] | shifted[2] | shifted[3])
+    return width, weights, words
+
+
+# ------------------------------------------------------------------------------------- in kernels
+def _words_block() -> plgpu.BlockSpec:
+    return plgpu.BlockSpec(
+        (1, _OF_PROGRAM // _PACKED), lambda t: (t, lax.axis_index("samples")), memory_space=plgpu.SMEM
+    )
+
+
+def _table_block(n_rows: int, width: int) -> plgpu.BlockSpec:
+    return plgpu.BlockSpec(
+        (1, n_rows, width), lambda t: (t, 0, lax.axis_index("outputs")), memory_space=plgpu.SMEM
+    )
+
+
+def _place(width: int) -> tuple[Any, Any]:
+    """The first sample of this warpgroup, and its outputs."""
+    group = lax.axis_index("samples") * _launch.WARPGROUPS + lax.axis_index("warpgroup")
+    return group * _SAMPLES, pl.ds(lax.axis_index("outputs") * width, width)
+
+
+def _ids(words: Any, first: int, count: int) -> list[jax.Array]:
+    """Ids of samples of this warpgroup, from words of the program."""
+    start = lax.axis_index("warpgroup") * (_SAMPLES // _PACKED) + first // _PACKED
+    ids = []
+    for i in range(count // _PACKED):
+        word = words[0, start + i]
+        ids += [lax.shift_right_logical(word, _BITS * j) & (2**_BITS - 1) for j in range(_PACKED)]
+    return ids
+
+
+def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
+    """Sums of 32 arrays over the elements that a warp holds: lane l of warp w gets that of array l, ``[128]``.
+
+    In five exchanges a lane gives half of the arrays it has sums of and gets the other lane's sums of the other half: 31
+    exchanges in all, where one sum after the other would need 160.
+    """
+    width = arrays[0].shape[0]
+    layout = plgpu.Layout.WG_STRIDED((width,), width // _launch.THREADS)
+    of_lanes = plgpu.Layout.WG_STRIDED((_launch.THREADS,), 1)
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout,) * _LANES,
+        return_type=plgpu.ShapeDtypeStruct((_launch.THREADS,), jnp.float32, layout=of_lanes),
+    )
+    def exchange(_: Any, *arrays: Any) -> Any:
+        integer = ir.IntegerType.get_signless(32)
+        values = [_sum_of_thread(a) for a in arrays]
+        lane = mosaic.utils.thread_idx()
+        while len(values) > 1:
+            distance = len(values) // 2
+            bit = arith.andi(lane, mosaic.c(distance, integer))
+            upper = arith.cmpi(arith.CmpIPredicate.ne, bit, mosaic.c(0, integer))
+            halves = zip(values[:distance], values[distance:], strict=True)
+            values = [
+                arith.addf(
+                    arith.select(upper, b, a),
+                    mosaic.utils.shfl_bfly(arith.select(upper, a, b), distance),
+                )
+                for a, b in halves
+            ]
+        register = vector.broadcast(ir.VectorType.get((1,), ir.F32Type.get()), values[0])
+        return mosaic.FragmentedArray(
+            _registers=np.array([register], dtype=object),
+            _layout=mosaic.WGStridedFragLayout((_launch.THREADS,), 1),
+            _is_signed=None,
+        )
+
+    total: jax.Array = exchange(*arrays)
+    return total
+
+
+def _sum_of_thread(array: Any) -> Any:
+    """Sum of the elements of an array that a thread holds."""
+    elements = [
+        vector.extract(r, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
+        for r in array.registers.flat
+        for i in range(ir.VectorType(r.type).shape[0])
+    ]
+    total = elements[0]
+    for e in elements[1:]:
+        total = arith.addf(total, e)
+    return total
