@@ -33,3 +33,30 @@ def call(
         kernel, out_shape=[_compat.shape_varying(s, axes) for s in outputs], name=f"lutjax_{name}", **options
     )(*(_compat.cast_varying(a, axes) for a in inputs))
     return tuple(results)
+
+
+def call_on_mesh(
+    kernel: Callable[..., None],
+    *inputs: jax.Array,
+    output: jax.ShapeDtypeStruct,
+    mesh: Any,
+    name: str,
+    **options: Any,
+) -> jax.Array:
+    """Runs a kernel on every unit of a mesh of cores inside the device, as SparseCores are addressed.
+
+    Args:
+      kernel: a function of references: inputs, the output, scratch memory. inputs: the arrays it reads.
+      output: shape and dtype of what it writes.
+      mesh: the cores. name: what a profile shows.
+      options: of `pl.kernel`: scratch memory, `compiler_params`.
+
+    Returns:
+      The array of `output`.
+    """
+    axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
+    run = pl.kernel(
+        kernel, out_type=_compat.shape_varying(output, axes), mesh=mesh, name=f"lutjax_{name}", **options
+    )
+    result: jax.Array = run(*(_compat.cast_varying(a, axes) for a in inputs))
+    return result

@@ -56,7 +56,9 @@ def flat(index: jax.Array) -> jax.Array:
     return index.reshape(index.shape[0], math.prod(index.shape[1:]))
 
 
-def sum_rows(weights: jax.Array, index: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
+def sum_rows(
+    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+) -> jax.Array:
     """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``, a sum of addends."""
     dtype = addend_dtype(weights.dtype, accumulate)
     index = clamped(weights, index)

@@ -1,0 +1,194 @@
+"""The kernels on SparseCores, and nothing else: arrays come in blocks that fit a subcore.
+
+Each subcore takes every so-manieth block of samples. For one term after the other it fetches the rows that the
+samples of its block address, by one indirect copy, and adds them up or multiplies them with the cotangents. Copies
+are waited for one by one.
+
+They lower and compile for v5p, v6e and v7x. No such device ran them, and no interpreter can: no number that they
+computed has been seen. The tests replace this module's functions by their meaning in plain JAX.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
+
+from lutjax.kernels._pallas import _call
+from lutjax.kernels._pallas._tpus import SparseCores
+from lutjax.kernels._pallas.sparsecore import _sizes
+
+
+def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -> jax.Array:
+    """Sum over terms of the rows that they address.
+
+    Args:
+      table: ``[rows, width]`` float32, of a width that `_sizes.width` gives.
+      ids: ``[blocks, groups * group, block]`` int32: rows that exist, of `terms` terms; the rest is not looked at.
+
+    Returns:
+      ``[blocks * block, width]``.
+    """
+    blocks, _, block = ids.shape
+    width = table.shape[1]
+
+    def kernel(table: Any, ids: Any, y: Any, ids_here: Any, total: Any) -> None:
+        def of_block(b: jax.Array) -> None:
+            def of_term(t: jax.Array, number: jax.Array) -> None:
+                rows = table.at[ids_here.at[t]]
+
+                @pl.when(number == 0)
+                def _() -> None:
+                    pltpu.sync_copy(rows, total)
+
+                @pl.when(number > 0)
+                def _() -> None:
+                    pltpu.sync_copy(rows, total, add=True)
+
+            _for_each_term(terms, ids.at[b], ids_here, of_term)
+            pltpu.sync_copy(total, y.at[pl.ds(b * block, block)])
+
+        _for_each_block(cores, blocks, of_block)
+
+    return _launch(
+        kernel,
+        table,
+        ids,
+        output=jax.ShapeDtypeStruct((blocks * block, width), table.dtype),
+        scratch=[pltpu.VMEM((_sizes.group(terms), block), jnp.int32), pltpu.VMEM((block, width), table.dtype)],
+        cores=cores,
+        in_tiles=width % _sizes.TILE == 0,
+        name="sum_rows",
+    )
+
+
+def products(
+    table: jax.Array, ids: jax.Array, dy: jax.Array, terms: int, cores: SparseCores
+) -> jax.Array:
+    """``<dy, row>`` of each read.
+
+    Args:
+      table, ids, terms: as for `sum_rows`.
+      dy: ``[blocks * block, width]``, of each sample.
+
+    Returns:
+      The shape of `ids`; what lies behind `terms` terms means nothing.
+    """
+    blocks, _, block = ids.shape
+    width = table.shape[1]
+    lanes = cores.lanes
+    unrolled = next(n for n in (8, 4, 2, 1) if width // lanes % n == 0)
+
+    def kernel(
+        table: Any, ids: Any, dy: Any, out: Any, ids_here: Any, rows: Any, dy_here: Any, products: Any
+    ) -> None:
+        lane = lax.iota(jnp.int32, lanes)
+
+        def of_block(b: jax.Array) -> None:
+            def of_term(t: jax.Array, _: jax.Array) -> None:
+                pltpu.sync_copy(table.at[ids_here.at[t]], rows)
+
+                @pl.loop(0, block, step=lanes)
+                def _(first: jax.Array) -> None:
+                    @plsc.parallel_loop(0, lanes, carry=jnp.zeros(lanes, jnp.float32))
+                    def of_samples(i: jax.Array, of_samples: jax.Array) -> jax.Array:
+                        @plsc.parallel_loop(
+                            0, width, lanes, unroll=unrolled, carry=jnp.zeros(lanes, jnp.float32)
+                        )
+                        def total(o: jax.Array, total: jax.Array) -> jax.Array:
+                            at = first + i, pl.ds(o, lanes)
+                            return total + rows[at] * dy_here[at]
+
+                        return jnp.where(lane == i, jnp.sum(total), of_samples)
+
+                    products[t, pl.ds(first, lanes)] = of_samples
+
+            pltpu.sync_copy(dy.at[pl.ds(b * block, block)], dy_here)
+            _for_each_term(terms, ids.at[b], ids_here, of_term, products, out.at[b])
+
+        _for_each_block(cores, blocks, of_block)
+
+    return _launch(
+        kernel,
+        table,
+        ids,
+        dy,
+        output=jax.ShapeDtypeStruct(ids.shape, jnp.float32),
+        scratch=[
+            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            pltpu.VMEM((block, width), jnp.float32),
+            pltpu.VMEM((block, width), jnp.float32),
+            pltpu.VMEM((_sizes.group(terms), block), jnp.float32),
+        ],
+        cores=cores,
+        in_tiles=width % _sizes.TILE == 0,
+        name="products",
+    )
+
+
+def _for_each_block(cores: SparseCores, blocks: int, of_block: Callable[[jax.Array], None]) -> None:
+    """Calls ``of_block(b)`` on one subcore for each block."""
+    units = cores.cores * cores.subcores
+    unit = lax.axis_index("core") * cores.subcores + lax.axis_index("subcore")
+
+    @pl.loop(0, lax.div(blocks - unit + units - 1, units))
+    def _(n: jax.Array) -> None:
+        of_block(unit + n * units)
+
+
+def _for_each_term(
+    terms: int,
+    ids: Any,
+    ids_here: Any,
+    of_term: Callable[[jax.Array, jax.Array], None],
+    results: Any = None,
+    out: Any = None,
+) -> None:
+    """Calls ``of_term(place in the group, number)`` for each term of a block, the ids of its group in `ids_here`.
+
+    `results`, if any, is what each group of terms leaves, to be copied to its part of `out`.
+    """
+    group = ids_here.shape[0]
+
+    @pl.loop(0, ids.shape[0] // group)
+    def _(g: jax.Array) -> None:
+        part = pl.ds(g * group, group)
+        pltpu.sync_copy(ids.at[part], ids_here)
+
+        @pl.loop(0, jnp.minimum(group, terms - g * group))
+        def _(t: jax.Array) -> None:
+            of_term(t, g * group + t)
+
+        if results is not None:
+            pltpu.sync_copy(results, out.at[part])
+
+
+def _launch(
+    kernel: Callable[..., None],
+    *inputs: jax.Array,
+    output: jax.ShapeDtypeStruct,
+    scratch: list[Any],
+    cores: SparseCores,
+    in_tiles: bool,
+    name: str,
+) -> jax.Array:
+    """`in_tiles`: arrays in HBM lie in tiles, as on TensorCores; else row after row, which costs copies of them."""
+    mesh = plsc.VectorSubcoreMesh(
+        core_axis_name="core",
+        subcore_axis_name="subcore",
+        num_cores=cores.cores,
+        num_subcores=cores.subcores,
+    )
+    return _call.call_on_mesh(
+        kernel,
+        *inputs,
+        output=output,
+        mesh=mesh,
+        name=f"sparsecore_{name}",
+        scratch_types=scratch,
+        # Without layout passes: with them, loops cannot carry vectors.
+        compiler_params=pltpu.CompilerParams(use_tc_tiling_on_sc=in_tiles, needs_layout_passes=False),
+    )
