@@ -8,6 +8,7 @@ They lower and compile for v5p, v6e and v7x. No such device ran them, and no int
 computed has been seen. The tests replace this module's functions by their meaning in plain JAX.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -
                     pltpu.sync_copy(rows, total, add=True)
 
             _for_each_term(terms, ids.at[b], ids_here, of_term)
-            pltpu.sync_copy(total, y.at[pl.ds(b * block, block)])
+            _copy_out(total, y.at[pl.ds(b * block, block)])
 
         _for_each_block(cores, blocks, of_block)
 
@@ -163,7 +164,15 @@ def _for_each_term(
             of_term(t, g * group + t)
 
         if results is not None:
-            pltpu.sync_copy(results, out.at[part])
+            _copy_out(results, out.at[part])
+
+
+def _copy_out(here: Any, there: Any) -> None:
+    """Copies from a subcore's memory to HBM, and waits for it."""
+    if inspect.signature(pltpu.async_copy).parameters["sem"].default is None:
+        pltpu.async_copy(here, there).wait()  # such copies have no semaphore of theirs since jax 0.12
+    else:
+        pltpu.sync_copy(here, there)
 
 
 def _launch(
