@@ -471,7 +471,7 @@ kernel_registry = KernelRegistry()
 _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
     Backend.GPU: (),
     Backend.TPU: ("lookup",),
-    Backend.SPARSECORE: ("lookup", "lookup_attention"),
+    Backend.SPARSECORE: ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention"),
 }
 # TensorCores first: what they leave is for SparseCores.
 _PALLAS_PRIORITY = {Backend.GPU: 10, Backend.TPU: 10, Backend.SPARSECORE: 9}

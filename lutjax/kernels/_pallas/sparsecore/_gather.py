@@ -49,7 +49,7 @@ def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -
                 def _() -> None:
                     pltpu.sync_copy(rows, total, add=True)
 
-            _for_each_term(terms, ids.at[b], ids_here, of_term)
+            _for_each_term(terms, [(ids.at[b], ids_here)], of_term)
             _copy_out(total, y.at[pl.ds(b * block, block)])
 
         _for_each_block(cores, blocks, of_block)
@@ -108,7 +108,7 @@ def products(
                     products[t, pl.ds(first, lanes)] = of_samples
 
             pltpu.sync_copy(dy.at[pl.ds(b * block, block)], dy_here)
-            _for_each_term(terms, ids.at[b], ids_here, of_term, products, out.at[b])
+            _for_each_term(terms, [(ids.at[b], ids_here)], of_term, products, out.at[b])
 
         _for_each_block(cores, blocks, of_block)
 
@@ -130,6 +130,175 @@ def products(
     )
 
 
+def sum_scattered(
+    values: jax.Array,
+    targets: jax.Array,
+    ids: jax.Array,
+    target_ids: jax.Array,
+    terms: int,
+    n_outputs: int,
+    cores: SparseCores,
+) -> jax.Array:
+    """Sum over terms of the values that they address, each added to the output that its target names.
+
+    Args:
+      values: ``[rows, width]`` float32, of a width that `_sizes.width` gives.
+      targets: ``[rows, width]`` int32 of the same width, the rows may be others: less than `n_outputs`; negative
+        where a value is not used.
+      ids: ``[blocks, groups * group, block]`` int32: rows of `values` that exist, of `terms` terms; the rest is not
+        looked at. target_ids: the same, of `targets`.
+      n_outputs: a number that `_sizes.width` gives.
+
+    Returns:
+      ``[blocks * block, n_outputs]``.
+    """
+    blocks, _, block = ids.shape
+    width, lanes = values.shape[1], cores.lanes
+
+    def kernel(
+        values: Any,
+        targets: Any,
+        ids: Any,
+        target_ids: Any,
+        y: Any,
+        ids_here: Any,
+        target_ids_here: Any,
+        values_here: Any,
+        targets_here: Any,
+        total: Any,
+    ) -> None:
+        def of_block(b: jax.Array) -> None:
+            @pl.loop(0, block)
+            def _(sample: jax.Array) -> None:
+                @pl.loop(0, n_outputs, step=lanes)
+                def _(o: jax.Array) -> None:
+                    total[sample, pl.ds(o, lanes)] = jnp.zeros(lanes, jnp.float32)
+
+            def of_term(t: jax.Array, _: jax.Array) -> None:
+                pltpu.sync_copy(values.at[ids_here.at[t]], values_here)
+                pltpu.sync_copy(targets.at[target_ids_here.at[t]], targets_here)
+
+                @pl.loop(0, block, step=lanes)
+                def _(first: jax.Array) -> None:
+                    sample = first + lax.iota(jnp.int32, lanes)
+
+                    @pl.loop(0, width)
+                    def _(slot: jax.Array) -> None:
+                        # Each lane adds to a sample of its own: no two to the same number.
+                        at = [sample, jnp.full(lanes, slot, jnp.int32)]
+                        to = plsc.load_gather(targets_here, at)
+                        value = plsc.load_gather(values_here, at)
+                        plsc.addupdate_scatter(total, [sample, jnp.maximum(to, 0)], value, mask=to >= 0)
+
+            _for_each_term(
+                terms, [(ids.at[b], ids_here), (target_ids.at[b], target_ids_here)], of_term
+            )
+            _copy_out(total, y.at[pl.ds(b * block, block)])
+
+        _for_each_block(cores, blocks, of_block)
+
+    return _launch(
+        kernel,
+        values,
+        targets,
+        ids,
+        target_ids,
+        output=jax.ShapeDtypeStruct((blocks * block, n_outputs), jnp.float32),
+        scratch=[
+            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            pltpu.VMEM((block, width), jnp.float32),
+            pltpu.VMEM((block, width), jnp.int32),
+            pltpu.VMEM((block, n_outputs), jnp.float32),
+        ],
+        cores=cores,
+        in_tiles=False,
+        name="sum_scattered",
+    )
+
+
+def products_scattered(
+    values: jax.Array,
+    targets: jax.Array,
+    ids: jax.Array,
+    target_ids: jax.Array,
+    dy: jax.Array,
+    terms: int,
+    cores: SparseCores,
+) -> jax.Array:
+    """Sum of each read's values times the cotangents that their targets name.
+
+    Args:
+      values, targets, ids, target_ids, terms: as for `sum_scattered`.
+      dy: ``[blocks * block, n_outputs]``, of each sample.
+
+    Returns:
+      The shape of `ids`; what lies behind `terms` terms means nothing.
+    """
+    blocks, _, block = ids.shape
+    width, lanes = values.shape[1], cores.lanes
+
+    def kernel(
+        values: Any,
+        targets: Any,
+        ids: Any,
+        target_ids: Any,
+        dy: Any,
+        out: Any,
+        ids_here: Any,
+        target_ids_here: Any,
+        values_here: Any,
+        targets_here: Any,
+        dy_here: Any,
+        products: Any,
+    ) -> None:
+        def of_block(b: jax.Array) -> None:
+            def of_term(t: jax.Array, _: jax.Array) -> None:
+                pltpu.sync_copy(values.at[ids_here.at[t]], values_here)
+                pltpu.sync_copy(targets.at[target_ids_here.at[t]], targets_here)
+
+                @pl.loop(0, block, step=lanes)
+                def _(first: jax.Array) -> None:
+                    sample = first + lax.iota(jnp.int32, lanes)
+
+                    @plsc.parallel_loop(0, width, carry=jnp.zeros(lanes, jnp.float32))
+                    def of_samples(slot: jax.Array, of_samples: jax.Array) -> jax.Array:
+                        at = [sample, jnp.full(lanes, slot, jnp.int32)]
+                        to = plsc.load_gather(targets_here, at)
+                        cotangent = plsc.load_gather(dy_here, [sample, jnp.maximum(to, 0)])
+                        product = plsc.load_gather(values_here, at) * cotangent
+                        return of_samples + jnp.where(to >= 0, product, 0)
+
+                    products[t, pl.ds(first, lanes)] = of_samples
+
+            pltpu.sync_copy(dy.at[pl.ds(b * block, block)], dy_here)
+            both = [(ids.at[b], ids_here), (target_ids.at[b], target_ids_here)]
+            _for_each_term(terms, both, of_term, products, out.at[b])
+
+        _for_each_block(cores, blocks, of_block)
+
+    return _launch(
+        kernel,
+        values,
+        targets,
+        ids,
+        target_ids,
+        dy,
+        output=jax.ShapeDtypeStruct(ids.shape, jnp.float32),
+        scratch=[
+            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            pltpu.VMEM((block, width), jnp.float32),
+            pltpu.VMEM((block, width), jnp.int32),
+            pltpu.VMEM((block, dy.shape[1]), jnp.float32),
+            pltpu.VMEM((_sizes.group(terms), block), jnp.float32),
+        ],
+        cores=cores,
+        in_tiles=False,
+        name="products_scattered",
+    )
+
+
 def _for_each_block(cores: SparseCores, blocks: int, of_block: Callable[[jax.Array], None]) -> None:
     """Calls ``of_block(b)`` on one subcore for each block."""
     units = cores.cores * cores.subcores
@@ -142,22 +311,23 @@ def _for_each_block(cores: SparseCores, blocks: int, of_block: Callable[[jax.Arr
 
 def _for_each_term(
     terms: int,
-    ids: Any,
-    ids_here: Any,
+    ids: list[tuple[Any, Any]],
     of_term: Callable[[jax.Array, jax.Array], None],
     results: Any = None,
     out: Any = None,
 ) -> None:
-    """Calls ``of_term(place in the group, number)`` for each term of a block, the ids of its group in `ids_here`.
+    """Calls ``of_term(place in the group, number)`` for each term of a block.
 
+    `ids`: of the block, and where of_term finds those of its group; several, if it needs several.
     `results`, if any, is what each group of terms leaves, to be copied to its part of `out`.
     """
-    group = ids_here.shape[0]
+    group = _sizes.group(terms)
 
-    @pl.loop(0, ids.shape[0] // group)
+    @pl.loop(0, pl.cdiv(terms, group))
     def _(g: jax.Array) -> None:
         part = pl.ds(g * group, group)
-        pltpu.sync_copy(ids.at[part], ids_here)
+        for of_block, of_group in ids:
+            pltpu.sync_copy(of_block.at[part], of_group)
 
         @pl.loop(0, jnp.minimum(group, terms - g * group))
         def _(t: jax.Array) -> None:

@@ -29,6 +29,11 @@ def group(terms: int) -> int:
     return min(terms + -terms % 8, _MOST_TERMS)
 
 
+def numbers_of_sparse_lookup(n_slots: int, n_outputs: int) -> int:
+    """How many numbers of one sample a subcore holds: values, their targets, and outputs or their cotangents."""
+    return 2 * width(n_slots) + width(n_outputs)
+
+
 def most_numbers(cores: SparseCores) -> int:
     """How many numbers of each sample fit a subcore, of the fewest samples at once.
 
