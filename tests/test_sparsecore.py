@@ -1,18 +1,24 @@
-"""What surrounds the SparseCore kernels, in plain JAX: ids, blocks, padding. The kernels themselves are replaced.
+"""SparseCore kernels on a machine without a TPU.
 
-No interpreter runs them. That they lower is checked in `test_pallas.py`, that they compile in
+What surrounds the kernels (ids, blocks, padding) is checked with the kernels replaced by their meaning. The kernels are
+interpreted with what only SparseCores have replaced (indirect copies, loads and additions by index), which no
+interpreter of Pallas knows. That they lower is checked in `test_pallas.py`, that they compile in
 `test_tpu_compilation.py`.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
 from test_pallas import ON_SPARSE_CORES, SPLIT, slow
 
 import lutjax
-from lutjax import testing
+from lutjax import _ahead_of_time, testing
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.sparsecore import _gather, _rows, _sizes, sparse_lookup
 from lutjax.kernels.registry import Device
@@ -51,8 +57,9 @@ def scattered_to(targets, target_ids, terms, n_outputs, cores):
     """One-hot vectors, ``[blocks, terms, block, width, n_outputs]``, zero for targets that are not used."""
     assert n_outputs % 16 == 0
     to = rows_read(targets, target_ids, terms, cores)
-    one_hot = (to[..., None] == jnp.arange(n_outputs, dtype=jnp.float32)).astype(jnp.float32)
-    return jnp.where(jnp.isnan(to)[..., None], jnp.nan, one_hot)
+    exists = ~jnp.isnan(to)
+    one_hot = jax.nn.one_hot(jnp.where(exists, to, -1).astype(jnp.int32), n_outputs)
+    return jnp.where(exists[..., None], one_hot, jnp.nan)
 
 
 def sum_scattered(values, targets, ids, target_ids, terms, n_outputs, cores):
@@ -172,3 +179,68 @@ def test_blocks_fit_a_subcore(tpu):
 
 
 
+
+
+def fetch(table, ids_here, t, here, add=False):
+    """An indirect copy, row by row."""
+
+    def row_by_row(row):
+        @pl.loop(0, here.shape[0])
+        def _(k):
+            pltpu.sync_copy(table.at[pl.ds(ids_here[t, k], 1)], row)
+            here[pl.ds(k, 1)] = here[pl.ds(k, 1)] + row[...] if add else row[...]
+
+    pl.run_scoped(row_by_row, pltpu.VMEM((1, table.shape[1]), table.dtype))
+
+
+def parallel_loop(lower, upper, step=1, *, unroll=1, carry=None):
+    return lambda body: jax.lax.fori_loop(
+        0, (upper - lower) // step, lambda n, c: body(lower + n * step, c), carry
+    )
+
+
+def addupdate_scatter(ref, at, x, *, mask):
+    ref[...] = ref[...].at[tuple(at)].add(jnp.where(mask, x, 0))
+
+
+KERNELS = {
+    "sum_rows": lambda k, a: k.sum_rows(a["values"], a["ids"], 9, a["cores"]),
+    "products": lambda k, a: k.products(a["values"], a["ids"], a["dy"], 9, a["cores"])[:, :9],
+    "sum_scattered": lambda k, a: k.sum_scattered(
+        a["values"], a["targets"], a["ids"], a["target_ids"], 9, 16, a["cores"]
+    ),
+    "products_scattered": lambda k, a: k.products_scattered(
+        a["values"], a["targets"], a["ids"], a["target_ids"], a["dy"], 9, a["cores"]
+    )[:, :9],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_interpreted(name, monkeypatch):
+    """Two blocks of 9 terms in groups of 8 on one subcore, the only one that the interpreter runs."""
+    monkeypatch.setattr(_sizes, "_MOST_TERMS", 8)
+    tpu = _tpus.named("v6e")
+    random = np.random.default_rng(0)
+    arguments = {
+        "values": jnp.asarray(random.integers(-4, 5, (24, 16)), jnp.float32),
+        "targets": jnp.asarray(random.integers(-1, 16, (20, 16)), jnp.int32),
+        "ids": jnp.asarray(random.integers(0, 24, (2, 16, 16)), jnp.int32),
+        "target_ids": jnp.asarray(random.integers(0, 20, (2, 16, 16)), jnp.int32),
+        "dy": jnp.asarray(random.integers(-4, 5, (32, 16)), jnp.float32),
+        "cores": dataclasses.replace(tpu.sparse_cores, cores=1, subcores=1),
+    }
+    with monkeypatch.context() as replaced:
+        for meaning in (sum_rows, products, sum_scattered, products_scattered):
+            replaced.setattr(_gather, meaning.__name__, meaning)
+        expected = KERNELS[name](_gather, arguments)
+    monkeypatch.setattr(_gather, "_fetch", fetch)
+    monkeypatch.setattr(_gather, "_copy_out", pltpu.sync_copy)
+    monkeypatch.setattr(plsc, "parallel_loop", parallel_loop)
+    monkeypatch.setattr(plsc, "load_gather", lambda ref, at: ref[...][tuple(at)])
+    monkeypatch.setattr(plsc, "addupdate_scatter", addupdate_scatter)
+    as_on_tpu = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
+    with pltpu.force_tpu_interpret_mode(as_on_tpu), _ahead_of_time.tracing_for("tpu", tpu.device_kind):
+        traced = jax.jit(lambda: KERNELS[name](_gather, arguments)).trace()
+        actual = traced.lower(lowering_platforms=("cpu",)).compile()()
+    np.testing.assert_array_equal(actual, expected)

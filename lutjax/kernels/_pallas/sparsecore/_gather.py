@@ -39,15 +39,13 @@ def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -
     def kernel(table: Any, ids: Any, y: Any, ids_here: Any, total: Any) -> None:
         def of_block(b: jax.Array) -> None:
             def of_term(t: jax.Array, number: jax.Array) -> None:
-                rows = table.at[ids_here.at[t]]
-
                 @pl.when(number == 0)
                 def _() -> None:
-                    pltpu.sync_copy(rows, total)
+                    _fetch(table, ids_here, t, total)
 
                 @pl.when(number > 0)
                 def _() -> None:
-                    pltpu.sync_copy(rows, total, add=True)
+                    _fetch(table, ids_here, t, total, add=True)
 
             _for_each_term(terms, [(ids.at[b], ids_here)], of_term)
             _copy_out(total, y.at[pl.ds(b * block, block)])
@@ -90,7 +88,7 @@ def products(
 
         def of_block(b: jax.Array) -> None:
             def of_term(t: jax.Array, _: jax.Array) -> None:
-                pltpu.sync_copy(table.at[ids_here.at[t]], rows)
+                _fetch(table, ids_here, t, rows)
 
                 @pl.loop(0, block, step=lanes)
                 def _(first: jax.Array) -> None:
@@ -175,8 +173,8 @@ def sum_scattered(
                     total[sample, pl.ds(o, lanes)] = jnp.zeros(lanes, jnp.float32)
 
             def of_term(t: jax.Array, _: jax.Array) -> None:
-                pltpu.sync_copy(values.at[ids_here.at[t]], values_here)
-                pltpu.sync_copy(targets.at[target_ids_here.at[t]], targets_here)
+                _fetch(values, ids_here, t, values_here)
+                _fetch(targets, target_ids_here, t, targets_here)
 
                 @pl.loop(0, block, step=lanes)
                 def _(first: jax.Array) -> None:
@@ -254,8 +252,8 @@ def products_scattered(
     ) -> None:
         def of_block(b: jax.Array) -> None:
             def of_term(t: jax.Array, _: jax.Array) -> None:
-                pltpu.sync_copy(values.at[ids_here.at[t]], values_here)
-                pltpu.sync_copy(targets.at[target_ids_here.at[t]], targets_here)
+                _fetch(values, ids_here, t, values_here)
+                _fetch(targets, target_ids_here, t, targets_here)
 
                 @pl.loop(0, block, step=lanes)
                 def _(first: jax.Array) -> None:
@@ -335,6 +333,11 @@ def _for_each_term(
 
         if results is not None:
             _copy_out(results, out.at[part])
+
+
+def _fetch(table: Any, ids_here: Any, t: jax.Array, here: Any, add: bool = False) -> None:
+    """The rows of a table in HBM that a block's term addresses, and waits for them. `add`: to what is here."""
+    pltpu.sync_copy(table.at[ids_here.at[t]], here, add=add)
 
 
 def _copy_out(here: Any, there: Any) -> None:
