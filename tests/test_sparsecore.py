@@ -115,9 +115,9 @@ def large():
     random = np.random.default_rng(0)
     index, flipped = random.choice(WILD, (2, 37, 700))
     block = _sizes.samples(700, 32, _sizes.sparse_cores(CPU))
-    assert 700 > block
+    assert block < 700
     assert 700 % block
-    assert 37 > _sizes.group(37)
+    assert _sizes.group(37) < 37
 
     def of_shape(*shape):
         return random.integers(-4, 5, shape).astype(np.float32)
@@ -137,9 +137,7 @@ def test_several_blocks_and_groups_of_terms(outputs, large):
     np.testing.assert_array_equal(y, rows(weights, index).sum(0))
     both = jnp.asarray(index), jnp.asarray(flipped)
     (difference,) = _rows.differences(jnp.asarray(weights), both, jnp.asarray(dy), CPU, None)
-    np.testing.assert_array_equal(
-        difference, ((rows(weights, index) - rows(weights, flipped)) * dy).sum(-1)
-    )
+    np.testing.assert_array_equal(difference, ((rows(weights, index) - rows(weights, flipped)) * dy).sum(-1))
 
 
 @pytest.mark.parametrize("lists", [(37, 4), (37, 1), (1, 4), (1, 1)])
@@ -166,6 +164,44 @@ def test_sparse_lookup_of_several_blocks_and_groups(lists, large):
     testing.assert_close("margin", d_margin, expected.T.astype(np.float32))
 
 
+def explanation(
+    device, shape, *, direction="forward", dtype="float32", batch=4096, implementation="pallas/sparsecore"
+):
+    """Why a look-up is not done on SparseCores."""
+    d = jax.eval_shape(
+        lutjax.detect_signs, jax.ShapeDtypeStruct((batch, shape[0], shape[1].bit_length() - 1), "float32")
+    )
+    considered = lutjax.kernel_registry.consider(
+        "lookup",
+        jax.ShapeDtypeStruct(shape, dtype),
+        d,
+        direction=direction,
+        device=Device(lutjax.Backend.TPU, device),
+        implementation=implementation,
+        accumulate=None,
+    )
+    return next(c.reason for c in considered if c.spec.backend == "sparsecore")
+
+
+def test_why_not():
+    assert explanation("TPU v6e", (16, 1024, 256)) is None
+    assert "v5p, v6e or v7x, not TPU v5e" in explanation("TPU v5e", (16, 1024, 256))
+    assert "no kernel for bfloat16" in explanation("TPU v6e", (16, 1024, 256), dtype="bfloat16")
+    most = _sizes.most_numbers(_tpus.named("v6e").sparse_cores) // 128 * 128
+    assert explanation("TPU v6e", (1, 2, most)) is None
+    assert "holds at most" in explanation("TPU v6e", (1, 2, most + 128))
+    assert "holds at most" in explanation("TPU v6e", (1, 2, most), direction="backward")
+
+
+def test_why_not_first():
+    assert explanation("TPU v6e", (64, 65536, 32), batch=16384, implementation=None) is None
+    assert "one-hot" in explanation("TPU v6e", (64, 512, 4096), implementation=None)
+    assert "left to TensorCores" in explanation("TPU v6e", (16, 1024, 256), implementation=None)
+    few = explanation("TPU v6e", (64, 65536, 32), batch=100, implementation=None)
+    assert "is copied at every call, for 6400 reads" in few
+    assert explanation("TPU v6e", (64, 65536, 128), batch=100, implementation=None) is None
+
+
 @pytest.mark.parametrize("tpu", WITH_SPARSE_CORES, ids=lambda tpu: tpu.name)
 def test_blocks_fit_a_subcore(tpu):
     cores = tpu.sparse_cores
@@ -176,9 +212,6 @@ def test_blocks_fit_a_subcore(tpu):
             assert 4 * (block * numbers + 3 * _sizes.group(1000) * 128) < cores.vmem
     assert _sizes.samples(4096, 32, cores) * cores.cores * cores.subcores <= 4096
     assert _sizes.samples(10**6, 32, cores) == 128
-
-
-
 
 
 def fetch(table, ids_here, t, here, add=False):

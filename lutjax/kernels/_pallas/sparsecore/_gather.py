@@ -4,8 +4,9 @@ Each subcore takes every so-manieth block of samples. For one term after the oth
 samples of its block address, by one indirect copy, and adds them up or multiplies them with the cotangents. Copies
 are waited for one by one.
 
-They lower and compile for v5p, v6e and v7x. No such device ran them, and no interpreter can: no number that they
-computed has been seen. The tests replace this module's functions by their meaning in plain JAX.
+They lower and compile for v5p, v6e and v7x. No such device ran them, and no interpreter of Pallas runs them as they
+are: it has been seen that they compute the right numbers where indirect copies, loads and additions by index, parallel
+loops and copies without a semaphore are replaced by plain ones, not that these do what they promise.
 """
 
 import inspect
@@ -57,16 +58,17 @@ def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -
         table,
         ids,
         output=jax.ShapeDtypeStruct((blocks * block, width), table.dtype),
-        scratch=[pltpu.VMEM((_sizes.group(terms), block), jnp.int32), pltpu.VMEM((block, width), table.dtype)],
+        scratch=[
+            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            pltpu.VMEM((block, width), table.dtype),
+        ],
         cores=cores,
         in_tiles=width % _sizes.TILE == 0,
         name="sum_rows",
     )
 
 
-def products(
-    table: jax.Array, ids: jax.Array, dy: jax.Array, terms: int, cores: SparseCores
-) -> jax.Array:
+def products(table: jax.Array, ids: jax.Array, dy: jax.Array, terms: int, cores: SparseCores) -> jax.Array:
     """``<dy, row>`` of each read.
 
     Args:
@@ -87,7 +89,7 @@ def products(
         lane = lax.iota(jnp.int32, lanes)
 
         def of_block(b: jax.Array) -> None:
-            def of_term(t: jax.Array, _: jax.Array) -> None:
+            def of_term(t: jax.Array, number: jax.Array) -> None:
                 _fetch(table, ids_here, t, rows)
 
                 @pl.loop(0, block, step=lanes)
@@ -172,7 +174,7 @@ def sum_scattered(
                 def _(o: jax.Array) -> None:
                     total[sample, pl.ds(o, lanes)] = jnp.zeros(lanes, jnp.float32)
 
-            def of_term(t: jax.Array, _: jax.Array) -> None:
+            def of_term(t: jax.Array, number: jax.Array) -> None:
                 _fetch(values, ids_here, t, values_here)
                 _fetch(targets, target_ids_here, t, targets_here)
 
@@ -188,9 +190,7 @@ def sum_scattered(
                         value = plsc.load_gather(values_here, at)
                         plsc.addupdate_scatter(total, [sample, jnp.maximum(to, 0)], value, mask=to >= 0)
 
-            _for_each_term(
-                terms, [(ids.at[b], ids_here), (target_ids.at[b], target_ids_here)], of_term
-            )
+            _for_each_term(terms, [(ids.at[b], ids_here), (target_ids.at[b], target_ids_here)], of_term)
             _copy_out(total, y.at[pl.ds(b * block, block)])
 
         _for_each_block(cores, blocks, of_block)
@@ -251,7 +251,7 @@ def products_scattered(
         products: Any,
     ) -> None:
         def of_block(b: jax.Array) -> None:
-            def of_term(t: jax.Array, _: jax.Array) -> None:
+            def of_term(t: jax.Array, number: jax.Array) -> None:
                 _fetch(values, ids_here, t, values_here)
                 _fetch(targets, target_ids_here, t, targets_here)
 
@@ -342,8 +342,9 @@ def _fetch(table: Any, ids_here: Any, t: jax.Array, here: Any, add: bool = False
 
 def _copy_out(here: Any, there: Any) -> None:
     """Copies from a subcore's memory to HBM, and waits for it."""
-    if inspect.signature(pltpu.async_copy).parameters["sem"].default is None:
-        pltpu.async_copy(here, there).wait()  # such copies have no semaphore of theirs since jax 0.12
+    copy: Any = pltpu.async_copy
+    if inspect.signature(copy).parameters["sem"].default is None:
+        copy(here, there).wait()  # such copies have no semaphore of theirs since jax 0.12
     else:
         pltpu.sync_copy(here, there)
 

@@ -55,9 +55,7 @@ def backward(
     weights, d, targets = saved
     n_samples, n_detectors = d.index.shape
     if 0 in (n_samples, n_outputs, *weights.shape):
-        return plain.backward(
-            saved, dy, needs, n_outputs=n_outputs, accumulate=accumulate, device=device
-        )
+        return plain.backward(saved, dy, needs, n_outputs=n_outputs, accumulate=accumulate, device=device)
     d_weights, _, _ = plain.backward(
         saved, dy, (needs[0], False, False), n_outputs=n_outputs, accumulate=accumulate, device=device
     )
