@@ -30,7 +30,10 @@ def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
       device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
     """
     device = jax.sharding.AbstractDevice(device_kind, 1 if platform == "tpu" else None, platform)
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("device",), abstract_device=device)):
+    # An axis for the compiler: jax 0.12 lowers no SparseCore kernel where arrays are laid out along explicit ones.
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("device",), axis_types=auto, abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
         yield
 
 

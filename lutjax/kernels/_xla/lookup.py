@@ -1,5 +1,7 @@
-"""`lutjax.lookup` in plain JAX."""
+"""`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_rows` does."""
 
+import functools
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -11,14 +13,20 @@ from lutjax.kernels._xla import _rows
 from lutjax.kernels.registry import Device
 
 
-def forward(
-    weights: jax.Array, detection: Detection, *, accumulate: FixedPoint | None, device: Device
+def forward_by(
+    rows: ModuleType,
+    weights: jax.Array,
+    detection: Detection,
+    *,
+    accumulate: FixedPoint | None,
+    device: Device,
 ) -> jax.Array:
-    y = _rows.sum_rows(weights, detection.index.T, device, accumulate)
+    y = rows.sum_rows(weights, detection.index.T, device, accumulate)
     return result(y, weights.dtype, accumulate)
 
 
-def backward(
+def backward_by(
+    rows: ModuleType,
     saved: tuple[Any, ...],
     dy: jax.Array,
     needs: tuple[bool, ...],
@@ -33,7 +41,11 @@ def backward(
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
         d_weights = _rows.add_rows(zeros, index, addends(dy, accumulate), device)
     if needs[1]:
-        rows = index, index ^ d.flip.T
-        (difference,) = _rows.differences(weights, rows, dy, device, accumulate)
+        main_and_flipped = index, index ^ d.flip.T
+        (difference,) = rows.differences(weights, main_and_flipped, dy, device, accumulate)
         d_margin = (_rows.slope(margin) * difference.astype(margin.dtype)).T
     return d_weights, d_margin
+
+
+forward = functools.partial(forward_by, _rows)
+backward = functools.partial(backward_by, _rows)

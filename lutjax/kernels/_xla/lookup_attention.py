@@ -1,7 +1,12 @@
-"""`lutjax.lookup_attention` in plain JAX: tile by tile, nothing of the size of all pairs at once."""
+"""`lutjax.lookup_attention` in plain JAX: tile by tile, nothing of the size of all pairs at once.
+
+The same by any other module that reads rows as `_rows` does.
+"""
 
 import copy
+import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -15,7 +20,8 @@ from lutjax.kernels._xla import _pairs, _rows
 from lutjax.kernels.registry import Device
 
 
-def forward(
+def forward_by(
+    rows: ModuleType,
     weights: jax.Array,
     query: Detection,
     key: Detection,
@@ -33,14 +39,15 @@ def forward(
     row = RowIds(pairs, query, key, position)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        return tile.add_rows(y, _rows.sum_rows(weights, _rows.flat(row(tile)), device, accumulate))
+        return tile.add_rows(y, rows.sum_rows(weights, _rows.flat(row(tile)), device, accumulate))
 
     dtype = addend_dtype(weights.dtype, accumulate)
     y = zeros_varying(query.index, pairs.padded_shape(weights.shape[-1]), dtype)
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
-def backward(
+def backward_by(
+    rows: ModuleType,
     saved: tuple[Any, ...],
     dy: jax.Array,
     needs: tuple[bool, ...],
@@ -79,17 +86,17 @@ def backward(
             tile.of_queries(q_flip) << row.query_shift,
             tile.of_keys(k_flip) << row.key_shift,
         )
-        rows = [main, main ^ flip]
+        ids = [main, main ^ flip]
         if need_position:
             of_position = tile.of_distances(p_margin)
             position_is_closest = jnp.abs(of_position) < jnp.minimum(
                 jnp.abs(of_query), jnp.abs(of_key)
             ).astype(of_position.dtype)
             # Elsewhere the main row again, which is in the cache.
-            rows.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
+            ids.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
 
-        flat_rows = tuple(_rows.flat(r) for r in rows)
-        flipped = _rows.differences(weights, flat_rows, dy_pair, device, accumulate)
+        flat_ids = tuple(_rows.flat(i) for i in ids)
+        flipped = rows.differences(weights, flat_ids, dy_pair, device, accumulate)
         difference, *of_flipped_position = (d.reshape(main.shape) for d in flipped)
         cotangent = _rows.slope(margin) * difference.astype(margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
@@ -123,6 +130,10 @@ def backward(
         totals["position"].T if need_position else None,
         *(None,) * 3,
     )
+
+
+forward = functools.partial(forward_by, _rows)
+backward = functools.partial(backward_by, _rows)
 
 
 class RowIds:

@@ -1,5 +1,7 @@
-"""`lutjax.lut_pair_attention` in plain JAX, tile by tile."""
+"""`lutjax.lut_pair_attention` in plain JAX, tile by tile, and by any other module that reads rows as `_rows` does."""
 
+import functools
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -15,7 +17,8 @@ from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.kernels.registry import Device
 
 
-def forward(
+def forward_by(
+    rows: ModuleType,
     x: jax.Array,
     keys: jax.Array,
     weights: jax.Array,
@@ -36,14 +39,15 @@ def forward(
     terms = TiledTerms(pairs, x, keys, anchors, positions, interleave, epsilon)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        rows = _rows.sum_rows(weights, _rows.flat(terms.detect(tile).index), device, accumulate)
-        return tile.add_rows(y, rows)
+        index = _rows.flat(terms.detect(tile).index)
+        return tile.add_rows(y, rows.sum_rows(weights, index, device, accumulate))
 
     y = zeros_varying(x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
-def backward(
+def backward_by(
+    rows: ModuleType,
     saved: tuple[Any, ...],
     dy: jax.Array,
     needs: tuple[bool, ...],
@@ -70,8 +74,8 @@ def backward(
             totals["weights"] = _rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
-        rows = index, _rows.flat(d.index ^ d.flip)
-        (difference,) = _rows.differences(weights, rows, dy_pair, device, accumulate)
+        main_and_flipped = index, _rows.flat(d.index ^ d.flip)
+        (difference,) = rows.differences(weights, main_and_flipped, dy_pair, device, accumulate)
         difference = difference.reshape(d.margin.shape)
         cotangent = _rows.slope(d.margin) * difference.astype(d.margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
@@ -105,6 +109,10 @@ def backward(
         terms.to_positions(totals["positions"]) if need_positions else None,
         *(None,) * 3,
     )
+
+
+forward = functools.partial(forward_by, _rows)
+backward = functools.partial(backward_by, _rows)
 
 
 class TiledTerms(Terms):

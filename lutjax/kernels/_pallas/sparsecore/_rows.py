@@ -1,0 +1,74 @@
+"""Reading rows of tables on SparseCores: what `lutjax.kernels._xla._rows` does, with the same functions.
+
+Here is all that surrounds the kernels of `_gather`: ids that exist, and blocks that fit a subcore.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._fixed_point import FixedPoint
+from lutjax.kernels._pallas.sparsecore import _gather, _sizes
+from lutjax.kernels._xla import _rows as plain
+from lutjax.kernels.registry import Device
+
+
+def sum_rows(
+    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    n_detectors, n_samples = index.shape
+    if 0 in (n_samples, *weights.shape):
+        return plain.sum_rows(weights, index, device, accumulate)
+    cores = _sizes.sparse_cores(device)
+    table = rows_of(weights)
+    block = _sizes.samples(n_samples, table.shape[1], cores)
+    y = _gather.sum_rows(table, in_blocks(ids(weights, index), block), n_detectors, cores)
+    return y[:n_samples, : weights.shape[2]]
+
+
+def differences(
+    weights: jax.Array,
+    index: tuple[jax.Array, ...],
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> tuple[jax.Array, ...]:
+    """``<dy, row - other row>`` of each read: the first way to read against each other one.
+
+    ``[T, R, O]``, ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s.
+    """
+    n_detectors, n_samples = index[0].shape
+    if 0 in (n_samples, *weights.shape):
+        return plain.differences(weights, index, dy, device, accumulate)
+    cores = _sizes.sparse_cores(device)
+    table = rows_of(weights)
+    block = _sizes.samples(n_samples, 2 * table.shape[1], cores)
+    all_ids = jnp.concatenate([ids(weights, i) for i in index])
+    dy = jnp.pad(dy, ((0, -n_samples % block), (0, table.shape[1] - dy.shape[1])))
+    of_blocks = _gather.products(table, in_blocks(all_ids, block), dy, all_ids.shape[0], cores)
+    products = out_of_blocks(of_blocks, *all_ids.shape).reshape(len(index), n_detectors, n_samples)
+    return tuple(products[0] - other for other in products[1:])
+
+
+def rows_of(weights: jax.Array, fill: int = 0) -> jax.Array:
+    """``[T, R, O]`` -> ``[T * R, width]``."""
+    table = weights.reshape(-1, weights.shape[2])
+    padding = _sizes.width(weights.shape[2]) - weights.shape[2]
+    return jnp.pad(table, ((0, 0), (0, padding)), constant_values=fill) if padding else table
+
+
+def ids(weights: jax.Array, index: jax.Array) -> jax.Array:
+    """Where the rows of each detector are in `rows_of`, ``[T, n]``."""
+    return plain.detectors(weights)[:, None] * weights.shape[1] + plain.clamped(weights, index)
+
+
+def in_blocks(ids: jax.Array, block: int) -> jax.Array:
+    """``[terms, n]`` -> ``[blocks, terms, block]``, whole groups of terms."""
+    terms, n_samples = ids.shape
+    ids = jnp.pad(ids, ((0, -terms % _sizes.group(terms)), (0, -n_samples % block)))
+    return ids.reshape(ids.shape[0], -1, block).swapaxes(0, 1)
+
+
+def out_of_blocks(a: jax.Array, terms: int, n_samples: int) -> jax.Array:
+    """``[blocks, terms, block]`` -> ``[terms, n]``: undoes `in_blocks`."""
+    return a.swapaxes(0, 1).reshape(a.shape[1], -1)[:terms, :n_samples]

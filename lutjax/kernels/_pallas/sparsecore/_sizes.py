@@ -1,0 +1,53 @@
+"""How rows and samples are cut to fit the memory of a subcore. Imports no Pallas: the registry asks at every call."""
+
+import math
+
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas._tpus import SparseCores
+from lutjax.kernels.registry import Device
+
+TILE = 128  # numbers; rows of whole tiles are read where they are
+_GRANULE = 16  # numbers of what one access to HBM moves, and the longest vector
+_MOST_SAMPLES = 128  # ids of one gather
+_MOST_TERMS = 32  # terms whose ids a subcore holds at once
+
+
+def sparse_cores(device: Device) -> SparseCores:
+    """Those of a device; those of a v6e where kernels are replaced to test what is around them."""
+    cores = _tpus.limits(device).sparse_cores or _tpus.named("v6e").sparse_cores
+    assert cores is not None
+    return cores
+
+
+def width(n: int) -> int:
+    """The length of rows of `n` numbers in HBM: whole tiles stay as they are, others are padded and laid out anew."""
+    return n if n % TILE == 0 else n + -n % _GRANULE
+
+
+def group(terms: int) -> int:
+    """How many terms of a sum a subcore reads the ids of at once; their number is padded to a multiple of it."""
+    return min(terms + -terms % 8, _MOST_TERMS)
+
+
+def numbers_of_sparse_lookup(n_slots: int, n_outputs: int) -> int:
+    """How many numbers of one sample a subcore holds: values, their targets, and outputs or their cotangents."""
+    return 2 * width(n_slots) + width(n_outputs)
+
+
+def most_numbers(cores: SparseCores) -> int:
+    """How many numbers of each sample fit a subcore, of the fewest samples at once.
+
+    An eighth of the memory is left to the compiler; ids and products of a group of terms need their own.
+    """
+    return _left(cores) // _GRANULE
+
+
+def samples(n_samples: int, numbers: int, cores: SparseCores) -> int:
+    """How many samples a subcore works on at once, `numbers` of each in its memory: all that fit, and fewer where
+    that leaves no subcore idle."""
+    fit = min(_left(cores) // numbers, math.ceil(n_samples / (cores.cores * cores.subcores)), _MOST_SAMPLES)
+    return max(1 << (fit.bit_length() - 1), _GRANULE) if fit else _GRANULE
+
+
+def _left(cores: SparseCores) -> int:
+    return cores.vmem // 4 * 7 // 8 - 3 * _MOST_TERMS * TILE

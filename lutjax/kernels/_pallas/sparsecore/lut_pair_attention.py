@@ -1,0 +1,13 @@
+"""`lutjax.lut_pair_attention` on SparseCores: the rows of each tile of pairs are summed and multiplied next to the gather.
+
+Comparisons of pairs, sums over them and the table's gradient are those of plain JAX, tile by tile: SparseCores do not
+add to rows in HBM.
+"""
+
+import functools
+
+from lutjax.kernels._pallas.sparsecore import _rows
+from lutjax.kernels._xla import lut_pair_attention as plain
+
+forward = functools.partial(plain.forward_by, _rows)
+backward = functools.partial(plain.backward_by, _rows)

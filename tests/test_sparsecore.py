@@ -1,0 +1,279 @@
+"""SparseCore kernels on a machine without a TPU.
+
+What surrounds the kernels (ids, blocks, padding) is checked with the kernels replaced by their meaning. The kernels are
+interpreted with what only SparseCores have replaced (indirect copies, loads and additions by index), which no
+interpreter of Pallas knows. That they lower is checked in `test_pallas.py`, that they compile in
+`test_tpu_compilation.py`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pallas_interpreter
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
+from test_pallas import ON_SPARSE_CORES, SPLIT, slow
+
+import lutjax
+from lutjax import _ahead_of_time, testing
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.sparsecore import _gather, _rows, _sizes, sparse_lookup
+from lutjax.kernels.registry import Device
+
+CPU = Device(lutjax.Backend.CPU, "cpu")
+WITH_SPARSE_CORES = [tpu for tpu in _tpus.TPUS if tpu.sparse_cores]
+
+
+def rows_read(table, ids, terms, cores):
+    """``[blocks, terms, block, width]``, if a kernel may be called so."""
+    width, (_, padded, block) = table.shape[1], ids.shape
+    assert width % 16 == 0
+    assert block % 16 == 0
+    assert block % cores.lanes == 0
+    assert padded % _sizes.group(terms) == 0
+    ids = ids[:, :terms]
+    return jnp.where(
+        ((ids >= 0) & (ids < table.shape[0]))[..., None],
+        table.at[ids].get(mode="clip").astype(jnp.float32),
+        jnp.nan,
+    )
+
+
+def sum_rows(table, ids, terms, cores):
+    return rows_read(table, ids, terms, cores).sum(1).reshape(-1, table.shape[1])
+
+
+def products(table, ids, dy, terms, cores):
+    blocks, padded, block = ids.shape
+    dy = dy.reshape(blocks, 1, block, table.shape[1])
+    sums = (rows_read(table, ids, terms, cores) * dy).sum(-1)
+    return jnp.pad(sums, ((0, 0), (0, padded - terms), (0, 0)), constant_values=jnp.nan)
+
+
+def scattered_to(targets, target_ids, terms, n_outputs, cores):
+    """One-hot vectors, ``[blocks, terms, block, width, n_outputs]``, zero for targets that are not used."""
+    assert n_outputs % 16 == 0
+    to = rows_read(targets, target_ids, terms, cores)
+    exists = ~jnp.isnan(to)
+    one_hot = jax.nn.one_hot(jnp.where(exists, to, -1).astype(jnp.int32), n_outputs)
+    return jnp.where(exists[..., None], one_hot, jnp.nan)
+
+
+def sum_scattered(values, targets, ids, target_ids, terms, n_outputs, cores):
+    to = scattered_to(targets, target_ids, terms, n_outputs, cores)
+    return jnp.einsum("btnk,btnko->bno", rows_read(values, ids, terms, cores), to).reshape(-1, n_outputs)
+
+
+def products_scattered(values, targets, ids, target_ids, dy, terms, cores):
+    blocks, padded, block = ids.shape
+    to = scattered_to(targets, target_ids, terms, dy.shape[1], cores)
+    dy = dy.reshape(blocks, block, dy.shape[1])
+    sums = jnp.einsum("btnk,btnko,bno->btn", rows_read(values, ids, terms, cores), to, dy)
+    return jnp.pad(sums, ((0, 0), (0, padded - terms), (0, 0)), constant_values=jnp.nan)
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """The implementation "pallas" runs on CPUs: that for SparseCores, its kernels replaced by their meaning."""
+    for meaning in (sum_rows, products, sum_scattered, products_scattered):
+        monkeypatch.setattr(_gather, meaning.__name__, meaning)
+    with pallas_interpreter.interpreted("sparsecore"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (op, shape) if shape == "primes" and op != "lut_pair_attention" else slow(op, shape)
+        for op in ON_SPARSE_CORES
+        for shape in testing.shapes(op)
+    ],
+)
+@pytest.mark.usefixtures("replaced")
+def test_shapes(op, shape):
+    testing.check(testing.case(op, shape), "pallas", transformation="jit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transformation", [t for t in testing.TRANSFORMATIONS if t not in ("jit", "export")])
+@pytest.mark.parametrize("op", ON_SPARSE_CORES)
+@pytest.mark.usefixtures("replaced")
+def test_transformations(op, transformation):
+    shape, sizes = SPLIT[op]
+    testing.check(testing.case(op, shape, **sizes), "pallas", transformation=transformation)
+
+
+WILD = np.array([0, 1, 2, 3, 4, -1, 2**31 - 1, -(2**31)], np.int32)
+
+
+@pytest.fixture
+def large():
+    """700 samples of 37 detectors: more than one block and one group of terms, none of them whole; ids that do not exist."""
+    random = np.random.default_rng(0)
+    index, flipped = random.choice(WILD, (2, 37, 700))
+    block = _sizes.samples(700, 32, _sizes.sparse_cores(CPU))
+    assert block < 700
+    assert 700 % block
+    assert _sizes.group(37) < 37
+
+    def of_shape(*shape):
+        return random.integers(-4, 5, shape).astype(np.float32)
+
+    def rows(table, index):
+        return table[np.arange(37)[:, None] % table.shape[0], np.clip(index, 0, 3) % table.shape[1]]
+
+    return of_shape, index, flipped, rows
+
+
+@pytest.mark.parametrize("outputs", [3, slow(128)])
+@pytest.mark.usefixtures("replaced")
+def test_several_blocks_and_groups_of_terms(outputs, large):
+    of_shape, index, flipped, rows = large
+    weights, dy = of_shape(37, 4, outputs), of_shape(700, outputs)
+    y = _rows.sum_rows(jnp.asarray(weights), jnp.asarray(index), CPU, None)
+    np.testing.assert_array_equal(y, rows(weights, index).sum(0))
+    both = jnp.asarray(index), jnp.asarray(flipped)
+    (difference,) = _rows.differences(jnp.asarray(weights), both, jnp.asarray(dy), CPU, None)
+    np.testing.assert_array_equal(difference, ((rows(weights, index) - rows(weights, flipped)) * dy).sum(-1))
+
+
+@pytest.mark.parametrize("lists", [slow((37, 4)), (37, 1), (1, 4), slow((1, 1))])
+@pytest.mark.usefixtures("replaced")
+def test_sparse_lookup_of_several_blocks_and_groups(lists, large):
+    of_shape, index, _, rows = large
+    weights, dy = of_shape(37, 4, 3), of_shape(700, 5)
+    targets = np.random.default_rng(1).choice(WILD, (*lists, 3))
+    margin = of_shape(37, 700) + np.float32(0.5)
+    d = lutjax.Detection(jnp.asarray(index.T), jnp.ones((700, 37), jnp.int32), jnp.asarray(margin.T), 2)
+    saved = (jnp.asarray(weights), d, jnp.asarray(targets))
+    options = {"n_outputs": 5, "accumulate": None, "device": CPU}
+    y = sparse_lookup.forward(*saved, **options)
+    _, d_margin, _ = sparse_lookup.backward(saved, jnp.asarray(dy), (False, True, False), **options)
+
+    one_hot = np.clip(targets, -1, 4)[..., None] == np.arange(5)
+
+    def scattered(index):
+        return np.einsum("tnk,tnko->tno", rows(weights, index), rows(one_hot, index))
+
+    np.testing.assert_array_equal(y, scattered(index).sum(0))
+    slope = np.where(margin > 0, 0.5, -0.5) / np.square(1 + np.abs(margin))
+    expected = slope * ((scattered(index) - scattered(index ^ 1)) * dy).sum(-1)
+    testing.assert_close("margin", d_margin, expected.T.astype(np.float32))
+
+
+def explanation(
+    device, shape, *, direction="forward", dtype="float32", batch=4096, implementation="pallas/sparsecore"
+):
+    """Why a look-up is not done on SparseCores."""
+    d = jax.eval_shape(
+        lutjax.detect_signs, jax.ShapeDtypeStruct((batch, shape[0], shape[1].bit_length() - 1), "float32")
+    )
+    considered = lutjax.kernel_registry.consider(
+        "lookup",
+        jax.ShapeDtypeStruct(shape, dtype),
+        d,
+        direction=direction,
+        device=Device(lutjax.Backend.TPU, device),
+        implementation=implementation,
+        accumulate=None,
+    )
+    return next(c.reason for c in considered if c.spec.backend == "sparsecore")
+
+
+def test_why_not():
+    assert explanation("TPU v6e", (16, 1024, 256)) is None
+    assert "v5p, v6e or v7x, not TPU v5e" in explanation("TPU v5e", (16, 1024, 256))
+    assert "no kernel for bfloat16" in explanation("TPU v6e", (16, 1024, 256), dtype="bfloat16")
+    most = _sizes.most_numbers(_tpus.named("v6e").sparse_cores) // 128 * 128
+    assert explanation("TPU v6e", (1, 2, most)) is None
+    assert "holds at most" in explanation("TPU v6e", (1, 2, most + 128))
+    assert "holds at most" in explanation("TPU v6e", (1, 2, most), direction="backward")
+
+
+def test_why_not_first():
+    assert explanation("TPU v6e", (64, 65536, 32), batch=16384, implementation=None) is None
+    assert "one-hot" in explanation("TPU v6e", (64, 512, 1024), implementation=None)
+    assert "left to TensorCores" in explanation("TPU v6e", (16, 1024, 256), implementation=None)
+    few = explanation("TPU v6e", (64, 65536, 32), batch=100, implementation=None)
+    assert "is copied at every call, for 6400 reads" in few
+    assert explanation("TPU v6e", (64, 65536, 128), batch=100, implementation=None) is None
+
+
+@pytest.mark.parametrize("tpu", WITH_SPARSE_CORES, ids=lambda tpu: tpu.name)
+def test_blocks_fit_a_subcore(tpu):
+    cores = tpu.sparse_cores
+    for numbers in (16, 48, 128, 1000, _sizes.most_numbers(cores)):
+        for n in (1, 100, 4096, 10**6):
+            block = _sizes.samples(n, numbers, cores)
+            assert block in (16, 32, 64, 128)
+            assert 4 * (block * numbers + 3 * _sizes.group(1000) * 128) < cores.vmem
+    assert _sizes.samples(4096, 32, cores) * cores.cores * cores.subcores <= 4096
+    assert _sizes.samples(10**6, 32, cores) == 128
+
+
+def fetch(table, ids_here, t, here, add=False):
+    """An indirect copy, row by row."""
+
+    def row_by_row(row):
+        @pl.loop(0, here.shape[0])
+        def _(k):
+            pltpu.sync_copy(table.at[pl.ds(ids_here[t, k], 1)], row)
+            here[pl.ds(k, 1)] = here[pl.ds(k, 1)] + row[...] if add else row[...]
+
+    pl.run_scoped(row_by_row, pltpu.VMEM((1, table.shape[1]), table.dtype))
+
+
+def parallel_loop(lower, upper, step=1, *, unroll=1, carry=None):
+    return lambda body: jax.lax.fori_loop(
+        0, (upper - lower) // step, lambda n, c: body(lower + n * step, c), carry
+    )
+
+
+def addupdate_scatter(ref, at, x, *, mask):
+    ref[...] = ref[...].at[tuple(at)].add(jnp.where(mask, x, 0))
+
+
+KERNELS = {
+    "sum_rows": lambda k, a: k.sum_rows(a["values"], a["ids"], 9, a["cores"]),
+    "products": lambda k, a: k.products(a["values"], a["ids"], a["dy"], 9, a["cores"])[:, :9],
+    "sum_scattered": lambda k, a: k.sum_scattered(
+        a["values"], a["targets"], a["ids"], a["target_ids"], 9, 16, a["cores"]
+    ),
+    "products_scattered": lambda k, a: k.products_scattered(
+        a["values"], a["targets"], a["ids"], a["target_ids"], a["dy"], 9, a["cores"]
+    )[:, :9],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_interpreted(name, monkeypatch):
+    """Two blocks of 9 terms in groups of 8 on one subcore, the only one that the interpreter runs."""
+    monkeypatch.setattr(_sizes, "_MOST_TERMS", 8)
+    tpu = _tpus.named("v6e")
+    random = np.random.default_rng(0)
+    arguments = {
+        "values": jnp.asarray(random.integers(-4, 5, (24, 16)), jnp.float32),
+        "targets": jnp.asarray(random.integers(-1, 16, (20, 16)), jnp.int32),
+        "ids": jnp.asarray(random.integers(0, 24, (2, 16, 16)), jnp.int32),
+        "target_ids": jnp.asarray(random.integers(0, 20, (2, 16, 16)), jnp.int32),
+        "dy": jnp.asarray(random.integers(-4, 5, (32, 16)), jnp.float32),
+        "cores": dataclasses.replace(tpu.sparse_cores, cores=1, subcores=1),
+    }
+    with monkeypatch.context() as replaced:
+        for meaning in (sum_rows, products, sum_scattered, products_scattered):
+            replaced.setattr(_gather, meaning.__name__, meaning)
+        expected = KERNELS[name](_gather, arguments)
+    monkeypatch.setattr(_gather, "_fetch", fetch)
+    monkeypatch.setattr(_gather, "_copy_out", pltpu.sync_copy)
+    monkeypatch.setattr(plsc, "parallel_loop", parallel_loop)
+    monkeypatch.setattr(plsc, "load_gather", lambda ref, at: ref[...][tuple(at)])
+    monkeypatch.setattr(plsc, "addupdate_scatter", addupdate_scatter)
+    as_on_tpu = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
+    with pltpu.force_tpu_interpret_mode(as_on_tpu), _ahead_of_time.tracing_for("tpu", tpu.device_kind):
+        traced = jax.jit(lambda: KERNELS[name](_gather, arguments)).trace()
+        actual = traced.lower(lowering_platforms=("cpu",)).compile()()
+    np.testing.assert_array_equal(actual, expected)
