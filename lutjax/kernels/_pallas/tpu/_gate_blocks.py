@@ -1,0 +1,66 @@
+"""How many gates and samples a TensorCore works on at a time. Imports no Pallas: the registry asks at every call."""
+
+import dataclasses
+
+import jax
+
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels.registry import Device
+
+TILE = 16  # gates in one computation: what bfloat16 takes
+_LANES = 128
+_MOST_GATES = 512  # of one step: enough that what a step costs by itself does not show
+_MOST_SAMPLES = 2048
+_FREE = 0.1  # of the memory, for what the compiler keeps there
+_OF_GATES = 0.25  # of the memory at most, for arrays of gates
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The blocks of a call.
+
+    Attributes:
+      gates, samples: of one step. The samples of all inputs are in memory at the same time.
+      buffers: of the inputs: 2 where those of the next step are fetched during this one.
+      lanes: samples in one computation.
+      limit: bytes of memory that the kernel may use.
+    """
+
+    gates: int
+    samples: int
+    buffers: int
+    lanes: int
+    limit: int
+
+
+def blocks(
+    x: jax.Array | jax.ShapeDtypeStruct,
+    parameter: jax.Array | jax.ShapeDtypeStruct,
+    wires: jax.Array | jax.ShapeDtypeStruct,
+    device: Device,
+    backward: bool,
+) -> Blocks | None:
+    """The blocks for a call on ``[I, B]``, ``[G, K]``, ``[G, n]``; None if it does not fit the memory of a TensorCore."""
+    (n_inputs, n_samples), (n_gates, n_slots), places = x.shape, parameter.shape, wires.shape[1]
+    free = int(_tpus.limits(device).vmem * (1 - _FREE))
+    # Twice what is fetched and written meanwhile: an output or its cotangent, and parameters.
+    of_sample = 4 * (places + 2)
+    of_gate = 4 * (4 if backward else 2) * max(n_slots, _LANES)
+    samples = min(_power_of_2(n_samples, _LANES), _MOST_SAMPLES)
+    while samples >= _LANES:
+        gates = min(_power_of_2(n_gates, TILE), _MOST_GATES)
+        while gates > TILE and gates * (of_sample * samples + of_gate) > _OF_GATES * free:
+            gates //= 2
+        whole = 4 * -(-n_inputs // 8) * 8 * samples
+        rest = gates * (of_sample * samples + of_gate) + (2 * whole if backward else 0)
+        for buffers in (2, 1):
+            if buffers * whole + rest <= free:
+                lanes = min(samples, max(_LANES, min(512, 8192 // n_slots)))
+                return Blocks(gates, samples, buffers, lanes, int(_tpus.limits(device).vmem * 0.97))
+        samples //= 2
+    return None
+
+
+def _power_of_2(n: int, least: int) -> int:
+    """The first that is no less than either."""
+    return max(1 << (n - 1).bit_length(), least)
