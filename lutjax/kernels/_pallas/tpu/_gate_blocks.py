@@ -8,7 +8,7 @@ from lutjax.kernels._pallas import _tpus
 from lutjax.kernels.registry import Device
 
 TILE = 16  # gates in one computation: what bfloat16 takes
-_LANES = 128
+LANES = 128
 _MOST_GATES = 512  # of one step: enough that what a step costs by itself does not show
 _MOST_SAMPLES = 2048
 _FREE = 0.1  # of the memory, for what the compiler keeps there
@@ -41,13 +41,14 @@ def blocks(
     backward: bool,
 ) -> Blocks | None:
     """The blocks for a call on ``[I, B]``, ``[G, K]``, ``[G, n]``; None if it does not fit the memory of a TensorCore."""
-    (n_inputs, n_samples), (n_gates, n_slots), places = x.shape, parameter.shape, wires.shape[1]
+    n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
+    n_samples = x.size // max(n_inputs, 1)
     free = int(_tpus.limits(device).vmem * (1 - _FREE))
     # Twice what is fetched and written meanwhile: an output or its cotangent, and parameters.
     of_sample = 4 * (places + 2)
-    of_gate = 4 * (4 if backward else 2) * max(n_slots, _LANES)
-    samples = min(_power_of_2(n_samples, _LANES), _MOST_SAMPLES)
-    while samples >= _LANES:
+    of_gate = 4 * (4 if backward else 2) * max(n_slots, LANES)
+    samples = min(_power_of_2(n_samples, LANES), _MOST_SAMPLES)
+    while samples >= LANES:
         gates = min(_power_of_2(n_gates, TILE), _MOST_GATES)
         while gates > TILE and gates * (of_sample * samples + of_gate) > _OF_GATES * free:
             gates //= 2
@@ -55,7 +56,7 @@ def blocks(
         rest = gates * (of_sample * samples + of_gate) + (2 * whole if backward else 0)
         for buffers in (2, 1):
             if buffers * whole + rest <= free:
-                lanes = min(samples, max(_LANES, min(512, 8192 // n_slots)))
+                lanes = min(samples, max(LANES, min(512, 8192 // n_slots)))
                 return Blocks(gates, samples, buffers, lanes, int(_tpus.limits(device).vmem * 0.97))
         samples //= 2
     return None

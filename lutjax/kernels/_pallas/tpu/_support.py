@@ -4,7 +4,10 @@ import jax
 
 from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu import _gate_blocks
 from lutjax.kernels.registry import Call
+
+_GATES = ("bilinear_gates", "soft_lut", "binary_lut", "packed_lut")
 
 
 def unsupported(call: Call) -> str | None:
@@ -16,14 +19,25 @@ def unsupported(call: Call) -> str | None:
 
 def unsupported_arguments(call: Call) -> str | None:
     """The same, of what the call computes."""
+    dtypes = ("float32", "bfloat16", "int32", "uint32", *(["bool"] if call.op == "packed_lut" else []))
     for leaf in jax.tree.leaves(call.arguments):
-        if leaf.dtype.name not in ("float32", "bfloat16", "int32", "uint32"):
+        if leaf.dtype.name not in dtypes:
             return f"has no kernel for {leaf.dtype}: TensorCores compute in float32 and bfloat16"
     if call.options.get("accumulate") is not None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
     if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
         return f"moves rows by SGD only, not by {call.options['rule']}"
-    return None
+    return _unsupported_gates(call) if call.op in _GATES else None
+
+
+def _unsupported_gates(call: Call) -> str | None:
+    x, parameter, wires = call.arguments[:3]
+    if parameter.shape[0] != wires.shape[0]:  # coefficients: those of a gate are a column
+        parameter = jax.ShapeDtypeStruct(parameter.shape[::-1], parameter.dtype)
+    if _gate_blocks.blocks(x, parameter, wires, call.device, call.direction == "backward") is not None:
+        return None
+    memory = _tpus.limits(call.device).vmem // 2**20
+    return f"holds {_gate_blocks.LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
 
 
 def slower(call: Call) -> str | None:
