@@ -22,14 +22,14 @@ class Blocks:
     Attributes:
       gates, samples: of one step. The samples of all inputs are in memory at the same time.
       buffers: of the inputs: 2 where those of the next step are fetched during this one.
-      lanes: samples in one computation.
+      slots: numbers of each gate.
       limit: bytes of memory that the kernel may use.
     """
 
     gates: int
     samples: int
     buffers: int
-    lanes: int
+    slots: int
     limit: int
 
 
@@ -44,9 +44,9 @@ def blocks(
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
     free = int(_tpus.limits(device).vmem * (1 - _FREE))
-    # Twice what is fetched and written meanwhile: an output or its cotangent, and parameters.
+    # Twice what is fetched and written meanwhile: an output or its cotangent, and numbers of gates, also spread over lanes.
     of_sample = 4 * (places + 2)
-    of_gate = 4 * (4 if backward else 2) * max(n_slots, LANES)
+    of_gate = 4 * (2 if backward else 1) * (2 * max(n_slots, LANES) + n_slots * LANES)
     samples = min(_power_of_2(n_samples, LANES), _MOST_SAMPLES)
     while samples >= LANES:
         gates = min(_power_of_2(n_gates, TILE), _MOST_GATES)
@@ -56,8 +56,9 @@ def blocks(
         rest = gates * (of_sample * samples + of_gate) + (2 * whole if backward else 0)
         for buffers in (2, 1):
             if buffers * whole + rest <= free:
-                lanes = min(samples, max(LANES, min(512, 8192 // n_slots)))
-                return Blocks(gates, samples, buffers, lanes, int(_tpus.limits(device).vmem * 0.97))
+                steps = -(-n_gates // gates)
+                gates = -(-n_gates // (steps * TILE)) * TILE  # the same for each step
+                return Blocks(gates, samples, buffers, n_slots, int(_tpus.limits(device).vmem * 0.97))
         samples //= 2
     return None
 

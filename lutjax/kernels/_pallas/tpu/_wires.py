@@ -1,10 +1,11 @@
 """What kernels of gates share: what wires read, computations on it, and cotangents given back to what was read.
 
 Arrays are features first, ``[features, samples]``. A block of samples of all inputs is in vector memory. What the wires of
-a block of gates read is first copied beside each other, row by row; everything else is then computed on tiles of gates and
-samples, where a number of each gate is one column. The cotangents of what was read take its place, and are added
-row by row to those of the inputs, which are in vector memory too: one core adds in the order of the wires, so the sum is
-the same at every run, and a list of readers is not needed: it is not read.
+a block of gates read is first copied beside each other, row by row; everything else is then computed on tiles of 16 gates
+and 128 samples. A number of each gate is spread over such a tile once, and sums over samples stay as wide until the end:
+what moves between lanes takes long, and is done for many gates at a time. The cotangents of what was read take its place,
+and are added row by row to those of the inputs, which are in vector memory too: one core adds in the order of the wires, so
+the sum is the same at every run. A list of readers would not help, and is not read.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,17 +17,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.kernels._pallas import _call
-from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
+from lutjax.kernels._pallas.tpu._gate_blocks import LANES, TILE, Blocks, blocks
 from lutjax.kernels._xla import _wires as plain
 from lutjax.kernels.registry import Device
 
-# The outputs of a tile of gates: from the numbers of each gate, K times [gates, 1], and what each wire reads, n times
-# [gates, samples].
+# On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
 Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
-# Cotangents of the same from that of the outputs.
+# From the same and the cotangent of the outputs that of every number, sample by sample, or of what every wire reads.
 Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
 
 _SUBLANES = 8  # rows of a register; loops over rows are written out that often
+_WRITTEN_OUT = 4  # tiles at most: as many as are under way at the same time
 
 
 def apply(
@@ -42,17 +43,18 @@ def apply(
     """What gates answer: ``[I, B]``, ``[G, K]``, ``[G, n]`` -> ``[G, B]`` of a dtype. Numbers have 32 bits in `value`."""
     how = _blocks(x, parameter, wires, device, backward=False)
 
-    def kernel(wires_ref: Any, x_ref: Any, parameter_ref: Any, y_ref: Any, read_ref: Any) -> None:
+    def kernel(
+        wires_ref: Any, x_ref: Any, parameter_ref: Any, y_ref: Any, read_ref: Any, spread_ref: Any
+    ) -> None:
         _read(wires_ref, x_ref, read_ref)
+        _spread(parameter_ref, spread_ref)
 
-        def tile(k: jax.Array, lanes: Any, _: None) -> None:
-            y = value(_columns(parameter_ref, k), _tiles(read_ref, k, lanes))
-            y_ref[_gates(k), lanes] = y.astype(y_ref.dtype)
+        def of_tiles(k: jax.Array, tiles: list[Any]) -> None:
+            numbers = _numbers(spread_ref, k)
+            for lanes in tiles:
+                y_ref[_gates(k), lanes] = value(numbers, _tiles(read_ref, k, lanes)).astype(y_ref.dtype)
 
-        def gates(k: jax.Array, _: None) -> None:
-            _over_lanes(how, lambda lanes, _: tile(k, lanes, _), None)
-
-        jax.lax.fori_loop(0, how.gates // TILE, gates, None)
+        _over_tiles(how, of_tiles)
 
     (y,) = _launch(
         kernel,
@@ -61,6 +63,7 @@ def apply(
         parameter,
         wires,
         outputs=[(jax.ShapeDtypeStruct((len(wires), x.shape[1]), dtype), _of_gates(how))],
+        n_spread=1,
         name=name,
     )
     return y
@@ -80,62 +83,57 @@ def differentiate(
     """Cotangents of ``[I, B]`` and of ``[G, K]``, float32; None of those whose function is None."""
     how = _blocks(x, parameter, wires, device, backward=True)
     (n_gates, n_slots), (n_inputs, n_samples) = parameter.shape, x.shape
-    n_steps = pl.cdiv(n_samples, how.samples)
 
     def kernel(wires_ref: Any, x_ref: Any, parameter_ref: Any, dy_ref: Any, *refs: Any) -> None:
-        *results, read_ref = refs
+        *results, read_ref, spread_ref, wide_ref = refs
         dx_ref = results.pop(0) if of_inputs else None
         sums_ref = results.pop(0) if of_parameter else None
         sample_block, gate_block = pl.program_id(0), pl.program_id(1)
         _read(wires_ref, x_ref, read_ref)
+        _spread(parameter_ref, spread_ref)
+        if of_parameter:
+            _clear(wide_ref)
 
-        def tile(k: jax.Array, lanes: Any, sums: jax.Array | None) -> jax.Array | None:
-            columns, read = _columns(parameter_ref, k), _tiles(read_ref, k, lanes)
-            g = dy_ref[_gates(k), lanes].astype(jnp.float32)
-            if sums is not None:
-                assert of_parameter is not None
-                inside = [
-                    _if_inside(a, sample_block * how.samples + lanes.start, n_samples, how.samples)
-                    for a in (g, *read)
-                ]
-                sums = sums + _side_by_side(of_parameter(columns, inside[1:], inside[0]), n_slots)
-            if of_inputs:
-                for place, d in enumerate(of_inputs(columns, read, g)):
-                    read_ref[place, pl.ds(2 * k, 2), :, lanes] = d.reshape(2, _SUBLANES, how.lanes)
-            return sums
+        def of_tiles(k: jax.Array, tiles: list[Any]) -> None:
+            numbers = _numbers(spread_ref, k)
+            sums = [jnp.zeros((TILE, LANES), jnp.float32)] * n_slots
+            for lanes in tiles:
+                read = _tiles(read_ref, k, lanes)
+                g = dy_ref[_gates(k), lanes].astype(jnp.float32)
+                if of_parameter:
+                    first = sample_block * how.samples + lanes.start
+                    inside = [_if_inside(a, first, n_samples, how.samples) for a in (g, *read)]
+                    addends = of_parameter(numbers, inside[1:], inside[0])
+                    sums = [s + a for s, a in zip(sums, addends, strict=True)]
+                if of_inputs:
+                    for place, d in enumerate(of_inputs(numbers, read, g)):
+                        read_ref[place, pl.ds(2 * k, 2), :, lanes] = d.reshape(2, _SUBLANES, LANES)
+            if of_parameter:
+                for slot, s in enumerate(sums):
+                    wide_ref[slot, _gates(k), :] += s
 
-        def gates(k: jax.Array, _: None) -> None:
-            sums = jnp.zeros((TILE, n_slots), jnp.float32) if of_parameter else None
-            sums = _over_lanes(how, lambda lanes, sums: tile(k, lanes, sums), sums)
-            if sums_ref is not None:
-                sums_ref[0, _gates(k), :] = sums
-
-        jax.lax.fori_loop(0, how.gates // TILE, gates, None)
+        _over_tiles(how, of_tiles)
+        if sums_ref is not None:
+            _sum_lanes(wide_ref, sums_ref)
         if dx_ref is not None:
-
-            @pl.when(gate_block == 0)
-            def _() -> None:
-                dx_ref[...] = jnp.zeros_like(dx_ref)
-
-            exist = how.gates
-            if n_gates % how.gates:  # what the others hold is no number
-                exist = jnp.minimum(how.gates, n_gates - gate_block * how.gates)
-            _add(wires_ref, read_ref, dx_ref, exist)
+            pl.when(gate_block == 0)(lambda: _clear(dx_ref))
+            # What gates that do not exist hold is no number.
+            left = how.gates if n_gates % how.gates == 0 else n_gates - gate_block * how.gates
+            _add(wires_ref, read_ref, dx_ref, left)
 
     outputs = []
     if of_inputs:
         dx = jax.ShapeDtypeStruct((n_inputs, n_samples), jnp.float32)
         outputs.append((dx, pl.BlockSpec((n_inputs, how.samples), lambda b, g: (0, b))))
     if of_parameter:
-        sums = jax.ShapeDtypeStruct((n_steps, n_gates, n_slots), jnp.float32)
+        steps = pl.cdiv(n_samples, how.samples)
+        sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
         outputs.append((sums, pl.BlockSpec((1, how.gates, n_slots), lambda b, g: (b, g, 0))))
-    results = list(_launch(kernel, how, x, parameter, wires, dy, outputs=outputs, name=name))
+    results = list(_launch(kernel, how, x, parameter, wires, dy, outputs=outputs, n_spread=2, name=name))
     return results.pop(0) if of_inputs else None, results.pop(0).sum(0) if of_parameter else None
 
 
-def _blocks(
-    x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool
-) -> Blocks:
+def _blocks(x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool) -> Blocks:
     how = blocks(x, parameter, wires, device, backward)
     assert how is not None  # `_support` has asked
     return how
@@ -149,12 +147,14 @@ def _launch(
     wires: jax.Array,
     *of_gates: jax.Array,
     outputs: Sequence[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    n_spread: int,
     name: str,
 ) -> tuple[jax.Array, ...]:
     (n_inputs, n_samples), (n_gates, n_slots), places = x.shape, parameter.shape, wires.shape[1]
     steps = pl.cdiv(n_gates, how.gates)
     ids = jnp.pad(plain.clamped(wires, n_inputs), ((0, steps * how.gates - n_gates), (0, 0)))
-    wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32  # rows of 16 bits cannot be read alone
+    # Rows of 16 bits cannot be read one by one.
+    wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
     return _call.call(
         kernel,
         ids.reshape(steps, 1, how.gates * places),
@@ -173,7 +173,10 @@ def _launch(
             *(_of_gates(how) for _ in of_gates),
         ],
         out_specs=[block for _, block in outputs],
-        scratch_shapes=[pltpu.VMEM((places, how.gates // _SUBLANES, _SUBLANES, how.samples), wide)],
+        scratch_shapes=[
+            pltpu.VMEM((places, how.gates // _SUBLANES, _SUBLANES, how.samples), wide),
+            *[pltpu.VMEM((n_slots, how.gates, LANES), wide)] * n_spread,
+        ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=how.limit
         ),
@@ -198,11 +201,11 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
     jax.lax.fori_loop(0, n, copy, None)
 
 
-def _add(wires_ref: Any, read_ref: Any, dx_ref: Any, n_gates: jax.Array | int) -> None:
-    """Adds what each wire of the first gates receives to the row that it read."""
-    places = read_ref.shape[0]
+def _add(wires_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
+    """Adds what each wire receives to the row that it read, of so many gates if the block has more."""
+    places, n = read_ref.shape[:2]
 
-    def add(k: jax.Array, u: jax.Array | int) -> None:
+    def add(k: Any, u: Any) -> None:
         for place in range(places):
             row = pl.ds(wires_ref[0, 0, (k * _SUBLANES + u) * places + place], 1)
             dx_ref[row, :] += read_ref[place, k, pl.ds(u, 1), :]
@@ -211,34 +214,83 @@ def _add(wires_ref: Any, read_ref: Any, dx_ref: Any, n_gates: jax.Array | int) -
         for u in range(_SUBLANES):
             add(k, u)
 
-    full = n_gates // _SUBLANES
+    if isinstance(n_gates, int):
+        jax.lax.fori_loop(0, n, add_all, None)
+        return
+    full = jnp.minimum(n, n_gates // _SUBLANES)
     jax.lax.fori_loop(0, full, add_all, None)
-    if not isinstance(n_gates, int):
-        jax.lax.fori_loop(0, n_gates % _SUBLANES, lambda u, _: add(full, u), None)
+    rest = jnp.minimum(n * _SUBLANES, n_gates) - full * _SUBLANES
+    jax.lax.fori_loop(0, rest, lambda u, _: add(full, u), None)
 
 
-def _over_lanes(how: Blocks, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """Calls it for all samples of a block, some at a time."""
+def _clear(ref: Any) -> None:
+    """Zeros, in a loop: a large array would be as many instructions. Of the last two axes the first is long."""
+    n, rest = divmod(ref.shape[-2], _SUBLANES)
+    lead = (slice(None),) * (len(ref.shape) - 2)
 
-    def at(n: jax.Array, carry: Any) -> Any:
-        return step(pl.ds(pl.multiple_of(n * how.lanes, how.lanes), how.lanes), carry)
+    def clear(rows: Any, size: int) -> None:
+        ref[(*lead, rows, slice(None))] = jnp.zeros((*ref.shape[:-2], size, ref.shape[-1]), ref.dtype)
 
-    return jax.lax.fori_loop(0, how.samples // how.lanes, at, carry)
+    def clear_some(k: jax.Array, _: None) -> None:
+        clear(pl.ds(pl.multiple_of(k * _SUBLANES, _SUBLANES), _SUBLANES), _SUBLANES)
+
+    jax.lax.fori_loop(0, n, clear_some, None)
+    if rest:
+        clear(pl.ds(n * _SUBLANES, rest), rest)
+
+
+def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
+    """Calls it for every tile of gates, and some tiles of their samples at a time."""
+    n = how.samples // LANES
+    together = min(n, max(_WRITTEN_OUT * 4 // how.slots, 1), _WRITTEN_OUT)
+
+    def of_gates(k: jax.Array, _: None) -> None:
+        def of_samples(c: jax.Array, _: None) -> None:
+            first = [pl.multiple_of((c * together + u) * LANES, LANES) for u in range(together)]
+            of_tiles(k, [pl.ds(f, LANES) for f in first])
+
+        jax.lax.fori_loop(0, n // together, of_samples, None)
+
+    jax.lax.fori_loop(0, how.gates // TILE, of_gates, None)
+
+
+def _spread(parameter_ref: Any, spread_ref: Any) -> None:
+    """Every number of each gate, over all lanes: ``[gates, K]`` -> ``[K, gates, 128]``."""
+
+    def spread(k: jax.Array, _: None) -> None:
+        numbers = parameter_ref[_gates(k), :]
+        for slot in range(spread_ref.shape[0]):
+            spread_ref[slot, _gates(k), :] = jnp.broadcast_to(numbers[:, slot : slot + 1], (TILE, LANES))
+
+    jax.lax.fori_loop(0, spread_ref.shape[1] // TILE, spread, None)
+
+
+def _sum_lanes(wide_ref: Any, sums_ref: Any) -> None:
+    """``[K, gates, 128]`` -> ``[1, gates, K]``."""
+    n_slots, n_gates, _ = wide_ref.shape
+
+    def add(k: jax.Array, _: None) -> None:
+        lane = jax.lax.broadcasted_iota(jnp.int32, (TILE, n_slots), 1)
+        sums = jnp.zeros((TILE, n_slots), jnp.float32)
+        for slot in range(n_slots):
+            total = jnp.sum(wide_ref[slot, _gates(k), :], 1, keepdims=True)
+            sums = jnp.where(lane == slot, total, sums)
+        sums_ref[0, _gates(k), :] = sums
+
+    jax.lax.fori_loop(0, n_gates // TILE, add, None)
 
 
 def _gates(k: jax.Array) -> Any:
     return pl.ds(pl.multiple_of(k * TILE, TILE), TILE)
 
 
-def _columns(parameter_ref: Any, k: jax.Array) -> list[jax.Array]:
-    numbers = parameter_ref[_gates(k), :]
-    return [numbers[:, n : n + 1] for n in range(numbers.shape[1])]
+def _numbers(spread_ref: Any, k: jax.Array) -> list[jax.Array]:
+    return [spread_ref[slot, _gates(k), :] for slot in range(spread_ref.shape[0])]
 
 
 def _tiles(read_ref: Any, k: jax.Array, lanes: Any) -> list[jax.Array]:
     return [
-        read_ref[place, pl.ds(2 * k, 2), :, lanes].reshape(TILE, lanes.size)
-        for place in range(read_ref.shape[0])
+        read_ref[place, pl.ds(2 * k, 2), :, lanes].reshape(TILE, LANES) for place in range(read_ref.shape[0])
     ]
 
 
@@ -247,11 +299,3 @@ def _if_inside(a: jax.Array, first: jax.Array, n_samples: int, block: int) -> ja
     if n_samples % block == 0:
         return a
     return jnp.where(first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 1) < n_samples, a, 0)
-
-
-def _side_by_side(columns: Sequence[jax.Array], n: int) -> jax.Array:
-    lane = jax.lax.broadcasted_iota(jnp.int32, (TILE, n), 1)
-    result = jnp.zeros((TILE, n), jnp.float32)
-    for number, column in enumerate(columns):
-        result = jnp.where(lane == number, column, result)
-    return result

@@ -11,13 +11,6 @@ from lutjax.kernels.registry import Device
 def forward(words: jax.Array, truth: jax.Array, wires: jax.Array, *, device: Device) -> jax.Array:
     if 0 in (words.size, wires.size):
         return plain.forward(words, truth, wires, device=device)
-    masks = jnp.stack(plain.masks(truth), 1)
-    y = _wires.apply(
-        plain.value,
-        *(jax.lax.bitcast_convert_type(a, jnp.int32) for a in (words, masks)),
-        wires,
-        dtype=jnp.dtype(jnp.int32),
-        name="packed_lut",
-        device=device,
-    )
+    x, masks = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in (words, jnp.stack(plain.masks(truth), 1)))
+    y = _wires.apply(plain.value, x, masks, wires, dtype=x.dtype, name="packed_lut", device=device)
     return jax.lax.bitcast_convert_type(y, words.dtype)

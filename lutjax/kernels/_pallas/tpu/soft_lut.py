@@ -47,7 +47,7 @@ def value(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
 
 
 def of_slots(slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
-    """Cotangents of the slots, sums over samples."""
+    """Cotangents of the slots."""
     return jax.vjp(lambda slots: value(slots, bits), slots)[1](g)[0]
 
 
