@@ -8,11 +8,13 @@ and are added row by row to those of the inputs, which are in vector memory too:
 the sum is the same at every run. A list of readers would not help, and is not read.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -27,6 +29,7 @@ Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
 Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
 
 _SUBLANES = 8  # rows of a register; loops over rows are written out that often
+_ADDED = 16  # rows at the same time
 _WRITTEN_OUT = 4  # tiles at most: as many as are under way at the same time
 
 
@@ -84,7 +87,9 @@ def differentiate(
     how = _blocks(x, parameter, wires, device, backward=True)
     (n_gates, n_slots), (n_inputs, n_samples) = parameter.shape, x.shape
 
-    def kernel(wires_ref: Any, x_ref: Any, parameter_ref: Any, dy_ref: Any, *refs: Any) -> None:
+    def kernel(
+        wires_ref: Any, x_ref: Any, parameter_ref: Any, apart_ref: Any, dy_ref: Any, *refs: Any
+    ) -> None:
         *results, read_ref, spread_ref, wide_ref = refs
         dx_ref = results.pop(0) if of_inputs else None
         sums_ref = results.pop(0) if of_parameter else None
@@ -119,7 +124,7 @@ def differentiate(
             pl.when(gate_block == 0)(lambda: _clear(dx_ref))
             # What gates that do not exist hold is no number.
             left = how.gates if n_gates % how.gates == 0 else n_gates - gate_block * how.gates
-            _add(wires_ref, read_ref, dx_ref, left)
+            _add(wires_ref, apart_ref, read_ref, dx_ref, left)
 
     outputs = []
     if of_inputs:
@@ -129,7 +134,13 @@ def differentiate(
         steps = pl.cdiv(n_samples, how.samples)
         sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
         outputs.append((sums, pl.BlockSpec((1, how.gates, n_slots), lambda b, g: (b, g, 0))))
-    results = list(_launch(kernel, how, x, parameter, wires, dy, outputs=outputs, n_spread=2, name=name))
+    of_block = how.gates // _together(wires.shape[1])
+    apart = _apart(_ids(how, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
+    more = [
+        (apart, pl.BlockSpec((1, 1, of_block), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM)),
+        (dy, _of_gates(how)),
+    ]
+    results = list(_launch(kernel, how, x, parameter, wires, *more, outputs=outputs, n_spread=2, name=name))
     return results.pop(0) if of_inputs else None, results.pop(0).sum(0) if of_parameter else None
 
 
@@ -145,22 +156,21 @@ def _launch(
     x: jax.Array,
     parameter: jax.Array,
     wires: jax.Array,
-    *of_gates: jax.Array,
+    *more: tuple[jax.Array, pl.BlockSpec],
     outputs: Sequence[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
     n_spread: int,
     name: str,
 ) -> tuple[jax.Array, ...]:
     (n_inputs, n_samples), (n_gates, n_slots), places = x.shape, parameter.shape, wires.shape[1]
     steps = pl.cdiv(n_gates, how.gates)
-    ids = jnp.pad(plain.clamped(wires, n_inputs), ((0, steps * how.gates - n_gates), (0, 0)))
     # Rows of 16 bits cannot be read one by one.
     wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
     return _call.call(
         kernel,
-        ids.reshape(steps, 1, how.gates * places),
+        _ids(how, wires, n_inputs).reshape(steps, 1, how.gates * places),
         x.astype(wide),
         parameter.astype(wide),
-        *of_gates,
+        *(a for a, _ in more),
         outputs=[shape for shape, _ in outputs],
         name=name,
         grid=(pl.cdiv(n_samples, how.samples), steps),
@@ -170,7 +180,7 @@ def _launch(
                 (n_inputs, how.samples), lambda b, g: (0, b), pipeline_mode=pl.Buffered(how.buffers)
             ),
             pl.BlockSpec((how.gates, n_slots), lambda b, g: (g, 0)),
-            *(_of_gates(how) for _ in of_gates),
+            *(block for _, block in more),
         ],
         out_specs=[block for _, block in outputs],
         scratch_shapes=[
@@ -181,6 +191,21 @@ def _launch(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=how.limit
         ),
     )
+
+
+def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
+    """What wires read, of as many gates as blocks have."""
+    return jnp.pad(plain.clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
+
+
+def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
+    """For some gates at a time whether they exist and all their wires read different rows: 1, or 0."""
+    together = _together(ids.shape[1])
+    rows = ids.reshape(-1, together * ids.shape[1])
+    n = rows.shape[1]
+    equal = (rows[:, :, None] == rows[:, None, :]) & np.tri(n, k=-1, dtype=bool)[None]
+    last = (jnp.arange(len(rows), dtype=jnp.int32) + 1) * together
+    return ((last <= n_gates) & ~equal.any((1, 2))).astype(jnp.int32)
 
 
 def _of_gates(how: Blocks) -> pl.BlockSpec:
@@ -201,26 +226,41 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
     jax.lax.fori_loop(0, n, copy, None)
 
 
-def _add(wires_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
+def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
     """Adds what each wire receives to the row that it read, of so many gates if the block has more."""
     places, n = read_ref.shape[:2]
-
-    def add(k: Any, u: Any) -> None:
-        for place in range(places):
-            row = pl.ds(wires_ref[0, 0, (k * _SUBLANES + u) * places + place], 1)
-            dx_ref[row, :] += read_ref[place, k, pl.ds(u, 1), :]
+    together = _together(places)
 
     def add_all(k: jax.Array, _: None) -> None:
-        for u in range(_SUBLANES):
-            add(k, u)
+        for group in range(_SUBLANES // together):
+            gates = range(group * together, (group + 1) * together)
+            apart = apart_ref[0, 0, k * (_SUBLANES // together) + group] == 1
 
-    if isinstance(n_gates, int):
-        jax.lax.fori_loop(0, n, add_all, None)
-        return
-    full = jnp.minimum(n, n_gates // _SUBLANES)
-    jax.lax.fori_loop(0, full, add_all, None)
-    rest = jnp.minimum(n * _SUBLANES, n_gates) - full * _SUBLANES
-    jax.lax.fori_loop(0, rest, lambda u, _: add(full, u), None)
+            @pl.when(apart)
+            def _(gates: range = gates) -> None:
+                of = [(row(k, u, place), place, u) for u in gates for place in range(places)]
+                sums = [dx_ref[to, :] + read_ref[place, k, pl.ds(u, 1), :] for to, place, u in of]
+                for (to, _, _), total in zip(of, sums, strict=True):
+                    dx_ref[to, :] = total
+
+            @pl.when(jnp.logical_not(apart))
+            def _(gates: range = gates) -> None:
+                for u in gates:
+                    pl.when(k * _SUBLANES + u < n_gates)(functools.partial(add, k, u))
+
+    def row(k: jax.Array, u: int, place: int) -> Any:
+        return pl.ds(wires_ref[0, 0, (k * _SUBLANES + u) * places + place], 1)
+
+    def add(k: jax.Array, u: int) -> None:
+        for place in range(places):
+            dx_ref[row(k, u, place), :] += read_ref[place, k, pl.ds(u, 1), :]
+
+    jax.lax.fori_loop(0, n, add_all, None)
+
+
+def _together(places: int) -> int:
+    """Gates whose cotangents are added at the same time, if their wires read different rows."""
+    return next(n for n in (8, 4, 2, 1) if n * places <= _ADDED)
 
 
 def _clear(ref: Any) -> None:
