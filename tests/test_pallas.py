@@ -233,3 +233,17 @@ def test_gates_that_do_not_fit():
     for shape, feature_axis in (((many, few), 0), ((few, many), -1)):
         with pytest.raises(lutjax.NoImplementationError, match="40000 inputs do not fit 16 MiB"):
             lower(shape, feature_axis)
+
+
+def test_where_plain_jax_gathers_faster():
+    device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v6e")
+    for op, n_gates, direction, platform in (
+        ("soft_lut", 7, "forward", "xla"),
+        ("soft_lut", 16384, "forward", "pallas"),
+        ("soft_lut", 7, "backward", "pallas"),
+        ("binary_lut", 7, "forward", "pallas"),
+    ):
+        shapes = (((n_gates, 4096), "float32"), ((n_gates, 4), "float32"), ((n_gates, 2), "int32"))
+        args = [jax.ShapeDtypeStruct(*s) for s in shapes]
+        spec = lutjax.kernel_registry.resolve(op, *args, None, device=device, direction=direction)
+        assert spec.platform == platform, (op, n_gates, direction)
