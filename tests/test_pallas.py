@@ -1,6 +1,7 @@
 """Implementations in Pallas on machines without TPUs: interpreted, and lowered for every generation."""
 
 import dataclasses
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu import _gate_blocks
 
 
 def implemented(backend):
@@ -365,3 +367,107 @@ def test_which_updates_come_first_on_gpus(rule, batch, reason):
     )
     assert first.spec.names[1] == "pallas/gpu"
     assert first.reason is None if reason is None else reason in first.reason
+# ------------------------------------------------------------------------------------- gates on TensorCores
+def kernels_of(op):
+    return [importlib.import_module(f"lutjax.kernels.{where}.{op}") for where in ("_pallas.tpu", "_xla")]
+
+
+def same_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone=True):
+    """Kernels against those of plain JAX: wires far outside, NaN among samples, both zeros."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-8, 9, (n_inputs, n_samples)) / 4
+    x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0
+    parameter = rng.integers(-8, 9, (4, n_gates) if op == "bilinear_gates" else (n_gates, 2**bits)) / 4
+    x, parameter = jnp.asarray(x, dtype), jnp.asarray(parameter, "float32")
+    wires = rng.integers(-3, n_inputs + 4, (n_gates, bits))
+    wires[0], wires[-1] = 2**31 - 1, -(2**31)
+    wires = jnp.asarray(wires, jnp.int32)
+    device = lutjax.kernels.registry.Device(lutjax.Backend.CPU, "cpu")
+    dy = jnp.asarray(rng.integers(-8, 9, (n_gates, n_samples)) / 4, dtype)
+    (y, dx, sums), expected = (
+        (
+            kernels.forward(x, parameter, wires, None, device=device),
+            *kernels.backward((x, parameter, wires, None), dy, (True, True, False, False), device=device)[:2],
+        )
+        for kernels in kernels_of(op)
+    )
+    for name, actual, wanted in zip(("y", "dx", "sums"), (y, dx, sums), expected, strict=True):
+        testing.assert_close(f"{op}: {name}", actual, wanted)
+    for needs in ((True, False, False, False), (False, True, False, False)):
+        if not alone:
+            return
+        of_one = kernels_of(op)[0].backward((x, parameter, wires, None), dy, needs, device=device)
+        for need, a, wanted in zip(needs, of_one, (dx, sums, None, None), strict=True):
+            assert (a is not None) == need
+            if need:
+                np.testing.assert_array_equal(a, wanted)
+
+
+@pytest.mark.parametrize("op", ["bilinear_gates", slow("soft_lut"), slow("binary_lut")])
+@pytest.mark.usefixtures("interpreted")
+def test_gates_in_several_blocks(op, monkeypatch):
+    monkeypatch.setattr(_gate_blocks, "_MOST_GATES", 16)
+    monkeypatch.setattr(_gate_blocks, "_MOST_SAMPLES", 128)
+    same_gates(op, 5, 19, 130, alone=op != "bilinear_gates")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["bilinear_gates", "soft_lut", "binary_lut"])
+@pytest.mark.usefixtures("interpreted")
+def test_gates_in_wide_blocks(op):
+    same_gates(op, 9, 33, 1500, dtype="bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted")
+def test_tables_of_many_slots():
+    """Fewer samples at a time, and slots beyond one row of lanes."""
+    same_gates("soft_lut", 11, 5, 260, bits=8)
+    same_gates("binary_lut", 11, 5, 260, bits=7)
+
+
+@pytest.mark.parametrize(("bits", "words"), [(2, 3), slow(6, 150)])
+@pytest.mark.usefixtures("interpreted")
+def test_packed_words_on_tensor_cores(bits, words):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 2**32, (5, words), dtype=np.uint32))
+    truth = jnp.asarray(rng.integers(0, 2, (21, 2**bits)).astype(bool))
+    wires = jnp.asarray(rng.integers(-3, 9, (21, bits)), jnp.int32)
+    y = lutjax.packed_lut(x, truth, wires, implementation="pallas")
+    np.testing.assert_array_equal(y, lutjax.packed_lut(x, truth, wires, implementation="xla"))
+
+
+def test_gates_that_do_not_fit():
+    """What decides is the number of inputs, whichever axis they are."""
+    wires = jax.ShapeDtypeStruct((7, 2), "int32")
+    coefficients = jax.ShapeDtypeStruct((4, 7), "float32")
+    few, many = 50, 40_000
+
+    def lower(shape, feature_axis, kind="TPU v4"):
+        def f(x, c, w):
+            return lutjax.bilinear_gates(x, c, w, feature_axis=feature_axis, implementation="pallas/tpu")
+
+        x = jax.ShapeDtypeStruct(shape, "float32")
+        _ahead_of_time.lower(f, x, coefficients, wires, platform="tpu", device_kind=kind)
+
+    lower((few, many), 0)
+    lower((many, few), -1)
+    lower((2, many // 2, few), -1)
+    lower((many, few), 0, "TPU v6e")
+    for shape, feature_axis in (((many, few), 0), ((few, many), -1)):
+        with pytest.raises(lutjax.NoImplementationError, match="40000 inputs do not fit 16 MiB"):
+            lower(shape, feature_axis)
+
+
+def test_where_plain_jax_gathers_faster():
+    device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v6e")
+    for op, n_gates, direction, platform in (
+        ("soft_lut", 7, "forward", "xla"),
+        ("soft_lut", 16384, "forward", "pallas"),
+        ("soft_lut", 7, "backward", "pallas"),
+        ("binary_lut", 7, "forward", "pallas"),
+    ):
+        shapes = (((n_gates, 4096), "float32"), ((n_gates, 4), "float32"), ((n_gates, 2), "int32"))
+        args = [jax.ShapeDtypeStruct(*s) for s in shapes]
+        spec = lutjax.kernel_registry.resolve(op, *args, None, device=device, direction=direction)
+        assert spec.platform == platform, (op, n_gates, direction)

@@ -97,7 +97,8 @@ def apply(
     """
     args = jax.tree.map(_as_jax, args)
     request = kernel_registry.request(op.name, implementation)
-    choice = _choose(op.name, args, request, "forward", devices_of(jax.tree.leaves(args)), options)
+    shapes = _features_first(op, args, feature_axis) if op.features_first else args
+    choice = _choose(op.name, shapes, request, "forward", devices_of(jax.tree.leaves(args)), options)
     static = (op, choice, request, tuple(options.items()))
     watch = _watch.current()
     if watch is not None and op.table is not None:
@@ -105,6 +106,16 @@ def apply(
         if name is not None:
             return _watched(watch, name, static, args)
     return _compiled(*static, feature_axis=feature_axis)(*args)
+
+
+def _features_first(op: Operation, args: tuple[Any, ...], feature_axis: int) -> tuple[Any, ...]:
+    """Shapes of the arguments as kernels get them: a choice of implementation knows features from samples."""
+
+    def shape(a: jax.Array) -> jax.ShapeDtypeStruct:
+        features = a.shape[feature_axis]
+        return jax.ShapeDtypeStruct((features, a.size // max(features, 1)), a.dtype)
+
+    return tuple(a if rank is None else shape(a) for a, rank in zip(args, op.ranks, strict=True))
 
 
 def _watched(watch: _watch.Watch, name: str, static: Any, args: tuple[Any, ...]) -> Any:

@@ -1,5 +1,7 @@
 """`lutjax.packed_lut` in plain JAX."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -8,11 +10,22 @@ from lutjax.kernels.registry import Device
 
 
 def forward(words: jax.Array, truth: jax.Array, wires: jax.Array, *, device: Device) -> jax.Array:
-    """Each table as its polynomial over bits: exclusive or of ands, ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` for two."""
-    masks = list(jnp.where(truth.T, jnp.uint32(0xFFFFFFFF), jnp.uint32(0)))
-    for place in range(wires.shape[1]):
-        masks = [m if not k >> place & 1 else m ^ masks[k ^ 1 << place] for k, m in enumerate(masks)]
-    terms = [m[:, None] for m in masks]
-    for read in _wires.rows(words, wires, words.dtype):
-        terms = [low ^ (read & high) for low, high in zip(terms[::2], terms[1::2], strict=True)]
+    return value([m[:, None] for m in masks(truth)], _wires.rows(words, wires, words.dtype))
+
+
+def masks(truth: jax.Array) -> list[jax.Array]:
+    """Each table's polynomial over bits, ``2**n`` times uint32 ``[G]``: of every term all bits, or none."""
+    terms = list(jnp.where(truth.T, jnp.uint32(0xFFFFFFFF), jnp.uint32(0)))
+    place = 1
+    while place < len(terms):
+        terms = [m if not k & place else m ^ terms[k ^ place] for k, m in enumerate(terms)]
+        place *= 2
+    return terms
+
+
+def value(masks: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:
+    """The polynomial: exclusive or of ands, ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` for two bits."""
+    terms = list(masks)
+    for a in read:
+        terms = [low ^ (a & high) for low, high in zip(terms[::2], terms[1::2], strict=True)]
     return terms[0]

@@ -1,12 +1,25 @@
 """Which calls and devices TensorCore kernels fit. Imports no Pallas: the registry asks at every call."""
 
-import math
-
 import jax
 
 from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels.registry import Call, Device
+from lutjax.kernels._pallas.tpu import _attention, _gate_blocks, _lanes, _shifts, _tables
+from lutjax.kernels.registry import Call
+
+# What knows the sizes of an op's blocks. An update is cut as its op.
+_SIZES = {
+    "detect": _lanes,
+    "lookup": _tables,
+    "sparse_lookup": _tables,
+    "lookup_attention": _attention,
+    "lut_pair_attention": _shifts,
+    "bilinear_gates": _gate_blocks,
+    "soft_lut": _gate_blocks,
+    "binary_lut": _gate_blocks,
+    "packed_lut": _gate_blocks,
+}
+_DTYPES = ("float32", "bfloat16", "int32", "uint32")
 
 
 def unsupported(call: Call) -> str | None:
@@ -19,74 +32,17 @@ def unsupported(call: Call) -> str | None:
 def unsupported_arguments(call: Call) -> str | None:
     """The same, of what the call computes."""
     for leaf in jax.tree.leaves(call.arguments):
-        if leaf.dtype.name not in ("float32", "bfloat16", "int32", "uint32"):
+        if leaf.dtype.name not in _DTYPES and (call.op, leaf.dtype.name) != ("packed_lut", "bool"):
             return f"has no kernel for {leaf.dtype}: TensorCores compute in float32 and bfloat16"
     if call.options.get("accumulate") is not None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
     if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
         return f"moves rows by SGD only, not by {call.options['rule']}"
-    if call.op.startswith("sparse_lookup") and math.prod(_whole_shape(call)) > _WHOLE:
-        return (
-            f"reads the whole table, zeros too: {list(_whole_shape(call))} is larger than the {_WHOLE} numbers that it "
-            "makes of a sparse one"
-        )
-    return None
-
-
-LANES = 128
-
-
-# Rows from which tables are read from vector memory row by row, where that holds them, not by one-hot matrices.
-MANY_ROWS = 1024
-
-
-def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
-    """How many outputs of all rows of such tables, in float32, vector memory holds beside what passes; None: none."""
-    lines = -(-shape[2] // LANES)
-    for blocks in range(1, lines + 1):
-        outputs = lines // blocks * LANES
-        most = _tpus.limits(device).vmem * 3 // 4
-        if lines % blocks == 0 and resident_bytes(shape, outputs) <= most:
-            return outputs
-    return None
-
-
-def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
-    """Bytes of so many outputs, read and written; twice if the next block is fetched while one is used."""
-    n_detectors, n_rows, n_outputs = shape
-    copies = 2 if outputs >= n_outputs else 4
-    return copies * 4 * outputs * n_detectors * n_rows
-
-
-def resident(shape: tuple[int, ...], device: Device) -> bool:
-    """Whether tables are read from vector memory row by row."""
-    return shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
-
-
-_WHOLE = 2**24  # numbers of the largest sparse table that is made whole
-
-
-def _whole_shape(call: Call) -> tuple[int, ...]:
-    """The shape of the tables that a call multiplies or reads."""
-    n_detectors, n_rows, n_outputs = call.arguments[0].shape
-    return n_detectors, n_rows, call.options.get("n_outputs", n_outputs)
+    sizes = _SIZES.get(call.op.removesuffix("_update"))
+    return None if sizes is None else sizes.unsupported(call)
 
 
 def slower(call: Call) -> str | None:
     """Why the next implementation comes first for a call that would fit; None if this one does."""
-    if call.op not in ("lookup", "sparse_lookup", "lookup_update", "sparse_lookup_update"):
-        return None
-    shape = _whole_shape(call)
-    if resident(shape, call.device):
-        return None
-    if shape[1] > MANY_ROWS // 2:
-        return (
-            f"gathers are faster: tables of {list(shape)} do not fit vector memory, and one-hot matrices of "
-            f"{shape[1]} rows are slow"
-        )
-    additive = call.op != "sparse_lookup_update" and (
-        call.op != "lookup_update" or (call.options["rule"].additive and call.arguments[0].dtype == "float32")
-    )
-    if additive:
-        return f"plain JAX multiplies with one-hot matrices too for at most {MANY_ROWS // 2} rows, as fast"
-    return None
+    sizes = _SIZES.get(call.op.removesuffix("_update"))
+    return None if sizes is None else sizes.slower(call)

@@ -7,7 +7,7 @@ import jax
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas.tpu import _products, _resident
-from lutjax.kernels._pallas.tpu._support import resident
+from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels.registry import Device

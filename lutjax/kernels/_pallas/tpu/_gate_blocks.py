@@ -1,0 +1,102 @@
+"""How many gates and samples a TensorCore works on at a time. Imports no Pallas: the registry asks at every call."""
+
+import dataclasses
+
+import jax
+
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels.registry import Call, Device
+
+TILE = 16  # gates in one computation: what bfloat16 takes
+LANES = 128
+_MOST_GATES = 512  # of one step: enough that what a step costs by itself does not show
+_MOST_SAMPLES = 2048
+_FREE = 0.1  # of the memory, for what the compiler keeps there
+_OF_GATES = 0.25  # of the memory at most, for arrays of gates
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The blocks of a call.
+
+    Attributes:
+      gates, samples: of one step. The samples of all inputs are in memory at the same time.
+      buffers: of the inputs: 2 where those of the next step are fetched during this one.
+      slots: numbers of each gate.
+      limit: bytes of memory that the kernel may use.
+    """
+
+    gates: int
+    samples: int
+    buffers: int
+    slots: int
+    limit: int
+
+
+def blocks(
+    x: jax.Array | jax.ShapeDtypeStruct,
+    parameter: jax.Array | jax.ShapeDtypeStruct,
+    wires: jax.Array | jax.ShapeDtypeStruct,
+    device: Device,
+    backward: bool,
+) -> Blocks | None:
+    """The blocks for a call on ``[I, B]``, ``[G, K]``, ``[G, n]``; None if it does not fit the memory of a TensorCore."""
+    n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
+    n_samples = x.size // max(n_inputs, 1)
+    free = int(_tpus.limits(device).vmem * (1 - _FREE))
+    # Twice what is fetched and written meanwhile: an output or its cotangent, and numbers of gates, also spread over lanes.
+    of_sample = 4 * (places + 2)
+    of_gate = 4 * (2 if backward else 1) * (2 * max(n_slots, LANES) + n_slots * LANES)
+    samples = min(_power_of_2(n_samples, LANES), _MOST_SAMPLES)
+    while samples >= LANES:
+        gates = min(_power_of_2(n_gates, TILE), _MOST_GATES)
+        while gates > TILE and gates * (of_sample * samples + of_gate) > _OF_GATES * free:
+            gates //= 2
+        whole = 4 * -(-n_inputs // 8) * 8 * samples
+        rest = gates * (of_sample * samples + of_gate) + (2 * whole if backward else 0)
+        for buffers in (2, 1):
+            if buffers * whole + rest <= free:
+                steps = -(-n_gates // gates)
+                gates = -(-n_gates // (steps * TILE)) * TILE  # the same for each step
+                return Blocks(gates, samples, buffers, n_slots, int(_tpus.limits(device).vmem * 0.97))
+        samples //= 2
+    return None
+
+
+def _power_of_2(n: int, least: int) -> int:
+    """The first that is no less than either."""
+    return max(1 << (n - 1).bit_length(), least)
+
+
+def unsupported(call: Call) -> str | None:
+    """Why a call does not fit; None if it does."""
+    x, parameter, wires = call.arguments[:3]
+    if parameter.shape[0] != wires.shape[0]:  # coefficients: those of a gate are a column
+        parameter = jax.ShapeDtypeStruct(parameter.shape[::-1], parameter.dtype)
+    if blocks(x, parameter, wires, call.device, call.direction == "backward") is not None:
+        return None
+    memory = _tpus.limits(call.device).vmem // 2**20
+    return f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
+
+
+# Wires of a gate, and part of the vector memory that inputs, outputs and what wires read fill, up to which plain JAX comes
+# first where it reads whole rows. In the static profile of a TPU v6e it takes 33 thousand cycles, and these kernels 62, for
+# 2048 gates of two inputs and 1024 samples; of 16384 gates and 4096 samples 2.9 and 2.0 million. Backward it is behind.
+_FEW_WIRES = 4
+_SMALL = 0.5
+
+
+def slower(call: Call) -> str | None:
+    """Why plain JAX comes first; None if this one does."""
+    x, _, wires = call.arguments[:3]
+    n_gates, places = wires.shape
+    if call.direction == "backward" or call.op == "binary_lut" or places > _FEW_WIRES:
+        return None
+    filled = 4 * (x.size + n_gates * (places + 1) * (x.size // max(x.shape[0], 1)))
+    memory = _tpus.limits(call.device).vmem
+    if filled > _SMALL * memory:
+        return None
+    return (
+        f"plain JAX gathers the rows of at most {_FEW_WIRES} wires a gate faster in half of the vector memory, here "
+        f"{places} and {filled / memory:.0%}"
+    )

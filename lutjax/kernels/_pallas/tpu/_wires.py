@@ -1,0 +1,341 @@
+"""What kernels of gates share: what wires read, computations on it, and cotangents given back to what was read.
+
+Arrays are features first, ``[features, samples]``. A block of samples of all inputs is in vector memory. What the wires of
+a block of gates read is first copied beside each other, row by row; everything else is then computed on tiles of 16 gates
+and 128 samples. A number of each gate is spread over such a tile once, and sums over samples stay as wide until the end:
+what moves between lanes takes long, and is done for many gates at a time. The cotangents of what was read take its place,
+and are added row by row to those of the inputs, which are in vector memory too: one core adds in the order of the wires, so
+the sum is the same at every run. A list of readers would not help, and is not read.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from lutjax.kernels._pallas import _call
+from lutjax.kernels._pallas.tpu._gate_blocks import LANES, TILE, Blocks, blocks
+from lutjax.kernels._xla import _wires as plain
+from lutjax.kernels.registry import Device
+
+# On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
+Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
+# From the same and the cotangent of the outputs that of every number, sample by sample, or of what every wire reads.
+Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
+
+_SUBLANES = 8  # rows of a register; loops over rows are written out that often
+_ADDED = 16  # rows at the same time
+_WRITTEN_OUT = 4  # tiles at most: as many as are under way at the same time
+
+
+def apply(
+    value: Value,
+    x: jax.Array,
+    parameter: jax.Array,
+    wires: jax.Array,
+    *,
+    dtype: jnp.dtype,
+    name: str,
+    device: Device,
+) -> jax.Array:
+    """What gates answer: ``[I, B]``, ``[G, K]``, ``[G, n]`` -> ``[G, B]`` of a dtype. Numbers have 32 bits in `value`."""
+    how = _blocks(x, parameter, wires, device, backward=False)
+
+    def kernel(
+        wires_ref: Any, x_ref: Any, parameter_ref: Any, y_ref: Any, read_ref: Any, spread_ref: Any
+    ) -> None:
+        _read(wires_ref, x_ref, read_ref)
+        _spread(parameter_ref, spread_ref)
+
+        def of_tiles(k: jax.Array, tiles: list[Any]) -> None:
+            numbers = _numbers(spread_ref, k)
+            for lanes in tiles:
+                y_ref[_gates(k), lanes] = value(numbers, _tiles(read_ref, k, lanes)).astype(y_ref.dtype)
+
+        _over_tiles(how, of_tiles)
+
+    (y,) = _launch(
+        kernel,
+        how,
+        x,
+        parameter,
+        wires,
+        outputs=[(jax.ShapeDtypeStruct((len(wires), x.shape[1]), dtype), _of_gates(how))],
+        n_spread=1,
+        name=name,
+    )
+    return y
+
+
+def differentiate(
+    of_parameter: Gradient | None,
+    of_inputs: Gradient | None,
+    x: jax.Array,
+    parameter: jax.Array,
+    wires: jax.Array,
+    dy: jax.Array,
+    *,
+    name: str,
+    device: Device,
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Cotangents of ``[I, B]`` and of ``[G, K]``, float32; None of those whose function is None."""
+    how = _blocks(x, parameter, wires, device, backward=True)
+    (n_gates, n_slots), (n_inputs, n_samples) = parameter.shape, x.shape
+
+    def kernel(
+        wires_ref: Any, x_ref: Any, parameter_ref: Any, apart_ref: Any, dy_ref: Any, *refs: Any
+    ) -> None:
+        *results, read_ref, spread_ref, wide_ref = refs
+        dx_ref = results.pop(0) if of_inputs else None
+        sums_ref = results.pop(0) if of_parameter else None
+        sample_block, gate_block = pl.program_id(0), pl.program_id(1)
+        _read(wires_ref, x_ref, read_ref)
+        _spread(parameter_ref, spread_ref)
+        if of_parameter:
+            _clear(wide_ref)
+
+        def of_tiles(k: jax.Array, tiles: list[Any]) -> None:
+            numbers = _numbers(spread_ref, k)
+            sums = [jnp.zeros((TILE, LANES), jnp.float32)] * n_slots
+            for lanes in tiles:
+                read = _tiles(read_ref, k, lanes)
+                g = dy_ref[_gates(k), lanes].astype(jnp.float32)
+                if of_parameter:
+                    first = sample_block * how.samples + lanes.start
+                    inside = [_if_inside(a, first, n_samples, how.samples) for a in (g, *read)]
+                    addends = of_parameter(numbers, inside[1:], inside[0])
+                    sums = [s + a for s, a in zip(sums, addends, strict=True)]
+                if of_inputs:
+                    for place, d in enumerate(of_inputs(numbers, read, g)):
+                        read_ref[place, pl.ds(2 * k, 2), :, lanes] = d.reshape(2, _SUBLANES, LANES)
+            if of_parameter:
+                for slot, s in enumerate(sums):
+                    wide_ref[slot, _gates(k), :] += s
+
+        _over_tiles(how, of_tiles)
+        if sums_ref is not None:
+            _sum_lanes(wide_ref, sums_ref)
+        if dx_ref is not None:
+            pl.when(gate_block == 0)(lambda: _clear(dx_ref))
+            # What gates that do not exist hold is no number.
+            left = how.gates if n_gates % how.gates == 0 else n_gates - gate_block * how.gates
+            _add(wires_ref, apart_ref, read_ref, dx_ref, left)
+
+    outputs = []
+    if of_inputs:
+        dx = jax.ShapeDtypeStruct((n_inputs, n_samples), jnp.float32)
+        outputs.append((dx, pl.BlockSpec((n_inputs, how.samples), lambda b, g: (0, b))))
+    if of_parameter:
+        steps = pl.cdiv(n_samples, how.samples)
+        sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
+        outputs.append((sums, pl.BlockSpec((1, how.gates, n_slots), lambda b, g: (b, g, 0))))
+    of_block = how.gates // _together(wires.shape[1])
+    apart = _apart(_ids(how, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
+    more = [
+        (apart, pl.BlockSpec((1, 1, of_block), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM)),
+        (dy, _of_gates(how)),
+    ]
+    results = list(_launch(kernel, how, x, parameter, wires, *more, outputs=outputs, n_spread=2, name=name))
+    return results.pop(0) if of_inputs else None, results.pop(0).sum(0) if of_parameter else None
+
+
+def _blocks(x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool) -> Blocks:
+    how = blocks(x, parameter, wires, device, backward)
+    assert how is not None  # `_support` has asked
+    return how
+
+
+def _launch(
+    kernel: Callable[..., None],
+    how: Blocks,
+    x: jax.Array,
+    parameter: jax.Array,
+    wires: jax.Array,
+    *more: tuple[jax.Array, pl.BlockSpec],
+    outputs: Sequence[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    n_spread: int,
+    name: str,
+) -> tuple[jax.Array, ...]:
+    (n_inputs, n_samples), (n_gates, n_slots), places = x.shape, parameter.shape, wires.shape[1]
+    steps = pl.cdiv(n_gates, how.gates)
+    # Rows of 16 bits cannot be read one by one.
+    wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
+    return _call.call(
+        kernel,
+        _ids(how, wires, n_inputs).reshape(steps, 1, how.gates * places),
+        x.astype(wide),
+        parameter.astype(wide),
+        *(a for a, _ in more),
+        outputs=[shape for shape, _ in outputs],
+        name=name,
+        grid=(pl.cdiv(n_samples, how.samples), steps),
+        in_specs=[
+            pl.BlockSpec((1, 1, how.gates * places), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec(
+                (n_inputs, how.samples), lambda b, g: (0, b), pipeline_mode=pl.Buffered(how.buffers)
+            ),
+            pl.BlockSpec((how.gates, n_slots), lambda b, g: (g, 0)),
+            *(block for _, block in more),
+        ],
+        out_specs=[block for _, block in outputs],
+        scratch_shapes=[
+            pltpu.VMEM((places, how.gates // _SUBLANES, _SUBLANES, how.samples), wide),
+            *[pltpu.VMEM((n_slots, how.gates, LANES), wide)] * n_spread,
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=how.limit
+        ),
+    )
+
+
+def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
+    """What wires read, of as many gates as blocks have."""
+    return jnp.pad(plain.clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
+
+
+def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
+    """For some gates at a time whether they exist and all their wires read different rows: 1, or 0."""
+    together = _together(ids.shape[1])
+    rows = ids.reshape(-1, together * ids.shape[1])
+    n = rows.shape[1]
+    equal = (rows[:, :, None] == rows[:, None, :]) & np.tri(n, k=-1, dtype=bool)[None]
+    last = (jnp.arange(len(rows), dtype=jnp.int32) + 1) * together
+    return ((last <= n_gates) & ~equal.any((1, 2))).astype(jnp.int32)
+
+
+def _of_gates(how: Blocks) -> pl.BlockSpec:
+    return pl.BlockSpec((how.gates, how.samples), lambda b, g: (g, b))
+
+
+# ------------------------------------------------------------------------------------- in kernels
+def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
+    """Copies the rows that wires read, to ``[places, gates / 8, 8, samples]``."""
+    places, n = read_ref.shape[:2]
+
+    def copy(k: jax.Array, _: None) -> None:
+        for u in range(_SUBLANES):
+            for place in range(places):
+                row = wires_ref[0, 0, (k * _SUBLANES + u) * places + place]
+                read_ref[place, k, pl.ds(u, 1), :] = x_ref[pl.ds(row, 1), :]
+
+    jax.lax.fori_loop(0, n, copy, None)
+
+
+def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
+    """Adds what each wire receives to the row that it read, of so many gates if the block has more."""
+    places, n = read_ref.shape[:2]
+    together = _together(places)
+
+    def add_all(k: jax.Array, _: None) -> None:
+        for group in range(_SUBLANES // together):
+            gates = range(group * together, (group + 1) * together)
+            apart = apart_ref[0, 0, k * (_SUBLANES // together) + group] == 1
+
+            @pl.when(apart)
+            def _(gates: range = gates) -> None:
+                of = [(row(k, u, place), place, u) for u in gates for place in range(places)]
+                sums = [dx_ref[to, :] + read_ref[place, k, pl.ds(u, 1), :] for to, place, u in of]
+                for (to, _, _), total in zip(of, sums, strict=True):
+                    dx_ref[to, :] = total
+
+            @pl.when(jnp.logical_not(apart))
+            def _(gates: range = gates) -> None:
+                for u in gates:
+                    pl.when(k * _SUBLANES + u < n_gates)(functools.partial(add, k, u))
+
+    def row(k: jax.Array, u: int, place: int) -> Any:
+        return pl.ds(wires_ref[0, 0, (k * _SUBLANES + u) * places + place], 1)
+
+    def add(k: jax.Array, u: int) -> None:
+        for place in range(places):
+            dx_ref[row(k, u, place), :] += read_ref[place, k, pl.ds(u, 1), :]
+
+    jax.lax.fori_loop(0, n, add_all, None)
+
+
+def _together(places: int) -> int:
+    """Gates whose cotangents are added at the same time, if their wires read different rows."""
+    return next(n for n in (8, 4, 2, 1) if n * places <= _ADDED)
+
+
+def _clear(ref: Any) -> None:
+    """Zeros, in a loop: a large array would be as many instructions. Of the last two axes the first is long."""
+    n, rest = divmod(ref.shape[-2], _SUBLANES)
+    lead = (slice(None),) * (len(ref.shape) - 2)
+
+    def clear(rows: Any, size: int) -> None:
+        ref[(*lead, rows, slice(None))] = jnp.zeros((*ref.shape[:-2], size, ref.shape[-1]), ref.dtype)
+
+    def clear_some(k: jax.Array, _: None) -> None:
+        clear(pl.ds(pl.multiple_of(k * _SUBLANES, _SUBLANES), _SUBLANES), _SUBLANES)
+
+    jax.lax.fori_loop(0, n, clear_some, None)
+    if rest:
+        clear(pl.ds(n * _SUBLANES, rest), rest)
+
+
+def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
+    """Calls it for every tile of gates, and some tiles of their samples at a time."""
+    n = how.samples // LANES
+    together = min(n, max(_WRITTEN_OUT * 4 // how.slots, 1), _WRITTEN_OUT)
+
+    def of_gates(k: jax.Array, _: None) -> None:
+        def of_samples(c: jax.Array, _: None) -> None:
+            first = [pl.multiple_of((c * together + u) * LANES, LANES) for u in range(together)]
+            of_tiles(k, [pl.ds(f, LANES) for f in first])
+
+        jax.lax.fori_loop(0, n // together, of_samples, None)
+
+    jax.lax.fori_loop(0, how.gates // TILE, of_gates, None)
+
+
+def _spread(parameter_ref: Any, spread_ref: Any) -> None:
+    """Every number of each gate, over all lanes: ``[gates, K]`` -> ``[K, gates, 128]``."""
+
+    def spread(k: jax.Array, _: None) -> None:
+        numbers = parameter_ref[_gates(k), :]
+        for slot in range(spread_ref.shape[0]):
+            spread_ref[slot, _gates(k), :] = jnp.broadcast_to(numbers[:, slot : slot + 1], (TILE, LANES))
+
+    jax.lax.fori_loop(0, spread_ref.shape[1] // TILE, spread, None)
+
+
+def _sum_lanes(wide_ref: Any, sums_ref: Any) -> None:
+    """``[K, gates, 128]`` -> ``[1, gates, K]``."""
+    n_slots, n_gates, _ = wide_ref.shape
+
+    def add(k: jax.Array, _: None) -> None:
+        lane = jax.lax.broadcasted_iota(jnp.int32, (TILE, n_slots), 1)
+        sums = jnp.zeros((TILE, n_slots), jnp.float32)
+        for slot in range(n_slots):
+            total = jnp.sum(wide_ref[slot, _gates(k), :], 1, keepdims=True)
+            sums = jnp.where(lane == slot, total, sums)
+        sums_ref[0, _gates(k), :] = sums
+
+    jax.lax.fori_loop(0, n_gates // TILE, add, None)
+
+
+def _gates(k: jax.Array) -> Any:
+    return pl.ds(pl.multiple_of(k * TILE, TILE), TILE)
+
+
+def _numbers(spread_ref: Any, k: jax.Array) -> list[jax.Array]:
+    return [spread_ref[slot, _gates(k), :] for slot in range(spread_ref.shape[0])]
+
+
+def _tiles(read_ref: Any, k: jax.Array, lanes: Any) -> list[jax.Array]:
+    return [
+        read_ref[place, pl.ds(2 * k, 2), :, lanes].reshape(TILE, LANES) for place in range(read_ref.shape[0])
+    ]
+
+
+def _if_inside(a: jax.Array, first: jax.Array, n_samples: int, block: int) -> jax.Array:
+    """0 for samples that do not exist, of which there are some if blocks do not divide them."""
+    if n_samples % block == 0:
+        return a
+    return jnp.where(first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 1) < n_samples, a, 0)
