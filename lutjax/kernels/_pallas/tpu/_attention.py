@@ -149,6 +149,10 @@ class Plan:
         """``[B, Lq, ...]`` -> ``[..., query tiles, blocks, 128]``."""
         return self._in_blocks(a, self.query_tiles, self.queries, LANES)
 
+    def outputs(self, dy: jax.Array) -> jax.Array:
+        """``[B, Lq, O]`` -> ``[query tiles, blocks, O, 128]``."""
+        return jnp.moveaxis(self.of_queries(dy), 0, 2)
+
     def of_keys(self, a: jax.Array) -> jax.Array:
         """``[B, Lk, ...]`` -> ``[..., key tiles, blocks, key lanes]``."""
         return self._in_blocks(a, self.key_tiles, self.keys, self.key_lanes)
@@ -205,9 +209,7 @@ class Plan:
         value = value.reshape(*value.shape[:3], self.samples * self.keys, self.used_lanes)
         return _pad(_pad(value, -2, self.key_lanes, other), -1, LANES, other)
 
-    def sum_of_distances(
-        self, of_pairs: jax.Array, start: jax.Array | None, n_distances: int
-    ) -> jax.Array:
+    def sum_of_distances(self, of_pairs: jax.Array, start: jax.Array | None) -> jax.Array:
         """``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, summed over the pairs
         of each distance: ``[T, distances]``.
         """
@@ -222,8 +224,8 @@ class Plan:
         a = jnp.sum(a.reshape(n, -1, width - 1), 1)
         distance = jnp.arange(width - 1, dtype=jnp.int32) - (self.key_tiles * self.keys - 1) - 1
         distance = distance if start is None else distance + start
-        at = jnp.clip(distance, 0, n_distances - 1)
-        return jnp.zeros((n, n_distances), a.dtype).at[:, at].add(a)
+        at = jnp.clip(distance, 0, self.n_distances - 1)
+        return jnp.zeros((n, self.n_distances), a.dtype).at[:, at].add(a)
 
     def vmem(self, tables: int, itemsize: int) -> int:
         """Bytes of vector memory that a kernel takes which holds so many buffers of a detector's table."""
