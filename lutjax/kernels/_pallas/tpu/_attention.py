@@ -14,11 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._detection import Detection
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels.registry import Call
 
 LANES = 128
 _KEYS = 256  # of one sample in one block
 _KEYS_OF_BLOCK = 512
 _BLOCKS = 32  # of one grid step
+_MOST_DISTANCES = 2**29  # bytes
+_ROW = 7e-9  # seconds in which XLA reads a row
+_CYCLE = 1 / 1.5e9  # seconds, of the slowest generation
 UNROLLED = 8  # queries
 
 
@@ -227,14 +232,85 @@ class Plan:
         at = jnp.clip(distance, 0, self.n_distances - 1)
         return jnp.zeros((n, self.n_distances), a.dtype).at[:, at].add(a)
 
-    def vmem(self, tables: int, itemsize: int) -> int:
-        """Bytes of vector memory that a kernel takes which holds so many buffers of a detector's table."""
-        outputs = math.ceil(self.n_outputs / 8) * 8
-        of_pairs = self.key_lanes * LANES * 4 * 12
-        of_slabs = 6 * LANES * self.slab * 4
-        of_rows = 8 * self.blocks * 8 * 4 * max(LANES, self.key_lanes) * 2
-        of_outputs = 2 * self.blocks * outputs * LANES * 4
-        return tables * outputs * self.rows * itemsize + of_pairs + of_slabs + of_rows + of_outputs
+    def vmem(self, weights: Any, op: str, direction: str) -> int:
+        """Bytes of vector memory that the largest kernel of a call takes."""
+        table = _registers(self.n_outputs) * self.rows
+        read, sums = 2 * weights.dtype.itemsize, 2 * 4  # two buffers: one is moved while the other is used
+        if op.endswith("_update"):
+            tables = 2 * read + (0 if weights.dtype.itemsize == 4 else 4)
+        else:
+            tables = read if direction == "forward" else max(read, sums)
+        of_pairs = 16 * 4 * self.key_lanes * max(LANES, self.k_ids)
+        of_queries = 8 * 4 * LANES * self.slab
+        of_blocks = 2 * 4 * self.blocks * (_registers(self.n_outputs) * LANES + 6 * 8 * self.key_lanes)
+        return tables * table + of_pairs + of_queries + of_blocks
+
+    @property
+    def of_distances(self) -> int:
+        """Bytes of an array of `of_pairs`."""
+        tiles = self.query_tiles * self.key_tiles
+        return 4 * self.n_detectors * tiles * self.key_lanes * LANES
+
+    # ---- estimates, from the static profile of the compiler, in seconds
+    def seconds(self, weights: Any, tpu: _tpus.TPU, op: str) -> float:
+        """Of a call here: the tables are moved once for each grid step of samples, or slabs are read."""
+        moved = self.n_detectors * self.rows * _registers(self.n_outputs) * weights.dtype.itemsize
+        moved *= 2 if op.endswith("_update") else self.steps * self.query_tiles * self.key_tiles
+        slabs = self.n_detectors * self.query_tiles * self.key_tiles * self.all_blocks * self.used_lanes
+        registers = _registers(self.n_outputs) * self.slab / 1024
+        return max(moved / tpu.bandwidth, slabs * (registers + 10) * _CYCLE)
+
+    def seconds_by_row(self, weights: Any, window: int | None, start: Any) -> float:
+        """Of a call in plain JAX, which reads a row for each pair."""
+        keys = self.n_keys / 2 if start is None else self.n_keys
+        pairs = self.n_samples * self.n_queries * (keys if window is None else min(keys, window))
+        return self.n_detectors * pairs * _ROW
+
+
+def unsupported(call: Call) -> str | None:
+    """Why a call of look-up attention, or its update, does not fit the memory of its device; None if it does."""
+    plan, weights, _ = _planned(call)
+    if call.op.endswith("_update") and call.options["rule"].weight_decay:
+        return "moves rows without weight decay: it does not know which rows a step touches"
+    if plan.empty:
+        return None
+    tpu = _tpus.limits(call.device)
+    needed = plan.vmem(weights, call.op, call.direction)
+    if needed > tpu.vmem * 7 // 8:
+        return (
+            f"weights: a detector's table [{weights.shape[1]}, {weights.shape[2]}] and what belongs to it take "
+            f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has {tpu.vmem / 2**20:.0f}"
+        )
+    if plan.of_distances > _MOST_DISTANCES:
+        return (
+            f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many distances: those of all pairs "
+            f"take {plan.of_distances / 2**20:.0f} MiB, more than {_MOST_DISTANCES / 2**20:.0f}"
+        )
+    return None
+
+
+def slower(call: Call) -> str | None:
+    """Why plain JAX comes first: few pairs read few rows, while a kernel here moves whole tables."""
+    plan, weights, start = _planned(call)
+    if plan.empty:
+        return "there is nothing to compute"
+    by_row = plan.seconds_by_row(weights, call.options["window"], start)
+    here = plan.seconds(weights, _tpus.limits(call.device), call.op)
+    if here <= by_row:
+        return None
+    return f"by its static profile plain JAX is faster: {1e6 * by_row:.0f} us against {1e6 * here:.0f}"
+
+
+def _planned(call: Call) -> tuple[Plan, Any, Any]:
+    """The plan, the table and `start`."""
+    weights = call.arguments[0]
+    query, key, position, start = call.arguments[5:9] if call.op.endswith("_update") else call.arguments[1:5]
+    return Plan.of(weights, query, key, position), weights, start
+
+
+def _registers(n: int) -> int:
+    """Whole registers of outputs."""
+    return math.ceil(n / 8) * 8
 
 
 def ids(index: jax.Array, bits: int) -> jax.Array:

@@ -4,7 +4,10 @@ import jax
 
 from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu import _attention
 from lutjax.kernels.registry import Call
+
+_ATTENTION = ("lookup_attention", "lookup_attention_update")
 
 
 def unsupported(call: Call) -> str | None:
@@ -23,9 +26,13 @@ def unsupported_arguments(call: Call) -> str | None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
     if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
         return f"moves rows by SGD only, not by {call.options['rule']}"
+    if call.op in _ATTENTION:
+        return _attention.unsupported(call)
     return None
 
 
 def slower(call: Call) -> str | None:
     """Why the next implementation comes first for a call that would fit; None if this one does."""
+    if call.op in _ATTENTION:
+        return _attention.slower(call)
     return None

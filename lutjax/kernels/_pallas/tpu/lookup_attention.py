@@ -7,6 +7,7 @@ each query and detector, however many keys it has. Ids out of range are those at
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,7 +40,15 @@ def forward(
     if plan.empty:
         segments = (query_segments, key_segments)
         return plain.forward(
-            weights, query, key, position, start, *segments, window=window, accumulate=accumulate, device=device
+            weights,
+            query,
+            key,
+            position,
+            start,
+            *segments,
+            window=window,
+            accumulate=accumulate,
+            device=device,
         )
     pairs = Pairs(plan, query, key, position, start, query_segments, key_segments, window)
     grid = ("query tile", "step", "detector", "key tile")
@@ -139,7 +148,9 @@ def _products(
         ),
         (
             (plan.query_tiles, detectors, plan.key_tiles, blocks, 1, plan.key_lanes),
-            pairs.spec(grid, ("query tile", "detector", "key tile", "step"), (plan.blocks, 1, plan.key_lanes)),
+            pairs.spec(
+                grid, ("query tile", "detector", "key tile", "step"), (plan.blocks, 1, plan.key_lanes)
+            ),
         ),
     ]
     if need_position:
@@ -196,16 +207,16 @@ class Pairs:
         window: int | None,
     ):
         self.plan, self.start, self.window = plan, start, window
-        if position is None:
-            e = jnp.zeros((1, 1), jnp.int32)
-        else:
-            e = ids(position.index, position.bits).T
+        e = jnp.zeros((1, 1), jnp.int32) if position is None else ids(position.index, position.bits).T
         self.shared = e.shape[0] == 1
         self.segments = query_segments is not None
         in_memory = self.scalars(ids(query.index, query.bits))
         self.arrays = [in_memory, self.keys(ids(key.index, key.bits)), self.at_pairs(e, -1)]
         if query_segments is not None and key_segments is not None:
-            self.arrays += [plan.of_queries(query_segments)[:, :, None], plan.of_keys(key_segments)[:, :, None]]
+            self.arrays += [
+                plan.of_queries(query_segments)[:, :, None],
+                plan.of_keys(key_segments)[:, :, None],
+            ]
 
     def scalars(self, a: jax.Array) -> jax.Array:
         """``[B, Lq, T]`` as kernels read it one by one."""
@@ -327,7 +338,7 @@ def slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
     return pl.ds(pl.multiple_of(ids_ref[0, n * LANES + query] * plan.slab, LANES), plan.slab)
 
 
-def pairs_of(n: jax.Array, pairs: tuple[Any, ...]) -> jax.Array:
+def pairs_of(n: jax.Array, pairs: Sequence[Any]) -> jax.Array:
     """Position ids of the pairs of block `n`, -1 where they do not count: ``[keys, queries]``."""
     e = pairs[2][...]
     if len(pairs) > 3:
@@ -340,7 +351,7 @@ def column(row: jax.Array) -> jax.Array:
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
-def count(plan: Plan, n: jax.Array, pairs: tuple[Any, ...], by_id_ref: Any, counts_ref: Any) -> None:
+def count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, counts_ref: Any) -> None:
     """How often each query of block `n` meets each pair of ids: ``[128, slab]``."""
     e = pairs_of(n, pairs)
     key = jax.lax.broadcasted_iota(jnp.int32, (plan.k_ids, plan.key_lanes), 0)
