@@ -449,18 +449,20 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
         main_ref[...], other_ref[...] = of_main_ref[...].T, of_other_ref[...].T
 
         # The products of each pair, out of those with whole slabs.
-        id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, plan.k_ids), 1)
+        id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, 3 * plan.k_ids), 1) & (plan.k_ids - 1)
         keys = _ones(column(pairs[1][n])[:, :1] == id_of_key)
         other_keys = _ones(column(k_other_ref[n])[:, :1] == id_of_key)
+        both = jnp.concatenate([keys, other_keys])
         e = pairs_of(n, pairs)
         if need_position:
             e_other = jnp.where(e < 0, -1, e_other_ref[...])
 
         def of_position(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             ids_of_keys = pl.ds(i, plan.k_ids, stride=plan.e_ids)
-            of_main, of_other = main_ref[ids_of_keys, :], other_ref[ids_of_keys, :]
-            main = _exact_dot(keys, of_main)
-            found = [(e, main), (e, _exact_dot(keys, of_other)), (e, _exact_dot(other_keys, of_main))]
+            of_main = jnp.dot(both, _terms(main_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
+            of_other = jnp.dot(keys, _terms(other_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
+            main = of_main[: plan.key_lanes]
+            found = [(e, main), (e, of_other), (e, of_main[plan.key_lanes :])]
             if need_position:
                 found.append((e_other, main))
             return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
@@ -481,12 +483,12 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
     jax.lax.fori_loop(0, plan.blocks, block, None)
 
 
-def _exact_dot(ones: jax.Array, values: jax.Array) -> jax.Array:
-    """Ones and zeros times float32 values, exactly where each sum has one value: in three terms of 8 bits."""
-    total = jnp.zeros((ones.shape[0], values.shape[1]), jnp.float32)
+def _terms(values: jax.Array) -> jax.Array:
+    """float32 values as three terms of 8 bits, one below the other: rows with a one in each read their sum, exactly."""
+    terms = []
     for _ in range(3):
         bits = jax.lax.bitcast_convert_type(values, jnp.int32) & jnp.int32(-(2**16))
         term = jax.lax.bitcast_convert_type(bits, jnp.float32)
-        total += jnp.dot(ones, term.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+        terms.append(term)
         values = values - term
-    return total
+    return jnp.concatenate(terms).astype(jnp.bfloat16)
