@@ -18,7 +18,8 @@ from lutjax.kernels._pallas import _tpus
 from lutjax.kernels.registry import Call
 
 LANES = 128
-_KEYS = 256  # of one sample in one block
+_QUERIES = LANES  # of one sample in one block
+_KEYS = 256
 _KEYS_OF_BLOCK = 512
 _BLOCKS = 32  # of one grid step
 _MOST_DISTANCES = 2**29  # bytes
@@ -48,8 +49,10 @@ class Plan:
     @classmethod
     def of(cls, weights: Any, query: Detection, key: Detection, position: Detection | None) -> "Plan":
         """Of arrays, or of their shapes."""
+        n_samples, n_queries, _ = query.index.shape
         return cls(
-            *query.index.shape[:2],
+            n_samples,
+            n_queries,
             key.index.shape[1],
             weights.shape[0],
             weights.shape[2],
@@ -90,7 +93,7 @@ class Plan:
     @property
     def queries(self) -> int:
         """Of one sample in one block."""
-        return min(self.n_queries, LANES)
+        return min(self.n_queries, _QUERIES)
 
     @property
     def keys(self) -> int:
@@ -100,7 +103,7 @@ class Plan:
     @property
     def samples(self) -> int:
         """Of one block."""
-        return max(min(self.n_samples, LANES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
+        return max(min(self.n_samples, _QUERIES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
 
     @property
     def used_lanes(self) -> int:

@@ -77,19 +77,19 @@ def backward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
-    weights, *detections = saved
-    plan = Plan.of(weights, *detections[:3])
+    weights, query, key, position, start, query_segments, key_segments = saved
+    plan = Plan.of(weights, query, key, position)
     if plan.empty:
         return plain.backward(saved, dy, needs, window=window, accumulate=accumulate, device=device)
-    pairs = Pairs(plan, *detections, window)
+    pairs = Pairs(plan, query, key, position, start, query_segments, key_segments, window)
     dy = dy.astype(jnp.float32)
     d_weights = add_rows(pairs, dy, None, device) if needs[0] else None
     cotangents: list[jax.Array | None] = [None] * 3
     if any(needs[1:4]):
-        totals = _products(pairs, *detections[:3], weights, dy, needs[3], device)
-        for i, total in enumerate(totals):
+        totals = _products(pairs, query, key, position, weights, dy, needs[3], device)
+        for i, (total, detection) in enumerate(zip(totals, (query, key, position), strict=False)):
             if needs[1 + i]:
-                cotangents[i] = _times_slope(total, detections[i].margin)
+                cotangents[i] = _times_slope(total, detection.margin)
     return (d_weights, *cotangents, None, None, None)
 
 
@@ -141,7 +141,7 @@ def _products(
         (plan.table(weights), pairs.table_spec(grid)),
     ]
     detectors, blocks = plan.n_detectors, plan.all_blocks
-    outputs = [
+    outputs: list[tuple[tuple[int, ...], Any]] = [
         (
             (plan.key_tiles, detectors, plan.query_tiles, blocks, 1, LANES),
             pairs.spec(grid, ("key tile", "detector", "query tile", "step"), (plan.blocks, 1, LANES)),
@@ -419,24 +419,25 @@ def of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
 def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
     """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate."""
     n_pairs = 5 if segments else 3
-    pairs, refs = refs[:n_pairs], refs[n_pairs:]
-    q_other_ref, q_margin_ref, k_other_ref, k_margin_ref, dy_ref, table_ref, *refs = refs
+    pairs = refs[:n_pairs]
+    q_other_ref, q_margin_ref, k_other_ref, k_margin_ref, dy_ref, table_ref, *rest = refs[n_pairs:]
     if need_position:
-        e_other_ref, e_margin_ref, d_query_ref, d_key_ref, d_pairs_ref, *refs = refs
+        e_other_ref, e_margin_ref, d_query_ref, d_key_ref, d_pairs_ref, *rest = rest
 
         @pl.when(pl.program_id(3) == 0)
         def _() -> None:
             d_pairs_ref[...] = jnp.zeros_like(d_pairs_ref)
     else:
-        d_query_ref, d_key_ref, *refs = refs
-    of_main_ref, of_other_ref, main_ref, other_ref = refs
+        d_query_ref, d_key_ref, *rest = rest
+    of_main_ref, of_other_ref, main_ref, other_ref = rest
     shape = (plan.key_lanes, LANES)
 
     def block(n: jax.Array, _: None) -> None:
         dy = dy_ref[n]
 
         def some(first: jax.Array, _: None) -> None:
-            main, other = [], []
+            main: list[jax.Array] = []
+            other: list[jax.Array] = []
             for u in range(UNROLLED):
                 cotangent = of_lane(dy, first + u)
                 for ids_ref, products in ((pairs[0], main), (q_other_ref, other)):
@@ -449,7 +450,9 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
         main_ref[...], other_ref[...] = of_main_ref[...].T, of_other_ref[...].T
 
         # The products of each pair, out of those with whole slabs.
-        id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, 3 * plan.k_ids), 1) & (plan.k_ids - 1)
+        id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, 3 * plan.k_ids), 1) & (
+            plan.k_ids - 1
+        )
         keys = _ones(column(pairs[1][n])[:, :1] == id_of_key)
         other_keys = _ones(column(k_other_ref[n])[:, :1] == id_of_key)
         both = jnp.concatenate([keys, other_keys])
@@ -468,7 +471,7 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
 
         zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
-        main, of_query, of_key, *rest = over_positions(plan, of_position, zeros)
+        main, of_query, of_key, *of_other_position = over_positions(plan, of_position, zeros)
         q_margin = jnp.broadcast_to(jnp.abs(q_margin_ref[n]), shape)
         k_margin = jnp.abs(column(k_margin_ref[n]))
         query_is_closer = q_margin < k_margin
@@ -478,7 +481,7 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
         d_key_ref[n] = jnp.sum(d_key.T, 0, keepdims=True)
         if need_position:
             position_is_closest = jnp.abs(e_margin_ref[...]) < jnp.minimum(q_margin, k_margin)
-            d_pairs_ref[...] += jnp.where(position_is_closest, main - rest[0], 0)
+            d_pairs_ref[...] += jnp.where(position_is_closest, main - of_other_position[0], 0)
 
     jax.lax.fori_loop(0, plan.blocks, block, None)
 
