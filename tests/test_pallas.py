@@ -15,6 +15,7 @@ from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _gate_blocks
+from lutjax.kernels._pallas.tpu import _attention, _support
 
 
 def implemented(backend):
@@ -471,3 +472,76 @@ def test_where_plain_jax_gathers_faster():
         args = [jax.ShapeDtypeStruct(*s) for s in shapes]
         spec = lutjax.kernel_registry.resolve(op, *args, None, device=device, direction=direction)
         assert spec.platform == platform, (op, n_gates, direction)
+def attend(implementation, index, n_queries=21):
+    """What look-up attention and its gradient are for some ids of queries, keys and positions, far out of range or not."""
+    rng = np.random.default_rng(0)
+
+    def detection(ids, shape, bits):
+        margin = jnp.asarray(rng.integers(-8, 8, shape) / 4, jnp.float32)
+        flip = jnp.asarray(1 << rng.integers(0, bits, shape), jnp.int32)
+        return lutjax.Detection(jnp.broadcast_to(jnp.asarray(ids, jnp.int32), shape), flip, margin, bits)
+
+    q, k, e = index
+    weights = jnp.asarray(rng.integers(-8, 8, (2, 64, 3)), jnp.float32)
+    query, key = detection(q, (2, n_queries, 2), 2), detection(k, (2, n_queries, 2), 2)
+    position = detection(e, (n_queries - 1, 1), 2)
+    dy = jnp.asarray(rng.integers(-4, 4, (2, n_queries, 3)), jnp.float32)
+
+    def f(weights, *margins):
+        of = zip((query, key, position), margins, strict=True)
+        query_, key_, position_ = (dataclasses.replace(d, margin=m) for d, m in of)
+        return lutjax.lookup_attention(weights, query_, key_, position_, implementation=implementation)
+
+    y, vjp = jax.vjp(f, weights, query.margin, key.margin, position.margin)
+    return y, *vjp(dy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wild", "clamped"),
+    [
+        ((10**6, 2, 1), (3, 2, 1)),
+        ((-(10**6), 2, 1), (0, 2, 1)),
+        ((1, 77, 3), (1, 3, 3)),
+        ((1, -77, 3), (1, 0, 3)),
+        ((2, 1, 10**6), (2, 1, 3)),
+        ((2, 1, -1), (2, 1, 0)),
+    ],
+)
+def test_attention_clamps_each_id(wild, clamped):
+    with pallas_interpreter.interpreted():
+        found = attend("pallas", wild)
+    for actual, wanted in zip(found[:1], attend("xla", clamped)[:1], strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+    assert all(np.isfinite(np.asarray(a)).all() for a in found)
+
+
+@pytest.mark.slow
+def test_attention_in_several_blocks(monkeypatch):
+    """Blocks of few queries, keys and samples: every axis of the grids has several steps."""
+    rng = np.random.default_rng(1)
+    ids = tuple(rng.integers(0, 4, shape) for shape in ((2, 21, 2), (2, 21, 2), (20, 1)))
+    wanted = attend("xla", ids)
+    for name, size in (("_QUERIES", 8), ("_KEYS", 8), ("_BLOCKS", 1)):
+        monkeypatch.setattr(_attention, name, size)
+    with pallas_interpreter.interpreted():
+        found = attend("pallas", ids)
+    for actual, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6 * max(1, np.abs(expected).max()))
+
+
+def test_why_attention_is_not_on_tensor_cores():
+    def call(shape, distances, op="lookup_attention", kind="TPU v6e"):
+        d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((*shape, 1, 6), "float32"))
+        e = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((distances, 1, 4), "float32"))
+        weights = jax.ShapeDtypeStruct((1, 2**16, 32), "float32")
+        device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, kind)
+        return lutjax.kernels.registry.Call(
+            op, "forward", (weights, d, d, e, None, None, None), {"window": None, "accumulate": None}, device
+        )
+
+    assert _support.unsupported(call((128, 32), 31)) is None
+    assert _support.slower(call((128, 32), 31)) is None
+    assert "16" in _support.unsupported(call((128, 32), 31, kind="TPU v4"))
+    assert "distances" in _support.unsupported(call((1, 2**15), 2**15))
+    assert "us against" in _support.slower(call((1, 2), 31))

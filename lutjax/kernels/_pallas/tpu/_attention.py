@@ -1,0 +1,329 @@
+"""How TensorCore kernels see `lutjax.lookup_attention`: which queries and keys are a block, and the arrays they read.
+
+A block is the queries of a few samples, or of a piece of one long sample, in the 128 lanes of a register, and the
+keys of the same samples. What pairs have in common (their distance, whether they count) is a small matrix [keys,
+queries] of a block that plain JAX makes. Tables are ``[T, O, queries' rows * slab]``: the *slab* of a query's id is
+the rows for all ids of keys and positions. Imports no Pallas.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._detection import Detection
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels.registry import Call
+
+LANES = 128
+_QUERIES = LANES  # of one sample in one block
+_KEYS = 256
+_KEYS_OF_BLOCK = 512
+_BLOCKS = 32  # of one grid step
+_MOST_DISTANCES = 2**29  # bytes
+_ROW = 7e-9  # seconds in which XLA reads a row
+_CYCLE = 1 / 1.5e9  # seconds, of the slowest generation
+UNROLLED = 8  # queries
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes of a call and how they are cut into blocks.
+
+    Attributes:
+      q_bits, k_bits, e_bits: of query, key and position.
+    """
+
+    n_samples: int
+    n_queries: int
+    n_keys: int
+    n_detectors: int
+    n_outputs: int
+    q_bits: int
+    k_bits: int
+    e_bits: int
+    n_distances: int
+
+    @classmethod
+    def of(cls, weights: Any, query: Detection, key: Detection, position: Detection | None) -> "Plan":
+        """Of arrays, or of their shapes."""
+        n_samples, n_queries, _ = query.index.shape
+        return cls(
+            n_samples,
+            n_queries,
+            key.index.shape[1],
+            weights.shape[0],
+            weights.shape[2],
+            query.bits,
+            key.bits,
+            0 if position is None else position.bits,
+            1 if position is None else position.index.shape[0],
+        )
+
+    @property
+    def empty(self) -> bool:
+        sizes = (self.n_samples, self.n_queries, self.n_keys, self.n_detectors, self.n_outputs)
+        return 0 in (*sizes, self.n_distances)
+
+    # ---- ids
+    @property
+    def q_ids(self) -> int:
+        return 2**self.q_bits
+
+    @property
+    def k_ids(self) -> int:
+        """Ids of keys, with some that do not occur: whole registers."""
+        return max(2**self.k_bits, 8, LANES >> self.e_bits)
+
+    @property
+    def e_ids(self) -> int:
+        return 2**self.e_bits
+
+    @property
+    def slab(self) -> int:
+        return self.k_ids * self.e_ids
+
+    @property
+    def rows(self) -> int:
+        return self.q_ids * self.slab
+
+    # ---- blocks
+    @property
+    def queries(self) -> int:
+        """Of one sample in one block."""
+        return min(self.n_queries, _QUERIES)
+
+    @property
+    def keys(self) -> int:
+        """Of one sample in one block."""
+        return min(self.n_keys, _KEYS)
+
+    @property
+    def samples(self) -> int:
+        """Of one block."""
+        return max(min(self.n_samples, _QUERIES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
+
+    @property
+    def used_lanes(self) -> int:
+        return self.samples * self.queries
+
+    @property
+    def key_lanes(self) -> int:
+        """Keys of a block, and room for whole registers."""
+        return math.ceil(self.samples * self.keys / LANES) * LANES
+
+    @property
+    def query_tiles(self) -> int:
+        return math.ceil(self.n_queries / self.queries)
+
+    @property
+    def key_tiles(self) -> int:
+        return math.ceil(self.n_keys / self.keys)
+
+    @property
+    def blocks(self) -> int:
+        """Of samples, in one grid step."""
+        return min(math.ceil(self.n_samples / self.samples), _BLOCKS)
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.n_samples / self.samples / self.blocks)
+
+    @property
+    def all_blocks(self) -> int:
+        return self.steps * self.blocks
+
+    # ---- arrays
+    def table(self, weights: jax.Array) -> jax.Array:
+        """``[T, R, O]`` -> ``[T, O, rows]``."""
+        table = jnp.swapaxes(weights, 1, 2)
+        if 2**self.k_bits == self.k_ids:
+            return table
+        shape = (self.n_detectors, self.n_outputs, self.q_ids, 2**self.k_bits, self.e_ids)
+        table = _pad(table.reshape(shape), 3, self.k_ids)
+        return table.reshape(self.n_detectors, self.n_outputs, self.rows)
+
+    def weights(self, table: jax.Array) -> jax.Array:
+        """``[T, O, rows]`` -> ``[T, R, O]``."""
+        if 2**self.k_bits != self.k_ids:
+            shape = (self.n_detectors, self.n_outputs, self.q_ids, self.k_ids, self.e_ids)
+            table = table.reshape(shape)[:, :, :, : 2**self.k_bits]
+            table = table.reshape(self.n_detectors, self.n_outputs, -1)
+        return jnp.swapaxes(table, 1, 2)
+
+    def of_queries(self, a: jax.Array) -> jax.Array:
+        """``[B, Lq, ...]`` -> ``[..., query tiles, blocks, 128]``."""
+        return self._in_blocks(a, self.query_tiles, self.queries, LANES)
+
+    def outputs(self, dy: jax.Array) -> jax.Array:
+        """``[B, Lq, O]`` -> ``[query tiles, blocks, O, 128]``."""
+        return jnp.moveaxis(self.of_queries(dy), 0, 2)
+
+    def of_keys(self, a: jax.Array) -> jax.Array:
+        """``[B, Lk, ...]`` -> ``[..., key tiles, blocks, key lanes]``."""
+        return self._in_blocks(a, self.key_tiles, self.keys, self.key_lanes)
+
+    def from_queries(self, a: jax.Array) -> jax.Array:
+        """``[..., query tiles, blocks, 128]`` -> ``[B, Lq, ...]``."""
+        return self._from_blocks(a, self.queries)[: self.n_samples, : self.n_queries]
+
+    def from_keys(self, a: jax.Array) -> jax.Array:
+        """``[..., key tiles, blocks, key lanes]`` -> ``[B, Lk, ...]``."""
+        return self._from_blocks(a, self.keys)[: self.n_samples, : self.n_keys]
+
+    def _in_blocks(self, a: jax.Array, tiles: int, size: int, lanes: int) -> jax.Array:
+        a = _pad(_pad(a, 0, self.all_blocks * self.samples), 1, tiles * size)
+        a = a.reshape(self.all_blocks, self.samples, tiles, size, *a.shape[2:])
+        a = jnp.moveaxis(a, (2, 0, 1, 3), (-4, -3, -2, -1))
+        return _pad(a.reshape(*a.shape[:-2], self.samples * size), -1, lanes)
+
+    def _from_blocks(self, a: jax.Array, size: int) -> jax.Array:
+        a = a[..., : self.samples * size]
+        a = a.reshape(*a.shape[:-1], self.samples, size)
+        a = jnp.moveaxis(a, (-4, -3, -2, -1), (2, 0, 1, 3))
+        tiles = a.shape[2]
+        return a.reshape(self.all_blocks * self.samples, tiles * size, *a.shape[4:])
+
+    def of_pairs(
+        self, of_distance: jax.Array, start: jax.Array | None, window: int | None, other: int
+    ) -> jax.Array:
+        """A value for each distance, ``[T or 1, distances]``, the last for all larger ones, at every pair of a block.
+
+        Returns:
+          ``[T or 1, query tiles, key tiles, key lanes, 128]``; `other` for pairs that do not count.
+        """
+        n_queries, n_keys = self.query_tiles * self.queries, self.key_tiles * self.keys
+        # By place of the query minus that of the key among those of the call; negative ones from the end on.
+        at = jnp.arange(n_queries + n_keys, dtype=jnp.int32)
+        at = jnp.where(at < n_queries, at, at - (n_queries + n_keys))
+        distance = at - 1 if start is None else at - 1 + start
+        counts = distance >= 0
+        if window is not None:
+            counts &= distance < window
+        value = jnp.take(of_distance, jnp.clip(distance, 0, of_distance.shape[1] - 1), axis=1)
+        value = jnp.where(counts[None], value, jnp.asarray(other, value.dtype))
+        # The row of each key is the one before, shifted by one.
+        n = value.shape[0]
+        value = jnp.tile(value, (1, n_keys))[:, : n_keys * (value.shape[1] - 1)]
+        value = value.reshape(n, n_keys, n_queries + n_keys - 1)[:, : self.n_keys, : self.n_queries]
+        value = _pad(_pad(value, 1, n_keys, other), 2, n_queries, other)
+        value = value.reshape(n, self.key_tiles, self.keys, self.query_tiles, self.queries)
+        value = value.transpose(0, 3, 1, 2, 4)
+        # The same for each sample of the block; pairs of two samples do not count.
+        same = jnp.eye(self.samples, dtype=bool)[:, None, :, None]
+        value = jnp.where(same, value[:, :, :, None, :, None, :], jnp.asarray(other, value.dtype))
+        value = value.reshape(*value.shape[:3], self.samples * self.keys, self.used_lanes)
+        return _pad(_pad(value, -2, self.key_lanes, other), -1, LANES, other)
+
+    def sum_of_distances(self, of_pairs: jax.Array, start: jax.Array | None) -> jax.Array:
+        """``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, summed over the pairs
+        of each distance: ``[T, distances]``.
+        """
+        n = of_pairs.shape[0]
+        a = of_pairs[..., : self.samples * self.keys, : self.used_lanes]
+        a = a.reshape(*a.shape[:3], self.samples, self.keys, self.samples, self.queries)
+        a = jnp.sum(jnp.diagonal(a, axis1=3, axis2=5), -1).transpose(0, 2, 3, 1, 4)
+        a = a.reshape(n, self.key_tiles * self.keys, self.query_tiles * self.queries)
+        # The row of each key shifted back by its number.
+        width = a.shape[1] + a.shape[2]
+        a = _pad(a[:, ::-1], 2, width).reshape(n, -1)[:, : a.shape[1] * (width - 1)]
+        a = jnp.sum(a.reshape(n, -1, width - 1), 1)
+        distance = jnp.arange(width - 1, dtype=jnp.int32) - (self.key_tiles * self.keys - 1) - 1
+        distance = distance if start is None else distance + start
+        at = jnp.clip(distance, 0, self.n_distances - 1)
+        return jnp.zeros((n, self.n_distances), a.dtype).at[:, at].add(a)
+
+    def vmem(self, weights: Any, op: str, direction: str) -> int:
+        """Bytes of vector memory that the largest kernel of a call takes."""
+        table = _registers(self.n_outputs) * self.rows
+        read, sums = 2 * weights.dtype.itemsize, 2 * 4  # two buffers: one is moved while the other is used
+        if op.endswith("_update"):
+            tables = 2 * read + (0 if weights.dtype.itemsize == 4 else 4)
+        else:
+            tables = read if direction == "forward" else max(read, sums)
+        of_pairs = 16 * 4 * self.key_lanes * max(LANES, self.k_ids)
+        of_queries = 8 * 4 * LANES * self.slab
+        of_blocks = 2 * 4 * self.blocks * (_registers(self.n_outputs) * LANES + 6 * 8 * self.key_lanes)
+        return tables * table + of_pairs + of_queries + of_blocks
+
+    @property
+    def of_distances(self) -> int:
+        """Bytes of an array of `of_pairs`."""
+        tiles = self.query_tiles * self.key_tiles
+        return 4 * self.n_detectors * tiles * self.key_lanes * LANES
+
+    # ---- estimates, from the static profile of the compiler, in seconds
+    def seconds(self, weights: Any, tpu: _tpus.TPU, op: str) -> float:
+        """Of a call here: the tables are moved once for each grid step of samples, or slabs are read."""
+        moved = self.n_detectors * self.rows * _registers(self.n_outputs) * weights.dtype.itemsize
+        moved *= 2 if op.endswith("_update") else self.steps * self.query_tiles * self.key_tiles
+        slabs = self.n_detectors * self.query_tiles * self.key_tiles * self.all_blocks * self.used_lanes
+        registers = _registers(self.n_outputs) * self.slab / 1024
+        return max(moved / tpu.bandwidth, slabs * (registers + 10) * _CYCLE)
+
+    def seconds_by_row(self, weights: Any, window: int | None, start: Any) -> float:
+        """Of a call in plain JAX, which reads a row for each pair."""
+        keys = self.n_keys / 2 if start is None else self.n_keys
+        pairs = self.n_samples * self.n_queries * (keys if window is None else min(keys, window))
+        return self.n_detectors * pairs * _ROW
+
+
+def unsupported(call: Call) -> str | None:
+    """Why a call of look-up attention, or its update, does not fit the memory of its device; None if it does."""
+    plan, weights, _ = _planned(call)
+    if call.op.endswith("_update") and call.options["rule"].weight_decay:
+        return "moves rows without weight decay: it does not know which rows a step touches"
+    if plan.empty:
+        return None
+    tpu = _tpus.limits(call.device)
+    needed = plan.vmem(weights, call.op, call.direction)
+    if needed > tpu.vmem * 7 // 8:
+        return (
+            f"weights: a detector's table [{weights.shape[1]}, {weights.shape[2]}] and what belongs to it take "
+            f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has {tpu.vmem / 2**20:.0f}"
+        )
+    if plan.of_distances > _MOST_DISTANCES:
+        return (
+            f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many distances: those of all pairs "
+            f"take {plan.of_distances / 2**20:.0f} MiB, more than {_MOST_DISTANCES / 2**20:.0f}"
+        )
+    return None
+
+
+def slower(call: Call) -> str | None:
+    """Why plain JAX comes first: few pairs read few rows, while a kernel here moves whole tables."""
+    plan, weights, start = _planned(call)
+    if plan.empty:
+        return "there is nothing to compute"
+    by_row = plan.seconds_by_row(weights, call.options["window"], start)
+    here = plan.seconds(weights, _tpus.limits(call.device), call.op)
+    if here <= by_row:
+        return None
+    return f"by its static profile plain JAX is faster: {1e6 * by_row:.0f} us against {1e6 * here:.0f}"
+
+
+def _planned(call: Call) -> tuple[Plan, Any, Any]:
+    """The plan, the table and `start`."""
+    weights = call.arguments[0]
+    query, key, position, start = call.arguments[5:9] if call.op.endswith("_update") else call.arguments[1:5]
+    return Plan.of(weights, query, key, position), weights, start
+
+
+def _registers(n: int) -> int:
+    """Whole registers of outputs."""
+    return math.ceil(n / 8) * 8
+
+
+def ids(index: jax.Array, bits: int) -> jax.Array:
+    """Ids that exist."""
+    return jnp.clip(index, 0, 2**bits - 1)
+
+
+def _pad(a: jax.Array, axis: int, size: int, value: int = 0) -> jax.Array:
+    if a.shape[axis] == size:
+        return a
+    widths = [(0, 0)] * a.ndim
+    widths[axis] = (0, size - a.shape[axis])
+    return jnp.pad(a, widths, constant_values=value)

@@ -1,0 +1,497 @@
+"""`lutjax.lookup_attention` on TensorCores: how often each query meets each id of keys and positions, times its rows.
+
+With the table seen as ``S[query id, (key id, position id), output]``, a query's result is the inner product of a
+vector of counts with the *slab* of its id. Counts of 128 queries are products of matrices of ones and zeros on
+the matrix unit; slabs lie in vector memory, and are found by scalar ids. The cost is that of reading a slab for
+each query and detector, however many keys it has. Ids out of range are those at the end of their range.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from lutjax._detection import Detection
+from lutjax._fixed_point import FixedPoint
+from lutjax.kernels._pallas import _call, _tpus
+from lutjax.kernels._pallas.tpu._attention import LANES, UNROLLED, Plan, ids
+from lutjax.kernels._xla import _rows, lookup_attention as plain
+from lutjax.kernels.registry import Device
+
+
+def forward(
+    weights: jax.Array,
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    *,
+    window: int | None,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> jax.Array:
+    plan = Plan.of(weights, query, key, position)
+    if plan.empty:
+        segments = (query_segments, key_segments)
+        return plain.forward(
+            weights,
+            query,
+            key,
+            position,
+            start,
+            *segments,
+            window=window,
+            accumulate=accumulate,
+            device=device,
+        )
+    pairs = Pairs(plan, query, key, position, start, query_segments, key_segments, window)
+    grid = ("query tile", "step", "detector", "key tile")
+    shape = (plan.query_tiles, plan.all_blocks, plan.n_outputs, LANES)
+    (y,) = _call.call(
+        functools.partial(_forward, plan),
+        *pairs.arrays,
+        plan.table(weights),
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.float32)],
+        name="lookup_attention",
+        grid=pairs.grid(grid),
+        in_specs=[*pairs.specs(grid), pairs.table_spec(grid)],
+        out_specs=[pairs.outputs_spec(grid)],
+        scratch_shapes=_counts_scratch(plan),
+        compiler_params=_parameters(device),
+    )
+    return plan.from_queries(jnp.moveaxis(y, 2, 0)).astype(weights.dtype)
+
+
+def backward(
+    saved: tuple[Any, ...],
+    dy: jax.Array,
+    needs: tuple[bool, ...],
+    *,
+    window: int | None,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> tuple[jax.Array | None, ...]:
+    weights, query, key, position, start, query_segments, key_segments = saved
+    plan = Plan.of(weights, query, key, position)
+    if plan.empty:
+        return plain.backward(saved, dy, needs, window=window, accumulate=accumulate, device=device)
+    pairs = Pairs(plan, query, key, position, start, query_segments, key_segments, window)
+    dy = dy.astype(jnp.float32)
+    d_weights = add_rows(pairs, dy, None, device) if needs[0] else None
+    cotangents: list[jax.Array | None] = [None] * 3
+    if any(needs[1:4]):
+        totals = _products(pairs, query, key, position, weights, dy, needs[3], device)
+        for i, (total, detection) in enumerate(zip(totals, (query, key, position), strict=False)):
+            if needs[1 + i]:
+                cotangents[i] = _times_slope(total, detection.margin)
+    return (d_weights, *cotangents, None, None, None)
+
+
+def add_rows(pairs: "Pairs", dy: jax.Array, weights: jax.Array | None, device: Device) -> jax.Array:
+    """`dy` added to the row of every pair: of tables, in their memory, or of zeros."""
+    plan = pairs.plan
+    grid = ("detector", "query tile", "key tile", "step")
+    table = [] if weights is None else [plan.table(weights)]
+    inputs = [*pairs.arrays, plan.outputs(dy), *table]
+    dtype = jnp.float32 if weights is None else weights.dtype
+    shape = (plan.n_detectors, plan.n_outputs, plan.rows)
+    scratch = _counts_scratch(plan)
+    if dtype != jnp.float32:
+        scratch.append(pltpu.VMEM(shape[1:], jnp.float32))
+    (total,) = _call.call(
+        functools.partial(_add_rows, plan, pairs.segments, weights is not None),
+        *inputs,
+        outputs=[jax.ShapeDtypeStruct(shape, dtype)],
+        name="lookup_attention_table",
+        grid=pairs.grid(grid),
+        in_specs=[*pairs.specs(grid), pairs.outputs_spec(grid), *(pairs.table_spec(grid) for _ in table)],
+        out_specs=[pairs.table_spec(grid)],
+        scratch_shapes=scratch,
+        compiler_params=_parameters(device),
+        input_output_aliases={len(inputs) - 1: 0} if table else {},
+    )
+    return plan.weights(total)
+
+
+def _products(
+    pairs: "Pairs",
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    weights: jax.Array,
+    dy: jax.Array,
+    need_position: bool,
+    device: Device,
+) -> list[jax.Array]:
+    """What the slopes of the margins of queries, keys and positions are multiplied by."""
+    plan = pairs.plan
+    grid = ("detector", "query tile", "key tile", "step")
+    inputs = [
+        (pairs.scalars(_other(query)), pairs.scalars_spec(grid)),
+        (pairs.queries(query.margin), pairs.queries_spec(grid)),
+        (pairs.keys(_other(key)), pairs.keys_spec(grid)),
+        (pairs.keys(key.margin), pairs.keys_spec(grid)),
+        (plan.outputs(dy), pairs.outputs_spec(grid)),
+        (plan.table(weights), pairs.table_spec(grid)),
+    ]
+    detectors, blocks = plan.n_detectors, plan.all_blocks
+    outputs: list[tuple[tuple[int, ...], Any]] = [
+        (
+            (plan.key_tiles, detectors, plan.query_tiles, blocks, 1, LANES),
+            pairs.spec(grid, ("key tile", "detector", "query tile", "step"), (plan.blocks, 1, LANES)),
+        ),
+        (
+            (plan.query_tiles, detectors, plan.key_tiles, blocks, 1, plan.key_lanes),
+            pairs.spec(
+                grid, ("query tile", "detector", "key tile", "step"), (plan.blocks, 1, plan.key_lanes)
+            ),
+        ),
+    ]
+    if need_position:
+        assert position is not None
+        inputs.append((pairs.at_pairs(_other(position).T, -1), pairs.pairs_spec(grid, pairs.shared)))
+        inputs.append((pairs.at_pairs(position.margin.T, 0), pairs.pairs_spec(grid, pairs.shared)))
+        shape = (detectors, plan.query_tiles, plan.key_tiles, plan.key_lanes, LANES)
+        outputs.append((shape, pairs.pairs_spec(grid, False)))
+    d_query, d_key, *d_position = _call.call(
+        functools.partial(_multiply_rows, plan, pairs.segments, need_position),
+        *pairs.arrays,
+        *(a for a, _ in inputs),
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape, _ in outputs],
+        name="lookup_attention_margins",
+        grid=pairs.grid(grid),
+        in_specs=[*pairs.specs(grid), *(spec for _, spec in inputs)],
+        out_specs=[spec for _, spec in outputs],
+        scratch_shapes=[pltpu.VMEM((LANES, plan.slab), jnp.float32)] * 2
+        + [pltpu.VMEM((plan.slab, LANES), jnp.float32)] * 2,
+        compiler_params=_parameters(device),
+    )
+    totals = [
+        plan.from_queries(jnp.sum(d_query, 0)[..., 0, :]),
+        plan.from_keys(jnp.sum(d_key, 0)[..., 0, :]),
+    ]
+    if need_position:
+        total = plan.sum_of_distances(d_position[0], pairs.start)
+        totals.append((jnp.sum(total, 0, keepdims=True) if pairs.shared else total).T)
+    return totals
+
+
+def _other(detection: Detection) -> jax.Array:
+    """The ids next to those detected."""
+    return ids(detection.index ^ detection.flip, detection.bits)
+
+
+def _times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
+    """Nothing where nothing was added, be the margin NaN."""
+    return jnp.where(total == 0, 0, _rows.slope(margin) * total.astype(margin.dtype))
+
+
+class Pairs:
+    """What kernels read of a call, and where it lies in a grid of detectors, query tiles, key tiles and steps."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        query: Detection,
+        key: Detection,
+        position: Detection | None,
+        start: jax.Array | None,
+        query_segments: jax.Array | None,
+        key_segments: jax.Array | None,
+        window: int | None,
+    ):
+        self.plan, self.start, self.window = plan, start, window
+        e = jnp.zeros((1, 1), jnp.int32) if position is None else ids(position.index, position.bits).T
+        self.shared = e.shape[0] == 1
+        self.segments = query_segments is not None
+        in_memory = self.scalars(ids(query.index, query.bits))
+        self.arrays = [in_memory, self.keys(ids(key.index, key.bits)), self.at_pairs(e, -1)]
+        if query_segments is not None and key_segments is not None:
+            self.arrays += [
+                plan.of_queries(query_segments)[:, :, None],
+                plan.of_keys(key_segments)[:, :, None],
+            ]
+
+    def scalars(self, a: jax.Array) -> jax.Array:
+        """``[B, Lq, T]`` as kernels read it one by one."""
+        plan = self.plan
+        shape = (plan.n_detectors, plan.query_tiles, plan.steps, 1, plan.blocks * LANES)
+        return plan.of_queries(a).reshape(shape)
+
+    def queries(self, a: jax.Array) -> jax.Array:
+        """``[B, Lq, T]`` -> ``[T, query tiles, blocks, 1, 128]``."""
+        return self.plan.of_queries(a)[..., None, :]
+
+    def keys(self, a: jax.Array) -> jax.Array:
+        """``[B, Lk, T]`` -> ``[T, key tiles, blocks, 1, key lanes]``."""
+        return self.plan.of_keys(a)[..., None, :]
+
+    def at_pairs(self, a: jax.Array, other: int) -> jax.Array:
+        return self.plan.of_pairs(a, self.start, self.window, other)
+
+    # ---- blocks
+    def grid(self, order: tuple[str, ...]) -> tuple[int, ...]:
+        plan = self.plan
+        sizes = {
+            "detector": plan.n_detectors,
+            "query tile": plan.query_tiles,
+            "key tile": plan.key_tiles,
+            "step": plan.steps,
+        }
+        return tuple(sizes[name] for name in order)
+
+    def spec(self, order: tuple[str, ...], axes: tuple[str, ...], block: tuple[int, ...]) -> Any:
+        """One block in front of which lie axes of the grid; the first axis of a block is that of steps."""
+        steps = axes[-1] == "step"
+        outer = axes[:-1] if steps else axes
+
+        def at(*place: Any) -> tuple[Any, ...]:
+            where = dict(zip(order, place, strict=True)) | {"all": 0}
+            first = (where["step"],) if steps else ()
+            zeros = (0,) * (len(block) - len(first))
+            return (*(where[name] for name in outer), *first, *zeros)
+
+        return pl.BlockSpec((*(None for _ in outer), *block), at)
+
+    def scalars_spec(self, order: tuple[str, ...]) -> Any:
+        block = (None, None, None, 1, self.plan.blocks * LANES)
+
+        def at(*place: Any) -> tuple[Any, ...]:
+            where = dict(zip(order, place, strict=True))
+            return where["detector"], where["query tile"], where["step"], 0, 0
+
+        return pl.BlockSpec(block, at, memory_space=pltpu.SMEM)
+
+    def queries_spec(self, order: tuple[str, ...]) -> Any:
+        return self.spec(order, ("detector", "query tile", "step"), (self.plan.blocks, 1, LANES))
+
+    def keys_spec(self, order: tuple[str, ...]) -> Any:
+        return self.spec(order, ("detector", "key tile", "step"), (self.plan.blocks, 1, self.plan.key_lanes))
+
+    def pairs_spec(self, order: tuple[str, ...], shared: bool) -> Any:
+        detector = "all" if shared else "detector"
+        return self.spec(order, (detector, "query tile", "key tile"), (self.plan.key_lanes, LANES))
+
+    def outputs_spec(self, order: tuple[str, ...]) -> Any:
+        return self.spec(order, ("query tile", "step"), (self.plan.blocks, self.plan.n_outputs, LANES))
+
+    def table_spec(self, order: tuple[str, ...]) -> Any:
+        return self.spec(order, ("detector",), (self.plan.n_outputs, self.plan.rows))
+
+    def specs(self, order: tuple[str, ...]) -> list[Any]:
+        """Those of `arrays`."""
+        specs = [self.scalars_spec(order), self.keys_spec(order), self.pairs_spec(order, self.shared)]
+        if len(self.arrays) > len(specs):
+            blocks = self.plan.blocks
+            specs.append(self.spec(order, ("query tile", "step"), (blocks, 1, LANES)))
+            specs.append(self.spec(order, ("key tile", "step"), (blocks, 1, self.plan.key_lanes)))
+        return specs
+
+
+def _parameters(device: Device) -> Any:
+    return pltpu.CompilerParams(vmem_limit_bytes=_tpus.limits(device).vmem * 15 // 16)
+
+
+def _counts_scratch(plan: Plan) -> list[Any]:
+    return [pltpu.VMEM((plan.slab, LANES), jnp.float32), pltpu.VMEM((LANES, plan.slab), jnp.float32)]
+
+
+# ------------------------------------------------------------------------------------- kernels
+def _forward(plan: Plan, *refs: Any) -> None:
+    pairs, (table_ref, y_ref, by_id_ref, counts_ref) = refs[:-4], refs[-4:]
+
+    @pl.when((pl.program_id(2) == 0) & (pl.program_id(3) == 0))
+    def _() -> None:
+        y_ref[...] = jnp.zeros_like(y_ref)
+
+    lane = jax.lax.broadcasted_iota(jnp.int32, (plan.n_outputs, LANES), 1)
+
+    def block(n: jax.Array, _: None) -> None:
+        count(plan, n, pairs, by_id_ref, counts_ref)
+
+        def some(first: jax.Array, y: jax.Array) -> jax.Array:
+            for u in range(UNROLLED):
+                rows = table_ref[:, slab(plan, pairs[0], n, first + u)].astype(jnp.float32)
+                value = jnp.sum(rows * counts_ref[pl.ds(first + u, 1), :], 1, keepdims=True)
+                y = jnp.where(lane == first + u, y + value, y)
+            return y
+
+        y_ref[n] += over_queries(plan, some, jnp.zeros((plan.n_outputs, LANES), jnp.float32))
+
+    jax.lax.fori_loop(0, plan.blocks, block, None)
+
+
+def over_queries(plan: Plan, body: Any, carry: Any) -> Any:
+    """`carry` passed through ``body(first, carry)`` for the queries of a block, several at a time."""
+    steps = pl.cdiv(plan.used_lanes, UNROLLED)
+    return jax.lax.fori_loop(0, steps, lambda i, c: body(pl.multiple_of(i * UNROLLED, UNROLLED), c), carry)
+
+
+def slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
+    """Where the rows of a query of block `n` are."""
+    return pl.ds(pl.multiple_of(ids_ref[0, n * LANES + query] * plan.slab, LANES), plan.slab)
+
+
+def pairs_of(n: jax.Array, pairs: Sequence[Any]) -> jax.Array:
+    """Position ids of the pairs of block `n`, -1 where they do not count: ``[keys, queries]``."""
+    e = pairs[2][...]
+    if len(pairs) > 3:
+        e = jnp.where(column(pairs[4][n]) == pairs[3][n], e, -1)
+    return e
+
+
+def column(row: jax.Array) -> jax.Array:
+    """``[1, n]`` -> ``[n, 128]``, the same in all lanes."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
+
+
+def count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, counts_ref: Any) -> None:
+    """How often each query of block `n` meets each pair of ids: ``[128, slab]``."""
+    e = pairs_of(n, pairs)
+    key = jax.lax.broadcasted_iota(jnp.int32, (plan.k_ids, plan.key_lanes), 0)
+    of_key = _ones(key == pairs[1][n])
+
+    def of_position(i: Any, _: None) -> None:
+        counts = jnp.dot(of_key, _ones(e == i), preferred_element_type=jnp.float32)
+        by_id_ref[pl.ds(i, plan.k_ids, stride=plan.e_ids), :] = counts
+
+    over_positions(plan, of_position, None)
+    counts_ref[...] = by_id_ref[...].T
+
+
+def over_positions(plan: Plan, body: Any, carry: Any) -> Any:
+    """`carry` passed through ``body(i, carry)`` for each id of positions."""
+    if plan.e_ids > 16:
+        return jax.lax.fori_loop(0, plan.e_ids, body, carry)
+    for i in range(plan.e_ids):
+        carry = body(i, carry)
+    return carry
+
+
+def _ones(where: jax.Array) -> jax.Array:
+    return where.astype(jnp.float32).astype(jnp.bfloat16)
+
+
+def _add_rows(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> None:
+    """Adds `dy` to the row of every pair: to zeros, or to a table."""
+    *pairs, dy_ref = refs[: 6 if segments else 4]
+    table_ref = refs[len(pairs) + 1] if in_place else None
+    out_ref, by_id_ref, counts_ref, *wider = refs[len(pairs) + 1 + in_place :]
+    total_ref = wider[0] if wider else out_ref
+    steps = [pl.program_id(axis) for axis in (1, 2, 3)]
+
+    @pl.when((steps[0] == 0) & (steps[1] == 0) & (steps[2] == 0))
+    def _() -> None:
+        total_ref[...] = jnp.zeros_like(total_ref) if wider or table_ref is None else table_ref[...]
+
+    def block(n: jax.Array, _: None) -> None:
+        count(plan, n, pairs, by_id_ref, counts_ref)
+        dy = dy_ref[n]
+
+        def some(first: jax.Array, _: None) -> None:
+            for u in range(UNROLLED):
+                at = slab(plan, pairs[0], n, first + u)
+                total_ref[:, at] += of_lane(dy, first + u) * counts_ref[pl.ds(first + u, 1), :]
+
+        over_queries(plan, some, None)
+
+    jax.lax.fori_loop(0, plan.blocks, block, None)
+    if wider and table_ref is not None:
+        last = [pl.num_programs(axis) - 1 for axis in (1, 2, 3)]
+
+        @pl.when((steps[0] == last[0]) & (steps[1] == last[1]) & (steps[2] == last[2]))
+        def _() -> None:
+            out_ref[...] = (table_ref[...].astype(jnp.float32) + total_ref[...]).astype(out_ref.dtype)
+
+
+def of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
+    """``[n, 128]`` -> ``[n, 1]``."""
+    at = jax.lax.broadcasted_iota(jnp.int32, a.shape, 1)
+    return jnp.sum(jnp.where(at == lane, a, 0), 1, keepdims=True)
+
+
+def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
+    """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate."""
+    n_pairs = 5 if segments else 3
+    pairs = refs[:n_pairs]
+    q_other_ref, q_margin_ref, k_other_ref, k_margin_ref, dy_ref, table_ref, *rest = refs[n_pairs:]
+    if need_position:
+        e_other_ref, e_margin_ref, d_query_ref, d_key_ref, d_pairs_ref, *rest = rest
+
+        @pl.when(pl.program_id(3) == 0)
+        def _() -> None:
+            d_pairs_ref[...] = jnp.zeros_like(d_pairs_ref)
+    else:
+        d_query_ref, d_key_ref, *rest = rest
+    of_main_ref, of_other_ref, main_ref, other_ref = rest
+    shape = (plan.key_lanes, LANES)
+
+    def block(n: jax.Array, _: None) -> None:
+        dy = dy_ref[n]
+
+        def some(first: jax.Array, _: None) -> None:
+            main: list[jax.Array] = []
+            other: list[jax.Array] = []
+            for u in range(UNROLLED):
+                cotangent = of_lane(dy, first + u)
+                for ids_ref, products in ((pairs[0], main), (q_other_ref, other)):
+                    rows = table_ref[:, slab(plan, ids_ref, n, first + u)].astype(jnp.float32)
+                    products.append(jnp.sum(rows * cotangent, 0, keepdims=True))
+            of_main_ref[pl.ds(first, UNROLLED), :] = jnp.concatenate(main)
+            of_other_ref[pl.ds(first, UNROLLED), :] = jnp.concatenate(other)
+
+        over_queries(plan, some, None)
+        main_ref[...], other_ref[...] = of_main_ref[...].T, of_other_ref[...].T
+
+        # The products of each pair, out of those with whole slabs.
+        id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, 3 * plan.k_ids), 1) & (
+            plan.k_ids - 1
+        )
+        keys = _ones(column(pairs[1][n])[:, :1] == id_of_key)
+        other_keys = _ones(column(k_other_ref[n])[:, :1] == id_of_key)
+        both = jnp.concatenate([keys, other_keys])
+        e = pairs_of(n, pairs)
+        if need_position:
+            e_other = jnp.where(e < 0, -1, e_other_ref[...])
+
+        def of_position(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            ids_of_keys = pl.ds(i, plan.k_ids, stride=plan.e_ids)
+            of_main = jnp.dot(both, _terms(main_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
+            of_other = jnp.dot(keys, _terms(other_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
+            main = of_main[: plan.key_lanes]
+            found = [(e, main), (e, of_other), (e, of_main[plan.key_lanes :])]
+            if need_position:
+                found.append((e_other, main))
+            return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
+
+        zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
+        main, of_query, of_key, *of_other_position = over_positions(plan, of_position, zeros)
+        q_margin = jnp.broadcast_to(jnp.abs(q_margin_ref[n]), shape)
+        k_margin = jnp.abs(column(k_margin_ref[n]))
+        query_is_closer = q_margin < k_margin
+        d_query = jnp.where(query_is_closer, main - of_query, 0)
+        d_key = jnp.where(query_is_closer, 0, main - of_key)
+        d_query_ref[n] = jnp.sum(d_query, 0, keepdims=True)
+        d_key_ref[n] = jnp.sum(d_key.T, 0, keepdims=True)
+        if need_position:
+            position_is_closest = jnp.abs(e_margin_ref[...]) < jnp.minimum(q_margin, k_margin)
+            d_pairs_ref[...] += jnp.where(position_is_closest, main - of_other_position[0], 0)
+
+    jax.lax.fori_loop(0, plan.blocks, block, None)
+
+
+def _terms(values: jax.Array) -> jax.Array:
+    """float32 values as three terms of 8 bits, one below the other: rows with a one in each read their sum, exactly."""
+    terms = []
+    for _ in range(3):
+        bits = jax.lax.bitcast_convert_type(values, jnp.int32) & jnp.int32(-(2**16))
+        term = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        terms.append(term)
+        values = values - term
+    return jnp.concatenate(terms).astype(jnp.bfloat16)
