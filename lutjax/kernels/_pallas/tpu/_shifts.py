@@ -1,0 +1,106 @@
+"""The pairs of attention as shifts: queries in lanes, and in each step the keys that lie so many places before them.
+
+Samples lie one after the other in the lanes, queries and keys at the same stride: a query's key at some shift is so
+many lanes before it, for all queries of a block at once, and at one distance. A step rotates the keys by one lane.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+LANES = 128
+TARGET = 512  # lanes of a block, where samples are short
+_FAR = 2**30  # beyond any place
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifts:
+    """How the places of a call lie in lanes, and which shifts it needs.
+
+    Attributes:
+      stride: lanes of one sample. samples: of a block. lanes: of a block.
+      most: how many shifts there are at most.
+    """
+
+    n_samples: int
+    n_queries: int
+    n_keys: int
+    stride: int
+    samples: int
+    lanes: int
+    most: int
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_samples // self.samples)
+
+    @property
+    def n_lanes(self) -> int:
+        return self.n_blocks * self.lanes
+
+    def in_lanes(self, a: jax.Array, fill: int = 0) -> jax.Array:
+        """``[..., B, L]`` -> ``[..., lanes of all blocks]``."""
+        front = [(0, 0)] * (a.ndim - 2)
+        widths = [(0, self.n_blocks * self.samples - a.shape[-2]), (0, self.stride - a.shape[-1])]
+        a = jnp.pad(a, [*front, *widths], constant_values=fill)
+        a = a.reshape(*a.shape[:-2], self.n_blocks, self.samples * self.stride)
+        widths = [(0, 0), (0, self.lanes - a.shape[-1])]
+        a = jnp.pad(a, [*front, *widths], constant_values=fill)
+        return a.reshape(*a.shape[:-2], self.n_lanes)
+
+    def in_places(self, a: jax.Array, length: int) -> jax.Array:
+        """``[..., lanes of all blocks]`` -> ``[..., B, length]``."""
+        a = a.reshape(*a.shape[:-1], self.n_blocks, self.lanes)[..., : self.samples * self.stride]
+        a = a.reshape(*a.shape[:-2], self.n_blocks * self.samples, self.stride)
+        return a[..., : self.n_samples, :length]
+
+
+def plan(n_samples: int, n_queries: int, n_keys: int, start: bool, window: int | None) -> Shifts:
+    """How a call is laid out.
+
+    Args:
+      start: whether the queries' places may begin elsewhere than those of the keys.
+    """
+    stride = max(n_queries, n_keys)
+    samples = max(min(TARGET // max(stride, 1), n_samples), 1)
+    lanes = -(-samples * stride // LANES) * LANES
+    most = n_queries + n_keys - 1 if start else n_queries - 1
+    if window is not None:
+        most = min(most, window)
+    return Shifts(n_samples, n_queries, n_keys, stride, samples, lanes, max(most, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The shifts of a call, which depend on where the queries start.
+
+    Attributes:
+      first, count: int32 scalars. distances: ``[most]``, the distance of the pairs of each shift.
+      keys: int32 ``[1, lanes of all blocks]``: the key of each lane's query at the first shift, one less at each
+        further one; there is none where it is negative or not below the number of keys.
+    """
+
+    first: jax.Array
+    count: jax.Array
+    distances: jax.Array
+    keys: jax.Array
+
+
+def shifts_of(shifts: Shifts, start: jax.Array | None, window: int | None) -> Range:
+    """The shifts that meet a key which counts.
+
+    Args:
+      start: place of the first query minus place of the first key; None: 0.
+    """
+    n_queries, n_keys = shifts.n_queries, shifts.n_keys
+    first, last, start_place = jnp.int32(1), jnp.int32(n_queries - 1), jnp.int32(0)
+    if start is not None:
+        start_place = jnp.clip(start, -_FAR, _FAR).astype(jnp.int32)
+        first = jnp.maximum(1 - start_place, 1 - n_keys)
+    if window is not None:
+        last = jnp.minimum(last, min(window, _FAR) - start_place)
+    place = jnp.broadcast_to(jnp.arange(n_queries, dtype=jnp.int32), (shifts.n_samples, n_queries))
+    keys = shifts.in_lanes(place, fill=-2 * shifts.stride - shifts.most) - first
+    distances = start_place + first - 1 + jnp.arange(shifts.most, dtype=jnp.int32)
+    return Range(first, jnp.maximum(last - first + 1, 0), distances, keys[None])
