@@ -470,7 +470,7 @@ kernel_registry = KernelRegistry()
 # Ops that have an implementation in Pallas, by where it runs.
 _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
     Backend.GPU: (),
-    Backend.TPU: ("detect", "detect_signs", "lookup", "lut_pair_attention"),
+    Backend.TPU: ("detect", "detect_signs", "lookup", "lut_pair_attention", "lut_pair_attention_update"),
     Backend.SPARSECORE: (),
 }
 # TensorCores first: what they leave is for SparseCores.

@@ -7,8 +7,11 @@ written by a number that is known only when the kernel runs.
 import jax
 import jax.numpy as jnp
 
+from lutjax.kernels._pallas.tpu._limits import vmem_budget
+from lutjax.kernels.registry import Call, Device
+
 LANES = 128
-_GROUPS = (16, 8)  # of a block; the last one divides no further: 8 groups are a register
+_GROUPS = (16, 8)  # of a block: whole registers
 
 
 def groups(batch: int) -> int:
@@ -24,9 +27,19 @@ def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
     return min(size, groups(batch))
 
 
-def fits(batch: int, bytes_per_group: int, budget: int) -> bool:
-    """Whether the smallest block fits the budget."""
-    return min(_GROUPS[-1], groups(batch)) * bytes_per_group <= budget
+def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
+    """Groups of a block of `lutjax.detect`; None if the inputs of the smallest one are more than half the memory."""
+    bytes_per_group, budget = 2 * n_inputs * LANES * 4, vmem_budget(device) // 2
+    size = block_of(batch, bytes_per_group, budget)
+    return size if size * bytes_per_group <= budget else None
+
+
+def detect_unsupported(call: Call) -> str | None:
+    """Why a call of `lutjax.detect` cannot run; None if it can."""
+    n_inputs = call.options["n_inputs"]
+    if of_detect(8 * LANES, n_inputs, call.device) is None:
+        return f"x has {n_inputs} inputs: a block of samples with all of them does not fit the memory of the chip"
+    return None
 
 
 def in_lanes(a: jax.Array) -> jax.Array:

@@ -5,9 +5,6 @@ from typing import Any
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels.registry import Device
 
-DETECT_BYTES_PER_GROUP = 2 * 128 * 4
-"""What `detect` holds for each input and 128 samples: two blocks, of which one travels."""
-
 
 def vmem_budget(device: Device) -> int:
     """Bytes of vector memory that blocks may take: the compiler needs some itself."""

@@ -5,13 +5,19 @@ many lanes before it, for all queries of a block at once, and at one distance. A
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lutjax.kernels._pallas.tpu._limits import vmem_budget
+from lutjax.kernels.registry import Call
+
 LANES = 128
 TARGET = 512  # lanes of a block, where samples are short
 _FAR = 2**30  # beyond any place
+_ROWS = 4096
+_PLACES = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,19 +62,58 @@ class Shifts:
         return a[..., : self.n_samples, :length]
 
 
-def plan(n_samples: int, n_queries: int, n_keys: int, start: bool, window: int | None) -> Shifts:
+def plan(x: Any, keys: Any, weights: Any, start: Any, window: int | None, budget: int) -> Shifts:
     """How a call is laid out.
 
     Args:
-      start: whether the queries' places may begin elsewhere than those of the keys.
+      x, keys, weights, start: of `lutjax.lut_pair_attention`'s kernels, or their shapes.
+      budget: bytes of memory.
     """
+    n_samples, n_queries, _ = x.shape
+    n_keys = keys.shape[1]
     stride = max(n_queries, n_keys)
-    samples = max(min(TARGET // max(stride, 1), n_samples), 1)
+    target = min(most_lanes(weights, stride, budget), TARGET)
+    samples = max(min(target // max(stride, 1), n_samples), 1)
     lanes = -(-samples * stride // LANES) * LANES
-    most = n_queries + n_keys - 1 if start else n_queries - 1
+    most = n_queries - 1 if start is None else n_queries + n_keys - 1
     if window is not None:
         most = min(most, window)
     return Shifts(n_samples, n_queries, n_keys, stride, samples, lanes, max(most, 0))
+
+
+def most_lanes(weights: Any, stride: int, budget: int) -> int:
+    """How many lanes of a block fit in so many bytes, with the table of a detector, its gradient and what is summed."""
+    _, n_rows, n_outputs = weights.shape
+    n_pairs = 8 * -(-(n_rows.bit_length() - 1) // 8)
+    # Everything that travels is there twice; the products of exact terms need copies of what they multiply.
+    of_tables = 6 * n_rows * -(-n_outputs // LANES) * LANES
+    of_distances = 4 * n_pairs * (2 * stride + LANES)
+    of_lane = 4 * n_rows + 5 * (n_outputs + 8) + 24 * n_pairs + 64
+    return max((budget // 4 - of_tables - of_distances) // of_lane, 0) // LANES * LANES
+
+
+def unsupported(call: Call) -> str | None:
+    """Why a call of pair attention cannot be laid out; None if it can."""
+    update = call.op.endswith("_update")
+    x, keys, *others = call.arguments[5:] if update else call.arguments
+    weights, start = (call.arguments[0], others[2]) if update else (others[0], others[3])
+    n_rows = weights.shape[1]
+    if n_rows > _ROWS:
+        return f"weights has {n_rows} rows: each lookup is compared with every row, up to {_ROWS}"
+    if max(x.shape[-2], keys.shape[-2]) > _PLACES:
+        return (
+            f"x or keys has {max(x.shape[-2], keys.shape[-2])} places: a sample has to fit in {_PLACES} lanes"
+        )
+    budget = vmem_budget(call.device)
+    x, keys = (jax.ShapeDtypeStruct((1, *a.shape[-2:]), a.dtype) for a in (x, keys))
+    shifts = plan(x, keys, weights, start, call.options["window"], budget)
+    fitting = most_lanes(weights, shifts.stride, budget)
+    if shifts.lanes > fitting:
+        return (
+            f"weights is {list(weights.shape)}: with {shifts.stride} places a detector's table and sums need "
+            f"{shifts.lanes} lanes, {fitting} fit the memory of the chip"
+        )
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import jax
 
 from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu import _lanes, _shifts
 from lutjax.kernels.registry import Call
 
 
@@ -23,6 +24,10 @@ def unsupported_arguments(call: Call) -> str | None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
     if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
         return f"moves rows by SGD only, not by {call.options['rule']}"
+    if call.op == "detect":
+        return _lanes.detect_unsupported(call)
+    if call.op.startswith("lut_pair_attention"):
+        return _shifts.unsupported(call)
     return None
 
 

@@ -12,7 +12,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
-from lutjax.kernels._pallas.tpu._limits import DETECT_BYTES_PER_GROUP, params, vmem_budget
+from lutjax.kernels._pallas.tpu._limits import params, vmem_budget
 from lutjax.kernels._xla import detect as plain
 from lutjax.kernels.registry import Device
 
@@ -57,7 +57,8 @@ def forward(
         out_specs=[tile.of_detectors] * 3,
         compiler_params=params(device),
     )
-    return Detection(*(_lanes.batch_first(a, batch) for a in outputs), n_pairs)
+    index, flip, margin = (_lanes.batch_first(a, batch) for a in outputs)
+    return Detection(index, flip, margin, n_pairs)
 
 
 def backward(
@@ -114,7 +115,7 @@ class _Tile:
 
     def __init__(self, batch: int, n_inputs: int, n_detectors: int, device: Device):
         budget = vmem_budget(device)
-        groups = _lanes.block_of(batch, DETECT_BYTES_PER_GROUP * n_inputs, budget // 2)
+        groups = _lanes.of_detect(batch, n_inputs, device) or _lanes.block_of(batch, 1, 0)
         # Index, flip and margin of each detector, all twice: one block is computed while another one travels.
         fitting = budget // 4 // (groups * _lanes.LANES * 4 * 6)
         self._n_inputs, self._n_detectors = n_inputs, n_detectors

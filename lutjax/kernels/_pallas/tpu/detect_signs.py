@@ -36,7 +36,8 @@ def forward(positions: jax.Array, *, epsilon: float, device: Device) -> Detectio
         in_specs=[of_values],
         out_specs=[of_detections] * 3,
     )
-    return Detection(*(a.ravel()[:batch] for a in outputs), n_bits)
+    index, flip, margin = (a.ravel()[:batch] for a in outputs)
+    return Detection(index, flip, margin, n_bits)
 
 
 def backward(

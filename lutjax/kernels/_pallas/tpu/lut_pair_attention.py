@@ -16,13 +16,16 @@ from jax.experimental.pallas import tpu as pltpu
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _shifts
-from lutjax.kernels._pallas.tpu._limits import params
+from lutjax.kernels._pallas.tpu._limits import params, vmem_budget
 from lutjax.kernels._xla import lut_pair_attention as plain
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels._xla._terms import Terms
 from lutjax.kernels.registry import Device
 
 _CHUNK = 2**15  # numbers of the rows that are compared at once: they fit the registers
+_AT_ONCE = (
+    4  # shifts of one step of the loop: what is detected of one hides behind the comparisons of another
+)
 
 
 def forward(
@@ -42,8 +45,9 @@ def forward(
     device: Device,
 ) -> jax.Array:
     pairs = Pairs(
-        x, keys, anchors, positions, start, query_segments, key_segments, interleave, window, epsilon
-    )
+        x, keys, weights, anchors, positions, start, query_segments, key_segments,
+        interleave=interleave, window=window, epsilon=epsilon, device=device,
+    )  # fmt: skip
     if pairs.empty:
         return plain.forward(
             x, keys, weights, anchors, positions, start, query_segments, key_segments,
@@ -61,14 +65,11 @@ def forward(
 
         counts[...] = jnp.zeros_like(counts)
 
-        def step(here: Step, carry: None) -> None:
-            def count(rows: Any, number: jax.Array, _: None) -> None:
-                counts[rows] += (number == here.index).astype(jnp.float32)
+        def count(steps: list[Step], _: None) -> None:
+            count_rows(counts, steps)
 
-            _for_rows(n_rows, shifts.lanes, count, None)
-
-        pairs.for_each_shift(inputs, step, None)
-        y_ref[...] += _dot(weights_ref[0].astype(jnp.float32), counts[...])
+        pairs.for_each_shift(inputs, count, None)
+        y_ref[...] += dot(weights_ref[0].astype(jnp.float32), counts[...])
 
     (y,) = _call.call(
         kernel,
@@ -103,8 +104,9 @@ def backward(
     x, keys, weights, anchors, positions, start, query_segments, key_segments = saved
     need_x, need_keys, need_weights, _, need_positions = needs[:5]
     pairs = Pairs(
-        x, keys, anchors, positions, start, query_segments, key_segments, interleave, window, epsilon
-    )
+        x, keys, weights, anchors, positions, start, query_segments, key_segments,
+        interleave=interleave, window=window, epsilon=epsilon, device=device,
+    )  # fmt: skip
     if pairs.empty:
         return plain.backward(
             saved, dy, needs,
@@ -120,7 +122,10 @@ def backward(
     if need_keys:
         results["keys"] = of_terms, pairs.of_places(lambda t, b: (t, b))
     if need_positions:
-        results["positions"] = (n_detectors, n_pairs, pairs.n_distances), pairs.of_distances(lambda t, b: (t, b))
+        results["positions"] = (
+            (n_detectors, n_pairs, pairs.n_distances),
+            pairs.of_distances(lambda t, b: (t, b)),
+        )
     if need_weights:
         results["weights"] = weights.shape, pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0))
 
@@ -138,7 +143,7 @@ def backward(
                     d[name][...] = jnp.zeros_like(d[name])
 
         if products is not None:
-            products[...] = _dot(weights_ref[0].astype(jnp.float32), dy_ref[...])
+            products[...] = dot(weights_ref[0].astype(jnp.float32), dy_ref[...])
         if counts is not None:
             counts[...] = jnp.zeros_like(counts)
         bit = jax.lax.broadcasted_iota(jnp.int32, (n_pairs, shifts.lanes), 0)
@@ -146,46 +151,56 @@ def backward(
         of_distance = jnp.zeros((n_pairs, pairs.n_distances), jnp.float32)
         at_first = jax.lax.broadcasted_iota(jnp.int32, of_distance.shape, 1) == 0
 
-        def step(here: Step, totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            closest, margin = here.closest() if products is not None else (None, None)
-            flipped = None if closest is None else here.index ^ (1 << closest)
+        def differences(steps: list[Step], closest: list[jax.Array]) -> list[jax.Array]:
+            """What a flipped row changes, of each step; counts the rows on the way."""
+            assert products is not None
+            flipped = [s.index ^ (1 << c) for s, c in zip(steps, closest, strict=True)]
 
-            def visit(rows: Any, number: jax.Array, difference: jax.Array) -> jax.Array:
-                is_main = number == here.index
+            def visit(rows: Any, number: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+                is_main = [number == s.index for s in steps]
                 if counts is not None:
-                    counts[rows] += is_main.astype(jnp.float32)
-                if products is None:
-                    return difference
+                    counts[rows] += sum(is_it.astype(jnp.float32) for is_it in is_main)
                 of_rows = products[rows]
-                change = jnp.where(is_main, of_rows, 0) - jnp.where(number == flipped, of_rows, 0)
-                return difference + jnp.sum(change, 0, keepdims=True)
 
-            difference = _for_rows(n_rows, shifts.lanes, visit, jnp.zeros((1, shifts.lanes), jnp.float32))
+                def change(is_main: jax.Array, flipped: jax.Array) -> jax.Array:
+                    change = jnp.where(is_main, of_rows, 0) - jnp.where(number == flipped, of_rows, 0)
+                    return jnp.sum(change, 0, keepdims=True)
+
+                return [t + change(*of) for t, *of in zip(totals, is_main, flipped, strict=True)]
+
+            nothing = [jnp.zeros((1, shifts.lanes), jnp.float32)] * len(steps)
+            return _for_rows(n_rows, shifts.lanes, visit, nothing)
+
+        def step(steps: list[Step], totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             if products is None:
+                count_rows(counts, steps)
                 return totals
-            cotangent = jnp.where(here.counts, slope(margin) * difference, 0)
-            cotangent = jnp.where(bit == closest, cotangent, 0)
+            closest, margins = zip(*(s.closest() for s in steps), strict=True)
             of_query, of_key, of_distance = totals
-            if need_x:
-                of_query = of_query + cotangent
-            if need_keys:
-                of_key = pltpu.roll(of_key + cotangent, 1, 1)
-            if need_positions:
-                of_all = jnp.sum(cotangent, 1, keepdims=True)
-                of_distance = jnp.where(at_first, of_distance + of_all, of_distance)
-                of_distance = pltpu.roll(of_distance, pairs.n_distances - 1, 1)
+            for s, c, margin, change in zip(
+                steps, closest, margins, differences(steps, list(closest)), strict=True
+            ):
+                cotangent = jnp.where(s.counts, slope(margin) * change, 0)
+                cotangent = jnp.where(bit == c, cotangent, 0)
+                if need_x:
+                    of_query = of_query + cotangent
+                if need_keys:
+                    of_key = pltpu.roll(of_key + cotangent, 1, 1)
+                if need_positions:
+                    of_all = jnp.sum(cotangent, 1, keepdims=True)
+                    of_distance = jnp.where(at_first, of_distance + of_all, of_distance)
+                    of_distance = pltpu.roll(of_distance, pairs.n_distances - 1, 1)
             return of_query, of_key, of_distance
 
         of_query, of_key, of_distance = pairs.for_each_shift(inputs, step, (zeros, zeros, of_distance))
         if need_x:
             d["x"][0] = of_query
         if need_keys:
-            d["keys"][0] = pairs.rotated_back(inputs, of_key)
+            d["keys"][0] = pairs.keys_back(inputs, of_key)
         if need_positions:
-            count = inputs["range"][1]
-            d["positions"][0] += pltpu.roll(of_distance, jax.lax.rem(count, pairs.n_distances), 1)
+            d["positions"][0] += pairs.distances_back(inputs, of_distance)
         if counts is not None:
-            d["weights"][0] += _dot(counts[...], dy_ref[...], contract_lanes=True)
+            d["weights"][0] += dot(counts[...], dy_ref[...], contract_lanes=True)
 
     by_output = shifts.in_lanes(jnp.moveaxis(dy.astype(jnp.float32), -1, 0))
     n_scratch = int(need_terms) + int(need_weights)
@@ -251,16 +266,19 @@ class Pairs:
         self,
         x: jax.Array,
         keys: jax.Array,
+        weights: jax.Array,
         anchors: jax.Array,
         positions: jax.Array | None,
         start: jax.Array | None,
         query_segments: jax.Array | None,
         key_segments: jax.Array | None,
+        *,
         interleave: bool,
         window: int | None,
         epsilon: float,
+        device: Device,
     ):
-        self.shifts = shifts = _shifts.plan(*x.shape[:2], keys.shape[1], start is not None, window)
+        self.shifts = shifts = _shifts.plan(x, keys, weights, start, window, vmem_budget(device))
         distances = 1 if positions is None else positions.shape[0]
         self.empty = 0 in (x.shape[0], keys.shape[1], shifts.most, distances, *anchors.shape)
         if self.empty:
@@ -322,8 +340,8 @@ class Pairs:
         n = len(self._names)
         return dict(zip(self._names, refs[:n], strict=True)), refs[n:]
 
-    def for_each_shift(self, refs: dict[str, Any], body: Callable[[Step, Any], Any], carry: Any) -> Any:
-        """`carry` passed through a body for each shift."""
+    def for_each_shift(self, refs: dict[str, Any], body: Callable[[list[Step], Any], Any], carry: Any) -> Any:
+        """`carry` passed through a body for some shifts at a time."""
         shift, count = refs["range"][0], refs["range"][1]
         query, first_key = refs["query"][0], refs["keys"][...]
         moving = {"key": pltpu.roll(refs["key"][0], shift, 1)}
@@ -331,27 +349,51 @@ class Pairs:
             moving["position"] = refs["position"][0]
         if "key_segments" in refs:
             moving["key_segments"] = pltpu.roll(refs["key_segments"][...], shift, 1)
+        by = {"key": 1, "position": self.n_distances - 1, "key_segments": 1}
 
-        def step(n: Any, carry: Any) -> Any:
-            moving, carry = carry
+        def one(n: Any, moving: dict[str, jax.Array]) -> Step:
             key = first_key - n
-            counts = (key >= 0) & (key < self.shifts.n_keys)
+            counts = (key >= 0) & (key < self.shifts.n_keys) & (n < count)
             delta = query + moving["key"]
             if "position" in moving:
                 delta = delta + moving["position"][:, :1]
             if "key_segments" in moving:
                 counts &= refs["query_segments"][...] == moving["key_segments"]
-            carry = body(Step(delta, counts, self._epsilon), carry)
-            back = {"position": self.n_distances - 1}
-            return {name: pltpu.roll(a, back.get(name, 1), 1) for name, a in moving.items()}, carry
+            return Step(delta, counts, self._epsilon)
 
-        return jax.lax.fori_loop(0, count, step, (moving, carry))[1]
+        def some(n: Any, carry: Any) -> Any:
+            moving, carry = carry
+            steps = []
+            for i in range(_AT_ONCE):
+                steps.append(one(n * _AT_ONCE + i, moving))
+                moving = {name: pltpu.roll(a, by[name], 1) for name, a in moving.items()}
+            return moving, body(steps, carry)
 
-    def rotated_back(self, refs: dict[str, Any], of_key: jax.Array) -> jax.Array:
-        """Sums that moved along with the keys, where the keys were."""
-        shift, count = refs["range"][0], refs["range"][1]
-        lanes = self.shifts.lanes
-        return pltpu.roll(of_key, jax.lax.rem(2 * lanes - shift - jax.lax.rem(count, lanes), lanes), 1)
+        return jax.lax.fori_loop(0, _turns(count), some, (moving, carry))[1]
+
+    def keys_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
+        """What has moved along with the keys, where the keys were."""
+        turned = jax.lax.rem(refs["range"][0] + _turns(refs["range"][1]) * _AT_ONCE, self.shifts.lanes)
+        return pltpu.roll(a, jax.lax.rem(self.shifts.lanes - turned, self.shifts.lanes), 1)
+
+    def distances_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
+        """What has moved along with the positions, the other way, at their distances."""
+        return pltpu.roll(a, jax.lax.rem(_turns(refs["range"][1]) * _AT_ONCE, self.n_distances), 1)
+
+
+def _turns(count: jax.Array) -> jax.Array:
+    """How often the loop runs for so many shifts."""
+    return jax.lax.div(count + (_AT_ONCE - 1), jnp.int32(_AT_ONCE))
+
+
+def count_rows(counts: Any, steps: list[Step]) -> None:
+    """Adds to the reference `counts` ``[rows, lanes]`` which row each query reads in each step."""
+
+    def add(rows: Any, number: jax.Array, _: None) -> None:
+        counts[rows] += sum((number == s.index).astype(jnp.float32) for s in steps)
+
+    n_rows, lanes = counts.shape
+    _for_rows(n_rows, lanes, add, None)
 
 
 def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any], carry: Any) -> Any:
@@ -368,7 +410,7 @@ def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any
     return jax.lax.fori_loop(0, n_rows // size, chunk, carry)
 
 
-def _dot(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
     contracted = ((1,), (1 if contract_lanes else 0,))
     return jax.lax.dot_general(
         a, b, (contracted, ((), ())), precision="highest", preferred_element_type=jnp.float32
