@@ -138,3 +138,31 @@ def test_what_does_not_fit():
     assert "weights has 8192 rows: each lookup is compared with every row" in of_pairs(32, 13, 32)
     assert "x or keys has 4000 places: a sample has to fit in 2048 lanes" in of_pairs(4000, 6, 32)
     assert "with 2000 places a detector's table and sums need 2048 lanes" in of_pairs(2000, 10, 32)
+
+
+def test_few_queries_of_many_keys_are_left_to_xla():
+    tpu = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v6e")
+    chosen = {}
+    for n_queries in (1, 64):
+        x, keys, weights, anchors, start = (
+            jax.ShapeDtypeStruct(*a)
+            for a in (
+                ((2, n_queries, 8), "float32"),
+                ((2, 64, 8), "float32"),
+                ((3, 16, 5), "float32"),
+                ((3, 4, 2), "int32"),
+                ((), "int32"),
+            )
+        )
+        arguments = (x, keys, weights, anchors, None, start, None, None)
+        spec = lutjax.kernel_registry.resolve(
+            "lut_pair_attention",
+            *arguments,
+            device=tpu,
+            accumulate=None,
+            window=None,
+            interleave=False,
+            epsilon=0.0,
+        )
+        chosen[n_queries] = spec.platform
+    assert chosen == {1: "xla", 64: "pallas"}

@@ -18,6 +18,7 @@ TARGET = 512  # lanes of a block, where samples are short
 _FAR = 2**30  # beyond any place
 _ROWS = 4096
 _PLACES = 2048
+_IDLE = 8  # keys for each query from which on gathers of XLA read fewer rows than are compared here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +95,12 @@ def most_lanes(weights: Any, stride: int, budget: int) -> int:
 
 def unsupported(call: Call) -> str | None:
     """Why a call of pair attention cannot be laid out; None if it can."""
-    update = call.op.endswith("_update")
-    x, keys, *others = call.arguments[5:] if update else call.arguments
-    weights, start = (call.arguments[0], others[2]) if update else (others[0], others[3])
-    n_rows = weights.shape[1]
+    x, keys, weights, start = _arguments(call)
+    n_rows, places = weights.shape[1], max(x.shape[-2], keys.shape[-2])
     if n_rows > _ROWS:
         return f"weights has {n_rows} rows: each lookup is compared with every row, up to {_ROWS}"
-    if max(x.shape[-2], keys.shape[-2]) > _PLACES:
-        return (
-            f"x or keys has {max(x.shape[-2], keys.shape[-2])} places: a sample has to fit in {_PLACES} lanes"
-        )
+    if places > _PLACES:
+        return f"x or keys has {places} places: a sample has to fit in {_PLACES} lanes"
     budget = vmem_budget(call.device)
     x, keys = (jax.ShapeDtypeStruct((1, *a.shape[-2:]), a.dtype) for a in (x, keys))
     shifts = plan(x, keys, weights, start, call.options["window"], budget)
@@ -114,6 +111,24 @@ def unsupported(call: Call) -> str | None:
             f"{shifts.lanes} lanes, {fitting} fit the memory of the chip"
         )
     return None
+
+
+def slower(call: Call) -> str | None:
+    """Why a call of pair attention is better left to the next implementation, or None."""
+    x, keys, _, _ = _arguments(call)
+    n_queries, n_keys = x.shape[-2], keys.shape[-2]
+    if _IDLE * n_queries < n_keys:
+        return f"{n_queries} queries of {n_keys} keys would leave most lanes idle"
+    return None
+
+
+def _arguments(call: Call) -> tuple[Any, Any, Any, Any]:
+    """Queries, keys, tables and the start, of the look-up or its update."""
+    if call.op.endswith("_update"):
+        weights, _, _, _, _, x, keys, _, _, start, *_ = call.arguments
+    else:
+        x, keys, weights, _, _, start, *_ = call.arguments
+    return x, keys, weights, start
 
 
 @dataclasses.dataclass(frozen=True)

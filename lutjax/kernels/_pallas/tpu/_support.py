@@ -33,4 +33,6 @@ def unsupported_arguments(call: Call) -> str | None:
 
 def slower(call: Call) -> str | None:
     """Why the next implementation comes first for a call that would fit; None if this one does."""
+    if call.op.startswith("lut_pair_attention"):
+        return _shifts.slower(call)
     return None
