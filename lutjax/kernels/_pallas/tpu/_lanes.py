@@ -1,0 +1,54 @@
+"""Samples in lanes: ``[batch, features]`` as ``[features, groups, 128]``.
+
+A feature of all samples of a block is then a few full registers, whose address is a leading index: it may be read and
+written by a number that is known only when the kernel runs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lutjax.kernels._pallas.tpu._limits import vmem_budget
+from lutjax.kernels.registry import Call, Device
+
+LANES = 128
+_GROUPS = (16, 8)  # of a block: whole registers
+
+
+def groups(batch: int) -> int:
+    """How many groups of lanes hold a batch."""
+    return -(-batch // LANES)
+
+
+def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
+    """Groups of a block: all of them or a multiple of 8, as many as fit the budget if any does."""
+    for size in _GROUPS:
+        if size * bytes_per_group <= budget:
+            break
+    return min(size, groups(batch))
+
+
+def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
+    """Groups of a block of `lutjax.detect`; None if the inputs of the smallest one are more than half the memory."""
+    bytes_per_group, budget = 2 * n_inputs * LANES * 4, vmem_budget(device) // 2
+    size = block_of(batch, bytes_per_group, budget)
+    return size if size * bytes_per_group <= budget else None
+
+
+def detect_unsupported(call: Call) -> str | None:
+    """Why a call of `lutjax.detect` cannot run; None if it can."""
+    n_inputs = call.options["n_inputs"]
+    if of_detect(8 * LANES, n_inputs, call.device) is None:
+        return f"x has {n_inputs} inputs: a block of samples with all of them does not fit the memory of the chip"
+    return None
+
+
+def in_lanes(a: jax.Array) -> jax.Array:
+    """``[batch, features]`` -> ``[features, groups, 128]``, the last lanes zero."""
+    batch, features = a.shape
+    padded = groups(batch) * LANES
+    return jnp.pad(a.T, ((0, 0), (0, padded - batch))).reshape(features, padded // LANES, LANES)
+
+
+def batch_first(a: jax.Array, batch: int) -> jax.Array:
+    """The same back."""
+    return a.reshape(a.shape[0], a.shape[1] * LANES)[:, :batch].T

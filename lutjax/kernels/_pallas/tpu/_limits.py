@@ -1,0 +1,18 @@
+"""How much of a chip's memory kernels plan with. Imports no Pallas."""
+
+from typing import Any
+
+from lutjax.kernels._pallas import _tpus
+from lutjax.kernels.registry import Device
+
+
+def vmem_budget(device: Device) -> int:
+    """Bytes of vector memory that blocks may take: the compiler needs some itself."""
+    return _tpus.limits(device).vmem * 3 // 4
+
+
+def params(device: Device, **options: Any) -> Any:
+    """Compiler parameters that let a kernel use the vector memory of its chip."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    return pltpu.CompilerParams(vmem_limit_bytes=_tpus.limits(device).vmem * 15 // 16, **options)

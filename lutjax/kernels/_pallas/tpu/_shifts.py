@@ -1,0 +1,166 @@
+"""The pairs of attention as shifts: queries in lanes, and in each step the keys that lie so many places before them.
+
+Samples lie one after the other in the lanes, queries and keys at the same stride: a query's key at some shift is so
+many lanes before it, for all queries of a block at once, and at one distance. A step rotates the keys by one lane.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax.kernels._pallas.tpu._limits import vmem_budget
+from lutjax.kernels.registry import Call
+
+LANES = 128
+TARGET = 512  # lanes of a block, where samples are short
+_FAR = 2**30  # beyond any place
+_ROWS = 4096
+_PLACES = 2048
+_IDLE = 8  # keys for each query from which on gathers of XLA read fewer rows than are compared here
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifts:
+    """How the places of a call lie in lanes, and which shifts it needs.
+
+    Attributes:
+      stride: lanes of one sample. samples: of a block. lanes: of a block.
+      most: how many shifts there are at most.
+    """
+
+    n_samples: int
+    n_queries: int
+    n_keys: int
+    stride: int
+    samples: int
+    lanes: int
+    most: int
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_samples // self.samples)
+
+    @property
+    def n_lanes(self) -> int:
+        return self.n_blocks * self.lanes
+
+    def in_lanes(self, a: jax.Array, fill: int = 0) -> jax.Array:
+        """``[..., B, L]`` -> ``[..., lanes of all blocks]``."""
+        front = [(0, 0)] * (a.ndim - 2)
+        widths = [(0, self.n_blocks * self.samples - a.shape[-2]), (0, self.stride - a.shape[-1])]
+        a = jnp.pad(a, [*front, *widths], constant_values=fill)
+        a = a.reshape(*a.shape[:-2], self.n_blocks, self.samples * self.stride)
+        widths = [(0, 0), (0, self.lanes - a.shape[-1])]
+        a = jnp.pad(a, [*front, *widths], constant_values=fill)
+        return a.reshape(*a.shape[:-2], self.n_lanes)
+
+    def in_places(self, a: jax.Array, length: int) -> jax.Array:
+        """``[..., lanes of all blocks]`` -> ``[..., B, length]``."""
+        a = a.reshape(*a.shape[:-1], self.n_blocks, self.lanes)[..., : self.samples * self.stride]
+        a = a.reshape(*a.shape[:-2], self.n_blocks * self.samples, self.stride)
+        return a[..., : self.n_samples, :length]
+
+
+def plan(x: Any, keys: Any, weights: Any, start: Any, window: int | None, budget: int) -> Shifts:
+    """How a call is laid out.
+
+    Args:
+      x, keys, weights, start: of `lutjax.lut_pair_attention`'s kernels, or their shapes.
+      budget: bytes of memory.
+    """
+    n_samples, n_queries, _ = x.shape
+    n_keys = keys.shape[1]
+    stride = max(n_queries, n_keys)
+    target = min(most_lanes(weights, stride, budget), TARGET)
+    samples = max(min(target // max(stride, 1), n_samples), 1)
+    lanes = -(-samples * stride // LANES) * LANES
+    most = n_queries - 1 if start is None else n_queries + n_keys - 1
+    if window is not None:
+        most = min(most, window)
+    return Shifts(n_samples, n_queries, n_keys, stride, samples, lanes, max(most, 0))
+
+
+def most_lanes(weights: Any, stride: int, budget: int) -> int:
+    """How many lanes of a block fit in so many bytes, with the table of a detector, its gradient and what is summed."""
+    _, n_rows, n_outputs = weights.shape
+    n_pairs = 8 * -(-(n_rows.bit_length() - 1) // 8)
+    # Everything that travels is there twice; the products of exact terms need copies of what they multiply.
+    of_tables = 6 * n_rows * -(-n_outputs // LANES) * LANES
+    of_distances = 4 * n_pairs * (2 * stride + LANES)
+    of_lane = 4 * n_rows + 5 * (n_outputs + 8) + 24 * n_pairs + 64
+    return max((budget // 4 - of_tables - of_distances) // of_lane, 0) // LANES * LANES
+
+
+def unsupported(call: Call) -> str | None:
+    """Why a call of pair attention cannot be laid out; None if it can."""
+    x, keys, weights, start = _arguments(call)
+    n_rows, places = weights.shape[1], max(x.shape[-2], keys.shape[-2])
+    if n_rows > _ROWS:
+        return f"weights has {n_rows} rows: each lookup is compared with every row, up to {_ROWS}"
+    if places > _PLACES:
+        return f"x or keys has {places} places: a sample has to fit in {_PLACES} lanes"
+    budget = vmem_budget(call.device)
+    x, keys = (jax.ShapeDtypeStruct((1, *a.shape[-2:]), a.dtype) for a in (x, keys))
+    shifts = plan(x, keys, weights, start, call.options["window"], budget)
+    fitting = most_lanes(weights, shifts.stride, budget)
+    if shifts.lanes > fitting:
+        return (
+            f"weights is {list(weights.shape)}: with {shifts.stride} places a detector's table and sums need "
+            f"{shifts.lanes} lanes, {fitting} fit the memory of the chip"
+        )
+    return None
+
+
+def slower(call: Call) -> str | None:
+    """Why a call of pair attention is better left to the next implementation, or None."""
+    x, keys, _, _ = _arguments(call)
+    n_queries, n_keys = x.shape[-2], keys.shape[-2]
+    if _IDLE * n_queries < n_keys:
+        return f"{n_queries} queries of {n_keys} keys would leave most lanes idle"
+    return None
+
+
+def _arguments(call: Call) -> tuple[Any, Any, Any, Any]:
+    """Queries, keys, tables and the start, of the look-up or its update."""
+    if call.op.endswith("_update"):
+        weights, _, _, _, _, x, keys, _, _, start, *_ = call.arguments
+    else:
+        x, keys, weights, _, _, start, *_ = call.arguments
+    return x, keys, weights, start
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The shifts of a call, which depend on where the queries start.
+
+    Attributes:
+      first, count: int32 scalars. distances: ``[most]``, the distance of the pairs of each shift.
+      keys: int32 ``[1, lanes of all blocks]``: the key of each lane's query at the first shift, one less at each
+        further one; there is none where it is negative or not below the number of keys.
+    """
+
+    first: jax.Array
+    count: jax.Array
+    distances: jax.Array
+    keys: jax.Array
+
+
+def shifts_of(shifts: Shifts, start: jax.Array | None, window: int | None) -> Range:
+    """The shifts that meet a key which counts.
+
+    Args:
+      start: place of the first query minus place of the first key; None: 0.
+    """
+    n_queries, n_keys = shifts.n_queries, shifts.n_keys
+    first, last, start_place = jnp.int32(1), jnp.int32(n_queries - 1), jnp.int32(0)
+    if start is not None:
+        start_place = jnp.clip(start, -_FAR, _FAR).astype(jnp.int32)
+        first = jnp.maximum(1 - start_place, 1 - n_keys)
+    if window is not None:
+        last = jnp.minimum(last, min(window, _FAR) - start_place)
+    place = jnp.broadcast_to(jnp.arange(n_queries, dtype=jnp.int32), (shifts.n_samples, n_queries))
+    keys = shifts.in_lanes(place, fill=-2 * shifts.stride - shifts.most) - first
+    distances = start_place + first - 1 + jnp.arange(shifts.most, dtype=jnp.int32)
+    return Range(first, jnp.maximum(last - first + 1, 0), distances, keys[None])

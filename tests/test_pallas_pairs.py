@@ -1,0 +1,168 @@
+"""TensorCore kernels that compare pairs of inputs, interpreted: several blocks, wild ids, values that are no numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pallas_interpreter
+import pytest
+
+import lutjax
+from lutjax import testing
+from lutjax.kernels._pallas.tpu import _lanes, _shifts, detect, lut_pair_attention
+from lutjax.training.tables import SGD
+
+
+@pytest.fixture(autouse=True)
+def interpreted():
+    with pallas_interpreter.interpreted():
+        yield
+
+
+def values(rng, *shape, wild=True):
+    """Numbers of a coarse grid, with ties; `wild`: some are infinite or none."""
+    a = rng.integers(-4, 5, shape) / 4
+    if wild:
+        a[rng.random(shape) < 0.02] = np.nan
+        a[rng.random(shape) < 0.02] = np.inf
+    return jnp.asarray(a, jnp.float32)
+
+
+def both(f, *arguments):
+    """What `f(implementation, ...)` returns and its cotangents, in Pallas and in plain JAX."""
+    results = []
+    for implementation in ("pallas", "xla"):
+
+        def run(*arguments, implementation=implementation):
+            y, pullback = jax.vjp(lambda *a: f(implementation, *a), *arguments)
+            return y, pullback(
+                jax.tree.map(lambda a: jnp.round(jnp.cos(jnp.arange(a.size)) * 4).reshape(a.shape), y)
+            )
+
+        results.append(jax.jit(run)(*arguments))
+    return results
+
+
+def assert_equal(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=5e-6, atol=5e-6)
+
+
+@pytest.mark.parametrize("batch", [130, pytest.param(1100, marks=pytest.mark.slow)])
+def test_detect_in_blocks(batch, monkeypatch):
+    monkeypatch.setattr(
+        detect, "vmem_budget", lambda _: 4 * 2 * _lanes.LANES * 4 * 6 * 2
+    )  # two detectors at a time
+    rng = np.random.default_rng(0)
+    x = values(rng, batch, 3)
+    anchors = jnp.asarray(rng.integers(-9, 9, (3, 2, 2)), jnp.int32).at[0, 0, 0].set(2**31 - 1)
+
+    def f(implementation, x):
+        return lutjax.detect(x, anchors, implementation=implementation, epsilon=0.5).margin
+
+    actual, expected = both(f, x)
+    assert_equal(actual, expected)
+    for name in ("index", "flip"):
+        d = [getattr(lutjax.detect(x, anchors, implementation=i), name) for i in ("pallas", "xla")]
+        np.testing.assert_array_equal(*d)
+
+
+def test_detect_signs_in_blocks():
+    x = values(np.random.default_rng(1), 2100, 2)
+    assert_equal(*both(lambda i, x: lutjax.detect_signs(x, implementation=i).margin, x))
+    np.testing.assert_array_equal(
+        *(lutjax.detect_signs(x, implementation=i).index for i in ("pallas", "xla"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "window", "segments"),
+    [(0, None, False), pytest.param(3, 4, True, marks=pytest.mark.slow), pytest.param(-2, 3, False, marks=pytest.mark.slow),
+     pytest.param(2**31 - 9, None, True, marks=pytest.mark.slow), pytest.param(-(2**30), None, False, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_pairs_in_blocks(start, window, segments, monkeypatch):
+    """Two blocks of samples, two slices of rows, several turns of the loop."""
+    monkeypatch.setattr(_shifts, "TARGET", 128)
+    monkeypatch.setattr(lut_pair_attention, "_CHUNK", 1024)
+    rng = np.random.default_rng(2)
+    x, keys = values(rng, 20, 7, 3), values(rng, 20, 6, 3)
+    weights, positions = values(rng, 2, 16, 5, wild=False), values(rng, 6, 1, 2)
+    anchors = jnp.asarray(rng.integers(-3, 12, (2, 4, 2)), jnp.int32).at[0, 0, 0].set(-(2**31))
+    more = {}
+    if segments:
+        ids = [jnp.asarray(rng.integers(-1, 2, shape), jnp.int32) for shape in ((20, 7), (20, 6))]
+        more = dict(zip(("segments", "key_segments"), ids, strict=True))
+
+    def f(implementation, x, keys, weights, positions):
+        options = {**more, "window": window, "epsilon": 0.25, "implementation": implementation}
+        if start:
+            options |= {"keys": keys, "query_start": place}
+        return lutjax.lut_pair_attention(x, weights, anchors, positions, **options)
+
+    place = None  # traced: what is known to be too far is refused
+
+    def of_place(at):
+        nonlocal place
+        place = at
+        return both(f, x, keys, weights, positions)
+
+    assert_equal(*jax.jit(of_place)(jnp.int32(start)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_decay_moves_the_rows_that_were_read(dtype, monkeypatch):
+    monkeypatch.setattr(_shifts, "TARGET", 128)
+    case = testing.case("lut_pair_attention", "primes", dtype, batch=20, detectors=2)
+    testing.check_update(case, "pallas", SGD(weight_decay=0.25))
+
+
+def test_what_does_not_fit():
+    tpu = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v4")
+
+    def reason(op, *arguments, **options):
+        arguments = [a if a is None else jax.ShapeDtypeStruct(*a) for a in arguments]
+        with pytest.raises(lutjax.NoImplementationError) as error:
+            lutjax.kernel_registry.resolve(
+                op, *arguments, implementation="pallas/tpu", device=tpu, accumulate=None, **options
+            )
+        return str(error.value)
+
+    f, i = "float32", "int32"
+    inputs = reason("detect", ((4096, 5000), f), ((3, 2, 2), i), n_inputs=5000, epsilon=0.0)
+    assert "x has 5000 inputs: a block of samples with all of them does not fit" in inputs
+
+    def of_pairs(places, bits, n_outputs):
+        x, weights = ((2, places, 8), f), ((3, 2**bits, n_outputs), f)
+        options = {"window": None, "interleave": False, "epsilon": 0.0}
+        return reason("lut_pair_attention", x, x, weights, ((3, bits, 2), i), *(None,) * 4, **options)
+
+    assert "weights has 8192 rows: each lookup is compared with every row" in of_pairs(32, 13, 32)
+    assert "x or keys has 4000 places: a sample has to fit in 2048 lanes" in of_pairs(4000, 6, 32)
+    assert "with 2000 places a detector's table and sums need 2048 lanes" in of_pairs(2000, 10, 32)
+
+
+def test_few_queries_of_many_keys_are_left_to_xla():
+    tpu = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v6e")
+    chosen = {}
+    for n_queries in (1, 64):
+        x, keys, weights, anchors, start = (
+            jax.ShapeDtypeStruct(*a)
+            for a in (
+                ((2, n_queries, 8), "float32"),
+                ((2, 64, 8), "float32"),
+                ((3, 16, 5), "float32"),
+                ((3, 4, 2), "int32"),
+                ((), "int32"),
+            )
+        )
+        arguments = (x, keys, weights, anchors, None, start, None, None)
+        spec = lutjax.kernel_registry.resolve(
+            "lut_pair_attention",
+            *arguments,
+            device=tpu,
+            accumulate=None,
+            window=None,
+            interleave=False,
+            epsilon=0.0,
+        )
+        chosen[n_queries] = spec.platform
+    assert chosen == {1: "xla", 64: "pallas"}
