@@ -14,8 +14,7 @@ import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels._pallas.tpu import _gate_blocks
-from lutjax.kernels._pallas.tpu import _attention, _support
+from lutjax.kernels._pallas.tpu import _attention, _gate_blocks, _support
 
 
 def implemented(backend):
@@ -368,6 +367,8 @@ def test_which_updates_come_first_on_gpus(rule, batch, reason):
     )
     assert first.spec.names[1] == "pallas/gpu"
     assert first.reason is None if reason is None else reason in first.reason
+
+
 # ------------------------------------------------------------------------------------- gates on TensorCores
 def kernels_of(op):
     return [importlib.import_module(f"lutjax.kernels.{where}.{op}") for where in ("_pallas.tpu", "_xla")]
@@ -472,6 +473,8 @@ def test_where_plain_jax_gathers_faster():
         args = [jax.ShapeDtypeStruct(*s) for s in shapes]
         spec = lutjax.kernel_registry.resolve(op, *args, None, device=device, direction=direction)
         assert spec.platform == platform, (op, n_gates, direction)
+
+
 def attend(implementation, index, n_queries=21):
     """What look-up attention and its gradient are for some ids of queries, keys and positions, far out of range or not."""
     rng = np.random.default_rng(0)

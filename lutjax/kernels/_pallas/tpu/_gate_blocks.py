@@ -76,7 +76,9 @@ def unsupported(call: Call) -> str | None:
     if blocks(x, parameter, wires, call.device, call.direction == "backward") is not None:
         return None
     memory = _tpus.limits(call.device).vmem // 2**20
-    return f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
+    return (
+        f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
+    )
 
 
 # Wires of a gate, and part of the vector memory that inputs, outputs and what wires read fill, up to which plain JAX comes

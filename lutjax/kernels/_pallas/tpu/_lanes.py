@@ -34,7 +34,7 @@ def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
     return size if size * bytes_per_group <= budget else None
 
 
-def detect_unsupported(call: Call) -> str | None:
+def unsupported(call: Call) -> str | None:
     """Why a call of `lutjax.detect` cannot run; None if it can."""
     n_inputs = call.options["n_inputs"]
     if of_detect(8 * LANES, n_inputs, call.device) is None:
@@ -52,3 +52,8 @@ def in_lanes(a: jax.Array) -> jax.Array:
 def batch_first(a: jax.Array, batch: int) -> jax.Array:
     """The same back."""
     return a.reshape(a.shape[0], a.shape[1] * LANES)[:, :batch].T
+
+
+def slower(call: Call) -> str | None:
+    """Why plain JAX comes first; None: this one does."""
+    return None
