@@ -351,6 +351,7 @@ class KernelRegistry:
             forward
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
+              pallas/sparsecore (lutjax.kernels._pallas.sparsecore.lookup): runs on sparsecore, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
         """
