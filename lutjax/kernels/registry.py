@@ -352,6 +352,7 @@ class KernelRegistry:
               pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
+              pallas/sparsecore (lutjax.kernels._pallas.sparsecore.lookup): runs on sparsecore, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
         """
