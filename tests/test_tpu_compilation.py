@@ -46,6 +46,12 @@ def test_sparse_cores(op, tpu):
     check(testing.case(op, shape, **sizes), "pallas/sparsecore", tpu)
 
 
+@pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
+def test_tables_of_many_rows(tpu):
+    """Those that stay in vector memory."""
+    check(testing.case("lookup", "primes", bits=10), "pallas/tpu", tpu)
+
+
 def test_what_does_not_fit_is_refused():
     """The compiler knows the memory of the chip: a kernel that could not run is not claimed."""
     import jax.numpy as jnp
