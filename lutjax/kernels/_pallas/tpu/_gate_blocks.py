@@ -43,7 +43,9 @@ def blocks(
     """The blocks for a call on ``[I, B]``, ``[G, K]``, ``[G, n]``; None if it does not fit the memory of a TensorCore."""
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
-    free = int(_tpus.limits(device).vmem * (1 - _FREE))
+    # What registers do not hold: some tiles for each number of a gate.
+    spilled = 4 * (4 if backward else 1) * n_slots * TILE * LANES
+    free = int(_tpus.limits(device).vmem * (1 - _FREE)) - spilled
     # Twice what is fetched and written meanwhile: an output or its cotangent, and numbers of gates, also spread over lanes.
     of_sample = 4 * (places + 2)
     of_gate = 4 * (2 if backward else 1) * (2 * max(n_slots, LANES) + n_slots * LANES)
