@@ -19,6 +19,7 @@ from lutjax.kernels._pallas.tpu._tables import LANES, resident_bytes, resident_o
 from lutjax.kernels.registry import Device
 
 _READS = 2048  # of one step, over its samples
+_NUMBERS = 2**18  # of outputs of one step's samples: 1 MiB, twice, beside as much of products
 _TOGETHER = 16  # reads that overlap
 
 
@@ -30,7 +31,8 @@ class _Layout:
         self.shape, self.device = shape, device
         self.outputs = resident_outputs(shape, device) or LANES
         self.n_outputs = up(n_outputs, self.outputs)
-        self.samples = min(max(_READS // n_detectors // 8 * 8, 8), up(batch, 8))
+        most = min(_READS // n_detectors, _NUMBERS // self.outputs)
+        self.samples = min(max(most // 8 * 8, 8), up(batch, 8))
         self.n_samples = up(batch, self.samples)
         self.reads = up(self.samples * n_detectors, 1024)  # whole lines of scalar memory
         self.grid = (self.n_outputs // self.outputs, self.n_samples // self.samples)
@@ -69,7 +71,8 @@ class _Layout:
 
     @property
     def options(self) -> dict[str, Any]:
-        limit = resident_bytes(self.shape, self.outputs) + _tpus.limits(self.device).vmem // 8
+        vmem = _tpus.limits(self.device).vmem
+        limit = min(resident_bytes(self.shape, self.outputs) + 6 * 2**20, vmem * 15 // 16)
         return {"grid": self.grid, "compiler_params": pltpu.CompilerParams(vmem_limit_bytes=limit)}
 
     def for_each_read(self, body: Any, unroll: int = 1) -> None:

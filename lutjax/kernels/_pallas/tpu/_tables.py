@@ -17,7 +17,7 @@ def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
     lines = -(-shape[2] // LANES)
     for blocks in range(1, lines + 1):
         outputs = lines // blocks * LANES
-        most = _tpus.limits(device).vmem * 3 // 4
+        most = _tpus.limits(device).vmem * 5 // 8
         if lines % blocks == 0 and resident_bytes(shape, outputs) <= most:
             return outputs
     return None
