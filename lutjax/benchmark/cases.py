@@ -223,8 +223,9 @@ def arrays(shape: OfOp, dtype: str) -> tuple[dict[str, Any], dict[str, Any], Any
 
 
 def _request(implementation: str) -> tuple[str, ...]:
-    """That implementation where it has a kernel, else plain JAX."""
-    return tuple(dict.fromkeys((implementation, Platform.XLA.value)))
+    """That implementation where it has a kernel, else plain JAX; beside kernels in Pallas those in Triton, as by default."""
+    others = (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
+    return tuple(dict.fromkeys((implementation, *(p.value for p in others))))
 
 
 def function(shape: OfOp, row: str) -> Callable[..., Any]:
