@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import types
+from pathlib import Path
 
 from click.testing import CliRunner
 
@@ -12,6 +13,7 @@ from lutjax.cli._main import cli
 from lutjax.kernels._xla import lookup as plain
 from lutjax.status import _checks, _digests, _matrix, _records, _report
 
+PAGE = Path(__file__).parents[1] / "docs" / "status.md"
 CPU = next(c for c in _matrix.COLUMNS if c.key == "xla/cpu")
 TPU = next(c for c in _matrix.COLUMNS if c.key == "pallas/tpu")
 
@@ -123,3 +125,19 @@ def test_command(tmp_path):
 
 def test_every_op_has_the_size_that_is_checked():
     assert all(_checks.SHAPE in testing.shapes(op) for op in testing.OPS)
+
+
+def test_page_is_current():
+    cells = list(_matrix.matrix(_records.read(), None))
+    assert PAGE.read_text() == _report.markdown(cells), (
+        "lutjax status --recorded --markdown docs/status.md writes the page"
+    )
+    missing = {(c.op, c.column) for c in cells if c.state.is_gap and c.direction != "update"}
+    attention_and_gates = (
+        "lookup_attention",
+        "lut_pair_attention",
+        "bilinear_gates",
+        "soft_lut",
+        "binary_lut",
+    )
+    assert missing == {(op, "pallas/gpu") for op in attention_and_gates}

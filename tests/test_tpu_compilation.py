@@ -1,7 +1,7 @@
 """Kernels for TPUs, compiled ahead of time by libtpu; no TPU is needed. In an environment of its own:
 
-python -m venv tpu && tpu/bin/pip install -e ".[tpu]" beartype pytest pytest-xdist
-TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu tpu/bin/pytest -m slow -n 0 tests/test_tpu_compilation.py
+python -m venv tpu && tpu/bin/pip install -e ".[tpu]" absl-py beartype pytest pytest-xdist
+ALLOW_MULTIPLE_LIBTPU_LOAD=1 TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu tpu/bin/pytest -m slow -n 0 tests/test_tpu_compilation.py
 """
 
 import importlib.util

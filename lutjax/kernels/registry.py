@@ -528,6 +528,8 @@ def _register_builtin() -> None:
                 Platform.PALLAS,
                 backend,
                 f"lutjax.kernels._pallas.{backend}.{op}",
+                # What jax's Mosaic GPU imports and jax does not bring.
+                requires=("absl",) if backend == Backend.GPU else (),
                 priority=_PALLAS_PRIORITY[backend],
                 unsupported=_asked(support, "unsupported"),
                 directions=directions.get(op, DIRECTIONS),
