@@ -60,7 +60,7 @@ def interpreted():
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        (op, shape) if shape in FAST.get(op, ("primes", "empty_batch")) else slow(op, shape)
+        (op, shape) if shape in FAST.get(op, ("primes", "empty_batch", "no_gates")) else slow(op, shape)
         for op in ON_TENSOR_CORES
         for shape in testing.shapes(op)
     ],

@@ -138,7 +138,7 @@ def markdown(cells: Iterable[Cell]) -> str:
             "",
             "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
             "the suite. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",
-            "SparseCores has run or been interpreted anywhere.",
+            "SparseCores has run anywhere; the interpreter knows them only with their gathers replaced.",
             "",
             "## Where and by what",
             "",

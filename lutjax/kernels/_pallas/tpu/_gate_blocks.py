@@ -50,6 +50,7 @@ def blocks(
     of_sample = 4 * (places + 2)
     of_gate = 4 * (2 if backward else 1) * (2 * max(n_slots, LANES) + n_slots * LANES)
     samples = min(_power_of_2(n_samples, LANES), _MOST_SAMPLES)
+    n_gates = max(n_gates, 1)
     while samples >= LANES:
         gates = min(_power_of_2(n_gates, TILE), _MOST_GATES)
         while gates > TILE and gates * (of_sample * samples + of_gate) > _OF_GATES * free:
