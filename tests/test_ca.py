@@ -214,6 +214,7 @@ def test_pictures_and_gates(finished: Path) -> None:
     assert "a xor b" in (finished / "gates.txt").read_text()
 
 
+@pytest.mark.slow  # runs of all three commands share what stops and resumes them
 def test_interrupted_run_ends_the_same(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

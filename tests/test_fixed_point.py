@@ -188,7 +188,13 @@ def test_two_halves_of_a_batch_add_up():
         assert_equal(whole, result(op, COARSE))
 
 
-@pytest.mark.parametrize("op", ["lookup", "lookup_attention", "lut_pair_attention"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "lookup",
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ("lookup_attention", "lut_pair_attention")),
+    ],
+)
 def test_both_formulations_have_the_same_bits(op, request):
     expected = result(op, FINE)
     request.getfixturevalue("accelerator_formulation")
@@ -340,9 +346,7 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
     jax.eval_shape(jax.hessian(lambda x: fixed(x, weights).sum()), x)  # any mode, of any order
 
 
-@pytest.mark.parametrize(
-    ("platform", "device_kind"), [("cpu", "cpu"), ("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")]
-)
+@pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
 @pytest.mark.parametrize("op", ["sparse_lookup", "lookup_attention"])
 def test_lowers_for_every_platform(op, platform, device_kind):
     shape, sizes = SIZES[op]

@@ -44,7 +44,7 @@ SPLIT = {
     "binary_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
 }
 # Shapes that show most in least time: interpretation is slow.
-FAST = {"detect": ("ties", "empty_batch"), "detect_signs": ("ties",)}
+FAST = {"binary_lut": ("empty_batch",), "detect": ("ties", "empty_batch"), "detect_signs": ("ties",)}
 
 
 def slow(*values):
@@ -138,7 +138,11 @@ def test_transformations(op, transformation):
 
 @pytest.mark.parametrize(
     ("op", "shape"),
-    [(op, shape) if shape == "primes" else slow(op, shape) for op in UPDATED for shape in testing.shapes(op)],
+    [
+        (op, shape) if shape == "primes" and "attention" not in op else slow(op, shape)
+        for op in UPDATED
+        for shape in testing.shapes(op)
+    ],
 )
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):

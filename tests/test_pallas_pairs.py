@@ -108,7 +108,8 @@ def test_pairs_in_blocks(start, window, segments, monkeypatch):
     assert_equal(*jax.jit(of_place)(jnp.int32(start)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_decay_moves_the_rows_that_were_read(dtype, monkeypatch):
     monkeypatch.setattr(_shifts, "TARGET", 128)
     case = testing.case("lut_pair_attention", "primes", dtype, batch=20, detectors=2)

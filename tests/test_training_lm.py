@@ -108,7 +108,7 @@ def losses_of(state: State, **options: object) -> list[float]:
 @pytest.mark.parametrize(
     "table_optimizer",
     [
-        n if n == "row_adagrad" else pytest.param(n, marks=pytest.mark.slow)
+        pytest.param(n, marks=pytest.mark.slow)  # test_training_tables has their steps
         for n in optimizers.TABLE_OPTIMIZERS
     ],
 )

@@ -231,6 +231,7 @@ def moved(params, x, ct, anchors, *, dense=False, accumulate=FINE):
     return RULE.apply(params, tables.value_and_grad(loss)(params)[1], RULE.init(params))[0]
 
 
+@pytest.mark.slow
 def test_fixed_point_updates_do_not_depend_on_any_order():
     x, ct = BATCHES[0]
     params = small_model()

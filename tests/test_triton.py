@@ -64,10 +64,11 @@ SUMMED = [op for op in OPS if op not in ("bilinear_gates", "soft_lut", "binary_l
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
 # Those that show most in least time: programs run one after the other in the interpreter.
 FAST_SHAPES = {
+    "lookup": ("one", "primes", "one_row", "empty_batch", "repeats"),
     "bilinear_gates": ("primes", "large_fan_out", "empty_batch", "no_gates"),
     "soft_lut": ("primes", "readers", "features_first", "eight_inputs"),
     "binary_lut": ("primes",),
-    "lookup_attention": ("one", "no_bits", "empty_batch", "empty_sequence", "window", "cross"),
+    "lookup_attention": ("one", "no_bits", "empty_batch", "empty_sequence", "cross"),
     "lut_pair_attention": (
         "one",
         "two",
@@ -148,7 +149,9 @@ def test_transformations(op, transformation):
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        (op, shape) if shape in ("primes", "empty_batch") else slow(op, shape)
+        (op, shape)
+        if (shape, op) in (("primes", "lookup"), ("primes", "lookup_attention"))
+        else slow(op, shape)
         for op in UPDATED
         for shape in testing.shapes(op)
     ],
@@ -162,7 +165,7 @@ def test_updates(op, shape):
     ("dtype", "weight_decay"),
     [("bfloat16", 0.0), slow("float32", 0.5), slow("float16", 0.0), slow("float64", 0.0)],
 )
-@pytest.mark.parametrize("op", UPDATED)
+@pytest.mark.parametrize("op", [op if op == "lookup" else slow(op) for op in UPDATED])
 @pytest.mark.usefixtures("interpreted")
 def test_updates_in_other_arithmetic(op, dtype, weight_decay):
     """Rows that move by the sum over their look-ups, and float64."""
