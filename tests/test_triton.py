@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lutjax
-from lutjax import testing, tuning
+from lutjax import _ahead_of_time, testing, tuning
 from lutjax.kernels._triton import _support
 from lutjax.kernels.registry import Device
 from lutjax.training import tables
@@ -328,8 +328,7 @@ def run_on(device_kind, case, accumulate=None):
         return lutjax.update_table(weights, gradients["weights"], 0.25, implementation="triton")
 
     y = jax.eval_shape(functools.partial(testing._call, case, lutjax.reference, None), case.differentiable)
-    device = jax.sharding.AbstractDevice(device_kind, None, "cuda")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+    with _ahead_of_time.tracing_for("cuda", device_kind):
         jax.eval_shape(update, case.differentiable, y)
 
 
@@ -396,8 +395,7 @@ def test_lowers_through_jax_triton(op):
 
 def on_gpu(function, *arguments):
     """Traces a function for an H200."""
-    device = jax.sharding.AbstractDevice(GPUS[90], None, "cuda")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
         return jax.eval_shape(function, *arguments)
 
 

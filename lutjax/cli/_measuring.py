@@ -44,9 +44,8 @@ def make_console(stderr: bool = False) -> "Console":
     """Where tables go; wide enough for them unless it is a terminal."""
     from rich.console import Console
 
-    return (
-        Console(stderr=stderr) if Console(stderr=stderr).is_terminal else Console(width=_WIDTH, stderr=stderr)
-    )
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=_WIDTH, stderr=stderr)
 
 
 def file_option(name: str, what: str) -> Callable[..., Any]:

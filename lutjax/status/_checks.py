@@ -1,8 +1,8 @@
 """Finding out what an implementation does with an op: run and compared, lowered, compiled."""
 
-import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,7 +72,7 @@ def _together(before: Cell | None, cell: Cell) -> Cell:
     if before is None or before.state != cell.state:
         return cell if before is None or before.state == State.COMPILES else before
     kinds = (*before.kinds, *cell.kinds) if cell.state == State.COMPILES else cell.kinds
-    return Cell(**{**vars(cell), "kinds": kinds})
+    return dataclasses.replace(cell, kinds=kinds)
 
 
 # A check of a program: its outcome for each of the directions that it shows.
@@ -120,7 +120,7 @@ def _outcome(
 
 
 def _run(program: testing.Program, directions: tuple[str, ...], device: jax.Device) -> Any:
-    with _on(device):
+    with jax.default_device(device):
         actual = jax.jit(program.function)(*program.arguments)
         expected = jax.jit(program.expected)(*program.arguments)
     outcomes = {}
@@ -133,12 +133,6 @@ def _run(program: testing.Program, directions: tuple[str, ...], device: jax.Devi
         else:
             outcomes[direction] = (State.RUNS, (device.device_kind,), "")
     return outcomes
-
-
-@contextlib.contextmanager
-def _on(device: jax.Device) -> Iterator[None]:
-    with jax.default_device(device):
-        yield
 
 
 def _lower(program: testing.Program, directions: tuple[str, ...], column: Column, kind: str) -> Any:

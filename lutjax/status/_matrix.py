@@ -172,17 +172,15 @@ def matrix(
     for op, direction, column, dtype in places(columns):
         if ops is not None and op not in ops:
             continue
-        cell = absent(op, direction, column, dtype)
-        if cell is None:
-            cell = recorded.get((op, direction, column.key, dtype))
+        nothing = absent(op, direction, column, dtype)
+        if nothing is not None:
+            yield nothing
+            continue
+        cell = recorded.get((op, direction, column.key, dtype))
         known = cell is not None and cell.state != State.LOWERS
-        if check is not None and not (known and column.device is None) and not _is_absent(cell):
+        if check is not None and not (known and column.device is None):
             key = (op, column.key, dtype)
             if key not in checked:
                 checked[key] = check(op, column, dtype)
             cell = checked[key].get(direction, cell)
         yield cell or Cell(op, direction, column.key, dtype, State.UNKNOWN)
-
-
-def _is_absent(cell: Cell | None) -> bool:
-    return cell is not None and not cell.digest and cell.state in (State.UNSUPPORTED, State.MISSING)
