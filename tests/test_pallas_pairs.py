@@ -8,7 +8,7 @@ import pytest
 
 import lutjax
 from lutjax import testing
-from lutjax.kernels._pallas.tpu import _lanes, _shifts, detect, lut_pair_attention
+from lutjax.kernels._pallas.tpu import _limits, _shifts, detect, lut_pair_attention
 from lutjax.training.tables import SGD
 
 
@@ -50,7 +50,7 @@ def assert_equal(actual, expected):
 @pytest.mark.parametrize("batch", [130, pytest.param(1100, marks=pytest.mark.slow)])
 def test_detect_in_blocks(batch, monkeypatch):
     monkeypatch.setattr(
-        detect, "vmem_budget", lambda _: 4 * 2 * _lanes.LANES * 4 * 6 * 2
+        detect, "vmem_budget", lambda _: 4 * 2 * _limits.LANES * 4 * 6 * 2
     )  # two detectors at a time
     rng = np.random.default_rng(0)
     x = values(rng, batch, 3)

@@ -16,7 +16,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _rows, _updates
 from lutjax.kernels._triton._launch import kernel, launch
-from lutjax.kernels._xla._rows import slope
+from lutjax.kernels._xla._rows import times_slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
@@ -124,18 +124,13 @@ def _margins(
     )
     d_query, d_key = (_minor(a) for a in (d_query, d_key))
     if accumulate is None:
-        d_query, d_key = _times_slope(d_query, query.margin), _times_slope(d_key, key.margin)
+        d_query, d_key = times_slope(d_query, query.margin), times_slope(d_key, key.margin)
     if not need_position or position is None:
         return d_query, d_key, None
     shared = position.index.shape[1] == 1
     d_position = jnp.sum(d_position, (0, 1) if shared else 0, dtype=d_position.dtype)
     d_position = d_position[:, None] if shared else d_position.T
-    return d_query, d_key, _times_slope(d_position, position.margin) if accumulate is None else d_position
-
-
-def _times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
-    """A sum of products times their common factor; nothing where nothing was added, be the margin NaN."""
-    return jnp.where(total == 0, 0, slope(margin) * total.astype(margin.dtype))
+    return d_query, d_key, times_slope(d_position, position.margin) if accumulate is None else d_position
 
 
 def add_rows(

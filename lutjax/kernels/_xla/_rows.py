@@ -48,6 +48,11 @@ def slope(margin: jax.Array) -> jax.Array:
     return jnp.where(margin > 0, 0.5, -0.5).astype(margin.dtype) / jnp.square(1 + jnp.abs(margin))
 
 
+def times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
+    """A sum of products times their common factor; nothing where nothing was added, be the margin NaN."""
+    return jnp.where(total == 0, 0, slope(margin) * total.astype(margin.dtype))
+
+
 def read(a: jax.Array, *ids: Any) -> jax.Array:
     """``a[ids]``; the ids have been clamped."""
     return a.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
@@ -80,7 +85,7 @@ def sum_rows(
     dtype = addend_dtype(weights.dtype, accumulate)
     index = clamped(weights, index)
     if by_one_hot(weights, accumulate, device):
-        return _multiply("tnr,stro->nso", _one_hot(weights, index), terms(weights), axis=1)
+        return _multiply("tnr,stro->nso", _one_hot(weights, index), weights, axis=1)
 
     def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return y + addends(read(weights, *of), accumulate), None
@@ -185,7 +190,7 @@ def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Devi
         return jax.lax.scan(step, total, (detectors(total), index, each))[0]
     if total.dtype == jnp.float32 and by_one_hot(total, None, device):
         layout = "sno" if values.ndim == 2 else "stno"
-        return total + _multiply(f"tnr,{layout}->tsro", _one_hot(total, index), terms(values), axis=1)
+        return total + _multiply(f"tnr,{layout}->tsro", _one_hot(total, index), values, axis=1)
     values = jnp.broadcast_to(values, (total.shape[0], *values.shape[-2:]))
     return add(total, (detectors(total)[:, None], index), values)
 
@@ -194,19 +199,20 @@ def _gather_all(weights: jax.Array, index: jax.Array) -> jax.Array:
     return addends(read(weights, detectors(weights)[:, None], index), None)
 
 
-def terms(values: jax.Array) -> jax.Array:
-    """bfloat16 terms ``[terms, ...]`` whose sum is the values, in every digit: what a one-hot matrix is multiplied with.
+_TERMS = {"float32": 3, "float16": 2, "bfloat16": 1}
+
+
+def terms(values: jax.Array) -> list[jax.Array]:
+    """Arrays of bfloat16 whose sum is the values, in every digit: what a one-hot matrix is multiplied with.
 
     Half the passes through a matrix unit that ``precision="highest"`` takes.
     """
-    if values.dtype == jnp.bfloat16:
-        return values[None]
-    rest, parts = values.astype(jnp.float32), []
-    for _ in range(3):
-        part = jax.lax.reduce_precision(rest, 8, 7)
-        parts.append(part.astype(jnp.bfloat16))
-        rest = rest - part
-    return jnp.stack(parts)
+    rest, found = values.astype(jnp.float32), []
+    for _ in range(_TERMS[values.dtype.name] - 1):
+        term = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
+        rest -= term
+        found.append(term)
+    return [term.astype(jnp.bfloat16) for term in (*found, rest)]
 
 
 def _differences_by_products(
@@ -228,6 +234,7 @@ def _one_hot(weights: jax.Array, index: jax.Array) -> jax.Array:
     return _hits(weights, index).astype(jnp.bfloat16)
 
 
-def _multiply(equation: str, one_hot: jax.Array, of: jax.Array, axis: int) -> jax.Array:
-    """A product with the `terms` of values, summed over them."""
+def _multiply(equation: str, one_hot: jax.Array, values: jax.Array, axis: int) -> jax.Array:
+    """A product with the `terms` of values, ``s`` in the equation, summed over them."""
+    of = jnp.stack(terms(values))
     return jnp.sum(jnp.einsum(equation, one_hot, of, preferred_element_type=jnp.float32), axis)

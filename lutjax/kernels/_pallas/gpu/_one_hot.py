@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._xla._rows import terms
 
-_TERMS = {"float32": 3, "float16": 2, "bfloat16": 1}
 _ROWS = 64  # of a product of tensor cores
 _OUTPUTS = 128
 _SAMPLES = 64  # of a step
@@ -59,16 +59,6 @@ def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
     )
     tables = jnp.sum(sums, 0)[: n_detectors * pieces].reshape(n_detectors, pieces * _ROWS, all_outputs)
     return tables[:, :n_rows, :n_outputs]
-
-
-def terms(a: jax.Array) -> list[jax.Array]:
-    """Arrays of bfloat16 whose sum is `a`."""
-    rest, found = a.astype(jnp.float32), []
-    for _ in range(_TERMS[a.dtype.name] - 1):
-        term = lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
-        rest -= term
-        found.append(term)
-    return [term.astype(jnp.bfloat16) for term in (*found, rest)]
 
 
 def _kernel(index: Any, *references: Any, n_steps: int) -> None:

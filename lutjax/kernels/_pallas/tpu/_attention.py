@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from lutjax._detection import Detection
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels.registry import Call
 
-LANES = 128
 _QUERIES = LANES  # of one sample in one block
 _KEYS = 256
 _KEYS_OF_BLOCK = 512

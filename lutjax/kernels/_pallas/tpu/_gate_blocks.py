@@ -5,10 +5,10 @@ import dataclasses
 import jax
 
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels.registry import Call, Device
 
 TILE = 16  # gates in one computation: what bfloat16 takes
-LANES = 128
 _MOST_GATES = 512  # of one step: enough that what a step costs by itself does not show
 _MOST_SAMPLES = 2048
 _FREE = 0.1  # of the memory, for what the compiler keeps there

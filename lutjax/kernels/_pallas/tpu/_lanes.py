@@ -7,10 +7,9 @@ written by a number that is known only when the kernel runs.
 import jax
 import jax.numpy as jnp
 
-from lutjax.kernels._pallas.tpu._limits import vmem_budget
+from lutjax.kernels._pallas.tpu._limits import LANES, vmem_budget
 from lutjax.kernels.registry import Call, Device
 
-LANES = 128
 _GROUPS = (16, 8)  # of a block: whole registers
 
 

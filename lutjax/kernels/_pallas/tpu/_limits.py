@@ -1,9 +1,12 @@
-"""How much of a chip's memory kernels plan with. Imports no Pallas."""
+"""What kernels plan with: the registers of a TensorCore and the memory of a chip. Imports no Pallas."""
 
 from typing import Any
 
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels.registry import Device
+
+# A register of 32-bit numbers.
+SUBLANES, LANES = 8, 128
 
 
 def vmem_budget(device: Device) -> int:

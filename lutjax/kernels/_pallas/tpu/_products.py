@@ -119,7 +119,7 @@ class Blocks:
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
     """``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
     blocks = Blocks.of(weights.shape, len(index))
-    parts = blocks.table(terms(weights))
+    parts = blocks.table(jnp.stack(terms(weights)))
 
     def order(b: Any, o: Any, u: Any) -> tuple[Any, Any, Any]:
         return u, b, o
@@ -152,7 +152,7 @@ def add_rows(
 ) -> jax.Array:
     """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     blocks = Blocks.of(shape, len(index))
-    parts = blocks.samples_of(terms(values))
+    parts = blocks.samples_of(jnp.stack(terms(values)))
 
     def order(u: Any, o: Any, b: Any) -> tuple[Any, Any, Any]:
         return u, b, o

@@ -14,8 +14,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.kernels._pallas import _call, _tpus
+from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels._pallas.tpu._products import padded, up
-from lutjax.kernels._pallas.tpu._tables import LANES, resident_bytes, resident_outputs
+from lutjax.kernels._pallas.tpu._tables import resident_bytes, resident_outputs
 from lutjax.kernels.registry import Device
 
 _READS = 2048  # of one step, over its samples

@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax.kernels._pallas.tpu._limits import vmem_budget
+from lutjax.kernels._pallas.tpu._limits import LANES, vmem_budget
 from lutjax.kernels.registry import Call
 
-LANES = 128
 TARGET = 512  # lanes of a block, where samples are short
 _FAR = 2**30  # beyond any place
 _ROWS = 4096

@@ -3,10 +3,8 @@
 import math
 
 from lutjax.kernels._pallas import _tpus
+from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels.registry import Call, Device
-
-LANES = 128
-
 
 # Rows from which tables are read from vector memory row by row, where that holds them, not by one-hot matrices.
 MANY_ROWS = 1024

@@ -19,7 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.kernels._pallas import _call
-from lutjax.kernels._pallas.tpu._gate_blocks import LANES, TILE, Blocks, blocks
+from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
+from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
 from lutjax.kernels._xla import _wires as plain
 from lutjax.kernels.registry import Device
 
@@ -28,7 +29,6 @@ Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
 # From the same and the cotangent of the outputs that of every number, sample by sample, or of what every wire reads.
 Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
 
-_SUBLANES = 8  # rows of a register; loops over rows are written out that often
 _ADDED = 16  # rows at the same time
 _WRITTEN_OUT = 4  # tiles at most: as many as are under way at the same time
 
@@ -112,7 +112,7 @@ def differentiate(
                     sums = [s + a for s, a in zip(sums, addends, strict=True)]
                 if of_inputs:
                     for place, d in enumerate(of_inputs(numbers, read, g)):
-                        read_ref[place, pl.ds(2 * k, 2), :, lanes] = d.reshape(2, _SUBLANES, LANES)
+                        read_ref[place, pl.ds(2 * k, 2), :, lanes] = d.reshape(2, SUBLANES, LANES)
             if of_parameter:
                 for slot, s in enumerate(sums):
                     wide_ref[slot, _gates(k), :] += s
@@ -184,7 +184,7 @@ def _launch(
         ],
         out_specs=[block for _, block in outputs],
         scratch_shapes=[
-            pltpu.VMEM((places, how.gates // _SUBLANES, _SUBLANES, how.samples), wide),
+            pltpu.VMEM((places, how.gates // SUBLANES, SUBLANES, how.samples), wide),
             *[pltpu.VMEM((n_slots, how.gates, LANES), wide)] * n_spread,
         ],
         compiler_params=pltpu.CompilerParams(
@@ -218,9 +218,9 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
     places, n = read_ref.shape[:2]
 
     def copy(k: jax.Array, _: None) -> None:
-        for u in range(_SUBLANES):
+        for u in range(SUBLANES):
             for place in range(places):
-                row = wires_ref[0, 0, (k * _SUBLANES + u) * places + place]
+                row = wires_ref[0, 0, (k * SUBLANES + u) * places + place]
                 read_ref[place, k, pl.ds(u, 1), :] = x_ref[pl.ds(row, 1), :]
 
     jax.lax.fori_loop(0, n, copy, None)
@@ -232,9 +232,9 @@ def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: An
     together = _together(places)
 
     def add_all(k: jax.Array, _: None) -> None:
-        for group in range(_SUBLANES // together):
+        for group in range(SUBLANES // together):
             gates = range(group * together, (group + 1) * together)
-            apart = apart_ref[0, 0, k * (_SUBLANES // together) + group] == 1
+            apart = apart_ref[0, 0, k * (SUBLANES // together) + group] == 1
 
             @pl.when(apart)
             def _(gates: range = gates) -> None:
@@ -246,10 +246,10 @@ def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: An
             @pl.when(jnp.logical_not(apart))
             def _(gates: range = gates) -> None:
                 for u in gates:
-                    pl.when(k * _SUBLANES + u < n_gates)(functools.partial(add, k, u))
+                    pl.when(k * SUBLANES + u < n_gates)(functools.partial(add, k, u))
 
     def row(k: jax.Array, u: int, place: int) -> Any:
-        return pl.ds(wires_ref[0, 0, (k * _SUBLANES + u) * places + place], 1)
+        return pl.ds(wires_ref[0, 0, (k * SUBLANES + u) * places + place], 1)
 
     def add(k: jax.Array, u: int) -> None:
         for place in range(places):
@@ -265,18 +265,18 @@ def _together(places: int) -> int:
 
 def _clear(ref: Any) -> None:
     """Zeros, in a loop: a large array would be as many instructions. Of the last two axes the first is long."""
-    n, rest = divmod(ref.shape[-2], _SUBLANES)
+    n, rest = divmod(ref.shape[-2], SUBLANES)
     lead = (slice(None),) * (len(ref.shape) - 2)
 
     def clear(rows: Any, size: int) -> None:
         ref[(*lead, rows, slice(None))] = jnp.zeros((*ref.shape[:-2], size, ref.shape[-1]), ref.dtype)
 
     def clear_some(k: jax.Array, _: None) -> None:
-        clear(pl.ds(pl.multiple_of(k * _SUBLANES, _SUBLANES), _SUBLANES), _SUBLANES)
+        clear(pl.ds(pl.multiple_of(k * SUBLANES, SUBLANES), SUBLANES), SUBLANES)
 
     jax.lax.fori_loop(0, n, clear_some, None)
     if rest:
-        clear(pl.ds(n * _SUBLANES, rest), rest)
+        clear(pl.ds(n * SUBLANES, rest), rest)
 
 
 def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:

@@ -12,7 +12,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
-from lutjax.kernels._pallas.tpu._limits import params, vmem_budget
+from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import detect as plain
 from lutjax.kernels.registry import Device
 
@@ -45,7 +45,7 @@ def forward(
         jax.lax.fori_loop(0, tile.detectors_here(), detector, None)
 
     tile = _Tile(batch, n_inputs, n_detectors, device)
-    shape = (n_detectors, _lanes.groups(batch), _lanes.LANES)
+    shape = (n_detectors, _lanes.groups(batch), LANES)
     outputs = _call.call(
         kernel,
         tile.listed(anchors),
@@ -100,7 +100,7 @@ def backward(
         tile.listed(anchors),
         _lanes.in_lanes(flip),
         _lanes.in_lanes(d_margin.astype(jnp.float32)),
-        outputs=[jax.ShapeDtypeStruct((n_inputs, _lanes.groups(batch), _lanes.LANES), jnp.float32)],
+        outputs=[jax.ShapeDtypeStruct((n_inputs, _lanes.groups(batch), LANES), jnp.float32)],
         name="detect_backward",
         grid=tile.grid,
         in_specs=[tile.of_anchors(n_pairs), tile.of_detectors, tile.of_detectors],
@@ -117,12 +117,12 @@ class _Tile:
         budget = vmem_budget(device)
         groups = _lanes.of_detect(batch, n_inputs, device) or _lanes.block_of(batch, 1, 0)
         # Index, flip and margin of each detector, all twice: one block is computed while another one travels.
-        fitting = budget // 4 // (groups * _lanes.LANES * 4 * 6)
+        fitting = budget // 4 // (groups * LANES * 4 * 6)
         self._n_inputs, self._n_detectors = n_inputs, n_detectors
         self._detectors = max(min(n_detectors, fitting, 128), 1)
         self.grid = (pl.cdiv(_lanes.groups(batch), groups), pl.cdiv(n_detectors, self._detectors))
-        self.of_inputs = pl.BlockSpec((n_inputs, groups, _lanes.LANES), lambda b, t: (0, b, 0))
-        self.of_detectors = pl.BlockSpec((self._detectors, groups, _lanes.LANES), lambda b, t: (t, b, 0))
+        self.of_inputs = pl.BlockSpec((n_inputs, groups, LANES), lambda b, t: (0, b, 0))
+        self.of_detectors = pl.BlockSpec((self._detectors, groups, LANES), lambda b, t: (t, b, 0))
 
     def detectors_here(self) -> jax.Array:
         """How many detectors the block has that runs."""

@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from lutjax._detection import Detection
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
+from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels._xla import detect, detect_signs as plain
 from lutjax.kernels.registry import Device
 
@@ -26,7 +27,7 @@ def forward(positions: jax.Array, *, epsilon: float, device: Device) -> Detectio
         index_ref[...], flip_ref[...], margin_ref[...] = d.index, d.flip, d.margin
 
     grid, of_values, of_detections = _blocks(batch, n_bits)
-    shape = (_lanes.groups(batch), _lanes.LANES)
+    shape = (_lanes.groups(batch), LANES)
     outputs = _call.call(
         kernel,
         _lanes.in_lanes(positions.astype(jnp.float32)),
@@ -58,7 +59,7 @@ def backward(
         kernel,
         _lanes.in_lanes(d.flip[:, None])[0],
         _lanes.in_lanes(d_margin.astype(jnp.float32)[:, None])[0],
-        outputs=[jax.ShapeDtypeStruct((d.bits, _lanes.groups(batch), _lanes.LANES), jnp.float32)],
+        outputs=[jax.ShapeDtypeStruct((d.bits, _lanes.groups(batch), LANES), jnp.float32)],
         name="detect_signs_backward",
         grid=grid,
         in_specs=[of_detections] * 2,
@@ -69,9 +70,9 @@ def backward(
 
 def _blocks(batch: int, n_bits: int) -> tuple[tuple[int], pl.BlockSpec, pl.BlockSpec]:
     """The grid, and the blocks of values and of detections."""
-    groups = _lanes.block_of(batch, n_bits * _lanes.LANES * 4, _BLOCK)
+    groups = _lanes.block_of(batch, n_bits * LANES * 4, _BLOCK)
     return (
         (pl.cdiv(_lanes.groups(batch), groups),),
-        pl.BlockSpec((n_bits, groups, _lanes.LANES), lambda b: (0, b, 0)),
-        pl.BlockSpec((groups, _lanes.LANES), lambda b: (b, 0)),
+        pl.BlockSpec((n_bits, groups, LANES), lambda b: (0, b, 0)),
+        pl.BlockSpec((groups, LANES), lambda b: (b, 0)),
     )

@@ -17,8 +17,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas import _call, _tpus
-from lutjax.kernels._pallas.tpu._attention import LANES, UNROLLED, Plan, ids
+from lutjax.kernels._pallas import _call
+from lutjax.kernels._pallas.tpu._attention import UNROLLED, Plan, ids
+from lutjax.kernels._pallas.tpu._limits import LANES, params
 from lutjax.kernels._xla import _rows, lookup_attention as plain
 from lutjax.kernels.registry import Device
 
@@ -63,7 +64,7 @@ def forward(
         in_specs=[*pairs.specs(grid), pairs.table_spec(grid)],
         out_specs=[pairs.outputs_spec(grid)],
         scratch_shapes=_counts_scratch(plan),
-        compiler_params=_parameters(device),
+        compiler_params=params(device),
     )
     return plan.from_queries(jnp.moveaxis(y, 2, 0)).astype(weights.dtype)
 
@@ -89,7 +90,7 @@ def backward(
         totals = _products(pairs, query, key, position, weights, dy, needs[3], device)
         for i, (total, detection) in enumerate(zip(totals, (query, key, position), strict=False)):
             if needs[1 + i]:
-                cotangents[i] = _times_slope(total, detection.margin)
+                cotangents[i] = _rows.times_slope(total, detection.margin)
     return (d_weights, *cotangents, None, None, None)
 
 
@@ -113,7 +114,7 @@ def add_rows(pairs: "Pairs", dy: jax.Array, weights: jax.Array | None, device: D
         in_specs=[*pairs.specs(grid), pairs.outputs_spec(grid), *(pairs.table_spec(grid) for _ in table)],
         out_specs=[pairs.table_spec(grid)],
         scratch_shapes=scratch,
-        compiler_params=_parameters(device),
+        compiler_params=params(device),
         input_output_aliases={len(inputs) - 1: 0} if table else {},
     )
     return plan.weights(total)
@@ -170,7 +171,7 @@ def _products(
         out_specs=[spec for _, spec in outputs],
         scratch_shapes=[pltpu.VMEM((LANES, plan.slab), jnp.float32)] * 2
         + [pltpu.VMEM((plan.slab, LANES), jnp.float32)] * 2,
-        compiler_params=_parameters(device),
+        compiler_params=params(device),
     )
     totals = [
         plan.from_queries(jnp.sum(d_query, 0)[..., 0, :]),
@@ -185,11 +186,6 @@ def _products(
 def _other(detection: Detection) -> jax.Array:
     """The ids next to those detected."""
     return ids(detection.index ^ detection.flip, detection.bits)
-
-
-def _times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
-    """Nothing where nothing was added, be the margin NaN."""
-    return jnp.where(total == 0, 0, _rows.slope(margin) * total.astype(margin.dtype))
 
 
 class Pairs:
@@ -292,10 +288,6 @@ class Pairs:
             specs.append(self.spec(order, ("query tile", "step"), (blocks, 1, LANES)))
             specs.append(self.spec(order, ("key tile", "step"), (blocks, 1, self.plan.key_lanes)))
         return specs
-
-
-def _parameters(device: Device) -> Any:
-    return pltpu.CompilerParams(vmem_limit_bytes=_tpus.limits(device).vmem * 15 // 16)
 
 
 def _counts_scratch(plan: Plan) -> list[Any]:

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _shifts
-from lutjax.kernels._pallas.tpu._limits import params, vmem_budget
+from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import lut_pair_attention as plain
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels._xla._terms import Terms
@@ -287,7 +287,7 @@ class Pairs:
         self._n_pairs = anchors.shape[1]
         self.terms = Terms(x, keys, anchors, positions, interleave)
         found = _shifts.shifts_of(shifts, start, window)
-        self.n_distances = -(-shifts.most // _shifts.LANES) * _shifts.LANES
+        self.n_distances = -(-shifts.most // LANES) * LANES
         shift = jnp.mod(found.first, shifts.lanes)
         named = {
             "range": jnp.stack([shift, found.count]),
