@@ -163,6 +163,12 @@ def test_lowers_for_tensor_cores(op, tpu):
     testing.check_lowering(testing.case(op, shape, **sizes), "pallas/tpu", platform="tpu", device_kind=kind)
 
 
+def test_lowers_with_some_outputs_at_a_time():
+    """Of a table that vector memory does not hold whole."""
+    case = testing.case("lookup", "primes", bits=10, detectors=128, outputs=256)
+    testing.check_lowering(case, "pallas/tpu", platform="tpu", device_kind=_tpus.named("v6e").device_kind)
+
+
 @pytest.mark.parametrize("tpu", [slow("v5p"), "v6e", slow("v7x")])
 @pytest.mark.parametrize("op", ON_SPARSE_CORES)
 def test_lowers_for_sparse_cores(op, tpu):

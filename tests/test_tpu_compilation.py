@@ -10,7 +10,7 @@ import jax
 import pytest
 import test_pallas
 
-from lutjax import testing
+from lutjax import _ahead_of_time, testing
 from lutjax.kernels._pallas import _tpus
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,13 @@ def test_sparse_cores(op, tpu):
 
 @pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
 def test_tables_of_many_rows(tpu):
-    """Those that stay in vector memory."""
+    """Those that stay in vector memory, all outputs at a time or some."""
     check(testing.case("lookup", "primes", bits=10), "pallas/tpu", tpu)
+    detectors = _tpus.named(tpu).vmem // 2**20  # half the memory for 128 outputs
+    case = testing.case("lookup", "primes", bits=10, detectors=detectors, outputs=256)
+    check(case, "pallas/tpu", tpu)
+    program = testing.update_program(case, "pallas/tpu")
+    _ahead_of_time.compile_for_tpu(program.function, *program.shapes(), tpu=tpu)
 
 
 def test_what_does_not_fit_is_refused():
@@ -57,8 +62,6 @@ def test_what_does_not_fit_is_refused():
     import jax.numpy as jnp
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
-
-    from lutjax import _ahead_of_time
 
     def copy(x):
         whole = pl.BlockSpec(memory_space=pltpu.VMEM)

@@ -1,7 +1,8 @@
 """Rows read from and added to tables that stay in vector memory, one by one at ids in scalar memory.
 
 For tables of many rows, whose one-hot matrices cost more than the reads. A row is ``[outputs / 128, 128]`` of float32: an
-index of the axis in front is an address, wherever it points. The reads of one sample, one of each detector, are written
+index of the axis in front is an address, wherever it points. XLA keeps eight rows together; the copies between its memory
+and this one change that, column of 128 outputs by column. The reads of one sample, one of each detector, are written
 out: they overlap, and as they never meet in a row, so do additions.
 """
 
@@ -22,6 +23,7 @@ from lutjax.kernels.registry import Device
 _READS = 2048  # of one step, over its samples
 _NUMBERS = 2**18  # of outputs of one step's samples: 1 MiB, twice, beside as much of products
 _TOGETHER = 16  # reads that overlap
+_WRITTEN_OUT = 128  # of a loop that only reads
 
 
 class _Layout:
@@ -45,13 +47,19 @@ class _Layout:
         rows = padded(jnp.clip(index, 0, n_rows - 1) + first[None], (self.n_samples, n_detectors))
         return padded(rows.reshape(self.grid[1], -1), (self.grid[1], self.reads)).reshape(-1)
 
-    def rows(self, a: jax.Array) -> jax.Array:
-        """``[..., O]`` -> ``[rows, lines, 128]``."""
-        a = a.reshape(-1, a.shape[-1]).astype(jnp.float32)
-        return padded(a, (len(a), self.n_outputs)).reshape(len(a), -1, LANES)
+    def table(self, weights: jax.Array) -> jax.Array:
+        """``[T, R, O]`` -> ``[rows, padded outputs]``."""
+        rows = self.shape[0] * self.shape[1]
+        return padded(weights.astype(jnp.float32).reshape(rows, -1), (rows, self.n_outputs))
 
     def samples_of(self, dy: jax.Array) -> jax.Array:
-        return self.rows(padded(dy, (self.n_samples, dy.shape[1])))
+        """``[B, O]`` -> ``[blocks of outputs, padded samples, lines, 128]``."""
+        dy = padded(dy.astype(jnp.float32), (self.n_samples, self.n_outputs))
+        return jnp.swapaxes(dy.reshape(self.n_samples, self.grid[0], -1, LANES), 0, 1)
+
+    def batch_first(self, y: jax.Array) -> jax.Array:
+        """The same back, padded."""
+        return jnp.swapaxes(y, 0, 1).reshape(self.n_samples, self.n_outputs)
 
     @property
     def _lines(self) -> int:
@@ -63,18 +71,42 @@ class _Layout:
 
     @property
     def table_spec(self) -> pl.BlockSpec:
-        rows = self.shape[0] * self.shape[1]
-        return pl.BlockSpec((rows, self._lines, LANES), lambda o, b: (0, o, 0))
+        """Of all of it, where it is: `resident` copies from there."""
+        return pl.BlockSpec(memory_space=pl.ANY)
+
+    @property
+    def sums_of_samples(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.grid[0], self.n_samples, self._lines, LANES), jnp.float32)
 
     @property
     def samples_spec(self) -> pl.BlockSpec:
-        return pl.BlockSpec((self.samples, self._lines, LANES), lambda o, b: (b, o, 0))
+        return pl.BlockSpec((1, self.samples, self._lines, LANES), lambda o, b: (o, b, 0, 0))
 
     @property
     def options(self) -> dict[str, Any]:
         vmem = _tpus.limits(self.device).vmem
         limit = min(resident_bytes(self.shape, self.outputs) + 6 * 2**20, vmem * 15 // 16)
-        return {"grid": self.grid, "compiler_params": pltpu.CompilerParams(vmem_limit_bytes=limit)}
+        rows = self.shape[0] * self.shape[1]
+        return {
+            "grid": self.grid,
+            "scratch_shapes": [
+                pltpu.VMEM((rows, self._lines, LANES), jnp.float32),
+                pltpu.SemaphoreType.DMA((self._lines,)),
+            ],
+            "compiler_params": pltpu.CompilerParams(vmem_limit_bytes=limit),
+        }
+
+    def copy(self, table_ref: Any, resident_ref: Any, semaphores: Any, *, back: bool = False) -> None:
+        """Brings this step's outputs of all rows into vector memory, or back."""
+        copies = []
+        for line in range(self._lines):
+            column = (pl.program_id(0) * self._lines + line) * LANES
+            ends = table_ref.at[:, pl.ds(column, LANES)], resident_ref.at[:, line]
+            copies.append(pltpu.make_async_copy(*(ends[::-1] if back else ends), semaphores.at[line]))
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
 
     def for_each_read(self, body: Any, unroll: int = 1) -> None:
         """Calls ``body(sample, detectors)`` for groups of detectors whose reads may overlap; `unroll`: of samples."""
@@ -90,29 +122,32 @@ class _Layout:
 def sum_rows(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
     """``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
     layout = _Layout(weights.shape, len(index), device)
-    table = layout.rows(weights)
     (y,) = _call.call(
         functools.partial(_sum_rows, layout),
         layout.ids(index),
-        table,
-        outputs=[jax.ShapeDtypeStruct((layout.n_samples, *table.shape[1:]), jnp.float32)],
+        layout.table(weights),
+        outputs=[layout.sums_of_samples],
         name="lookup",
         in_specs=[layout.ids_spec, layout.table_spec],
         out_specs=[layout.samples_spec],
         **layout.options,
     )
-    return y.reshape(layout.n_samples, -1)[: len(index), : weights.shape[2]]
+    return layout.batch_first(y)[: len(index), : weights.shape[2]]
 
 
-def _sum_rows(layout: _Layout, ids_ref: Any, table_ref: Any, y_ref: Any) -> None:
+def _sum_rows(
+    layout: _Layout, ids_ref: Any, table_ref: Any, y_ref: Any, resident_ref: Any, semaphores: Any
+) -> None:
+    pl.when(pl.program_id(1) == 0)(lambda: layout.copy(table_ref, resident_ref, semaphores))
+
     def add(sample: Any, detectors: range) -> None:
         first = sample * layout.shape[0]
-        rows = [table_ref[ids_ref[first + t]] for t in detectors]
+        rows = [resident_ref[ids_ref[first + t]] for t in detectors]
         while len(rows) > 1:  # a tree: sums wait for each other less
             rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=False)] + rows[len(rows) & ~1 :]
-        y_ref[sample] = rows[0] if detectors.start == 0 else y_ref[sample] + rows[0]
+        y_ref[0, sample] = rows[0] if detectors.start == 0 else y_ref[0, sample] + rows[0]
 
-    layout.for_each_read(add, unroll=4)
+    layout.for_each_read(add, unroll=max(min(_WRITTEN_OUT // layout.shape[0], 8), 1))
 
 
 def add_rows(
@@ -120,14 +155,13 @@ def add_rows(
 ) -> jax.Array:
     """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     layout = _Layout(shape, len(index), device)
-    started = [] if total is None else [layout.rows(total)]
-    lines = layout.n_outputs // LANES
+    started = [] if total is None else [layout.table(total)]
     (total,) = _call.call(
         functools.partial(_add_rows, layout),
         layout.ids(index),
         layout.samples_of(values),
         *started,
-        outputs=[jax.ShapeDtypeStruct((shape[0] * shape[1], lines, LANES), jnp.float32)],
+        outputs=[jax.ShapeDtypeStruct((shape[0] * shape[1], layout.n_outputs), jnp.float32)],
         name="lookup_add",
         in_specs=[layout.ids_spec, layout.samples_spec, *(layout.table_spec for _ in started)],
         out_specs=[layout.table_spec],
@@ -138,21 +172,26 @@ def add_rows(
 
 
 def _add_rows(layout: _Layout, ids_ref: Any, values_ref: Any, *refs: Any) -> None:
-    *started, total_ref = refs
+    *started, total_ref, resident_ref, semaphores = refs
 
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        total_ref[...] = started[0][...] if started else jnp.zeros_like(total_ref)
+        if started:
+            layout.copy(started[0], resident_ref, semaphores)
+        else:
+            resident_ref[...] = jnp.zeros_like(resident_ref)
 
     def add(sample: Any, detectors: range) -> None:
         first = sample * layout.shape[0]
         rows = [ids_ref[first + t] for t in detectors]
-        value = values_ref[sample]
-        sums = [total_ref[row] + value for row in rows]
+        value = values_ref[0, sample]
+        sums = [resident_ref[row] + value for row in rows]
         for row, new in zip(rows, sums, strict=True):
-            total_ref[row] = new
+            resident_ref[row] = new
 
     layout.for_each_read(add)
+    last = pl.program_id(1) == pl.num_programs(1) - 1
+    pl.when(last)(lambda: layout.copy(total_ref, resident_ref, semaphores, back=True))
 
 
 def differences(
@@ -165,7 +204,7 @@ def differences(
         functools.partial(_differences, layout),
         layout.ids(index),
         layout.ids(other),
-        layout.rows(weights),
+        layout.table(weights),
         layout.samples_of(dy),
         outputs=[jax.ShapeDtypeStruct((layout.grid[0], n_reads, LANES), jnp.float32)],
         name="lookup_margins",
@@ -177,13 +216,23 @@ def differences(
 
 
 def _differences(
-    layout: _Layout, main_ref: Any, other_ref: Any, table_ref: Any, dy_ref: Any, sums_ref: Any
+    layout: _Layout,
+    main_ref: Any,
+    other_ref: Any,
+    table_ref: Any,
+    dy_ref: Any,
+    sums_ref: Any,
+    resident_ref: Any,
+    semaphores: Any,
 ) -> None:
+    pl.when(pl.program_id(1) == 0)(lambda: layout.copy(table_ref, resident_ref, semaphores))
+
     def multiply(sample: Any, detectors: range) -> None:
         first = sample * layout.shape[0]
-        cotangent = dy_ref[sample]
+        cotangent = dy_ref[0, sample]
         products = [
-            (table_ref[main_ref[first + t]] - table_ref[other_ref[first + t]]) * cotangent for t in detectors
+            (resident_ref[main_ref[first + t]] - resident_ref[other_ref[first + t]]) * cotangent
+            for t in detectors
         ]
         for t, product in zip(detectors, products, strict=True):
             sums_ref[0, first + t] = jnp.sum(product, 0)

@@ -11,21 +11,20 @@ MANY_ROWS = 1024
 
 
 def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
-    """How many outputs of all rows of such tables, in float32, vector memory holds beside what passes; None: none."""
+    """How many outputs of all rows of such tables, in float32, half the vector memory holds; None: none."""
     lines = -(-shape[2] // LANES)
     for blocks in range(1, lines + 1):
         outputs = lines // blocks * LANES
-        most = _tpus.limits(device).vmem * 5 // 8
+        most = _tpus.limits(device).vmem // 2
         if lines % blocks == 0 and resident_bytes(shape, outputs) <= most:
             return outputs
     return None
 
 
 def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
-    """Bytes of so many outputs, read and written; twice if the next block is fetched while one is used."""
-    n_detectors, n_rows, n_outputs = shape
-    copies = 2 if outputs >= n_outputs else 4
-    return copies * 4 * outputs * n_detectors * n_rows
+    """Bytes of so many outputs of all rows."""
+    n_detectors, n_rows, _ = shape
+    return 4 * outputs * n_detectors * n_rows
 
 
 def resident(shape: tuple[int, ...], device: Device) -> bool:
