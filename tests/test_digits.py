@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from click.testing import CliRunner, Result
 
 import lutjax
@@ -55,9 +56,7 @@ def light() -> LogicClassifier:
     return model_of(CONFIG)
 
 
-@pytest.mark.parametrize(
-    "name", ["light", "gates", "binary", pytest.param("learnable", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["light", "gates", "binary", slow("learnable")])
 def test_packed_is_the_hard_network(name: str) -> None:
     config = MODELS[name]
     model, x = model_of(config), data(33, bits=not config.n_thresholds)

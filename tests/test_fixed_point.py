@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
@@ -30,7 +31,7 @@ SIZES = {
 # Pair attention adds up as attention does, and takes longest to compile.
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(o, marks=pytest.mark.slow) if o == "lut_pair_attention" else o for o in SIZES],
+    params=[slow(o) if o == "lut_pair_attention" else o for o in SIZES],
 )
 def op(request):
     """Of module scope, so that tests of one op run together and share what was compiled."""
@@ -192,7 +193,7 @@ def test_two_halves_of_a_batch_add_up():
     "op",
     [
         "lookup",
-        *(pytest.param(o, marks=pytest.mark.slow) for o in ("lookup_attention", "lut_pair_attention")),
+        *(slow(o) for o in ("lookup_attention", "lut_pair_attention")),
     ],
 )
 def test_both_formulations_have_the_same_bits(op, request):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from flax import nnx
 from layer_libraries import (
     Case,
@@ -74,10 +75,7 @@ BFLOAT16 = ["lut", "sparse_per_row", "attention_without_positions", "attention",
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, "float32") for name in CASES]
-    + [
-        (name, "bfloat16") if name == "lut" else pytest.param(name, "bfloat16", marks=pytest.mark.slow)
-        for name in BFLOAT16
-    ],
+    + [(name, "bfloat16") if name == "lut" else slow(name, "bfloat16") for name in BFLOAT16],
 )
 def test_libraries_agree(name, dtype):
     case = CASES[name]
@@ -115,7 +113,7 @@ CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
 
 @pytest.mark.parametrize(
     "name",
-    [n if n == "attention" else pytest.param(n, marks=pytest.mark.slow) for n in ATTENTION],
+    [n if n == "attention" else slow(n) for n in ATTENTION],
 )
 def test_decoding_equals_full_pass(name):
     """In chunks of any length, and beyond the capacity."""
@@ -133,7 +131,7 @@ def test_decoding_equals_full_pass(name):
         assert set(cache) == set(case.spec.cache_names)
 
 
-@pytest.mark.parametrize("name", ["attention", pytest.param("pair", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["attention", slow("pair")])
 def test_libraries_decode(name):
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)

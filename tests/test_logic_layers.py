@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+from cases import slow
 from flax import nnx
 from layer_libraries import (
     Case,
@@ -76,9 +77,7 @@ AGREE = ("gates_features_first", "gates_straight_through", "tables_light", "tabl
 SLOW = [n for n in CASES if n not in (*AGREE, "thermometer", "thermometer_learnable")]
 
 
-@pytest.mark.parametrize(
-    "name", [*AGREE, "thermometer_learnable", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
-)
+@pytest.mark.parametrize("name", [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)])
 def test_libraries_agree(name):
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from flax import nnx
 
 import lutjax.models
@@ -210,7 +211,7 @@ def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) ->
 @pytest.mark.parametrize(
     "name",
     # That decoding with a cache equals full passes is also asked of the layers, fast.
-    [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+    [slow(name) for name in VARIANTS],
 )
 def test_generate_equals_full_passes(name):
     """Also beyond the context of 6, from prompts shorter and longer than it."""
@@ -287,7 +288,7 @@ def test_decoding_in_chunks_equals_full_pass():
     "name",
     [
         "concatenated",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("bfloat16", "pair_interleaved", "no_ffn")),
+        *(slow(n) for n in ("bfloat16", "pair_interleaved", "no_ffn")),
     ],
 )
 def test_trains(name):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
+from cases import SPLIT, slow
 from jax.experimental.pallas import mosaic_gpu
 
 import lutjax
@@ -31,24 +32,8 @@ ON_TENSOR_CORES = [op for op in testing.OPS if op in implemented("tpu")]
 ON_SPARSE_CORES = [op for op in testing.OPS if op in implemented("sparsecore")]
 UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in implemented("tpu")]
 
-# A size that can be split in two along the batch and the detectors.
-SPLIT = {
-    "detect": ("primes", {"batch": 6, "detectors": 4}),
-    "detect_signs": ("primes", {"batch": 6}),
-    "lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup_attention": ("segments", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
-    "lut_pair_attention": ("primes", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
-    "bilinear_gates": ("primes", {"batch": 6, "gates": 4}),
-    "soft_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-    "binary_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-}
 # Shapes that show most in least time: interpretation is slow.
 FAST = {"binary_lut": ("empty_batch",), "detect": ("ties", "empty_batch"), "detect_signs": ("ties",)}
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
+from cases import slow
 
 import lutjax
 from lutjax import testing
@@ -47,7 +48,7 @@ def assert_equal(actual, expected):
         np.testing.assert_allclose(a, e, rtol=5e-6, atol=5e-6)
 
 
-@pytest.mark.parametrize("batch", [130, pytest.param(1100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [130, slow(1100)])
 def test_detect_in_blocks(batch, monkeypatch):
     monkeypatch.setattr(
         detect, "vmem_budget", lambda _: 4 * 2 * _limits.LANES * 4 * 6 * 2
@@ -76,8 +77,8 @@ def test_detect_signs_in_blocks():
 
 @pytest.mark.parametrize(
     ("start", "window", "segments"),
-    [(0, None, False), pytest.param(3, 4, True, marks=pytest.mark.slow), pytest.param(-2, 3, False, marks=pytest.mark.slow),
-     pytest.param(2**31 - 9, None, True, marks=pytest.mark.slow), pytest.param(-(2**30), None, False, marks=pytest.mark.slow)],
+    [(0, None, False), slow(3, 4, True), slow(-2, 3, False),
+     slow(2**31 - 9, None, True), slow(-(2**30), None, False)],
 )  # fmt: skip
 def test_pairs_in_blocks(start, window, segments, monkeypatch):
     """Two blocks of samples, two slices of rows, several turns of the loop."""

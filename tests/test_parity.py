@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import SPLIT, slow
 
 import lutjax
 from lutjax import testing
@@ -13,18 +14,6 @@ from lutjax.training import tables
 
 pytestmark = pytest.mark.gpu  # worth running wherever implementations run
 
-# A size that can be split in two along the batch and the detectors.
-SPLIT = {
-    "detect": ("primes", {"batch": 6, "detectors": 4}),
-    "detect_signs": ("primes", {"batch": 6}),
-    "lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup_attention": ("segments", {"batch": 4, "queries": 5, "detectors": 4}),
-    "lut_pair_attention": ("primes", {"batch": 4, "queries": 5, "detectors": 4}),
-    "bilinear_gates": ("primes", {"batch": 6, "gates": 4}),
-    "soft_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-    "binary_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-}
 
 # Sizes at which every dtype is tried.
 TYPED = {
@@ -53,10 +42,6 @@ def implementations(op: str) -> list[str]:
 def skip_without(dtype, implementation):
     if implementation.startswith("pallas") and dtype == "float64":
         pytest.skip("Pallas has no kernels for float64, and says so")
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 IMPLEMENTED = [(op, i) for op in testing.OPS for i in implementations(op)]

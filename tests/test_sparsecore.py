@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
+from cases import SPLIT, slow
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
-from test_pallas import ON_SPARSE_CORES, SPLIT, slow
+from test_pallas import ON_SPARSE_CORES
 
 import lutjax
 from lutjax import _ahead_of_time, testing

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from flax import nnx
 
 from lutjax.models import LUTTransformerConfig
@@ -108,7 +109,7 @@ def losses_of(state: State, **options: object) -> list[float]:
 @pytest.mark.parametrize(
     "table_optimizer",
     [
-        pytest.param(n, marks=pytest.mark.slow)  # test_training_tables has their steps
+        slow(n)  # test_training_tables has their steps
         for n in optimizers.TABLE_OPTIMIZERS
     ],
 )
@@ -156,7 +157,7 @@ def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
     assert equal(models.restore(tmp_path, 4, run), state)
 
 
-@pytest.mark.parametrize("table_optimizer", ["row_adagrad", pytest.param("row_adam", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("table_optimizer", ["row_adagrad", slow("row_adam")])
 def test_resumed_run_ends_like_one_that_was_never_stopped(
     run: Run, tmp_path: Path, table_optimizer: str
 ) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
@@ -311,7 +312,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     [
         (tables.SGD(), "step"),
         (tables.RowAdagrad(), "step"),
-        pytest.param(tables.RowAdagrad(), "loop", marks=pytest.mark.slow),
+        slow(tables.RowAdagrad(), "loop"),
         (tables.SGD(), "sharded"),  # adds up whole tables if the gradients are not asked for everywhere
     ],
     ids=str,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import SPLIT, slow
 
 import lutjax
 from lutjax import _ahead_of_time, testing, tuning
@@ -33,17 +34,6 @@ IMPLEMENTED = {
 OPS = [op for op in testing.OPS if op in IMPLEMENTED]
 UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in IMPLEMENTED]
 
-# A size that can be split in two along the batch and the detectors.
-SPLIT = {
-    "detect": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup_attention": ("segments", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
-    "lut_pair_attention": ("primes", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
-    "bilinear_gates": ("primes", {"batch": 6, "gates": 4}),
-    "soft_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-    "binary_lut": ("primes", {"batch": 6, "gates": 4}),
-}
 # Where other kernels run than at that size.
 COMPILED = {
     "bilinear_gates": ("readers", {}),
@@ -80,10 +70,6 @@ FAST_SHAPES = {
         "cross",
     ),
 }
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture
