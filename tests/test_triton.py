@@ -161,6 +161,62 @@ def test_updates_in_other_arithmetic(op, dtype, weight_decay):
         testing.check_update(case, "triton", tables.SGD(weight_decay=weight_decay))
 
 
+@pytest.fixture
+def always_counted(monkeypatch):
+    """Attention counts reads of rows, however few; of blocks, groups and products there are several."""
+    from lutjax.kernels._triton import _histograms
+
+    monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
+    monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
+    monkeypatch.setattr(_histograms, "_BYTES", 256)
+    monkeypatch.setitem(_histograms._COUNT, "rows", 32)
+    monkeypatch.setitem(_histograms._COUNT, "keys", 16)
+    for tile in (_histograms._SUM, _histograms._ADD, _histograms._PRODUCTS):
+        monkeypatch.setitem(tile, "rows", 16)
+        monkeypatch.setitem(tile, "cells", 16)
+
+
+COUNTED = {"batch": 1, "queries": 6, "detectors": 2}
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "dtype"),
+    [
+        ("ties", COUNTED, "float32"),
+        *(
+            slow(shape, {}, "float32")
+            for shape in testing.shapes("lookup_attention")
+            if not shape.startswith("tiles")
+        ),
+        slow("tiles", {"batch": 1, "queries": 40, "detectors": 1}, "float32"),
+        slow("ties", {}, "bfloat16"),
+        slow("ties", {}, "float64"),
+    ],
+)
+@pytest.mark.usefixtures("interpreted", "always_counted")
+def test_counted_attention(shape, sizes, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        testing.check(testing.case("lookup_attention", shape, dtype, **sizes), "triton", transformation="jit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+@pytest.mark.parametrize("shape", ["primes", "cross"])
+@pytest.mark.usefixtures("interpreted", "always_counted")
+def test_updates_of_counted_attention(shape, weight_decay):
+    testing.check_update(
+        testing.case("lookup_attention", shape), "triton", tables.SGD(weight_decay=weight_decay)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transformation", [t for t in testing.TRANSFORMATIONS if t != "export"])
+@pytest.mark.usefixtures("interpreted", "always_counted")
+def test_transformations_of_counted_attention(transformation):
+    shape, sizes = SPLIT["lookup_attention"]
+    testing.check(testing.case("lookup_attention", shape, **sizes), "triton", transformation=transformation)
+
+
 def same_as_plain_jax(f, *arguments):
     """`f` takes the implementation and these arguments, whose gradients are compared too."""
 
@@ -274,7 +330,14 @@ def test_gates_of_any_ids(op):
 
 
 # ------------------------------------------------------------------------------------- compiled
-_TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
+_TYPES = {
+    "float32": "fp32",
+    "float64": "fp64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int32": "i32",
+    "int16": "i16",
+}
 
 
 @pytest.fixture
@@ -328,7 +391,7 @@ def compiled(common, types, capability):
         constexprs={(i,): constants[name] for i, name in enumerate(names) if i >= n_arrays},
         attrs={(i,): [["tt.divisibility", 16]] for i in range(n_arrays)},
     )
-    options = {"num_warps": common["num_warps"], "num_stages": 1, "enable_fp_fusion": True}
+    options = {"num_warps": common["num_warps"], "num_stages": common["num_stages"], "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -353,6 +416,20 @@ def test_compiles(op, capability, launches):
     shape, sizes = COMPILED.get(op, SPLIT[op])
     run_on(GPUS[capability], testing.case(op, shape, **sizes))
     check_compilation(launches, capability)
+
+
+@pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
+@pytest.mark.usefixtures("kernel_cache")
+def test_counted_attention_compiles(monkeypatch, capability, launches):
+    """At the sizes of blocks that run."""
+    from lutjax.kernels._triton import _histograms
+
+    monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
+    monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
+    sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
+    run_on(GPUS[capability], testing.case("lookup_attention", "tiles", **sizes))
+    check_compilation(launches, capability)
+    assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
 
 
 @pytest.mark.slow

@@ -20,7 +20,14 @@ from lutjax.kernels import _triton
 from lutjax.kernels._triton import _launch, _rows, _support
 from lutjax.ops import _transforms
 
-_NAMES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "int32": "i32"}
+_NAMES = {
+    "float32": "fp32",
+    "float64": "fp64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int32": "i32",
+    "int16": "i16",
+}
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -45,6 +52,17 @@ class _Executor(interpreter.GridExecutor):
 def _as_bool(compare):
     # The interpreter says that a comparison has the type of what is compared, and spreads it as such.
     return lambda self, a, b: interpreter.TensorHandle(compare(self, a, b).data, tl.int1)
+
+
+def _dot_of_numbers(dot):
+    """The interpreter holds bfloat16 as integers, and multiplies them as such."""
+
+    def number(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return lambda self, a, b, *rest: dot(self, number(a), number(b), *rest)
 
 
 def _range(*bounds):
@@ -114,6 +132,8 @@ def interpreted() -> Iterator[None]:
     for name, compare in vars(interpreter.InterpreterBuilder).items():
         if name.startswith(("create_icmp", "create_fcmp")):
             patch.setattr(interpreter.InterpreterBuilder, name, _as_bool(compare))
+    create_dot = interpreter.InterpreterBuilder.create_dot
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot_of_numbers(create_dot))
     for module in modules():
         patch.setattr(module, "range", _range, raising=False)
     # Once for all: the interpreter would patch again at every call of a function, and not undo it.

@@ -4,21 +4,24 @@ A program owns one query of one sample: it visits the keys before it, block by b
 Detector-major as plain JAX is: ids and margins are ``[T, B, L]``, so that the keys of a block lie side by side.
 """
 
-import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
 import triton.language as tl
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _rows, _updates
+from lutjax.kernels._triton import _histograms, _rows, _updates
 from lutjax.kernels._triton._launch import kernel, launch
+from lutjax.kernels._triton._pairs import Pairs, major, minor
 from lutjax.kernels._xla._rows import times_slope
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
+
+AddRows = Callable[[_updates.Addition, FixedPoint | None, Pairs, jax.Array, Device], tuple[jax.Array, ...]]
+"""How `dy` is added to the row of every pair."""
 
 
 def forward(
@@ -35,6 +38,8 @@ def forward(
     device: Device,
 ) -> jax.Array:
     pairs = Pairs.of(weights, query, key, position, start, query_segments, key_segments, window=window)
+    if _histograms.faster("forward", pairs, accumulate):
+        return _histograms.sum_rows(pairs, device).astype(weights.dtype)
     how = launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule)
     tile = pairs.tile(how, device)
     # Several programs for one sum write a part of it each.
@@ -63,6 +68,19 @@ def backward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
+    return backward_by(add_rows, saved, dy, needs, window=window, accumulate=accumulate, device=device)
+
+
+def backward_by(
+    add_rows: AddRows,
+    saved: tuple[Any, ...],
+    dy: jax.Array,
+    needs: tuple[bool, ...],
+    *,
+    window: int | None,
+    accumulate: FixedPoint | None,
+    device: Device,
+) -> tuple[jax.Array | None, ...]:
     pairs = Pairs.of(*saved, window=window)
     d_weights = None
     if needs[0]:
@@ -80,7 +98,7 @@ def backward(
 
 
 def _margins(
-    pairs: "Pairs",
+    pairs: Pairs,
     saved: tuple[Any, ...],
     dy: jax.Array,
     need_position: bool,
@@ -89,9 +107,14 @@ def _margins(
 ) -> tuple[jax.Array | None, ...]:
     """Cotangents of the margins of queries, keys and, if needed, positions."""
     weights, query, key, position, *_ = saved
-    how = launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
+    of_products = _histograms.faster("margins", pairs, accumulate)
+    how = (
+        _OF_PRODUCTS
+        if of_products
+        else launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
+    )
     tile = pairs.tile(how, device, all_outputs=True)
-    q_flip, k_flip = _major(query.flip) << pairs.query_shift, _major(key.flip) << pairs.key_shift
+    q_flip, k_flip = major(query.flip) << pairs.query_shift, major(key.flip) << pairs.key_shift
     dtype = addend_dtype(query.margin.dtype, accumulate)
     shape_of_keys = (len(weights), *key.index.shape[:2])
     zeroed = [jax.ShapeDtypeStruct(shape_of_keys, dtype)]
@@ -104,25 +127,53 @@ def _margins(
         zeroed.append(jax.ShapeDtypeStruct(parts, addend_dtype(position.margin.dtype, accumulate)))
     else:
         zeroed.append(jax.ShapeDtypeStruct((1,), dtype))
-    d_query, d_key, d_position = launch(
-        _multiply_rows,
+    inputs = (
         weights,
         *pairs.arrays,
         q_flip,
-        _major(query.margin),
+        major(query.margin),
         k_flip,
-        _major(key.margin),
+        major(key.margin),
         *of_position,
         dy,
-        outputs=[jax.ShapeDtypeStruct((len(weights), *pairs.queries), dtype)],
-        zeroed=zeroed,
-        programs=pairs.programs(tile, queries=2),
-        device=device,
-        warps=how.warps,
-        OF_POSITION=need_position,
-        **pairs.constants(tile, accumulate),
     )
-    d_query, d_key = (_minor(a) for a in (d_query, d_key))
+    outputs = [jax.ShapeDtypeStruct((len(weights), *pairs.queries), dtype)]
+    programs = pairs.programs(tile, queries=2)
+    constants: dict[str, Any] = {
+        "device": device,
+        "warps": how.warps,
+        "OF_POSITION": need_position,
+        "CELLS": 0,
+        **pairs.constants(tile, accumulate),
+    }
+    if of_products:
+
+        def of_group(products: jax.Array, first: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+            return launch(
+                _multiply_rows,
+                *inputs,
+                products,
+                first.reshape(1),
+                in_place=arrays,
+                programs=programs // len(weights) * len(products),
+                **{**constants, "CELLS": products.shape[2]},
+            )
+
+        ids = jnp.stack([pairs.query, pairs.query ^ q_flip], 1) >> pairs.query_shift
+        sums = _histograms.with_products(pairs, ids, dy, device, of_group, [*outputs, *zeroed])
+    else:
+        none = [jnp.zeros((1,), jnp.int32)] * 5
+        sums = launch(
+            _multiply_rows,
+            *inputs,
+            *none,
+            outputs=outputs,
+            zeroed=zeroed,
+            programs=programs,
+            **constants,
+        )
+    d_query, d_key, d_position = sums
+    d_query, d_key = (minor(a) for a in (d_query, d_key))
     if accumulate is None:
         d_query, d_key = times_slope(d_query, query.margin), times_slope(d_key, key.margin)
     if not need_position or position is None:
@@ -136,11 +187,13 @@ def _margins(
 def add_rows(
     addition: _updates.Addition,
     accumulate: FixedPoint | None,
-    pairs: "Pairs",
+    pairs: Pairs,
     dy: jax.Array,
     device: Device,
 ) -> tuple[jax.Array, ...]:
     """Adds `dy` to the row of every pair."""
+    if _histograms.faster("table", pairs, accumulate):
+        return _histograms.add_rows(addition, pairs, dy, device)
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
     tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
     n_samples, n_queries = pairs.queries
@@ -158,119 +211,6 @@ def add_rows(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Pairs:
-    """The pairs of a call, as kernels take them.
-
-    Attributes:
-      query, key, position: bits of the row, in their place in it: ``[T, B, Lq]``, ``[T, B, Lk]``,
-        ``[T or 1, distances]``.
-    """
-
-    weights: jax.Array
-    query: jax.Array
-    key: jax.Array
-    position: jax.Array | None
-    start: jax.Array | None
-    segments: tuple[jax.Array | None, jax.Array | None]
-    window: int | None
-    query_shift: int
-    key_shift: int
-
-    @classmethod
-    def of(
-        cls,
-        weights: jax.Array,
-        query: Detection,
-        key: Detection,
-        position: Detection | None,
-        start: jax.Array | None,
-        query_segments: jax.Array | None,
-        key_segments: jax.Array | None,
-        *,
-        window: int | None,
-    ) -> "Pairs":
-        key_shift = 0 if position is None else position.bits
-        query_shift = key_shift + key.bits
-        return cls(
-            weights,
-            _major(query.index << query_shift),
-            _major(key.index << key_shift),
-            None if position is None else position.index.T,
-            start,
-            (query_segments, key_segments),
-            window,
-            query_shift,
-            key_shift,
-        )
-
-    @property
-    def queries(self) -> tuple[int, int]:
-        """Samples and queries of each."""
-        return self.query.shape[1:]  # type: ignore[return-value]
-
-    @property
-    def arrays(self) -> tuple[jax.Array, ...]:
-        """What every kernel reads; what is absent is replaced by what it does not look at."""
-        position = self.query if self.position is None else self.position
-        start = self.query if self.start is None else self.start.reshape(1)
-        segments = (self.query if s is None else s for s in self.segments)
-        return (self.query, self.key, position, start, *segments)
-
-    @property
-    def sizes(self) -> Sizes:
-        """What a launch is chosen by."""
-        n_detectors, n_rows, n_outputs = self.weights.shape
-        n_samples, n_queries = self.queries
-        return {
-            "samples": n_samples,
-            "queries": n_queries,
-            "keys": min(self.key.shape[2], self.window or self.key.shape[2]),
-            "detectors": n_detectors,
-            "rows": n_rows,
-            "outputs": n_outputs,
-            "bits": 8 * self.weights.dtype.itemsize,
-        }
-
-    def tile(
-        self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
-    ) -> _rows.Tile:
-        n_tables, _, n_outputs = self.weights.shape
-        n_tables = n_tables if n_detectors is None else n_detectors
-        return _rows.Tile(how, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
-
-    def programs(self, tile: _rows.Tile, *, queries: int = 1) -> int:
-        n_samples, n_queries = self.queries
-        return n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.groups
-
-    def constants(self, tile: _rows.Tile, accumulate: FixedPoint | None) -> dict[str, Any]:
-        """Constants of kernels."""
-        n_samples, n_queries = self.queries
-        n_keys = self.key.shape[2]
-        return {
-            "n_samples": n_samples,
-            "n_queries": n_queries,
-            "n_keys": n_keys,
-            "n_distances": 0 if self.position is None else self.position.shape[1],
-            "n_rows": self.weights.shape[1],
-            "SHARED": self.position is not None and self.position.shape[0] == 1,
-            "START": self.start is not None,
-            "SEGMENTS": self.segments[0] is not None,
-            "WINDOW": -1 if self.window is None else self.window,
-            **_rows.arithmetic(self.weights, accumulate),
-            **tile.constants,
-        }
-
-
-def _major(a: jax.Array) -> jax.Array:
-    """``[B, L, T]`` -> ``[T, B, L]``."""
-    return jnp.moveaxis(a, -1, 0)
-
-
-def _minor(a: jax.Array) -> jax.Array:
-    return jnp.moveaxis(a, 0, -1)
-
-
 # ------------------------------------------------------------------------------------- launches
 # Short texts: few keys fill small blocks, and the detectors of one program share what the program costs. Long ones:
 # what runs at the same time reads the table of one detector.
@@ -285,6 +225,10 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 def _margins_rule(sizes: Sizes) -> Launch:
     return Launch(rows=32, outputs=16, detectors=4 if _is_short(sizes) else 1, warps=1)
+
+
+# A program's products, of two queries, lie in its part of the cache: few large programs.
+_OF_PRODUCTS = Launch(rows=256, outputs=16, detectors=1, warps=8)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
@@ -362,6 +306,11 @@ def _multiply_rows(
     p_flip,
     p_margin,
     dy,
+    products,
+    first_detector,
+    unused0,
+    unused1,
+    unused2,
     d_query,
     d_key,
     d_position,
@@ -377,6 +326,7 @@ def _multiply_rows(
     SEGMENTS: tl.constexpr,
     WINDOW: tl.constexpr,
     OF_POSITION: tl.constexpr,
+    CELLS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DETECTORS: tl.constexpr,
@@ -392,7 +342,10 @@ def _multiply_rows(
     keys0 = tl.maximum(high0 - low0, 0)
     keys1 = tl.where(j0 == j1, 0, tl.maximum(high1 - low1, 0))
     dy += b * n_queries * n_outputs
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+    for u in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+        t = u
+        if CELLS:  # of a group of detectors
+            t += tl.load(first_detector)
         table = _rows.table(weights, t, n_rows, n_outputs)
         of_queries = (t.to(tl.int64) * n_samples + b) * n_queries
         of_keys = (t.to(tl.int64) * n_samples + b) * n_keys
@@ -420,31 +373,46 @@ def _multiply_rows(
             flip_of_key = tl.load(k_flip + of_keys + i, mask=counts, other=0)
             query_is_closer = tl.abs(margin_of_query) < tl.abs(margin_of_key)
             flip = tl.where(query_is_closer, tl.where(second, flip1, flip0), flip_of_key)
-            main = _rows.offset(bits, n_rows, n_outputs)
-            other = _rows.offset(bits ^ flip, n_rows, n_outputs)
-            product = tl.zeros((ROWS, OUTPUTS), SUM)
-            product_of_position = tl.zeros((ROWS, OUTPUTS), SUM)
             if OF_POSITION:
                 margin_of_position = tl.load(p_margin + of_positions + distance, mask=counts, other=0)
                 flip_of_position = tl.load(p_flip + of_positions + distance, mask=counts, other=0)
                 size = tl.abs(margin_of_position)
                 position_is_closest = counts & (size < tl.abs(margin_of_query).to(size.dtype))
                 position_is_closest = position_is_closest & (size < tl.abs(margin_of_key).to(size.dtype))
-                # Elsewhere the main row again, which is in the cache.
-                with_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
-                with_position = _rows.offset(with_position, n_rows, n_outputs)
-            for o in range(0, n_outputs, OUTPUTS):
-                output = o + tl.arange(0, OUTPUTS)
-                dy0 = tl.load(dy + j0 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
-                dy1 = tl.load(dy + j1 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
-                cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
-                row = _rows.read(table, main, output, n_outputs, OUTPUTS).to(ACC)
-                other_row = _rows.read(table, other, output, n_outputs, OUTPUTS).to(ACC)
-                product += _rows.addend((row - other_row) * cotangent, SCALE)
+            if CELLS:
+                # Products of the query's rows, then of those with its flip.
+                main = bits & (CELLS - 1)
+                own = products + ((u.to(tl.int64) * 2 * n_samples + b) * n_queries + j) * CELLS
+                flipped = tl.where(query_is_closer, n_samples * n_queries * CELLS, 0) + (
+                    (bits ^ flip) & (CELLS - 1)
+                )
+                product = tl.load(own + main, mask=counts, other=0)
                 if OF_POSITION:
-                    other_row = _rows.read(table, with_position, output, n_outputs, OUTPUTS).to(ACC)
-                    product_of_position += _rows.addend((row - other_row) * cotangent, SCALE)
-            product = tl.sum(product, 1)
+                    at = own + ((main ^ flip_of_position) & (CELLS - 1))
+                    product_of_position = product - tl.load(at, mask=position_is_closest, other=0)
+                product -= tl.load(own + flipped, mask=counts, other=0)
+            else:
+                main = _rows.offset(bits, n_rows, n_outputs)
+                other = _rows.offset(bits ^ flip, n_rows, n_outputs)
+                tile = tl.zeros((ROWS, OUTPUTS), SUM)
+                tile_of_position = tl.zeros((ROWS, OUTPUTS), SUM)
+                if OF_POSITION:
+                    # Elsewhere the main row again, which is in the cache.
+                    with_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
+                    with_position = _rows.offset(with_position, n_rows, n_outputs)
+                for o in range(0, n_outputs, OUTPUTS):
+                    output = o + tl.arange(0, OUTPUTS)
+                    dy0 = tl.load(dy + j0 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
+                    dy1 = tl.load(dy + j1 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
+                    cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
+                    row = _rows.read(table, main, output, n_outputs, OUTPUTS).to(ACC)
+                    other_row = _rows.read(table, other, output, n_outputs, OUTPUTS).to(ACC)
+                    tile += _rows.addend((row - other_row) * cotangent, SCALE)
+                    if OF_POSITION:
+                        other_row = _rows.read(table, with_position, output, n_outputs, OUTPUTS).to(ACC)
+                        tile_of_position += _rows.addend((row - other_row) * cotangent, SCALE)
+                product = tl.sum(tile, 1)
+                product_of_position = tl.sum(tile_of_position, 1)
             # Sums of products alone, where their factor, the slope, is the same for all; not in fixed point, where
             # addends are whole.
             if SCALE != 0:
@@ -456,7 +424,6 @@ def _multiply_rows(
             total1 += tl.where(second, of_query, 0)
             tl.atomic_add(d_key + of_keys + i, value, mask=counts & ~query_is_closer, sem="relaxed")
             if OF_POSITION:
-                product_of_position = tl.sum(product_of_position, 1)
                 if SCALE != 0:
                     product_of_position = _rows.cotangent(margin_of_position, product_of_position, ACC, SCALE)
                 part = (b * n_detectors + t) * n_distances

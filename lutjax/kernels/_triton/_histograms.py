@@ -1,0 +1,607 @@
+"""Attention of long texts: reads of rows are counted, and tables are multiplied by the counts.
+
+The pairs of one query read rows that differ in the bits of the key and of the distance: few rows, each of which many
+pairs of a long text read. How many, tensor cores count: one-hot distances times one-hot keys. What a query sums is then
+its counts times the rows, what a row is sent the counts times cotangents, and a margin's pairs read products of
+cotangents and rows. Queries of one id share their rows: they are put side by side first.
+
+Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them; a product of two numbers is
+made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of all that has
+the same id of a query, read or not.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax import _compat
+from lutjax._fixed_point import FixedPoint
+from lutjax.kernels._triton import _rows, _updates
+from lutjax.kernels._triton._launch import kernel, launch
+from lutjax.kernels._triton._pairs import Pairs
+from lutjax.kernels.registry import Device
+
+_Carry = TypeVar("_Carry")
+_BYTES = 2**28  # of counts or products at a time
+_COUNT = {"rows": 256, "keys": 32, "warps": 8}
+_MOST_SUMS = 2**14  # of a program that counts: they stay in registers
+# Of products: `rows` are queries.
+_SUM = {"rows": 64, "cells": 64, "stages": 3}
+_ADD = {"rows": 32, "cells": 64, "stages": 1}
+_PRODUCTS = {"rows": 64, "cells": 64, "stages": 3}
+_WARPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """What counts reads.
+
+    Attributes:
+      count: of pairs, the first detector, how many, and the device: how often each query reads each of its rows,
+        ``[detectors, queries, rows of a query's id]``.
+      keys_last: whether, of these rows, those whose key's ids follow each other are neighbours, and not those whose
+        distance's ids do.
+    """
+
+    count: Callable[[Pairs, jax.Array, int, Device], jax.Array]
+    keys_last: bool
+
+
+# Microseconds on an H200, float32: 64 detectors, 64 ids of queries and of keys, 16 of distances, 32 outputs. Where rows are
+# read or added to one by one, where products count, and where shared memory does (`lutjax.kernels._pallas.gpu._counts`):
+#   samples  length       forward                margins               table
+#        16     256    477  1098   851       1349   1816       1486  1321  1129
+#         8     512    955  1367   890       2520   2154       2575  1619  1165
+#         4    1024   1783  2013   948       4917   2749       4764  2225  1205
+#         1    4096   7080  5553  1236      19763   6076      18780  5890  1501
+_FEWEST_KEYS = {"forward": 4096, "margins": 512, "table": 256}
+_MOST_CELLS = 2**10
+_FEWEST_OF_ID = 16  # queries of each id
+_MOST_COUNTS = 2**28  # of a detector: products take 8 bytes for each
+
+
+def faster(what: str, pairs: Pairs, accumulate: FixedPoint | None) -> bool:
+    """Whether counting reads is faster than reading: rows are read often, and there are few that a query may read."""
+    n_samples, n_queries = pairs.queries
+    n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
+    return (
+        fits(pairs, accumulate)
+        and n_keys >= _FEWEST_KEYS[what]
+        and n_cells <= _MOST_CELLS
+        and n_samples * n_queries >= _FEWEST_OF_ID * (pairs.weights.shape[1] // n_cells)
+    )
+
+
+def fits(pairs: Pairs, accumulate: FixedPoint | None) -> bool:
+    """Whether reads can be counted."""
+    return (
+        accumulate is None
+        and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
+        and pairs.weights.dtype != jnp.float64
+        and 0 not in (*pairs.weights.shape, *pairs.query.shape, *pairs.key.shape)
+    )
+
+
+def sum_rows(pairs: Pairs, device: Device, counter: Counter | None = None) -> jax.Array:
+    """Sum of the rows that each query reads, in float32: ``[B, L, O]``."""
+    weights = pairs.weights
+    n_detectors, _, n_outputs = weights.shape
+    n = pairs.query[0].size
+    counter = counter or BY_PRODUCTS
+    order = Order(pairs.query >> pairs.query_shift, pairs, device)
+    group = _divisor(n_detectors, _bytes_of_counts(pairs))
+    tile = _tile(n_outputs, _SUM)
+
+    def add(number: jax.Array, y: jax.Array) -> jax.Array:
+        first = number * group
+        (parts,) = launch(
+            _sum_counted,
+            weights,
+            *order.arrays,
+            counter.count(pairs, first, group, device),
+            first.reshape(1),
+            outputs=[jax.ShapeDtypeStruct((group, n, n_outputs), jnp.float32)],
+            programs=group * order.blocks(tile["ROWS"]) * triton.cdiv(n_outputs, tile["OUTPUTS"]),
+            device=device,
+            warps=_WARPS,
+            n_blocks=order.blocks(tile["ROWS"]),
+            BYTES=-(-pairs.sizes["keys"].bit_length() // 8),
+            POSITIONS=order.positions if counter.keys_last else 1,
+            **order.constants,
+            **tile,
+        )
+        return y + jnp.sum(parts, 0)
+
+    y = _varying((weights, *pairs.arrays), jnp.zeros((n, n_outputs), jnp.float32))
+    y = _for_each(n_detectors // group, add, y)
+    return y.reshape(*pairs.queries, n_outputs)
+
+
+def add_rows(
+    addition: _updates.Addition,
+    pairs: Pairs,
+    dy: jax.Array,
+    device: Device,
+    counter: Counter | None = None,
+) -> tuple[jax.Array, ...]:
+    """Adds `dy` to the row of every pair."""
+    n_tables, _, n_outputs = addition.total.shape
+    counter = counter or BY_PRODUCTS
+    order = Order(pairs.query >> pairs.query_shift, pairs, device)
+    group = _divisor(n_tables, _bytes_of_counts(pairs))
+    tile = _tile(n_outputs, _ADD)
+    cell_blocks = triton.cdiv(order.cells, tile["CELLS"])
+
+    def add(number: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        place = number * group
+        first = addition.first + place
+        return launch(
+            _add_counted,
+            *order.arrays,
+            counter.count(pairs, first, group, device),
+            dy,
+            addition.step.reshape(1),
+            first.reshape(1),
+            place.reshape(1),
+            in_place=arrays,
+            programs=group * order.n_ids * cell_blocks * triton.cdiv(n_outputs, tile["OUTPUTS"]),
+            device=device,
+            warps=_WARPS,
+            TOUCH=addition.touched is not None,
+            BYTES=-(-pairs.sizes["keys"].bit_length() // 8),
+            POSITIONS=order.positions if counter.keys_last else 1,
+            **order.constants,
+            **tile,
+        )
+
+    like = (dy, *pairs.arrays, addition.step, addition.first)
+    total = addition.total
+    if isinstance(total, jax.ShapeDtypeStruct):
+        total = jnp.zeros(total.shape, total.dtype)
+    else:
+        like = (*like, total)
+    touched = jnp.zeros((1,), jnp.int32) if addition.touched is None else addition.touched
+    return _for_each(n_tables // group, add, (_varying(like, total), _varying(like, touched)))
+
+
+def with_products(
+    pairs: Pairs,
+    ids: jax.Array,
+    dy: jax.Array,
+    device: Device,
+    use: Callable[..., tuple[jax.Array, ...]],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+) -> tuple[jax.Array, ...]:
+    """Gives ``<dy, row>`` for each query and each row that has one of its ids to `use`, for some detectors at a time.
+
+    Args:
+      ids: ``[T, m, B, L]``.
+      use: of products ``[detectors, m * B * L, rows of an id]``, the first detector, and arrays; returns the arrays.
+      shapes: of the arrays, which are zeros at first.
+    """
+    weights = pairs.weights
+    n_detectors, _, n_outputs = weights.shape
+    order = Order(ids, pairs, device)
+    group = _divisor(n_detectors, 4 * order.n * order.cells)
+    tile = _tile(n_outputs, _PRODUCTS)
+
+    def of_group(number: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first = number * group
+        (products,) = launch(
+            _multiply_by_rows,
+            weights,
+            *order.arrays,
+            dy,
+            first.reshape(1),
+            outputs=[jax.ShapeDtypeStruct((group, order.n, order.cells), jnp.float32)],
+            programs=group * order.blocks(tile["ROWS"]),
+            device=device,
+            warps=_WARPS,
+            n_blocks=order.blocks(tile["ROWS"]),
+            N_QUERIES=pairs.query[0].size,
+            **order.constants,
+            **tile,
+        )
+        return use(products, first, *arrays)
+
+    like = (weights, *pairs.arrays, ids, dy)
+    zeros = (_varying(like, jnp.zeros(s.shape, s.dtype)) for s in shapes)
+    return _for_each(n_detectors // group, of_group, tuple(zeros))
+
+
+class Order:
+    """Queries of each detector, those of one id side by side.
+
+    Attributes:
+      n_ids: of queries. cells: rows of each. positions: ids of distances.
+    """
+
+    def __init__(self, ids: jax.Array, pairs: Pairs, device: Device):
+        self.cells = 1 << pairs.query_shift
+        self.n_ids = pairs.weights.shape[1] // self.cells
+        self.n = ids[0].size
+        self.positions = 1 << pairs.key_shift
+        n_detectors = len(ids)
+        shapes = [(n_detectors, self.n), (n_detectors, self.n_ids + 1)]
+        self.arrays = launch(
+            _sort,
+            ids,
+            outputs=[jax.ShapeDtypeStruct(s, jnp.int32) for s in shapes],
+            programs=n_detectors * self.n_ids,
+            device=device,
+            warps=4,
+            n=self.n,
+            n_ids=self.n_ids,
+            BLOCK=1024,
+        )
+
+    def blocks(self, rows: int) -> int:
+        """At most so many blocks of `rows` queries of one id."""
+        return self.n // rows + min(self.n_ids, self.n)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "n_ids": self.n_ids,
+            "n_cells": self.cells,
+        }
+
+
+def _count_by_products(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Array:
+    """How often each query reads each of its rows, ``[detectors of a group, queries, distance ids * key ids]``."""
+    n_samples, n_queries = pairs.queries
+    positions, keys = 1 << pairs.key_shift, 1 << (pairs.query_shift - pairs.key_shift)
+    columns = max(keys, 16)
+    queries = max(min(_COUNT["rows"], _MOST_SUMS // columns) // positions, 1)
+    constants = pairs.pair_constants
+    (counts,) = launch(
+        _count,
+        *pairs.arrays[1:],
+        first.reshape(1),
+        outputs=[
+            jax.ShapeDtypeStruct((group, n_samples * n_queries, positions * keys), dtype_of_counts(pairs))
+        ],
+        programs=group * n_samples * triton.cdiv(n_queries, queries),
+        device=device,
+        warps=_COUNT["warps"],
+        KEY_SHIFT=pairs.key_shift,
+        KEY_IDS=keys,
+        COLUMNS=columns,
+        POSITIONS=positions,
+        QUERIES=queries,
+        KEYS=_COUNT["keys"],
+        **constants,
+    )
+    return counts
+
+
+BY_PRODUCTS = Counter(_count_by_products, keys_last=True)
+
+
+def dtype_of_counts(pairs: Pairs) -> Any:
+    return jnp.int16 if pairs.sizes["keys"] < 2**15 else jnp.int32
+
+
+def _bytes_of_counts(pairs: Pairs) -> int:
+    return (pairs.query[0].size << pairs.query_shift) * jnp.dtype(dtype_of_counts(pairs)).itemsize
+
+
+def _divisor(n_detectors: int, size: int) -> int:
+    """Detectors at a time, each of so many bytes: of equal groups."""
+    group = min(max(_BYTES // max(size, 1), 1), n_detectors)
+    while n_detectors % group:
+        group -= 1
+    return group
+
+
+def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
+    """Constants of a kernel that multiplies."""
+    return {
+        "n_outputs": n_outputs,
+        "OUTPUTS": min(max(triton.next_power_of_2(n_outputs), 16), 64),
+        "ROWS": how["rows"],
+        "CELLS": how["cells"],
+        "num_stages": how["stages"],
+    }
+
+
+def _varying(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
+    """`a` as what a loop starts from that adds what comes of all these arrays: it varies over their mesh axes."""
+    axes = frozenset[str]().union(*(_compat.varying_axes(b) for b in like))
+    return _compat.cast_varying(a, axes)
+
+
+def _for_each(n_groups: int, f: Callable[[jax.Array, _Carry], _Carry], carry: _Carry) -> _Carry:
+    if n_groups == 1:
+        return f(jnp.zeros((), jnp.int32), carry)
+    return jax.lax.fori_loop(0, n_groups, lambda i, c: f(jnp.asarray(i, jnp.int32), c), carry)
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _sort(ids, order, starts, n: tl.constexpr, n_ids: tl.constexpr, BLOCK: tl.constexpr):
+    # A program owns one id of one detector.
+    t = (tl.program_id(0) // n_ids).to(tl.int64)
+    own = tl.program_id(0) % n_ids
+    smaller = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, n, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        found = tl.load(ids + t * n + i, mask=i < n, other=n_ids)
+        found = tl.minimum(tl.maximum(found, 0), n_ids - 1)
+        smaller += ((found < own) & (i < n)).to(tl.int32)
+    place = tl.sum(smaller, 0)
+    tl.store(starts + t * (n_ids + 1) + own, place)
+    for first in range(0, n, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        found = tl.load(ids + t * n + i, mask=i < n, other=0)
+        found = tl.minimum(tl.maximum(found, 0), n_ids - 1)
+        same = ((found == own) & (i < n)).to(tl.int32)
+        at = place + tl.cumsum(same, 0) - same
+        tl.store(order + t * n + at, i, mask=same != 0)
+        place += tl.sum(same, 0)
+    tl.store(starts + t * (n_ids + 1) + n_ids, place, mask=own == n_ids - 1)
+
+
+@kernel
+def _block(starts, t, number, n_ids: tl.constexpr, ROWS: tl.constexpr):
+    """Id, and first and last place in the order, of a block of queries; none: both the same."""
+    own = tl.arange(0, n_ids)
+    begin = tl.load(starts + t * (n_ids + 1) + own)
+    end = tl.load(starts + t * (n_ids + 1) + own + 1)
+    blocks = (end - begin + ROWS - 1) // ROWS
+    before = tl.cumsum(blocks, 0) - blocks
+    here = (before <= number) & (number < before + blocks)
+    first = tl.sum(tl.where(here, begin + (number - before) * ROWS, 0), 0)
+    return tl.sum(tl.where(here, own, 0), 0), first, tl.sum(tl.where(here, end, 0), 0)
+
+
+@kernel
+def _count(
+    key,
+    position,
+    start,
+    query_segments,
+    key_segments,
+    first_detector,
+    counts,
+    n_samples: tl.constexpr,
+    n_queries: tl.constexpr,
+    n_keys: tl.constexpr,
+    n_distances: tl.constexpr,
+    SHARED: tl.constexpr,
+    START: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEY_SHIFT: tl.constexpr,
+    KEY_IDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    # A program owns some queries of a sample. A row of its tile is one of the ids that a distance may have, of a query.
+    ROWS: tl.constexpr = QUERIES * POSITIONS
+    blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
+    block = blocks - 1 - tl.program_id(0) % blocks
+    rest = tl.program_id(0) // blocks
+    b = (rest % n_samples).to(tl.int64)
+    group = (rest // n_samples).to(tl.int64)
+    t = group + tl.load(first_detector)
+    j = block * QUERIES + tl.arange(0, QUERIES)
+    shift = 0
+    if START:
+        shift = tl.load(start)
+    low = 0
+    if WINDOW >= 0:
+        low = tl.minimum(tl.maximum(block * QUERIES + shift - WINDOW, 0), n_keys)
+    last = tl.minimum(block * QUERIES + QUERIES, n_queries) - 1
+    high = tl.minimum(tl.maximum(last + shift, 0), n_keys)
+    key += (t * n_samples + b) * n_keys
+    if not SHARED:
+        position += t * n_distances
+    place = j + shift
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(low, high, KEYS):
+        i = first + tl.arange(0, KEYS)
+        meets = (j < n_queries)[:, None] & (i < n_keys)[None, :] & (i[None, :] < place[:, None])
+        if WINDOW >= 0:
+            meets = meets & (place[:, None] - i[None, :] <= WINDOW)
+        if SEGMENTS:
+            own = tl.load(query_segments + b * n_queries + j, mask=j < n_queries, other=0)
+            of_key = tl.load(key_segments + b * n_keys + i, mask=i < n_keys, other=0)
+            meets = meets & (own[:, None] == of_key[None, :])
+        found = tl.zeros((QUERIES, KEYS), tl.int32)
+        if n_distances > 0:
+            distance = tl.minimum(place[:, None] - 1 - i[None, :], n_distances - 1)
+            found = tl.load(position + distance, mask=meets, other=0)
+            found = tl.minimum(tl.maximum(found, 0), POSITIONS - 1)
+        found = tl.where(meets, found, -1)
+        of_distance = found[:, None, :] == tl.arange(0, POSITIONS)[None, :, None]
+        of_distance = tl.reshape(of_distance.to(tl.float32).to(tl.bfloat16), (ROWS, KEYS))
+        found = tl.load(key + i, mask=i < n_keys, other=0) >> KEY_SHIFT
+        found = tl.minimum(tl.maximum(found, 0), KEY_IDS - 1)
+        of_key = (found[:, None] == tl.arange(0, COLUMNS)[None, :]).to(tl.float32).to(tl.bfloat16)
+        total = tl.dot(of_distance, of_key, total)
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    own = block * QUERIES + row // POSITIONS
+    at = ((group * n_samples + b) * n_queries + own) * (POSITIONS * KEY_IDS) + row % POSITIONS * KEY_IDS
+    exists = (own < n_queries)[:, None] & (column < KEY_IDS)[None, :]
+    tl.store(counts + at[:, None] + column[None, :], total.to(counts.dtype.element_ty), mask=exists)
+
+
+@kernel
+def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
+    """Rows of cells: counts have the key's ids side by side, tables the distance's."""
+    KEY_IDS: tl.constexpr = n_cells // POSITIONS
+    return own * n_cells + cell % KEY_IDS * POSITIONS + cell // KEY_IDS
+
+
+@kernel
+def _plus_product(total, counts, values, BYTES: tl.constexpr):
+    """Adds the product of counts of so many bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
+    rest = values
+    for _ in tl.static_range(3):
+        term = rest.to(tl.bfloat16)
+        rest = rest - term.to(tl.float32)
+        for byte in tl.static_range(BYTES):
+            part = counts.to(tl.int32) & (255 << (8 * byte))
+            total = tl.dot(part.to(tl.float32).to(tl.bfloat16), term, total)
+    return total
+
+
+@kernel
+def _sum_counted(
+    weights,
+    order,
+    starts,
+    counts,
+    first_detector,
+    parts,
+    n_blocks: tl.constexpr,
+    n: tl.constexpr,
+    n_ids: tl.constexpr,
+    n_cells: tl.constexpr,
+    n_outputs: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    group = (tl.program_id(0) // n_blocks).to(tl.int64)
+    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
+    output, output_exists = _rows.block(OUTPUTS, n_outputs, group % output_blocks)
+    group = group // output_blocks
+    t = group + tl.load(first_detector)
+    own, first, end = _block(starts, t, tl.program_id(0) % n_blocks, n_ids, ROWS)
+    if first < end:
+        place = first + tl.arange(0, ROWS)
+        exists = place < end
+        query = tl.load(order + t * n + place, mask=exists, other=0).to(tl.int64)
+        table = _rows.table(weights, t, n_ids * n_cells, n_outputs)
+        of_queries = counts + (group * n + query)[:, None] * n_cells
+        total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+        for first_cell in range(0, n_cells, CELLS):
+            cell = first_cell + tl.arange(0, CELLS)
+            of_cell = tl.load(
+                of_queries + cell[None, :], mask=exists[:, None] & (cell < n_cells)[None, :], other=0
+            )
+            row = _rows_of(own, cell, n_cells, POSITIONS)
+            at = _rows.offset(row, n_ids * n_cells, n_outputs)[:, None] + output[None, :]
+            value = tl.load(table + at, mask=(cell < n_cells)[:, None] & output_exists[None, :], other=0)
+            total = _plus_product(total, of_cell, value.to(tl.float32), BYTES)
+        at = (group * n + query)[:, None] * n_outputs + output[None, :]
+        tl.store(parts + at, total, mask=exists[:, None] & output_exists[None, :])
+
+
+@kernel
+def _add_counted(
+    order,
+    starts,
+    counts,
+    dy,
+    step,
+    first_detector,
+    first_table,
+    unused0,
+    unused1,
+    total,
+    touched,
+    TOUCH: tl.constexpr,
+    n: tl.constexpr,
+    n_ids: tl.constexpr,
+    n_cells: tl.constexpr,
+    n_outputs: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    # A program owns some rows of one id.
+    cell_blocks: tl.constexpr = (n_cells + CELLS - 1) // CELLS
+    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
+    cell = tl.program_id(0) % cell_blocks * CELLS + tl.arange(0, CELLS)
+    rest = tl.program_id(0) // cell_blocks
+    own = rest % n_ids
+    rest = rest // n_ids
+    output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
+    group = (rest // output_blocks).to(tl.int64)
+    t = group + tl.load(first_detector)
+    begin = tl.load(starts + t * (n_ids + 1) + own)
+    end = tl.load(starts + t * (n_ids + 1) + own + 1)
+    if begin < end:
+        sums = tl.zeros((CELLS, OUTPUTS), tl.float32)
+        reads = tl.zeros((CELLS,), tl.int32)
+        for first in range(begin, end, ROWS):
+            slot = first + tl.arange(0, ROWS)
+            exists = slot < end
+            query = tl.load(order + t * n + slot, mask=exists, other=0).to(tl.int64)
+            at = (group * n + query)[:, None] * n_cells + cell[None, :]
+            of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < n_cells)[None, :], other=0)
+            if TOUCH:
+                reads += tl.sum(of_cell.to(tl.int32), 0)
+            at = query[:, None] * n_outputs + output[None, :]
+            value = tl.load(dy + at, mask=exists[:, None] & output_exists[None, :], other=0)
+            sums = _plus_product(sums, tl.trans(of_cell), value.to(tl.float32), BYTES)
+        mask = (cell < n_cells)[:, None] & output_exists[None, :]
+        row = _rows_of(own, cell, n_cells, POSITIONS)
+        at = _rows.offset(row, n_ids * n_cells, n_outputs)[:, None] + output[None, :]
+        place = group + tl.load(first_table)
+        table = _rows.table(total, place, n_ids * n_cells, n_outputs)
+        sums = sums * tl.load(step) + tl.load(table + at, mask=mask, other=0)
+        tl.store(table + at, sums, mask=mask)
+        if TOUCH:
+            _rows.touch(touched, place, row, reads > 0, n_ids * n_cells)
+
+
+@kernel
+def _multiply_by_rows(
+    weights,
+    order,
+    starts,
+    dy,
+    first_detector,
+    products,
+    n_blocks: tl.constexpr,
+    n: tl.constexpr,
+    n_ids: tl.constexpr,
+    n_cells: tl.constexpr,
+    n_outputs: tl.constexpr,
+    N_QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    group = (tl.program_id(0) // n_blocks).to(tl.int64)
+    t = group + tl.load(first_detector)
+    own, first, end = _block(starts, t, tl.program_id(0) % n_blocks, n_ids, ROWS)
+    if first < end:
+        place = first + tl.arange(0, ROWS)
+        exists = place < end
+        query = tl.load(order + t * n + place, mask=exists, other=0).to(tl.int64)
+        table = _rows.table(weights, t, n_ids * n_cells, n_outputs)
+        of_queries = products + (group * n + query)[:, None] * n_cells
+        for first_cell in range(0, n_cells, CELLS):
+            cell = first_cell + tl.arange(0, CELLS)
+            total = tl.zeros((ROWS, CELLS), tl.float32)
+            for o in range(0, n_outputs, OUTPUTS):
+                output = o + tl.arange(0, OUTPUTS)
+                at = (query % N_QUERIES)[:, None] * n_outputs + output[None, :]
+                cotangent = tl.load(dy + at, mask=exists[:, None] & (output < n_outputs)[None, :], other=0)
+                row = _rows.offset(own * n_cells + cell, n_ids * n_cells, n_outputs)
+                at = row[None, :] + output[:, None]
+                value = tl.load(
+                    table + at, mask=(cell < n_cells)[None, :] & (output < n_outputs)[:, None], other=0
+                )
+                total = tl.dot(
+                    cotangent.to(tl.float32), value.to(tl.float32), total, input_precision="tf32x3"
+                )
+            tl.store(of_queries + cell[None, :], total, mask=exists[:, None] & (cell < n_cells)[None, :])
