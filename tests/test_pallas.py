@@ -193,13 +193,25 @@ H200 = lutjax.kernels.registry.Device(lutjax.Backend.GPU, "NVIDIA H200")
 ON_GPUS = [op for op in testing.OPS if op in implemented("gpu")]
 
 
+def pretend_triton_runs(monkeypatch):
+    """What Triton kernels return is made up, where kernels in Pallas use it."""
+    from lutjax.kernels._pallas.gpu import _attention as limits
+
+    def run(inputs, outputs, zeroed, in_place, common):
+        return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
+
+    monkeypatch.setattr("lutjax.kernels._triton._launch._run", run)
+    monkeypatch.setattr(limits, "unfit_packages", lambda: None)
+
+
 @pytest.mark.parametrize(
     ("op", "shape", "dtype"),
     # Kernels for tables in shared memory are written out sample by sample: seconds to lower.
     [slow(op, shape, "float32") for op in ON_GPUS for shape in testing.shapes(op)]
     + [slow(op, SPLIT[op][0], dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],
 )
-def test_lowers_for_gpus(op, shape, dtype):
+def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
+    pretend_triton_runs(monkeypatch)
     case = testing.case(op, shape, dtype)
     testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind=H200.kind)
 
@@ -363,6 +375,123 @@ def test_which_updates_come_first_on_gpus(rule, batch, reason):
     )
     assert first.spec.names[1] == "pallas/gpu"
     assert first.reason is None if reason is None else reason in first.reason
+
+
+def attentions(
+    batch=4, length=1024, bits=6, position_bits=4, dtype="float32", update=False, window=None, accumulate=None
+):
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((batch, length, 3, bits), "float32"))
+    e = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((length - 1, 3, position_bits), "float32"))
+    weights = jax.ShapeDtypeStruct((3, 2 ** (2 * bits + position_bits), 32), dtype)
+    number, dy = jax.ShapeDtypeStruct((), "float32"), jax.ShapeDtypeStruct((batch, length, 32), dtype)
+    options = {"window": window, "accumulate": accumulate}
+    if update:
+        before, options = (weights, {}, number, None, dy), {**options, "rule": update}
+    else:
+        before = (weights,)
+    return (
+        "lookup_attention_update" if update else "lookup_attention",
+        *before,
+        d,
+        d,
+        e,
+        None,
+        None,
+        None,
+    ), options
+
+
+@pytest.mark.parametrize(
+    ("sizes", "direction", "reason"),
+    [
+        ({}, "forward", None),
+        ({}, "backward", None),
+        ({"update": SGD(weight_decay=0.5)}, "forward", None),
+        ({"batch": 16, "length": 256}, "backward", None),
+        (
+            {"batch": 16, "length": 256},
+            "forward",
+            "was measured faster than Triton from 512 keys on, here 256",
+        ),
+        ({"window": 100}, "forward", "from 512 keys on, here 100"),
+        ({"batch": 1, "length": 900}, "forward", "from 16 queries for each of their ids on, here 14"),
+        ({"bits": 7}, "forward", "up to 1024 rows for each id of a query, here 2048"),
+        ({"bits": 9}, "forward", "at most 4096 rows for each id of a query, here 8192"),
+        ({"batch": 1, "length": 2**15}, "forward", "at most 32767 keys, here 32768"),
+        ({"batch": 512}, "forward", "268435456 counts of a detector in memory, here 536870912"),
+        ({"update": RowAdagrad()}, "forward", "moves rows by SGD only"),
+        ({"accumulate": lutjax.FixedPoint(2.0**10)}, "forward", "fixed point"),
+        ({"dtype": "float64"}, "forward", "no kernel for float64"),
+    ],
+)
+def test_which_attention_comes_first_on_gpus(monkeypatch, sizes, direction, reason):
+    pretend_triton_runs(monkeypatch)
+    arguments, options = attentions(**sizes)
+    first, *_ = lutjax.kernel_registry.consider(*arguments, direction=direction, device=H200, **options)
+    assert first.spec.names[1] == "pallas/gpu"
+    assert first.reason is None if reason is None else reason in first.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [None, 2])
+@pytest.mark.parametrize("positions", [0, 1, 2])
+def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
+    """Ids that are none count as the nearest. That threads add to shared memory the interpreter does not know."""
+    if not hasattr(mosaic_gpu, "force_gpu_interpret_mode"):
+        pytest.skip("interpreting Mosaic GPU needs a newer jax")
+    pytest.importorskip("triton")
+    from lutjax.kernels._pallas.gpu import _counts, _launch
+    from lutjax.kernels._triton._pairs import Pairs
+
+    def add_ones(table, cells):
+        places = jax.lax.broadcasted_iota(jnp.int32, (cells.shape[0], table.shape[0]), 1)
+        found = (cells[:, None] == places).astype(jnp.int32)
+        table[...] = table[...] + jnp.sum(found, 0, dtype=jnp.int32)
+
+    monkeypatch.setattr(_counts, "_add_ones", add_ones)
+    monkeypatch.setattr(_launch, "load", lambda reference, layout: reference[...])
+    rng = np.random.default_rng(0)
+    samples, length, window = 2, 9, 4
+    of_keys = rng.integers(-3, 9, (2, samples, length))
+    of_distances = rng.integers(-2, 6, (positions, 7)) if positions else None
+    segments = rng.integers(0, 2, (samples, length))
+    shift = 2 if positions else 0
+    pairs = Pairs(
+        weights=jnp.zeros((2, 4 << (2 + shift), 3)),
+        query=jnp.zeros((2, samples, length), jnp.int32),
+        key=jnp.asarray(of_keys << shift, jnp.int32),
+        position=None if of_distances is None else jnp.asarray(of_distances, jnp.int32),
+        start=None if start is None else jnp.int32(start),
+        segments=(jnp.asarray(segments, jnp.int32),) * 2,
+        window=window,
+        query_shift=2 + shift,
+        key_shift=shift,
+    )
+    expected = np.zeros((2, samples, length, 4 << shift), np.int16)
+    for t, b, j, i in np.ndindex(2, samples, length, length):
+        distance = j + (start or 0) - 1 - i
+        if 0 <= distance < window and segments[b, i] == segments[b, j]:
+            cell = np.clip(of_keys[t, b, i], 0, 3) << shift
+            if of_distances is not None:
+                cell |= np.clip(of_distances[min(t, positions - 1), min(distance, 6)], 0, 3)
+            expected[t, b, j, cell] += 1
+    with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
+        counts = jax.jit(lambda first: _counts.COUNTER.count(pairs, first, 2, H200))(jnp.int32(0))
+    assert expected.sum() > 0
+    np.testing.assert_array_equal(counts.reshape(expected.shape), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+def test_attention_of_any_ids_on_gpus():
+    """Ids that are none read no memory that is not the tables', and counts of more than a byte are right."""
+    wild = np.random.default_rng(0).choice([0, 1, 2, 3, -1, 9, 2**31 - 1, -(2**31)], (2, 2, 21, 2))
+    for name in ("pallas", "triton"):
+        assert all(np.isfinite(np.asarray(a)).all() for a in attend(name, (*wild, wild[0, 0, :20, :1])))
+    sizes = {"batch": 1, "queries": 700, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 5}
+    case = testing.case("lookup_attention", "tiles", **sizes)
+    testing.check(case, "pallas/gpu", transformation="jit")
+    testing.check_update(case, "pallas/gpu")
 
 
 # ------------------------------------------------------------------------------------- gates on TensorCores

@@ -133,11 +133,9 @@ def test_page_is_current():
         "lutjax status --recorded --markdown docs/status.md writes the page"
     )
     missing = {(c.op, c.column) for c in cells if c.state.is_gap and c.direction != "update"}
-    attention_and_gates = (
-        "lookup_attention",
-        "lut_pair_attention",
+    gates = (
         "bilinear_gates",
         "soft_lut",
         "binary_lut",
     )
-    assert missing == {(op, "pallas/gpu") for op in attention_and_gates}
+    assert missing == {(op, "pallas/gpu") for op in gates}

@@ -1,5 +1,6 @@
 """Launching Mosaic GPU kernels: programs of warpgroups that share memory, one of which only asks for copies into it."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,16 @@ def launch(
     name: str,
     grid: Mapping[str, int],
     by_lanes: bool = False,
+    warpgroups: int = WARPGROUPS + 1,
 ) -> tuple[jax.Array, ...]:
-    """Runs a kernel whose work is one `pipeline`.
+    """Runs a kernel. That of most is one `pipeline`.
 
     Args:
       kernel: a function of references to all inputs and outputs.
       outputs: shapes and dtypes of what it writes. name: what a profile shows.
       grid: programs along each axis; neighbours along the last run at the same time. The kernel asks
         for its place by `jax.lax.axis_index`, and for its warpgroup by the name ``"warpgroup"``.
+      warpgroups: of a program; as many as a `pipeline` takes, if nothing is said.
       by_lanes: whether arrays of the kernel have the layouts that they are given; otherwise the compiler chooses.
     """
 
@@ -44,7 +47,7 @@ def launch(
             out_type=list(shapes),
             grid=tuple(grid.values()),
             grid_names=tuple(grid),
-            num_threads=WARPGROUPS + 1,
+            num_threads=warpgroups,
             thread_name="warpgroup",
             kernel_name=f"lutjax_{name}",
             compiler_params=parameters,
@@ -77,6 +80,15 @@ def pipeline(
         wg_axis="warpgroup",
         compute_context=around,
     )(*inputs)
+
+
+def load(reference: Any, layout: Any) -> jax.Array:
+    """What a reference holds, an array of the given layout."""
+    # Before jax 0.11 an index had to be given beside the reference.
+    index = inspect.signature(plgpu.load).parameters.get("idx")
+    needed = [()] if index is not None and index.default is inspect.Parameter.empty else []
+    values: jax.Array = plgpu.load(reference, *needed, layout=layout)
+    return values
 
 
 def padded(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:

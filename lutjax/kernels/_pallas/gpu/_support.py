@@ -4,10 +4,13 @@ import jax
 
 from lutjax._detection import Detection
 from lutjax._row_rules import SGD
+from lutjax.kernels._pallas.gpu import _attention
 from lutjax.kernels._triton._support import compute_capability
 from lutjax.kernels.registry import Call
 
 MAX_ROWS = 128  # of a table that lies in shared memory
+# What knows the limits of an op's kernels, where it is not this module. An update has those of its op.
+_LIMITS = {"lookup_attention": _attention}
 
 
 def unsupported(call: Call) -> str | None:
@@ -27,6 +30,9 @@ def unsupported_arguments(call: Call) -> str | None:
     for leaf in jax.tree.leaves(call.arguments):
         if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32"):
             return f"has no kernel for {leaf.dtype}"
+    limits = _LIMITS.get(call.op.removesuffix("_update"))
+    if limits is not None:
+        return limits.unsupported(call)
     if call.options.get("accumulate") is not None:
         return "adds in float32, not in fixed point"
     rule = call.options.get("rule")
@@ -50,8 +56,8 @@ def _tables(call: Call) -> tuple[jax.ShapeDtypeStruct, Detection]:
 
 
 def _adds_rows(call: Call) -> bool:
-    """Whether a call adds to rows."""
-    return call.direction == "backward" or call.op == "lookup_update"
+    """Whether a call adds to rows by products of one-hot rows."""
+    return call.op == "lookup_update" or (call.op == "lookup" and call.direction == "backward")
 
 
 # Of tables of so many rows. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
@@ -73,6 +79,9 @@ _FEWEST_NUMBERS = {"forward": 2**22, "backward": 2**21, "update": 2**23}  # samp
 
 def slower(call: Call) -> str | None:
     """Why the next implementation comes first for a call that would fit; None if this one does."""
+    limits = _LIMITS.get(call.op.removesuffix("_update"))
+    if limits is not None:
+        return limits.slower(call)
     weights, detection = _tables(call)
     kind = "update" if call.op == "lookup_update" else call.direction
     n_detectors, n_rows, n_outputs = weights.shape

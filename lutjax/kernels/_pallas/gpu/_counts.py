@@ -1,0 +1,147 @@
+"""Counting what the pairs of a query read on GPUs: a table of counts in shared memory, to which threads add ones.
+
+A warpgroup has one query at a time, and a thread one pair: it adds where the bits of its key and distance say. Pallas has
+no such addition, the hardware has: an integer is added to shared memory in one instruction.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+
+from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._triton._histograms import Counter, dtype_of_counts
+from lutjax.kernels._triton._pairs import Pairs
+from lutjax.kernels.registry import Device
+
+_QUERIES = 4  # of a program, one after the other
+_KEYS = 512  # of a step
+_ONE = plgpu.Layout.WG_STRIDED
+
+
+def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Array:
+    """How often each query reads each of its rows, ``[detectors of a group, queries, rows of a query's id]``."""
+    n_samples, n_queries = pairs.queries
+    n_keys = pairs.key.shape[2]
+    n_cells = 1 << pairs.query_shift
+    n_counts = max(n_cells, _launch.THREADS)
+    step = min(_KEYS, _launch.THREADS * -(-n_keys // _launch.THREADS))
+
+    start = jnp.zeros((), jnp.int32) if pairs.start is None else pairs.start.astype(jnp.int32)
+    place = jnp.arange(n_queries, dtype=jnp.int32) + start
+    low = jnp.zeros_like(place) if pairs.window is None else place - pairs.window
+    bounds = jnp.clip(jnp.stack([low, place]), 0, n_keys)
+
+    def padded(a: jax.Array) -> jax.Array:
+        return _launch.padded(a, a.shape[-1] + step)
+
+    key = padded(
+        _clipped(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
+    )
+    inputs = [bounds, key]
+    has_distances = pairs.position is not None and pairs.position.shape[1] > 0
+    if pairs.position is not None and has_distances:
+        # Backwards: keys side by side have distances side by side.
+        distance = start + (n_queries - 2) - jnp.arange(n_queries + n_keys, dtype=jnp.int32)
+        shared = len(pairs.position) == 1
+        position = pairs.position if shared else lax.dynamic_slice_in_dim(pairs.position, first, group)
+        distance = jnp.clip(distance, 0, position.shape[1] - 1)
+        inputs.append(padded(_clipped(jnp.take(position, distance, axis=1), 0, pairs.key_shift)))
+    of_queries, of_keys = pairs.segments
+    if of_queries is not None and of_keys is not None:
+        inputs += [of_queries, padded(of_keys)]
+
+    def kernel(bounds: Any, key: Any, *references: Any) -> None:
+        *others, counts = references
+        position = others.pop(0) if has_distances else None
+        t, b = lax.axis_index("detectors"), lax.axis_index("samples")
+        block = n_blocks - 1 - lax.axis_index("queries")
+        of_table = 0 if position is None or position.shape[0] == 1 else t
+
+        def one(table: Any, j: jax.Array) -> None:
+            low, high = bounds[0, j], bounds[1, j]
+            own = others[0][b, j] if others else None
+            layout = _ONE((n_counts,), n_counts // _launch.THREADS)
+            table[...] = plgpu.layout_cast(jnp.zeros((n_counts,), jnp.int32), layout)
+            plgpu.commit_smem()
+
+            @pl.loop(0, (high - low + step - 1) // step)
+            def _(number: jax.Array) -> None:
+                begin = low + number * step
+                here = pl.ds(begin, step)
+                cell = _read(key.at[t, b, here], step)
+                if position is not None:
+                    cell |= _read(position.at[of_table, pl.ds(begin + n_queries - 1 - j, step)], step)
+                i = begin + plgpu.broadcasted_iota(jnp.int32, (step,), 0, layout=_ONE((step,), 1))
+                counted = i < high
+                if others:
+                    counted &= _read(others[1].at[b, here], step) == own
+                _add_ones(table, jnp.where(counted, cell, -1))
+
+            plgpu.commit_smem()
+            counts[t, b * n_queries + j] = _launch.load(table, layout).astype(counts.dtype)
+            plgpu.commit_smem()
+
+        def with_table(table: Any) -> None:
+            first = block * _QUERIES
+
+            @pl.loop(0, jnp.minimum(_QUERIES, n_queries - first))
+            def _(number: jax.Array) -> None:
+                one(table, first + number)
+
+        pl.run_scoped(with_table, plgpu.SMEM((n_counts,), jnp.int32), collective_axes="warpgroup")
+
+    n_blocks = -(-n_queries // _QUERIES)
+    (counts,) = _launch.launch(
+        kernel,
+        *inputs,
+        outputs=[jax.ShapeDtypeStruct((group, n_samples * n_queries, n_counts), dtype_of_counts(pairs))],
+        name="lookup_attention_counts",
+        grid={"detectors": group, "samples": n_samples, "queries": n_blocks},
+        by_lanes=True,
+        warpgroups=1,
+    )
+    return counts[..., :n_cells]
+
+
+COUNTER = Counter(_count, keys_last=False)
+
+
+def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
+    """Ids that are there, of those that are the bits from `low` to `high` of a row."""
+    return jnp.clip(bits >> low, 0, (1 << (high - low)) - 1) << low
+
+
+# ------------------------------------------------------------------------------------- in kernels
+def _read(reference: Any, size: int) -> jax.Array:
+    """An element for each thread, then further ones: neighbours read neighbours."""
+    return _launch.load(reference, _ONE((size,), 1))
+
+
+def _add_ones(table: Any, cells: jax.Array) -> None:
+    """Adds 1 to numbers of a table in shared memory: of each cell that is not negative, as often as it is there."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _ONE(cells.shape, 1)))
+    def add(_: Any, table: Any, cells: Any) -> None:
+        integer = ir.IntegerType.get_signless(32)
+        base = llvm.ptrtoint(integer, mosaic.utils.memref_ptr(table))
+        for register in cells.registers.flat:
+            cell = vector.extract(
+                register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
+            )
+            address = arith.addi(base, arith.muli(cell, mosaic.c(4, integer)))
+            llvm.inline_asm(
+                ir.Type.parse("!llvm.void"),
+                [address, cell],
+                "{ .reg .pred p; setp.ge.s32 p, $1, 0; @p red.shared.add.u32 [$0], 1; }",
+                "r,r",
+                has_side_effects=True,
+            )
+
+    add(table, cells)
