@@ -471,7 +471,7 @@ kernel_registry = KernelRegistry()
 
 # Ops that have an implementation in Pallas, by where it runs.
 _IN_PALLAS: dict[Backend, tuple[str, ...]] = {
-    Backend.GPU: ("lookup", "lookup_attention", "lookup_update", "lookup_attention_update"),
+    Backend.GPU: ("lookup", "lookup_attention", "binary_lut", "lookup_update", "lookup_attention_update"),
     Backend.TPU: (
         "detect",
         "detect_signs",

@@ -102,9 +102,9 @@ def constants(tile: Tile, x: jax.Array, parameter: jax.Array, wires: jax.Array) 
     }
 
 
-def used_readers(readers: jax.Array) -> jax.Array:
+def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
     """For each input how many entries of its list come before the end of its readers, if some have to be left out."""
-    if readers.shape[1] <= UNROLLED:
+    if readers.shape[1] <= unrolled:
         return readers
     place = jnp.arange(1, readers.shape[1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(readers >= 0, place[None], 0), 1)

@@ -1,24 +1,39 @@
-"""`lutjax.binary_lut` in Triton."""
+"""`lutjax.binary_lut` in Triton.
 
+Only the signs of inputs count: they are read once, and packed 32 samples to a word, an array so small that what gates read
+comes from caches. The gradient reads addresses, a byte for each gate and sample: what an input receives for one is a
+number that each table has `n` of for each of its slots.
+"""
+
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import triton
 import triton.language as tl
 
-from lutjax.kernels._triton import _rows, _wires, soft_lut
+from lutjax._dtypes import accumulator
+from lutjax.kernels._triton import _rows, _wires
 from lutjax.kernels._triton._launch import kernel, launch
+from lutjax.kernels._xla import _slots
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
+
+_BITS = 32  # samples in a word
+_UNROLLED = 8  # most readers of an input that are read together
+_LOW = 8  # slots with the same high part of their number
+_SLOTS = 64  # most slots whose sums a program holds
 
 
 def forward(
     x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
 ) -> jax.Array:
     how = launch_of("binary_lut.forward", _wires.sizes(x, wires), device, _forward_rule)
-    tile = _wires.Tile(how, x.shape[1], len(wires))
+    tile = _tile(how, x.shape[1], len(wires))
     (y,) = launch(
         _look_up,
-        x,
+        _words(x, wires, device),
         table,
         wires,
         outputs=[jax.ShapeDtypeStruct((len(wires), x.shape[1]), x.dtype)],
@@ -26,8 +41,7 @@ def forward(
         device=device,
         warps=how.warps,
         n_slots=table.shape[1],
-        PLACES=wires.shape[1],
-        **_wires.constants(tile, x, table, wires),
+        **_constants(tile, x, wires),
     )
     return y
 
@@ -36,17 +50,216 @@ def backward(
     saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
 ) -> tuple[jax.Array | None, ...]:
     x, table, wires, readers = saved
-    dx, d_table = soft_lut.gradients(x, table, wires, readers, dy, needs, device, binary=True)
+    addresses = _addresses(x, wires, device)
+    dx = d_table = None
+    if needs[0]:
+        dx = _of_inputs(addresses, x, table, wires, readers, dy, device)
+    if needs[1]:
+        d_table = _of_table(addresses, x, table, wires, dy, device)
     return dx, d_table, None, None
 
 
+def _words(x: jax.Array, wires: jax.Array, device: Device) -> jax.Array:
+    """Bits of inputs, ``[inputs, words]``."""
+    how = launch_of("binary_lut.words", _wires.sizes(x, wires), device, _words_rule)
+    tile = _tile(how, x.shape[1], len(x))
+    (words,) = launch(
+        _pack,
+        x,
+        outputs=[jax.ShapeDtypeStruct((len(x), triton.cdiv(x.shape[1], _BITS)), jnp.int32)],
+        programs=tile.programs,
+        device=device,
+        warps=how.warps,
+        n_samples=x.shape[1],
+        n_inputs=len(x),
+        SAMPLES=tile.samples,
+        FEATURES=tile.features,
+        ACC=_rows.TYPES[accumulator(x.dtype).name],
+    )
+    return words
+
+
+def _addresses(x: jax.Array, wires: jax.Array, device: Device) -> jax.Array:
+    """Slots that samples address, those of four samples in a word: ``[gates, fours]``."""
+    how = launch_of("binary_lut.addresses", _wires.sizes(x, wires), device, _addresses_rule)
+    tile = _tile(how, x.shape[1], len(wires))
+    shape = (len(wires), _BITS // 4 * triton.cdiv(x.shape[1], _BITS))
+    (addresses,) = launch(
+        _address,
+        _words(x, wires, device),
+        wires,
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.int32)],
+        programs=tile.programs,
+        device=device,
+        warps=how.warps,
+        **_constants(tile, x, wires),
+    )
+    return addresses
+
+
+def _of_inputs(
+    addresses: jax.Array,
+    x: jax.Array,
+    table: jax.Array,
+    wires: jax.Array,
+    readers: jax.Array | None,
+    dy: jax.Array,
+    device: Device,
+) -> jax.Array:
+    slopes = _slots.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
+    if readers is None:
+        return _scattered(addresses, slopes, x, wires, dy, device)
+    how = launch_of("binary_lut.inputs", _wires.sizes(x, wires), device, _inputs_rule)
+    tile = _tile(how, x.shape[1], len(x))
+    unrolled = min(readers.shape[1], _UNROLLED)
+    (dx,) = launch(
+        _collect,
+        addresses,
+        slopes,
+        readers,
+        _wires.used_readers(readers, unrolled),
+        dy,
+        outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        programs=tile.programs,
+        device=device,
+        warps=how.warps,
+        n_samples=x.shape[1],
+        n_inputs=len(x),
+        n_gates=len(wires),
+        n_slots=table.shape[1],
+        fan_out=readers.shape[1],
+        PLACES=wires.shape[1],
+        SAMPLES=tile.samples,
+        FEATURES=tile.features,
+        UNROLLED=unrolled,
+    )
+    return dx
+
+
+def _scattered(
+    addresses: jax.Array, slopes: jax.Array, x: jax.Array, wires: jax.Array, dy: jax.Array, device: Device
+) -> jax.Array:
+    """What inputs receive, by atomics."""
+    how = launch_of("binary_lut.wires", _wires.sizes(x, wires), device, _wires_rule)
+    tile = _tile(how, x.shape[1], len(wires))
+    (dx,) = launch(
+        _scatter,
+        addresses,
+        slopes,
+        wires,
+        dy,
+        zeroed=[jax.ShapeDtypeStruct(x.shape, slopes.dtype)],
+        programs=tile.programs,
+        device=device,
+        warps=how.warps,
+        n_slots=slopes.shape[1],
+        **_constants(tile, x, wires),
+    )
+    return dx
+
+
+def _of_table(
+    addresses: jax.Array, x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, device: Device
+) -> jax.Array:
+    how = launch_of("binary_lut.table", _wires.sizes(x, wires), device, _table_rule)
+    n_slots = table.shape[1]
+    slots = min(n_slots, _SLOTS)
+    low = min(slots, _LOW)
+    tile = _wires.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
+    dtype = accumulator(x.dtype, table.dtype)
+    (parts,) = launch(
+        _sum_chosen,
+        addresses,
+        dy,
+        outputs=[jax.ShapeDtypeStruct((tile.parts, len(wires), n_slots), dtype)],
+        programs=tile.programs,
+        device=device,
+        warps=how.warps,
+        n_samples=x.shape[1],
+        n_gates=len(wires),
+        n_slots=n_slots,
+        SAMPLES=tile.samples,
+        FEATURES=tile.features,
+        BLOCKS=tile.blocks,
+        HIGH=slots // low,
+        LOW=low,
+        ACC=_rows.TYPES[dtype.name],
+    )
+    return _rows.sum_of_parts(parts)
+
+
+# ------------------------------------------------------------------------------------- launches
+def _tile(how: Launch, n_samples: int, n_features: int) -> _wires.Tile:
+    """Tiles of whole words, one for each program."""
+    how = dataclasses.replace(how, rows=max(how.rows, _BITS), detectors=1)
+    return _wires.Tile(how, max(n_samples, _BITS) if n_samples else 0, n_features)
+
+
+def _constants(tile: _wires.Tile, x: jax.Array, wires: jax.Array) -> dict[str, Any]:
+    return {
+        "n_samples": x.shape[1],
+        "n_inputs": x.shape[0],
+        "n_gates": wires.shape[0],
+        "SAMPLES": tile.samples,
+        "FEATURES": tile.features,
+        "PLACES": wires.shape[1],
+    }
+
+
+def _words_rule(sizes: Sizes) -> Launch:
+    return Launch(rows=4096, outputs=1, detectors=1, warps=4)
+
+
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=1024)
+    return Launch(rows=2048, outputs=1, detectors=1, warps=4)
+
+
+def _addresses_rule(sizes: Sizes) -> Launch:
+    return Launch(rows=4096, outputs=1, detectors=1, warps=4)
+
+
+def _wires_rule(sizes: Sizes) -> Launch:
+    return _wires.rule(sizes, values=512)
+
+
+def _inputs_rule(sizes: Sizes) -> Launch:
+    # Four samples for each thread: what is chosen for them then lies as cotangents do.
+    samples = max(_wires.rule(sizes, values=256, arrays=2, samples=256).rows, 128)
+    return Launch(rows=samples, outputs=1, detectors=1, warps=samples // 128)
+
+
+def _table_rule(sizes: Sizes) -> Launch:
+    # As many sums as a thread has registers for.
+    samples = 64 * max(_SLOTS >> sizes["places"], 1)
+    return Launch(rows=samples, outputs=1, detectors=max(4096 // samples, 1), warps=2)
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _pack(
+    x,
+    words,
+    n_samples: tl.constexpr,
+    n_inputs: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    FEATURES: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """NaN is no set bit."""
+    feature, exists, block = _wires.place(n_inputs, FEATURES)
+    word = block.to(tl.int64) * (SAMPLES // 32) + tl.arange(0, SAMPLES // 32)
+    bit = tl.arange(0, 32)[None, None, :]
+    sample = word[None, :, None] * 32 + bit
+    value = tl.load(x + feature[:, None, None] * n_samples + sample, mask=sample < n_samples, other=0)
+    packed = tl.sum((value.to(ACC) > 0).to(tl.int32) << bit, 2)
+    n_words: tl.constexpr = (n_samples + 31) // 32
+    both_exist = exists[:, None] & (word < n_words)[None, :]
+    tl.store(words + _wires.at(feature, word, n_words), packed, mask=both_exist)
 
 
 @kernel
 def _look_up(
-    x,
+    words,
     table,
     wires,
     y,
@@ -56,14 +269,189 @@ def _look_up(
     n_slots: tl.constexpr,
     SAMPLES: tl.constexpr,
     FEATURES: tl.constexpr,
-    BLOCKS: tl.constexpr,
     PLACES: tl.constexpr,
+):
+    gate, exists, block = _wires.place(n_gates, FEATURES)
+    four = _fours(block, SAMPLES)
+    addresses = _read_bits(words, wires, gate, four, n_samples, n_inputs, PLACES)
+    value = _chosen(table + gate * n_slots, addresses, True)
+    sample, _ = _rows.block(SAMPLES, n_samples, block)
+    _wires.write(y, gate, exists, sample, value, n_samples)
+
+
+@kernel
+def _address(
+    words,
+    wires,
+    addresses,
+    n_samples: tl.constexpr,
+    n_inputs: tl.constexpr,
+    n_gates: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    gate, exists, block = _wires.place(n_gates, FEATURES)
+    four = _fours(block, SAMPLES)
+    value = _read_bits(words, wires, gate, four, n_samples, n_inputs, PLACES)
+    n_fours: tl.constexpr = 8 * ((n_samples + 31) // 32)
+    tl.store(
+        addresses + _wires.at(gate, four, n_fours), value, mask=exists[:, None] & (four < n_fours)[None, :]
+    )
+
+
+@kernel
+def _collect(
+    addresses,
+    slopes,
+    readers,
+    used,
+    dy,
+    dx,
+    n_samples: tl.constexpr,
+    n_inputs: tl.constexpr,
+    n_gates: tl.constexpr,
+    n_slots: tl.constexpr,
+    fan_out: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PLACES: tl.constexpr,
+    UNROLLED: tl.constexpr,
+):
+    """For each input the sum of what its readers receive."""
+    feature, exists, block = _wires.place(n_inputs, FEATURES)
+    sample, _ = _rows.block(SAMPLES, n_samples, block)
+    ACC: tl.constexpr = slopes.dtype.element_ty
+    total = tl.zeros((FEATURES, SAMPLES), ACC)
+    for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
+        # Everything is read before anything is computed, so that all is under way at the same time.
+        of_wires, used_wires = _wires.nothing(), _wires.nothing()
+        gs, read = _wires.nothing(), _wires.nothing()
+        for u in tl.static_range(UNROLLED):
+            number = _wires.reader(readers, feature, first + u, exists, fan_out)
+            wire = _wires.wire_of(number, n_gates * PLACES)
+            gate = wire // PLACES
+            gs += (_wires.read_some(dy, gate, number >= 0, sample, n_samples, ACC),)
+            read += (_read_addresses(addresses, gate, block, n_samples, SAMPLES),)
+            of_wires += (slopes + wire * n_slots,)
+            used_wires += (number >= 0,)
+        for u in tl.static_range(UNROLLED):
+            slope = _chosen(of_wires[u], read[u], used_wires[u])
+            total += gs[u] * slope
+    _wires.write(dx, feature, exists, sample, total, n_samples)
+
+
+@kernel
+def _scatter(
+    addresses,
+    slopes,
+    wires,
+    dy,
+    dx,
+    n_samples: tl.constexpr,
+    n_inputs: tl.constexpr,
+    n_gates: tl.constexpr,
+    n_slots: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    """What each wire receives, added to its input."""
+    gate, exists, block = _wires.place(n_gates, FEATURES)
+    sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
+    ACC: tl.constexpr = slopes.dtype.element_ty
+    both_exist = exists[:, None] & sample_exists[None, :]
+    g = _wires.read_some(dy, gate, exists, sample, n_samples, ACC)
+    address = _read_addresses(addresses, gate, block, n_samples, SAMPLES)
+    for place in tl.static_range(PLACES):
+        wire = gate * PLACES + place
+        slope = _chosen(slopes + wire * n_slots, address, True)
+        to = dx + _wires.at(_wires.input_of(wires, wire, n_inputs), sample, n_samples)
+        tl.atomic_add(to, g * slope, mask=both_exist, sem="relaxed")
+
+
+@kernel
+def _sum_chosen(
+    addresses,
+    dy,
+    parts,
+    n_samples: tl.constexpr,
+    n_gates: tl.constexpr,
+    n_slots: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    HIGH: tl.constexpr,
+    LOW: tl.constexpr,
     ACC: tl.constexpr,
 ):
+    """For each slot the sum of `dy` where it is addressed; programs of the same gates take some slots each.
+
+    A slot has a high and a low part, so a choice of it is two, of few each.
+    """
+    groups: tl.constexpr = n_slots // (HIGH * LOW)
     gate, exists, part = _wires.place(n_gates, FEATURES)
-    slots = table + gate * n_slots
+    high = (part % groups) * HIGH + tl.arange(0, HIGH)
+    low = tl.arange(0, LOW)
+    part = part // groups
+    stride: tl.constexpr = 8 * ((n_samples + 31) // 32)
+    total = tl.zeros((HIGH, LOW, FEATURES, SAMPLES), ACC)
     for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
-        sample, _ = _rows.block(SAMPLES, n_samples, block)
-        bits = soft_lut.read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
-        value = tl.load(slots[:, None] + soft_lut.address(bits, PLACES))
-        _wires.write(y, gate, exists, sample, value, n_samples)
+        sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
+        # Read as what is summed lies in the threads: [high, low, gates, samples].
+        row, sample = gate[None, None, :, None], sample[None, None, None, :]
+        sample_exists = sample_exists[None, None, None, :]
+        g = tl.load(dy + row * n_samples + sample, mask=sample_exists, other=0).to(ACC)
+        packed = tl.load(addresses + row * stride + sample // 4, mask=sample_exists, other=0)
+        address = (packed >> ((sample % 4) * 8).to(tl.int32)) & 255
+        of_high = tl.where(high[:, None, None, None] == address // LOW, g, 0)
+        total += tl.where(low[None, :, None, None] == address % LOW, of_high, 0)
+    slot = high[:, None] * LOW + low[None, :]
+    to = (part.to(tl.int64) * n_gates + gate)[None, None, :] * n_slots + slot[:, :, None]
+    tl.store(parts + to, tl.sum(total, 3), mask=exists[None, None, :] & (slot >= 0)[:, :, None])
+
+
+@kernel
+def _fours(block, SAMPLES: tl.constexpr):
+    """The numbers of four samples each of a tile."""
+    return block.to(tl.int64) * (SAMPLES // 4) + tl.arange(0, SAMPLES // 4)
+
+
+@kernel
+def _read_bits(
+    words, wires, gate, four, n_samples: tl.constexpr, n_inputs: tl.constexpr, PLACES: tl.constexpr
+):
+    """The addresses of four samples in a word, from the bits of inputs."""
+    n_words: tl.constexpr = (n_samples + 31) // 32
+    exists = (four < 8 * n_words)[None, :]
+    shift = ((four % 8) * 4).to(tl.int32)[None, :]
+    addresses = tl.zeros((gate.shape[0], four.shape[0]), tl.int32)
+    for place in tl.static_range(PLACES):
+        row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
+        bits = tl.load(words + _wires.at(row, four // 8, n_words), mask=exists, other=0) >> shift
+        # Each of four bits to a byte of its own.
+        addresses |= (((bits & 15) * 0x00204081) & 0x01010101) << place
+    return addresses
+
+
+@kernel
+def _read_addresses(addresses, gate, block, n_samples: tl.constexpr, SAMPLES: tl.constexpr):
+    n_fours: tl.constexpr = 8 * ((n_samples + 31) // 32)
+    four = _fours(block, SAMPLES)
+    return tl.load(addresses + _wires.at(gate, four, n_fours), mask=(four < n_fours)[None, :], other=0)
+
+
+@kernel
+def _chosen(slots, addresses, used):
+    """What stands at addresses, four of which are in a word: ``[gates]``, ``[gates, fours]`` -> ``[gates, samples]``."""
+    if used is True:
+        v0 = tl.load(slots[:, None] + (addresses & 255))
+        v1 = tl.load(slots[:, None] + ((addresses >> 8) & 255))
+        v2 = tl.load(slots[:, None] + ((addresses >> 16) & 255))
+        v3 = tl.load(slots[:, None] + ((addresses >> 24) & 255))
+    else:
+        v0 = tl.load(slots[:, None] + (addresses & 255), mask=used[:, None], other=0)
+        v1 = tl.load(slots[:, None] + ((addresses >> 8) & 255), mask=used[:, None], other=0)
+        v2 = tl.load(slots[:, None] + ((addresses >> 16) & 255), mask=used[:, None], other=0)
+        v3 = tl.load(slots[:, None] + ((addresses >> 24) & 255), mask=used[:, None], other=0)
+    return tl.reshape(tl.join(tl.join(v0, v2), tl.join(v1, v3)), (addresses.shape[0], 4 * addresses.shape[1]))

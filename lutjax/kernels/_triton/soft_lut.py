@@ -1,10 +1,11 @@
-"""`lutjax.soft_lut` in Triton; the gradient of `lutjax.binary_lut` is that of softened inputs, so its kernels are here too."""
+"""`lutjax.soft_lut` in Triton."""
 
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
@@ -14,6 +15,8 @@ from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
 _LOW_BITS = 4  # of an address: their slots are written out, a loop visits the values of the others
+# Most bits with which it is faster to compute what a wire receives where it is added than to write and read it.
+_GATHERED = 4
 _SLOTS = 64  # most slots whose sums a program holds
 
 
@@ -43,7 +46,8 @@ def backward(
     if wires.shape[1] == 2:
         dx, d_table = _of_gates(x, table, wires, readers, dy, needs, device)
     else:
-        dx, d_table = gradients(x, table, wires, readers, dy, needs, device)
+        dx = _of_inputs(x, table, wires, readers, dy, device) if needs[0] else None
+        d_table = _of_table(x, table, wires, dy, device) if needs[1] else None
     return dx, d_table, None, None
 
 
@@ -66,25 +70,6 @@ def _of_gates(
     return dx, jnp.stack([of_1 - of_a - of_b + of_both, of_a - of_both, of_b - of_both, of_both], 1)
 
 
-def gradients(
-    x: jax.Array,
-    table: jax.Array,
-    wires: jax.Array,
-    readers: jax.Array | None,
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    device: Device,
-    binary: bool = False,
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Cotangents of inputs and table.
-
-    Args:
-      binary: of `lutjax.binary_lut`.
-    """
-    dx = _of_inputs(x, table, wires, readers, dy, device, binary) if needs[0] else None
-    return dx, _of_table(x, table, wires, dy, device, binary) if needs[1] else None
-
-
 def _of_inputs(
     x: jax.Array,
     table: jax.Array,
@@ -92,8 +77,9 @@ def _of_inputs(
     readers: jax.Array | None,
     dy: jax.Array,
     device: Device,
-    binary: bool,
 ) -> jax.Array:
+    if readers is not None and wires.size and wires.shape[1] <= _GATHERED:
+        return _gathered(x, table, wires, readers, dy, device)
     how = launch_of("soft_lut.wires", _wires.sizes(x, wires), device, _wires_rule)
     tile = _wires.Tile(how, x.shape[1], len(wires))
     dtype = accumulator(x.dtype, table.dtype)
@@ -111,11 +97,50 @@ def _of_inputs(
         programs=tile.programs,
         device=device,
         warps=how.warps,
-        BINARY=binary,
         SCATTER=scatter,
         **_constants(tile, x, table, wires),
     )
     return received if readers is None else _collected(x, wires, readers, received, device)
+
+
+def _gathered(
+    x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array, dy: jax.Array, device: Device
+) -> jax.Array:
+    """For each input the sum of what its readers receive, which is computed where it is added."""
+    how = launch_of("soft_lut.readers", _wires.sizes(x, wires), device, _readers_rule)
+    tile = _wires.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
+    (dx,) = launch(
+        _gather,
+        x,
+        _differences(table.astype(accumulator(x.dtype, table.dtype))),
+        wires,
+        readers,
+        _wires.used_readers(readers),
+        dy,
+        outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        programs=tile.programs,
+        device=device,
+        warps=how.warps,
+        n_samples=tile.n_samples,
+        n_inputs=len(x),
+        n_gates=len(wires),
+        fan_out=readers.shape[1],
+        PLACES=wires.shape[1],
+        SAMPLES=tile.samples,
+        FEATURES=tile.features,
+        UNROLLED=_wires.UNROLLED,
+    )
+    return dx
+
+
+def _differences(table: jax.Array) -> jax.Array:
+    """Slots with a bit less those without, by the bit, then by the other bits, those after it first: ``[G * n, 2**(n - 1)]``."""
+    n = table.shape[1].bit_length() - 1
+    place, k = np.arange(n)[:, None, None], np.arange(n - 1)
+    others = np.arange(table.shape[1] // 2)[:, None]
+    without = np.sum((others >> k & 1) << (place + 1 + k) % n, -1)
+    with_bit = without | 1 << place[..., 0]
+    return (table[:, with_bit] - table[:, without]).reshape(len(table) * n, len(others))
 
 
 def _collected(
@@ -144,9 +169,7 @@ def _collected(
     return dx
 
 
-def _of_table(
-    x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, device: Device, binary: bool
-) -> jax.Array:
+def _of_table(x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
     how = launch_of("soft_lut.table", _wires.sizes(x, wires), device, _table_rule)
     n_slots = table.shape[1]
     slots = min(n_slots, _SLOTS)
@@ -161,7 +184,6 @@ def _of_table(
         device=device,
         warps=how.warps,
         SLOTS=slots,
-        BINARY=binary,
         **_constants(tile, x, table, wires),
     )
     return _rows.sum_of_parts(parts)
@@ -184,6 +206,10 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 def _wires_rule(sizes: Sizes) -> Launch:
     return _wires.rule(sizes, values=512)
+
+
+def _readers_rule(sizes: Sizes) -> Launch:
+    return _wires.rule(sizes, values=256, arrays=2, warps=1)
 
 
 def _inputs_rule(sizes: Sizes) -> Launch:
@@ -219,7 +245,7 @@ def _interpolate(
     slots = table + gate * n_slots
     for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
         sample, _ = _rows.block(SAMPLES, n_samples, block)
-        bits = read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
+        bits = _read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
         if PLACES == LOW:
             value = _value(slots, bits, LOW, ACC)
         else:
@@ -247,7 +273,6 @@ def _differentiate(
     PLACES: tl.constexpr,
     LOW: tl.constexpr,
     ACC: tl.constexpr,
-    BINARY: tl.constexpr,
     SCATTER: tl.constexpr,
 ):
     """What each wire receives: written, or added to its input."""
@@ -256,10 +281,7 @@ def _differentiate(
     for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
         sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
         g = _wires.read(dy, gate, sample, n_samples, SAMPLES, ACC)
-        bits = read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
-        if BINARY:
-            g *= 0.5
-            bits = _softened(bits, PLACES, ACC)
+        bits = _read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
         if PLACES == LOW:
             slopes = _value_and_slopes(slots, bits, LOW, ACC)[1:]
         else:
@@ -314,6 +336,47 @@ def _collect(
 
 
 @kernel
+def _gather(
+    x,
+    differences,
+    wires,
+    readers,
+    used,
+    dy,
+    dx,
+    n_samples: tl.constexpr,
+    n_inputs: tl.constexpr,
+    n_gates: tl.constexpr,
+    fan_out: tl.constexpr,
+    PLACES: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    FEATURES: tl.constexpr,
+    UNROLLED: tl.constexpr,
+):
+    feature, exists, block = _wires.place(n_inputs, FEATURES)
+    sample, _ = _rows.block(SAMPLES, n_samples, block)
+    ACC: tl.constexpr = differences.dtype.element_ty
+    total = tl.zeros((FEATURES, SAMPLES), ACC)
+    for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
+        # Everything is read before anything is computed, so that all is under way at the same time.
+        of_wires, gs, others = _wires.nothing(), _wires.nothing(), _wires.nothing()
+        for u in tl.static_range(UNROLLED):
+            number = _wires.reader(readers, feature, first + u, exists, fan_out)
+            wire = _wires.wire_of(number, n_gates * PLACES)
+            gate, place = wire // PLACES, wire % PLACES
+            gs += (_wires.read_some(dy, gate, number >= 0, sample, n_samples, ACC),)
+            bits = _wires.nothing()
+            for k in tl.static_range(1, PLACES):
+                row = _wires.input_of(wires, gate * PLACES + (place + k) % PLACES, n_inputs)
+                bits += (_wires.read_some(x, row, number >= 0, sample, n_samples, ACC),)
+            others += (bits,)
+            of_wires += (differences + (wire << (PLACES - 1)),)
+        for u in tl.static_range(UNROLLED):
+            total += gs[u] * _value(of_wires[u], others[u], PLACES - 1, ACC)
+    _wires.write(dx, feature, exists, sample, total, n_samples)
+
+
+@kernel
 def _sum_shares(
     x,
     wires,
@@ -330,7 +393,6 @@ def _sum_shares(
     LOW: tl.constexpr,
     ACC: tl.constexpr,
     SLOTS: tl.constexpr,
-    BINARY: tl.constexpr,
 ):
     """For each slot the sum of `dy` times its share; programs of the same gates take some slots each."""
     groups: tl.constexpr = n_slots // SLOTS
@@ -342,28 +404,20 @@ def _sum_shares(
         sample, _ = _rows.block(SAMPLES, n_samples, block)
         # Read as what is summed lies in the threads: [slots, gates, samples].
         g = _read_for_slots(dy, gate, sample, n_samples, ACC)
-        if BINARY:
-            address = tl.zeros((1, FEATURES, SAMPLES), tl.int32)
-            for place in tl.static_range(PLACES):
-                row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
-                is_set = _read_for_slots(x, row, sample, n_samples, ACC) > 0
-                address |= is_set.to(tl.int32) << place
-            total += tl.where(slot[:, None, None] == address, g, 0)
-        else:
-            # From the most significant bit: the compiler finds that slots share the first factors.
-            share = g
-            for n in tl.static_range(PLACES):
-                place = PLACES - 1 - n
-                row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
-                bit = _read_for_slots(x, row, sample, n_samples, ACC)
-                share = share * tl.where(_is_set(slot, place)[:, None, None], bit, 1 - bit)
-            total += share
+        # From the most significant bit: the compiler finds that slots share the first factors.
+        share = g
+        for n in tl.static_range(PLACES):
+            place = PLACES - 1 - n
+            row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
+            bit = _read_for_slots(x, row, sample, n_samples, ACC)
+            share = share * tl.where(_is_set(slot, place)[:, None, None], bit, 1 - bit)
+        total += share
     to = (part.to(tl.int64) * n_gates + gate)[None, :] * n_slots + slot[:, None]
     tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
 
 
 @kernel
-def read(
+def _read(
     x,
     wires,
     gate,
@@ -387,24 +441,6 @@ def _read_for_slots(x, row, sample, n_samples: tl.constexpr, ACC: tl.constexpr):
     """``[1, rows, samples]``, 0 for samples that do not exist."""
     at = row[None, :, None] * n_samples + sample[None, None, :]
     return tl.load(x + at, mask=(sample < n_samples)[None, None, :], other=0).to(ACC)
-
-
-@kernel
-def _softened(bits, PLACES: tl.constexpr, ACC: tl.constexpr):
-    """Inputs at which the slope of the interpolation, halved, is the difference that `lutjax.binary_lut` takes."""
-    soft = _wires.nothing()
-    for place in tl.static_range(PLACES):
-        soft += (tl.where(bits[place] > 0, 0.75, 0.25).to(ACC),)
-    return soft
-
-
-@kernel
-def address(bits, PLACES: tl.constexpr):
-    """The slot that bits address; NaN is no set bit."""
-    address = (bits[0] > 0).to(tl.int32)
-    for place in tl.static_range(1, PLACES):
-        address |= (bits[place] > 0).to(tl.int32) << place
-    return address
 
 
 @kernel

@@ -6,6 +6,7 @@ axis of slots and of samples, and the size of a program does not grow with ``2**
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax.kernels._xla import _wires
 
@@ -57,6 +58,19 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
     values = jnp.arange(n_slots >> len(low))
     by_value = jax.lax.map(lambda bits: sums(dy * _shares(bits, high)[0]), _bits(values, len(high), dy.dtype))
     return by_value.reshape(n_slots, dy.shape[0]).T
+
+
+def slopes_at_addresses(table: jax.Array) -> jax.Array:
+    """What `lutjax.binary_lut` gives a wire for a cotangent of 1, by the address: ``[G, 2**n]`` -> ``[G * n, 2**n]``."""
+    n_slots = table.shape[1]
+    n = n_slots.bit_length() - 1
+    place, slot = np.arange(n), np.arange(n_slots)
+    # [slot, address, place]: a slot differs from the address in some bits.
+    factors = np.where((slot[:, None] ^ slot)[..., None] >> place & 1, 0.25, 0.75)
+    sign = np.where(slot[:, None] >> place & 1, 0.5, -0.5)[:, None]
+    weight = sign * np.prod(factors, -1, keepdims=True) / factors
+    matrix = jnp.asarray(np.swapaxes(weight, 1, 2).reshape(n_slots, n * n_slots), table.dtype)
+    return jnp.dot(table, matrix, precision="highest").reshape(len(table) * n, n_slots)
 
 
 def _interpolated(slots: list[jax.Array], x: list[jax.Array]) -> jax.Array:

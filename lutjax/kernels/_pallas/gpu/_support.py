@@ -4,13 +4,13 @@ import jax
 
 from lutjax._detection import Detection
 from lutjax._row_rules import SGD
-from lutjax.kernels._pallas.gpu import _attention
+from lutjax.kernels._pallas.gpu import _attention, _gates_support
 from lutjax.kernels._triton._support import compute_capability
 from lutjax.kernels.registry import Call
 
 MAX_ROWS = 128  # of a table that lies in shared memory
 # What knows the limits of an op's kernels, where it is not this module. An update has those of its op.
-_LIMITS = {"lookup_attention": _attention}
+_LIMITS = {"lookup_attention": _attention, "binary_lut": _gates_support}
 
 
 def unsupported(call: Call) -> str | None:

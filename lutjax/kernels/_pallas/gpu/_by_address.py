@@ -1,0 +1,267 @@
+"""Tables that bits address on GPUs: a thread reads and adds where the addresses of its samples say.
+
+Pallas has no gather of a vector, so what threads read, and what they add to, is written in MLIR. Addresses come four samples to a
+word, which a thread unpacks; it has the cotangents of the same four.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, vector
+
+from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._xla import _wires
+
+_FOUR = 4  # addresses in a word
+_THREADS = _launch.THREADS
+_BLOCK = _FOUR * _THREADS  # samples that a program has at a time
+_TOGETHER = 8  # readers of an input that are read at the same time
+_PROGRAMS = 132 * 8  # enough for an H100 or H200
+
+
+def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
+    """The slots that samples address, int32 ``[G, samples / 4]``, for whole blocks of samples.
+
+    Bits are packed first, 32 samples to a word: few enough bytes that what gates read comes from caches.
+    """
+    n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK
+    bits = _launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
+    words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
+    shift = _FOUR * jnp.arange(32 // _FOUR, dtype=jnp.int32)[None, None]
+    addresses = jnp.zeros((len(wires), n_samples // 32, 32 // _FOUR), jnp.int32)
+    for place, bits in enumerate(_wires.rows(words, wires, words.dtype)):
+        four = (bits[..., None] >> shift) & 15
+        # Each of four bits to a byte of its own.
+        addresses |= ((four * 0x00204081) & 0x01010101) << place
+    return addresses.reshape(len(wires), n_samples // _FOUR)
+
+
+def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array:
+    """``y[g, s] = table[g, address]``, float32."""
+
+    def kernel(addresses: Any, table: Any, y: Any) -> None:
+        gate = lax.axis_index("rows")
+        y[gate, _block()] = _chosen(table.at[gate], addresses[gate, _words()])
+
+    y = _of_blocks(kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut")
+    return y[:, :n_samples]
+
+
+def sum_over_readers(
+    addresses: jax.Array, slopes: jax.Array, readers: jax.Array, dy: jax.Array, n_places: int
+) -> jax.Array:
+    """For each input the sum over its readers of dy times their slope, float32 ``[I, n]``.
+
+    Args:
+      slopes: by wire and address, float32 ``[G * n_places, 2**n_places]``.
+    """
+    n_samples, n_wires = dy.shape[1], len(slopes)
+    rounds = max(-(-readers.shape[1] // _TOGETHER), 1)
+    together = -(-readers.shape[1] // rounds)
+    readers = _launch.padded(readers, rounds * together, value=-1)
+    dy = _launch.padded(dy, _FOUR * addresses.shape[1])
+
+    def kernel(addresses: Any, slopes: Any, readers: Any, dy: Any, dx: Any) -> None:
+        feature = lax.axis_index("rows")
+
+        def add(first: Any, total: jax.Array) -> jax.Array:
+            read = []
+            for u in range(together):
+                number = readers[feature, first * together + u]
+                wire = jnp.clip(number, 0, n_wires - 1)
+                gate = lax.div(wire, jnp.int32(n_places))
+                read.append((number, wire, _load(dy, gate, _block(), _FOUR), addresses[gate, _words()]))
+            for number, wire, g, address in read:
+                received = g * _chosen(slopes.at[wire], address)
+                total += jnp.where(number >= 0, received, 0.0)
+            return total
+
+        total = plgpu.layout_cast(jnp.zeros((_BLOCK,), jnp.float32), _layout(_FOUR))
+        dx[feature, _block()] = add(0, total) if rounds == 1 else lax.fori_loop(0, rounds, add, total)
+
+    dx = _of_blocks(kernel, addresses, slopes, readers, dy, rows=len(readers), name="binary_lut_inputs")
+    return dx[:, :n_samples]
+
+
+def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Array:
+    """For each slot the sum of dy where it is addressed, float32 ``[G, n_slots]``.
+
+    Every thread has a sum of its own for each slot, a column in shared memory: nothing is added at the same time, in no order
+    but one.
+    """
+    n_gates = len(dy)
+    n_blocks = addresses.shape[1] // _THREADS
+    parts = min(max(_PROGRAMS // n_gates, 1), n_blocks)
+    n_blocks = -(-n_blocks // parts)
+    addresses = _launch.padded(addresses, parts * n_blocks * _THREADS)
+    dy = _launch.padded(dy, parts * n_blocks * _BLOCK)
+    # A thread sums a slot over as many columns as there are slots, or a few slots over all.
+    each = min(n_slots, _THREADS)
+    rounds = n_slots // each
+
+    def kernel(addresses: Any, dy: Any, sums: Any, columns: Any) -> None:
+        part, gate = lax.axis_index("samples"), lax.axis_index("rows")
+        _clear(columns)
+
+        @pl.loop(0, n_blocks)
+        def _(i: Any) -> None:
+            block = part * n_blocks + i
+            g = _load(dy, gate, pl.ds(block * _BLOCK, _BLOCK), _FOUR)
+            _add(columns, addresses[gate, pl.ds(block * _THREADS, _THREADS)], g)
+
+        for i in range(rounds):
+            sums[part, gate, i] = _sum_columns(columns, i * each, each)
+
+    (sums,) = _launch.launch_programs(
+        kernel,
+        addresses,
+        dy,
+        outputs=[jax.ShapeDtypeStruct((parts, n_gates, rounds, _THREADS), jnp.float32)],
+        scratch=[plgpu.SMEM((n_slots, _THREADS), jnp.float32)],
+        name="binary_lut_table",
+        grid={"samples": parts, "rows": n_gates},
+    )
+    # Of the threads of a round, those that sum the same slot are `each` apart.
+    return jnp.sum(sums.reshape(parts, n_gates, rounds, _THREADS // each, each), (0, 3)).reshape(
+        n_gates, n_slots
+    )
+
+
+def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
+    """Runs a kernel that writes a block of samples of a row: ``[rows, samples]``."""
+    n_blocks = addresses.shape[1] // _THREADS
+    (y,) = _launch.launch_programs(
+        kernel,
+        addresses,
+        *inputs,
+        outputs=[jax.ShapeDtypeStruct((rows, n_blocks * _BLOCK), jnp.float32)],
+        name=name,
+        grid={"samples": n_blocks, "rows": rows},
+    )
+    return y
+
+
+# ------------------------------------------------------------------------------------- in kernels
+def _block() -> Any:
+    """The samples of this program."""
+    return pl.ds(lax.axis_index("samples") * _BLOCK, _BLOCK)
+
+
+def _words() -> Any:
+    """The words that hold their addresses."""
+    return pl.ds(lax.axis_index("samples") * _THREADS, _THREADS)
+
+
+def _layout(each: int) -> Any:
+    """Of so many numbers of each thread."""
+    return plgpu.Layout.WG_STRIDED((each * _THREADS,), each)
+
+
+def _load(a: Any, row: Any, samples: Any, each: int) -> jax.Array:
+    """Samples of a row, so many of them contiguous in a thread, in float32."""
+    return plgpu.layout_cast(a[row, samples], _layout(each)).astype(jnp.float32)
+
+
+def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
+    """What stands in a row of a table, in memory, at addresses."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), _layout(1)),
+        return_type=plgpu.ShapeDtypeStruct((_BLOCK,), jnp.float32, layout=_layout(_FOUR)),
+    )
+    def load(_: Any, row: Any, addresses: Any) -> Any:
+        values = [memref.load(row, [slot]) for slot in _unpacked(addresses)]
+        return _array(values)
+
+    value: jax.Array = load(row, addresses)
+    return value
+
+
+def _clear(columns: Any) -> None:
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+    def clear(_: Any, columns: Any) -> None:
+        for slot in range(columns.type.shape[0]):
+            memref.store(_zero(), columns, [_index(slot), _thread()])
+
+    clear(columns)
+
+
+def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
+    """Adds the values of a thread to its column."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _layout(1), _layout(_FOUR)))
+    def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
+        thread, (register,) = _thread(), values.registers.flat
+        for i, slot in enumerate(_unpacked(addresses)):
+            total = arith.addf(memref.load(columns, [slot, thread]), _element(register, i))
+            memref.store(total, columns, [slot, thread])
+
+    add(columns, addresses, values)
+
+
+def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
+    """Sums of slots from `first` on: thread t has that of slot ``first + t % each``, over `each` columns from
+    ``t // each * each`` on."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(),),
+        return_type=plgpu.ShapeDtypeStruct((_THREADS,), jnp.float32, layout=_layout(1)),
+    )
+    def sum_columns(_: Any, columns: Any) -> Any:
+        mosaic.utils.warpgroup_barrier()
+        thread, total = _thread(), _zero()
+        slot = arith.remui(thread, _index(each))
+        start = arith.subi(thread, slot)
+        for i in range(each):
+            # Each thread begins elsewhere, so that they read different banks of the memory.
+            column = arith.addi(start, arith.remui(arith.addi(slot, _index(i)), _index(each)))
+            total = arith.addf(total, memref.load(columns, [arith.addi(slot, _index(first)), column]))
+        return _array([total])
+
+    total: jax.Array = sum_columns(columns)
+    return total
+
+
+def _unpacked(addresses: Any) -> list[Any]:
+    """The four addresses in the word of a thread."""
+    (register,) = addresses.registers.flat
+    word, integer = _element(register, 0), ir.IntegerType.get_signless(32)
+    bits = 32 // _FOUR
+    slots = [
+        arith.andi(arith.shrui(word, mosaic.c(bits * i, integer)), mosaic.c(2**bits - 1, integer))
+        for i in range(_FOUR)
+    ]
+    return [arith.index_castui(ir.IndexType.get(), slot) for slot in slots]
+
+
+def _array(values: list[Any]) -> Any:
+    """The array of which a thread has these numbers."""
+    register = vector.from_elements(ir.VectorType.get((len(values),), ir.F32Type.get()), values)
+    return mosaic.FragmentedArray(
+        _registers=np.array([register], dtype=object),
+        _layout=mosaic.WGStridedFragLayout((len(values) * _THREADS,), len(values)),
+        _is_signed=None,
+    )
+
+
+def _element(register: Any, place: int) -> Any:
+    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([place]))
+
+
+def _thread() -> Any:
+    return arith.index_castui(ir.IndexType.get(), mosaic.utils.thread_idx())
+
+
+def _index(number: int) -> Any:
+    return mosaic.c(number, ir.IndexType.get())
+
+
+def _zero() -> Any:
+    return mosaic.c(0.0, ir.F32Type.get())
