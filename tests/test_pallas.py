@@ -16,6 +16,7 @@ from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention, _gate_blocks, _support, _tables
+from lutjax.kernels._xla import _slots
 
 
 def implemented(backend):
@@ -207,7 +208,11 @@ def pretend_triton_runs(monkeypatch):
 @pytest.mark.parametrize(
     ("op", "shape", "dtype"),
     # Kernels for tables in shared memory are written out sample by sample: seconds to lower.
-    [slow(op, shape, "float32") for op in ON_GPUS for shape in testing.shapes(op)]
+    [
+        (op, shape, "float32") if (op, shape) == ("binary_lut", "readers") else slow(op, shape, "float32")
+        for op in ON_GPUS
+        for shape in testing.shapes(op)
+    ]
     + [slow(op, SPLIT[op][0], dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],
 )
 def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
@@ -319,6 +324,42 @@ def lookups(batch=16384, detectors=64, rows=64, outputs=512, dtype="float32", bi
     return jax.ShapeDtypeStruct((detectors, rows, outputs), dtype), d
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@pytest.mark.parametrize(
+    ("batch", "gates", "bits", "dtype"),
+    [(83, 21, 6, "float32"), (1037, 13, 3, "bfloat16"), (515, 5, 8, "float32"), (2048, 9, 1, "float16")],
+)
+def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
+    """Wires and readers far out of range, more readers than are read together, and NaN."""
+    generator = np.random.default_rng(0)
+
+    def numbers(*shape):
+        return jnp.asarray(generator.integers(-8, 9, shape) / 4, dtype)
+
+    x, table, dy = numbers(7, batch).at[0, 0].set(np.nan), numbers(gates, 2**bits), numbers(gates, batch)
+    wires = jnp.asarray(generator.integers(-99, 99, (gates, bits)), jnp.int32)
+    readers = jnp.asarray(generator.integers(-99, 999, (7, 13)), jnp.int32)
+
+    def run(implementation):
+        def f(x, table):
+            return lutjax.binary_lut(
+                x, table, wires, readers=readers, feature_axis=0, implementation=implementation
+            )
+
+        y, pullback = jax.vjp(f, x, table)
+        return y, pullback(dy)
+
+    for actual, expected in zip(*(jax.tree.leaves(run(i)) for i in ("pallas", "xla")), strict=True):
+        scale = max(1.0, float(jnp.max(jnp.abs(expected))))
+        np.testing.assert_allclose(
+            np.asarray(actual, np.float64),
+            np.asarray(expected, np.float64),
+            rtol=0,
+            atol=scale * testing.TOLERANCE[dtype],
+        )
+
+
 def reason_on(device, direction="forward", accumulate=None, **sizes):
     """Why the first implementation, that in Mosaic GPU, is passed over; None if it is not."""
     first, *_ = lutjax.kernel_registry.consider(
@@ -356,6 +397,69 @@ def test_comes_first_on_gpus_where_it_was_measured_faster(direction):
         assert "was measured faster than Triton" in reason_on(H200, direction, **sizes)
     few = reason_on(H200, direction, batch=4096)
     assert (few is None) == (direction == "backward")
+
+
+@pytest.mark.parametrize(("bits", "samples"), [(6, 83), (8, 513), (1, 1)])
+def test_addresses_packed_for_gpus(bits, samples):
+    """Whole blocks of samples, four addresses to a word; wires far outside, and NaN."""
+    from lutjax.kernels._pallas.gpu import _by_address
+
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random((9, samples)) < 0.1, np.nan, rng.integers(-1, 2, (9, samples))).astype("float32")
+    wires = rng.integers(-20, 20, (5, bits)).astype("int32")
+    packed = np.asarray(_by_address.pack_addresses(jnp.asarray(x), jnp.asarray(wires)))
+    expected = np.sum((x[np.clip(wires, 0, 8)] > 0) << np.arange(bits)[None, :, None], 1)
+    addresses = packed.view(np.uint8)  # the first of four in the lowest byte
+    assert packed.shape == (5, 128 * -(-samples // 512))
+    np.testing.assert_array_equal(addresses[:, :samples], expected)
+    assert not addresses[:, samples:].any()
+
+
+@pytest.mark.parametrize("bits", [2, 6])
+def test_slopes_at_addresses(bits):
+    """Half of the derivatives of the interpolation where bits are softened."""
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2**bits)), jnp.float32)
+    set_bits = np.arange(2**bits)[None] >> np.arange(bits)[:, None] & 1
+    softened = [jnp.tile(jnp.where(b == 1, 0.75, 0.25)[None], (3, 1)) for b in set_bits]
+    expected = jnp.stack(_slots.slopes(table, softened), 1) / 2
+    np.testing.assert_allclose(
+        _slots.slopes_at_addresses(table).reshape(expected.shape), expected, rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("direction", "sizes", "reason"),
+    [
+        ("backward", {}, None),
+        ("forward", {}, "was measured slower than Triton forward"),
+        ("backward", {"bits": 4}, "from 5 bits on, here 4"),
+        ("backward", {"samples": 512}, "from 4194304 inputs on, here 2097152"),
+        ("backward", {"samples": 1025}, "for multiples of 512 samples, here 1025"),
+        ("backward", {"dtype": "bfloat16"}, "for float32 only, not bfloat16"),
+        ("backward", {"dtype": "float64"}, "has no kernel for float64"),
+        ("backward", {"fan_out": None}, "the call gives no readers"),
+        ("backward", {"fan_out": 10}, "reads every entry of the lists of readers: 40960, of 24576 wires"),
+        ("backward", {"samples": 2**19}, "fewer than 2^31 numbers"),
+    ],
+)
+def test_when_binary_tables_come_first_on_gpus(direction, sizes, reason):
+    sizes = {"samples": 1024, "bits": 6, "fan_out": 6, "dtype": "float32", **sizes}
+
+    def array(shape, dtype="int32"):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    n, dtype, fan_out = sizes["bits"], sizes["dtype"], sizes["fan_out"]
+    first, *_ = lutjax.kernel_registry.consider(
+        "binary_lut",
+        array((4096, sizes["samples"]), dtype),
+        array((4096, 2**n), dtype),
+        array((4096, n)),
+        None if fan_out is None else array((4096, fan_out)),
+        direction=direction,
+        device=H200,
+    )
+    assert first.spec.names[1] == "pallas/gpu"
+    assert first.reason is None if reason is None else reason in first.reason
 
 
 @pytest.mark.parametrize(

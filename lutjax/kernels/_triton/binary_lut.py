@@ -22,7 +22,6 @@ from lutjax.tuning import Launch, Sizes, launch_of
 
 _BITS = 32  # samples in a word
 _UNROLLED = 8  # most readers of an input that are read together
-_LOW = 8  # slots with the same high part of their number
 _SLOTS = 64  # most slots whose sums a program holds
 
 
@@ -107,11 +106,11 @@ def _of_inputs(
     device: Device,
 ) -> jax.Array:
     slopes = _slots.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
-    if readers is None:
+    if readers is None or not wires.size:
         return _scattered(addresses, slopes, x, wires, dy, device)
     how = launch_of("binary_lut.inputs", _wires.sizes(x, wires), device, _inputs_rule)
     tile = _tile(how, x.shape[1], len(x))
-    unrolled = min(readers.shape[1], _UNROLLED)
+    unrolled = max(min(readers.shape[1], _UNROLLED), 1)
     (dx,) = launch(
         _collect,
         addresses,
@@ -164,7 +163,6 @@ def _of_table(
     how = launch_of("binary_lut.table", _wires.sizes(x, wires), device, _table_rule)
     n_slots = table.shape[1]
     slots = min(n_slots, _SLOTS)
-    low = min(slots, _LOW)
     tile = _wires.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
     dtype = accumulator(x.dtype, table.dtype)
     (parts,) = launch(
@@ -181,8 +179,7 @@ def _of_table(
         SAMPLES=tile.samples,
         FEATURES=tile.features,
         BLOCKS=tile.blocks,
-        HIGH=slots // low,
-        LOW=low,
+        SLOTS=slots,
         ACC=_rows.TYPES[dtype.name],
     )
     return _rows.sum_of_parts(parts)
@@ -230,8 +227,8 @@ def _inputs_rule(sizes: Sizes) -> Launch:
 
 def _table_rule(sizes: Sizes) -> Launch:
     # As many sums as a thread has registers for.
-    samples = 64 * max(_SLOTS >> sizes["places"], 1)
-    return Launch(rows=samples, outputs=1, detectors=max(4096 // samples, 1), warps=2)
+    samples = min(32 * max(_SLOTS >> sizes["places"], 1), 128)
+    return Launch(rows=samples, outputs=4, detectors=4096 // samples, warps=4)
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -381,34 +378,26 @@ def _sum_chosen(
     SAMPLES: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCKS: tl.constexpr,
-    HIGH: tl.constexpr,
-    LOW: tl.constexpr,
+    SLOTS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """For each slot the sum of `dy` where it is addressed; programs of the same gates take some slots each.
-
-    A slot has a high and a low part, so a choice of it is two, of few each.
-    """
-    groups: tl.constexpr = n_slots // (HIGH * LOW)
+    """For each slot the sum of `dy` where it is addressed; programs of the same gates take some slots each."""
+    groups: tl.constexpr = n_slots // SLOTS
+    n_fours: tl.constexpr = 8 * ((n_samples + 31) // 32)
     gate, exists, part = _wires.place(n_gates, FEATURES)
-    high = (part % groups) * HIGH + tl.arange(0, HIGH)
-    low = tl.arange(0, LOW)
+    slot = (part % groups) * SLOTS + tl.arange(0, SLOTS)
     part = part // groups
-    stride: tl.constexpr = 8 * ((n_samples + 31) // 32)
-    total = tl.zeros((HIGH, LOW, FEATURES, SAMPLES), ACC)
+    total = tl.zeros((SLOTS, FEATURES, SAMPLES), ACC)
     for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
         sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
-        # Read as what is summed lies in the threads: [high, low, gates, samples].
-        row, sample = gate[None, None, :, None], sample[None, None, None, :]
-        sample_exists = sample_exists[None, None, None, :]
+        # Read as what is summed lies in the threads: [slots, gates, samples].
+        row, sample, sample_exists = gate[None, :, None], sample[None, None, :], sample_exists[None, None, :]
         g = tl.load(dy + row * n_samples + sample, mask=sample_exists, other=0).to(ACC)
-        packed = tl.load(addresses + row * stride + sample // 4, mask=sample_exists, other=0)
-        address = (packed >> ((sample % 4) * 8).to(tl.int32)) & 255
-        of_high = tl.where(high[:, None, None, None] == address // LOW, g, 0)
-        total += tl.where(low[None, :, None, None] == address % LOW, of_high, 0)
-    slot = high[:, None] * LOW + low[None, :]
-    to = (part.to(tl.int64) * n_gates + gate)[None, None, :] * n_slots + slot[:, :, None]
-    tl.store(parts + to, tl.sum(total, 3), mask=exists[None, None, :] & (slot >= 0)[:, :, None])
+        four = tl.load(addresses + row * n_fours + sample // 4, mask=sample_exists, other=0)
+        address = (four >> ((sample % 4) * 8).to(tl.int32)) & 255
+        total += tl.where(slot[:, None, None] == address, g, 0)
+    to = (part.to(tl.int64) * n_gates + gate)[None, :] * n_slots + slot[:, None]
+    tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
 
 
 @kernel
