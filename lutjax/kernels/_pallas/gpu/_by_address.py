@@ -106,27 +106,33 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
     each = min(n_slots, _THREADS)
     rounds = n_slots // each
 
-    def kernel(addresses: Any, dy: Any, sums: Any, columns: Any) -> None:
+    def kernel(addresses: Any, dy: Any, sums: Any) -> None:
         part, gate = lax.axis_index("samples"), lax.axis_index("rows")
-        _clear(columns)
 
-        @pl.loop(0, n_blocks)
-        def _(i: Any) -> None:
-            block = part * n_blocks + i
-            g = _load(dy, gate, pl.ds(block * _BLOCK, _BLOCK), _FOUR)
-            _add(columns, addresses[gate, pl.ds(block * _THREADS, _THREADS)], g)
+        def with_columns(columns: Any) -> None:
+            _clear(columns)
 
-        for i in range(rounds):
-            sums[part, gate, i] = _sum_columns(columns, i * each, each)
+            @pl.loop(0, n_blocks)
+            def _(i: Any) -> None:
+                block = part * n_blocks + i
+                g = _load(dy, gate, pl.ds(block * _BLOCK, _BLOCK), _FOUR)
+                _add(columns, addresses[gate, pl.ds(block * _THREADS, _THREADS)], g)
 
-    (sums,) = _launch.launch_programs(
+            for i in range(rounds):
+                sums[part, gate, i] = _sum_columns(columns, i * each, each)
+
+        columns = plgpu.SMEM((n_slots, _THREADS), jnp.float32)
+        pl.run_scoped(with_columns, columns, collective_axes="warpgroup")
+
+    (sums,) = _launch.launch(
         kernel,
         addresses,
         dy,
         outputs=[jax.ShapeDtypeStruct((parts, n_gates, rounds, _THREADS), jnp.float32)],
-        scratch=[plgpu.SMEM((n_slots, _THREADS), jnp.float32)],
         name="binary_lut_table",
         grid={"samples": parts, "rows": n_gates},
+        by_lanes=True,
+        warpgroups=1,
     )
     # Of the threads of a round, those that sum the same slot are `each` apart.
     return jnp.sum(sums.reshape(parts, n_gates, rounds, _THREADS // each, each), (0, 3)).reshape(
@@ -137,13 +143,15 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
 def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
     """Runs a kernel that writes a block of samples of a row: ``[rows, samples]``."""
     n_blocks = addresses.shape[1] // _THREADS
-    (y,) = _launch.launch_programs(
+    (y,) = _launch.launch(
         kernel,
         addresses,
         *inputs,
         outputs=[jax.ShapeDtypeStruct((rows, n_blocks * _BLOCK), jnp.float32)],
         name=name,
         grid={"samples": n_blocks, "rows": rows},
+        by_lanes=True,
+        warpgroups=1,
     )
     return y
 

@@ -1,18 +1,12 @@
-"""Which calls of tables over bits the kernels in Mosaic GPU fit. Imports no Pallas."""
-
-import jax
+"""Which calls of `binary_lut` the kernels in Mosaic GPU fit. Imports no Pallas: the registry asks at every call."""
 
 from lutjax.kernels.registry import Call
 
-OPS = ("binary_lut",)
 _BLOCK = 512  # samples of a program
 
 
-def unsupported_arguments(call: Call) -> str | None:
-    """Why a call cannot run, by what it computes; None if it can."""
-    for leaf in jax.tree.leaves(call.arguments):
-        if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32"):
-            return f"has no kernel for {leaf.dtype}"
+def unsupported(call: Call) -> str | None:
+    """Why a call does not fit; None if it does."""
     x, table, wires, _ = call.arguments
     # Of inputs and outputs in whole blocks, and of what a wire receives by the address.
     n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK

@@ -56,35 +56,6 @@ def launch(
     return _call.on_varying(run, inputs, outputs)
 
 
-def launch_programs(
-    kernel: Callable[..., None],
-    *inputs: jax.Array,
-    outputs: Sequence[jax.ShapeDtypeStruct],
-    name: str,
-    grid: Mapping[str, int],
-    scratch: Sequence[Any] = (),
-) -> tuple[jax.Array, ...]:
-    """Runs a kernel of programs of one warpgroup, which reads and writes memory itself.
-
-    Args:
-      kernel: a function of references to all inputs, outputs and scratch memory, arrays of which have the layouts that they are
-        given. outputs, name, grid: as of `launch`.
-    """
-
-    def run(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:
-        return plgpu.kernel(
-            kernel,
-            out_type=list(shapes),
-            grid=tuple(grid.values()),
-            grid_names=tuple(grid),
-            scratch_types=list(scratch),
-            kernel_name=f"lutjax_{name}",
-            compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        )
-
-    return _call.on_varying(run, inputs, outputs)
-
-
 def pipeline(
     step: Callable[..., Any],
     around: Callable[[Callable[..., Any]], None],
