@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from click.testing import CliRunner, Result
 from flax import nnx
 
@@ -70,8 +71,21 @@ def test_steps_are_those_of_a_simulation(periodic: bool) -> None:
     assert (model(bits, deterministic=True) == simulated(model, bits, hard)).all()
 
 
-@pytest.mark.parametrize("width", [3, 32, 35])
-@pytest.mark.parametrize("options", [{}, {"periodic": True}, {"update_rate": 0.6}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        ({}, 3),
+        ({}, 35),
+        ({"periodic": True}, 32),
+        ({"periodic": True}, 35),
+        ({"update_rate": 0.6}, 35),
+        slow({}, 32),
+        slow({"periodic": True}, 3),
+        slow({"update_rate": 0.6}, 3),
+        slow({"update_rate": 0.6}, 32),
+    ],
+    ids=str,
+)
 def test_words_are_the_hard_automaton(width: int, options: dict) -> None:
     model = small(**options)
     key = jax.random.key(3)

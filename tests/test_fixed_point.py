@@ -215,8 +215,8 @@ def _arguments(op):
         ("lookup", "bfloat16", None),
         ("sparse_lookup", "float64", None),
         ("lookup_attention", "float64", "shared_positions"),
-        ("lut_pair_attention", "float64", "two"),
-        ("sparse_lookup", "float16", "more_slots_than_outputs"),
+        slow("lut_pair_attention", "float64", "two"),
+        slow("sparse_lookup", "float16", "more_slots_than_outputs"),
     ],
 )
 def test_values_of_other_dtypes_and_shapes(op, dtype, shape):
@@ -348,7 +348,7 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
 
 
 @pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
-@pytest.mark.parametrize("op", ["sparse_lookup", "lookup_attention"])
+@pytest.mark.parametrize("op", [slow("sparse_lookup"), "lookup_attention"])
 def test_lowers_for_every_platform(op, platform, device_kind):
     shape, sizes = SIZES[op]
     case = testing.case(op, shape, **sizes)

@@ -93,7 +93,7 @@ def _gradients(f, params, z, *, factored=False):
         return jnp.vdot(y, jnp.asarray(z["y_grad"])), y
 
     value_and_grad = tables.value_and_grad if factored else jax.value_and_grad
-    (_, y), gradients = value_and_grad(loss, has_aux=True)(params)
+    (_, y), gradients = jax.jit(value_and_grad(loss, has_aux=True))(params)
     if z.get("normalized", False):
         of_parameters, _ = tables.normalised().update({**gradients, "x": None}, None)
         gradients = {**of_parameters, "x": gradients["x"]}

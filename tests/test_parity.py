@@ -29,6 +29,9 @@ TYPED = {
 }
 
 
+SLOW_TO_COMPILE = (("binary_lut", "primes"), ("lut_pair_attention", "ties"))
+
+
 def implementations(op: str) -> list[str]:
     """Those that can run on the device of this machine."""
     backend = lutjax.Backend(jax.default_backend())
@@ -67,6 +70,8 @@ REPEATED = {
         "remat",
         "scan",
         "grad of vmap",
+        "shard_map, replicated table",
+        "export",
     ),
     "binary_lut": (
         "six_inputs",
@@ -78,7 +83,7 @@ REPEATED = {
         "grad of vmap",
         "export",
     ),
-    "soft_lut": ("features_first", "none", "remat", "grad of vmap"),
+    "soft_lut": ("features_first", "eight_inputs", "none", "remat", "grad of vmap"),
 }
 
 
@@ -99,7 +104,7 @@ def test_shapes(op, implementation, shape):
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"),
     [
-        slow(o, i, s) if s == "tiles" or (o, s) == ("binary_lut", "primes") else (o, i, s)
+        slow(o, i, s) if s == "tiles" or (o, s) in SLOW_TO_COMPILE else (o, i, s)
         for o, i in IMPLEMENTED
         for s in TYPED[o]
     ],
@@ -141,7 +146,7 @@ def test_lowers_for_every_platform(op, implementation, platform, device_kind):
         slow("lookup_attention", "tiles"),
         ("lookup_attention", "tiles_cross"),
         slow("lut_pair_attention", "primes"),
-        ("lut_pair_attention", "tiles"),
+        slow("lut_pair_attention", "tiles"),
         ("bilinear_gates", "readers"),
         ("bilinear_gates", "empty_batch"),
     ],
@@ -205,7 +210,10 @@ ANY_RULE = [(op, i) for op, i in LOOK_UPS if i == "xla"]
 # The op that takes longest to compile waits for `pytest -m slow` where another one goes the same way.
 MOSTLY_FAST = [slow(op, i) if op == "lut_pair_attention" else (op, i) for op, i in LOOK_UPS]
 # Sizes of attention whose updates are tried each time; those of all others are slow to compile.
-UPDATED = ("primes", "empty_batch", "window_segments", "cross")
+UPDATED = {
+    "lookup_attention": ("primes", "empty_batch", "window_segments", "cross"),
+    "lut_pair_attention": ("primes", "empty_batch"),
+}
 RULES = [
     tables.SGD(),
     tables.SGD(weight_decay=0.5),
@@ -248,7 +256,7 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"),
     [
-        (o, i, s) if "attention" not in o or s in UPDATED else slow(o, i, s)
+        (o, i, s) if s in UPDATED.get(o, (s,)) else slow(o, i, s)
         for o, i in ANY_RULE
         for s in testing.shapes(o)
     ],
@@ -259,7 +267,8 @@ def test_updates(op, implementation, shape):
 
 
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), [(o, i, s) for o, i in LOOK_UPS for s in TYPED[o]]
+    ("op", "implementation", "shape"),
+    [slow(o, i, s) if o == "lut_pair_attention" else (o, i, s) for o, i in LOOK_UPS for s in TYPED[o]],
 )
 def test_updates_without_sums_of_rows(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.SGD())
