@@ -21,9 +21,10 @@ KERNELS = [
 ]
 
 
-@contextlib.contextmanager
-def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
-    """In this block calls are traced for a device: implementations are chosen, and block sizes, as on it.
+def mesh(
+    platform: str, device_kind: str, n_devices: int = 1, axis: str = "device"
+) -> jax.sharding.AbstractMesh:
+    """Devices of a kind along an axis: implementations are chosen, and block sizes, as on them.
 
     Args:
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
@@ -32,8 +33,13 @@ def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
     device = jax.sharding.AbstractDevice(device_kind, 1 if platform == "tpu" else None, platform)
     # An axis for the compiler: jax 0.12 lowers no SparseCore kernel where arrays are laid out along explicit ones.
     auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((1,), ("device",), axis_types=auto, abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh):
+    return jax.sharding.AbstractMesh((n_devices,), (axis,), axis_types=auto, abstract_device=device)
+
+
+@contextlib.contextmanager
+def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
+    """In this block calls are traced for a device of a `mesh`."""
+    with jax.sharding.use_abstract_mesh(mesh(platform, device_kind)):
         yield
 
 
@@ -41,10 +47,15 @@ def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: st
     """Lowers a function for a device; nothing is compiled.
 
     Args:
-      arguments: arrays, or their shapes. platform, device_kind: see `tracing_for`.
+      arguments: arrays, or their shapes. platform, device_kind: see `mesh`.
     """
     with tracing_for(platform, device_kind):
-        return jax.export.export(jax.jit(f), platforms=[platform], disabled_checks=KERNELS)(*arguments)
+        return lower_on_mesh(f, *arguments, platform=platform)
+
+
+def lower_on_mesh(f: Callable[..., Any], *arguments: Any, platform: str) -> jax.export.Exported:
+    """Lowers a function that names its `mesh` itself, in `jax.shard_map`."""
+    return jax.export.export(jax.jit(f), platforms=[platform], disabled_checks=KERNELS)(*arguments)
 
 
 def compile_for_tpu(f: Callable[..., Any], *arguments: Any, tpu: str | TPU) -> jax.stages.Compiled:

@@ -140,6 +140,8 @@ class FixedPoint:
 
     def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
         """A sum of int32 addends as a floating-point number."""
+        # Compilers add two such numbers where each device has a part of both: as floats, before the parts are summed.
+        addends = jax.lax.optimization_barrier(addends)
         return (addends.astype(accumulator(dtype)) / self.scale).astype(dtype)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 import lutjax
@@ -57,6 +57,7 @@ TRANSFORMATIONS = (
     "export",
 )
 
+_SHARDED_AXES = {"shard_map, replicated table": "batch", "shard_map, sharded table": "detector"}
 FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vmap")
 
 LOOK_UPS = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
@@ -148,11 +149,7 @@ def check(
     Raises:
       AssertionError: names the first output or cotangent that differs.
     """
-    if transformation not in TRANSFORMATIONS:
-        raise ValueError(
-            f"lutjax.testing.check: unknown transformation {transformation!r}; "
-            f"they are {', '.join(TRANSFORMATIONS)}."
-        )
+    _require_one_of("check", transformation, TRANSFORMATIONS)
     runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
         "none": _plain,
         "jit": _plain,
@@ -160,8 +157,7 @@ def check(
         "scan": _scanned,
         "vmap of grad": functools.partial(_mapped, grad_outside=False),
         "grad of vmap": functools.partial(_mapped, grad_outside=True),
-        "shard_map, replicated table": functools.partial(_sharded, axis="batch"),
-        "shard_map, sharded table": functools.partial(_sharded, axis="detector"),
+        **{name: functools.partial(_sharded, axis=axis) for name, axis in _SHARDED_AXES.items()},
         "export": _exported,
     }
     run = runs[transformation]
@@ -189,8 +185,9 @@ def check_factored(
       transformation: of the gradient: one of `FACTORED_TRANSFORMATIONS`.
 
     Raises:
-      AssertionError: names the first output or cotangent that differs.
+      AssertionError: names the first output or cotangent that differs. ValueError: another transformation.
     """
+    _require_one_of("check_factored", transformation, FACTORED_TRANSFORMATIONS)
     runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
         "none": _plain,
         "jit": _plain,
@@ -199,8 +196,7 @@ def check_factored(
         ),
         "scan": _scanned_gradients,
         "vmap of grad": functools.partial(_mapped, grad_outside=False),
-        "shard_map, replicated table": functools.partial(_sharded_gradients, axis="batch"),
-        "shard_map, sharded table": functools.partial(_sharded_gradients, axis="detector"),
+        **{name: functools.partial(_sharded_gradients, axis=axis) for name, axis in _SHARDED_AXES.items()},
         "export": _exported,
     }
     run = runs[transformation]
@@ -343,24 +339,38 @@ def check_lowering(
     *,
     platform: str,
     device_kind: str,
+    transformation: str = "jit",
     accumulate: FixedPoint | None = None,
 ) -> None:
-    """Lowers an op's outputs and cotangents for a device that need not be here.
+    """Lowers an op's outputs and cotangents for a device, or two, that need not be here.
 
     Args:
       case: from `cases` or `case`.
       implementation: as the ops take it.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
       device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+      transformation: ``"jit"``, ``"shard_map, replicated table"`` or ``"shard_map, sharded table"``.
       accumulate: as the ops take it.
 
     Raises:
       AssertionError: what was lowered has other shapes than the reference.
+      ValueError: another transformation.
     """
+    _require_one_of("check_lowering", transformation, ("jit", *_SHARDED_AXES))
     of_op = program(case, implementation, accumulate=accumulate)
-    exported = _ahead_of_time.lower(
-        of_op.function, *of_op.shapes(), platform=platform, device_kind=device_kind
-    )
+    if transformation == "jit":
+        exported = _ahead_of_time.lower(
+            of_op.function, *of_op.shapes(), platform=platform, device_kind=device_kind
+        )
+    else:
+        f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
+        mesh = _ahead_of_time.mesh(platform, device_kind, 2, "shards")
+
+        def sharded(differentiable: Arrays, ct: Arrays) -> tuple[Arrays, Arrays]:
+            shard = dataclasses.replace(case, differentiable=differentiable)
+            return _sharded(f, shard, ct, axis=_SHARDED_AXES[transformation], mesh=mesh)
+
+        exported = _ahead_of_time.lower_on_mesh(sharded, *of_op.shapes(), platform=platform)
     of_reference = jax.eval_shape(of_op.expected, *of_op.shapes())
     wanted = [(a.shape, a.dtype) for a in jax.tree.leaves(of_reference)]
     lowered = [(a.shape, a.dtype) for a in exported.out_avals]
@@ -398,6 +408,13 @@ def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None 
 
 
 # ------------------------------------------------------------------------------------- transformations
+def _require_one_of(where: str, transformation: str, names: tuple[str, ...]) -> None:
+    if transformation not in names:
+        raise ValueError(
+            f"lutjax.testing.{where}: unknown transformation {transformation!r}; they are {', '.join(names)}."
+        )
+
+
 def _call(
     case: Case,
     module: Any,
@@ -505,7 +522,8 @@ def _sharded_gradients(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients, *, axis: str
 ) -> tuple[Arrays, Arrays]:
     """As `_sharded`, with the gradient taken by each device."""
-    mesh, specs, spec = _sharding(case, axis)
+    mesh = _mesh()
+    specs, spec = _sharding(case, axis)
     fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}
     of_outputs = {name: spec(axes) for name, axes in case.output_axes.items()}
 
@@ -584,28 +602,36 @@ def _exported(
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 
-def _sharding(
-    case: Case, axis: str, n_devices: int = 2
-) -> tuple[Mesh, dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
-    """Some devices, how each argument is split over them, and the rule."""
+def _mesh(n_devices: int = 2) -> Mesh:
     if jax.device_count() < n_devices:
         raise ValueError(
             f"lutjax.testing: shard_map needs {n_devices} devices; there are {jax.device_count()}."
         )
+    return Mesh(np.array(jax.devices()[:n_devices]), ("shards",))
+
+
+def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
+    """How each argument is split over a mesh, and the rule."""
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)
         return PartitionSpec() if at is None else PartitionSpec(*[None] * at, "shards")
 
-    mesh = Mesh(np.array(jax.devices()[:n_devices]), ("shards",))
-    return mesh, {name: spec(axes) for name, axes in case.axes.items()}, spec
+    return {name: spec(axes) for name, axes in case.axes.items()}, spec
 
 
 def _sharded(
-    f: Callable[..., Arrays], case: Case, ct: Arrays, *, axis: str, n_devices: int = 2
+    f: Callable[..., Arrays],
+    case: Case,
+    ct: Arrays,
+    *,
+    axis: str,
+    n_devices: int = 2,
+    mesh: Mesh | AbstractMesh | None = None,
 ) -> tuple[Arrays, Arrays]:
     """Split over devices along the batch (tables replicated) or the detectors (tables sharded)."""
-    mesh, specs, spec = _sharding(case, axis, n_devices)
+    mesh = _mesh(n_devices) if mesh is None else mesh
+    specs, spec = _sharding(case, axis)
 
     def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:
         outputs = f(differentiable, fixed)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -353,6 +354,17 @@ def test_lowers_for_every_platform(op, platform, device_kind):
     shape, sizes = SIZES[op]
     case = testing.case(op, shape, **sizes)
     testing.check_lowering(case, platform=platform, device_kind=device_kind, accumulate=FINE)
+
+
+@pytest.mark.parametrize("op", ["lookup", "lut_pair_attention"])
+def test_integers_are_summed_before_they_are_numbers(op):
+    """Whatever is added afterwards: compilers may not make one sum of floats over the devices of both."""
+    case, ct = case_of(op)
+    text = compiled(op, FINE).lower(case.differentiable, case.fixed, ct).as_text()
+    to_floats = re.findall(r"stablehlo.convert (%\S+) : \(tensor<\S*xi32>\) -> tensor<\S*xf32>", text)
+    sums = set(re.findall(r"(%\S+) = stablehlo.optimization_barrier", text))
+    assert to_floats
+    assert set(to_floats) <= sums
 
 
 # ------------------------------------------------------------------------------------- the mode itself
