@@ -480,4 +480,7 @@ def _by_platform(
 
 
 def _run(function: Callable[..., Any], extra: tuple[Any, ...], options: dict[str, Any], *args: Any) -> Any:
-    return function(*args, *extra, **options)
+    axes = _mesh_axes(args)
+    outputs = function(*args, *extra, **options)
+    # Not all kernels say that what they return varies over the mesh axes that their arguments vary over.
+    return jax.tree.map(lambda a: _compat.cast_varying(a, axes), outputs) if axes else outputs

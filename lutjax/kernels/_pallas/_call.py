@@ -40,14 +40,10 @@ def on_varying(
     inputs: Sequence[jax.Array],
     outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Calls ``launch(*outputs)`` on the inputs: all vary over the same axes of a mesh, as kernels want it.
-
-    So do all results, which `plgpu.kernel` does not say of its own.
-    """
+    """Calls ``launch(*outputs)`` on the inputs: all vary over the same axes of a mesh, as kernels want it."""
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
     run = launch(*(_compat.shape_varying(s, axes) for s in outputs))
-    results = run(*(_compat.cast_varying(a, axes) for a in inputs))
-    return tuple(_compat.cast_varying(a, axes) for a in results)
+    return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs)))
 
 
 def call_on_mesh(
