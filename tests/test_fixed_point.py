@@ -215,7 +215,7 @@ def _arguments(op):
         ("detect", "float64", None),
         ("lookup", "bfloat16", None),
         ("sparse_lookup", "float64", None),
-        ("lookup_attention", "float64", "shared_positions"),
+        slow("lookup_attention", "float64", "shared_positions"),
         slow("lut_pair_attention", "float64", "two"),
         slow("sparse_lookup", "float16", "more_slots_than_outputs"),
     ],

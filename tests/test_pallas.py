@@ -34,7 +34,13 @@ ON_SPARSE_CORES = [op for op in testing.OPS if op in implemented("sparsecore")]
 UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in implemented("tpu")]
 
 # Shapes that show most in least time: interpretation is slow.
-FAST = {"binary_lut": ("empty_batch",), "detect": ("ties", "empty_batch"), "detect_signs": ("ties",)}
+FAST = {
+    "binary_lut": ("empty_batch",),
+    "detect": ("ties", "empty_batch"),
+    "detect_signs": ("ties",),
+    "lut_pair_attention": ("one", "empty_batch"),
+    "bilinear_gates": ("empty_batch", "no_gates"),
+}
 
 
 @pytest.fixture

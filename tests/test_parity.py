@@ -62,13 +62,18 @@ def test_every_op_has_an_implementation_here():
 REPEATED = {
     "lookup_attention": ("tiles_cross", "tiles_window", "window", "none", "jit", "remat", "scan"),
     "lut_pair_attention": (
+        "tiles",
         "tiles_cross",
         "tiles_window",
         "window",
+        "window_segments",
+        "shared_positions",
+        "cross",
         "none",
         "jit",
         "remat",
         "scan",
+        "vmap of grad",
         "grad of vmap",
         "shard_map, replicated table",
         "export",
@@ -104,7 +109,7 @@ def test_shapes(op, implementation, shape):
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"),
     [
-        slow(o, i, s) if s == "tiles" or (o, s) in SLOW_TO_COMPILE else (o, i, s)
+        slow(o, i, s) if s in ("tiles", "repeats", "one_list") or (o, s) in SLOW_TO_COMPILE else (o, i, s)
         for o, i in IMPLEMENTED
         for s in TYPED[o]
     ],

@@ -313,7 +313,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     ("rule", "form"),
     [
         (tables.SGD(), "step"),
-        (tables.RowAdagrad(), "step"),
+        slow(tables.RowAdagrad(), "step"),
         slow(tables.RowAdagrad(), "loop"),
         (tables.SGD(), "sharded"),  # adds up whole tables if the gradients are not asked for everywhere
     ],
