@@ -70,6 +70,8 @@ def variables_of(case: Case, dtype: Any = jnp.float32, seed: int = 0) -> dict[st
 
 
 LIKE_ANOTHER = [
+    "attention_own_positions",
+    "pair",
     "sparse_per_layer",
     "attention_in_fixed_point",
     "attention_without_positions",

@@ -38,6 +38,7 @@ FAST = {
     "binary_lut": ("empty_batch",),
     "detect": ("ties", "empty_batch"),
     "detect_signs": ("ties",),
+    "lookup_attention": ("two", "empty_batch"),
     "lut_pair_attention": ("one", "empty_batch"),
     "bilinear_gates": ("empty_batch", "no_gates"),
 }
@@ -667,7 +668,7 @@ def same_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone=
                 np.testing.assert_array_equal(a, wanted)
 
 
-@pytest.mark.parametrize("op", ["bilinear_gates", slow("soft_lut"), slow("binary_lut")])
+@pytest.mark.parametrize("op", [slow("bilinear_gates"), slow("soft_lut"), slow("binary_lut")])
 @pytest.mark.usefixtures("interpreted")
 def test_gates_in_several_blocks(op, monkeypatch):
     monkeypatch.setattr(_gate_blocks, "_MOST_GATES", 16)

@@ -62,6 +62,8 @@ def test_every_op_has_an_implementation_here():
 REPEATED = {
     "lookup_attention": ("tiles_cross", "tiles_window", "window", "none", "jit", "remat", "scan"),
     "lut_pair_attention": (
+        "ties",
+        "no_positions",
         "tiles",
         "tiles_cross",
         "tiles_window",
@@ -76,6 +78,7 @@ REPEATED = {
         "vmap of grad",
         "grad of vmap",
         "shard_map, replicated table",
+        "shard_map, sharded table",
         "export",
     ),
     "binary_lut": (
@@ -217,7 +220,7 @@ MOSTLY_FAST = [slow(op, i) if op == "lut_pair_attention" else (op, i) for op, i 
 # Sizes of attention whose updates are tried each time; those of all others are slow to compile.
 UPDATED = {
     "lookup_attention": ("primes", "empty_batch", "window_segments", "cross"),
-    "lut_pair_attention": ("primes", "empty_batch"),
+    "lut_pair_attention": ("empty_batch",),
 }
 RULES = [
     tables.SGD(),
