@@ -626,11 +626,10 @@ def _sharded(
     ct: Arrays,
     *,
     axis: str,
-    n_devices: int = 2,
     mesh: Mesh | AbstractMesh | None = None,
 ) -> tuple[Arrays, Arrays]:
     """Split over devices along the batch (tables replicated) or the detectors (tables sharded)."""
-    mesh = _mesh(n_devices) if mesh is None else mesh
+    mesh = _mesh() if mesh is None else mesh
     specs, spec = _sharding(case, axis)
 
     def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:

@@ -130,7 +130,7 @@ def test_any_order_of_devices(op):
     case, ct = case_of(op)
     f = functools.partial(testing._call, case, lutjax, None, accumulate=FINE)
     for axis in ("batch", "detector"):
-        run = functools.partial(testing._sharded, axis=axis, n_devices=4)
+        run = functools.partial(testing._sharded, axis=axis, mesh=testing._mesh(4))
         outputs, cotangents = testing._jitted(run, f, case, ct)
         # Outputs of sharded detectors are summed by the caller, in floating point.
         which = ("output", "cotangent") if axis == "batch" or op == "detect" else ("cotangent",)
@@ -141,7 +141,7 @@ def test_any_order_of_devices(op):
 def test_partial_outputs_of_sharded_detectors_are_exact_while_they_are_short():
     case, ct = case_of("lookup")
     f = functools.partial(testing._call, case, lutjax, None, accumulate=COARSE)
-    run = functools.partial(testing._sharded, axis="detector", n_devices=4)
+    run = functools.partial(testing._sharded, axis="detector", mesh=testing._mesh(4))
     assert_equal(testing._jitted(run, f, case, ct), result("lookup", COARSE))
 
 

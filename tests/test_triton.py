@@ -154,13 +154,20 @@ def test_updates_in_other_arithmetic(op, dtype, weight_decay):
         testing.check_update(case, "triton", tables.SGD(weight_decay=weight_decay))
 
 
-@pytest.fixture
-def always_counted(monkeypatch):
-    """Attention counts reads of rows, however few; of blocks, groups and products there are several."""
+def count_always(monkeypatch):
+    """Attention counts reads of rows, however few."""
     from lutjax.kernels._triton import _histograms
 
     monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
     monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
+
+
+@pytest.fixture
+def always_counted(monkeypatch):
+    """The same, and of blocks, groups and products there are several."""
+    from lutjax.kernels._triton import _histograms
+
+    count_always(monkeypatch)
     monkeypatch.setattr(_histograms, "_BYTES", 256)
     monkeypatch.setitem(_histograms._COUNT, "rows", 32)
     monkeypatch.setitem(_histograms._COUNT, "keys", 16)
@@ -323,16 +330,6 @@ def test_gates_of_any_ids(op):
 
 
 # ------------------------------------------------------------------------------------- compiled
-_TYPES = {
-    "float32": "fp32",
-    "float64": "fp64",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "int32": "i32",
-    "int16": "i16",
-}
-
-
 @pytest.fixture
 def launches(monkeypatch):
     """What kernels would run: ``{(kernel, types of arrays): arguments of the launch}``."""
@@ -340,7 +337,9 @@ def launches(monkeypatch):
 
     def record(inputs, outputs, zeroed, in_place, common):
         arrays = (*inputs, *in_place, *outputs, *zeroed, *in_place)
-        recorded[common["kernel"], tuple("*" + _TYPES[a.dtype.name] for a in arrays)] = common
+        recorded[common["kernel"], tuple("*" + triton_interpreter.NAMES[a.dtype.name] for a in arrays)] = (
+            common
+        )
         return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
 
     monkeypatch.setattr(_launch, "_run", record)
@@ -415,10 +414,7 @@ def test_compiles(op, capability, launches):
 @pytest.mark.usefixtures("kernel_cache")
 def test_counted_attention_compiles(monkeypatch, capability, launches):
     """At the sizes of blocks that run."""
-    from lutjax.kernels._triton import _histograms
-
-    monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
-    monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
+    count_always(monkeypatch)
     sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
     run_on(GPUS[capability], testing.case("lookup_attention", "tiles", **sizes))
     check_compilation(launches, capability)

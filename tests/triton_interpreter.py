@@ -20,7 +20,8 @@ from lutjax.kernels import _triton
 from lutjax.kernels._triton import _launch, _rows, _support
 from lutjax.ops import _transforms
 
-_NAMES = {
+# Triton's names of dtypes.
+NAMES = {
     "float32": "fp32",
     "float64": "fp64",
     "float16": "fp16",
@@ -35,7 +36,7 @@ class _Pointer:
     """A numpy array as the interpreter takes it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.dtype = array, _NAMES[array.dtype.name]
+        self.array, self.dtype = array, NAMES[array.dtype.name]
 
     def data_ptr(self) -> int:
         return self.array.ctypes.data
