@@ -34,6 +34,11 @@ def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.Shape
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=varying)
 
 
+def is_refused_forward_mode(error: TypeError) -> bool:
+    """Whether jax raised `error` because a function that has a `jax.custom_vjp` was differentiated in forward mode."""
+    return "forward-mode" in str(error) and "custom_vjp" in str(error)
+
+
 def trace_state() -> object:
     """What equals itself exactly as long as no transformation is entered or left."""
     return jax.extend.core.get_opaque_trace_state()

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32, difference
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 
 __all__ = [
@@ -57,8 +58,13 @@ def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> De
     return Detection(index, jnp.left_shift(jnp.int32(1), closest), margin, bits)
 
 
-def _take(x: jax.Array, ids: jax.Array) -> jax.Array:
-    return jnp.take(x, ids, axis=-1, mode="clip")
+def _clamped(ids: Array, n: int) -> jax.Array:
+    """Ids that exist: beyond either end is the nearest one."""
+    return jnp.clip(as_int32(ids), 0, max(n - 1, 0))
+
+
+def _take(x: jax.Array, ids: Array, axis: int = -1) -> jax.Array:
+    return jnp.take(x, _clamped(ids, x.shape[axis]), axis=axis, mode="clip")
 
 
 def detect(
@@ -69,7 +75,6 @@ def detect(
     accumulate: FixedPoint | None = None,  # only the op's gradient is a sum
 ) -> Detection:
     x = jnp.asarray(x).astype(accumulator(x.dtype))
-    anchors = jnp.asarray(anchors)
     return _detect_deltas(_take(x, anchors[..., 0]) - _take(x, anchors[..., 1]), epsilon)
 
 
@@ -101,10 +106,10 @@ def _read(
     """
     detector = jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1)
     table = weights.astype(accumulator(weights.dtype))
-    main = table.at[detector, row].get(mode="clip")
+    main = table[detector, _clamped(row, table.shape[1])]
     value = main
     for margin, flip in margins_and_flips:
-        flipped = table.at[detector, row ^ flip].get(mode="clip")
+        flipped = table[detector, _clamped(row ^ flip, table.shape[1])]
         value = value + _surrogate(margin[..., None], jax.lax.stop_gradient(main - flipped))
     return value
 
@@ -153,7 +158,7 @@ def sparse_lookup(
 ) -> Float[Array, "*batch {n_outputs}"]:
     weights = jnp.asarray(weights)
     n_detectors, n_rows, n_slots = weights.shape
-    targets = jnp.clip(jnp.broadcast_to(targets, weights.shape), -1, n_outputs - 1)
+    targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
     # A table for each slot, with its edge in its place and zero elsewhere.
     output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
     full = jnp.where(targets[..., None] == output, weights[..., None], 0)
@@ -173,8 +178,9 @@ def _pairs(
     key_segments: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Distance ``[Lq, Lk]`` of each pair, and whether it counts ``[..., Lq, Lk]``."""
-    query_place = query_start + jnp.arange(n_queries, dtype=jnp.int32)
-    key_place = key_start + jnp.arange(n_keys, dtype=jnp.int32)
+    start = difference(query_start, key_start)
+    query_place = jnp.arange(n_queries, dtype=jnp.int32) + (0 if start is None else start)
+    key_place = jnp.arange(n_keys, dtype=jnp.int32)
     distance = query_place[:, None] - key_place[None, :] - 1
     counts = distance >= 0
     if window is not None:
@@ -189,7 +195,7 @@ def _pairs(
 
 def _at_distance(values: jax.Array, distance: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """``values [distances, ...]`` at each distance, clamped to the last, in the given shape."""
-    return jnp.broadcast_to(_align(jnp.take(values, distance, axis=0, mode="clip"), len(shape)), shape)
+    return jnp.broadcast_to(_align(_take(values, distance, axis=0), len(shape)), shape)
 
 
 def _align(a: jax.Array, ndim: int) -> jax.Array:
@@ -264,7 +270,7 @@ def lut_pair_attention(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    x, weights, anchors = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(anchors)
+    x, weights = jnp.asarray(x), jnp.asarray(weights)
     keys = x if keys is None else jnp.asarray(keys)
     key_segments = segments if key_segments is None else key_segments
     n_detectors = anchors.shape[0]
@@ -285,7 +291,7 @@ def lut_pair_attention(
     z = jnp.stack(parts, -1).reshape(*shape, -1) if interleave else jnp.concatenate(parts, -1)
 
     def end(side: int) -> jax.Array:
-        ids = _align(jnp.clip(anchors[..., side], 0, z.shape[-1] - 1), z.ndim)
+        ids = _align(_clamped(anchors[..., side], z.shape[-1]), z.ndim)
         return jnp.take_along_axis(z, jnp.broadcast_to(ids, (*shape, ids.shape[-1])), -1)
 
     d = _detect_deltas(end(0) - end(1), epsilon)
@@ -384,7 +390,7 @@ def gate_coefficients(
 def _wired(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
     """What the gates read through each of their wires, features last: each ``[..., G]``."""
     x = jnp.moveaxis(x, feature_axis, -1).astype(dtype)
-    return [_take(x, jnp.asarray(wires)[:, place]) for place in range(wires.shape[1])]
+    return [_take(x, wires[:, place]) for place in range(wires.shape[1])]
 
 
 def _unwired(y: jax.Array, feature_axis: int, dtype: Any) -> jax.Array:

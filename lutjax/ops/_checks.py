@@ -1,5 +1,6 @@
 """Errors before anything runs: the argument, what it was, and the rule."""
 
+import dataclasses
 import operator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32, difference, is_known
 
 MAX_BITS = 30  # row ids are int32
 
@@ -56,7 +58,8 @@ def _rank(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
     require(fits, op, name, a, f"expected shape {shape}")
 
 
-def detection(op: str, name: str, d: Any, rank: int, shape: str) -> None:
+def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
+    """`d`, a detection, with ids in int32."""
     if not isinstance(d, Detection):
         raise TypeError(
             f"{op}: {name} is {describe(d)}; expected a lutjax.Detection, as lutjax.detect returns."
@@ -69,6 +72,9 @@ def detection(op: str, name: str, d: Any, rank: int, shape: str) -> None:
             f"{op}: {name} has index {describe(d.index)}, flip {describe(d.flip)} and margin "
             f"{describe(d.margin)}; the three must have one shape."
         )
+    if d.index.dtype == d.flip.dtype == np.int32:
+        return d
+    return dataclasses.replace(d, index=as_int32(d.index), flip=as_int32(d.flip))
 
 
 def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> None:
@@ -129,13 +135,7 @@ def starts(op: str, query_start: Any, key_start: Any) -> jax.Array | None:
             integers(op, name, value, 0, "[]: one integer")
         elif not isinstance(value, int | np.integer):
             raise TypeError(f"{op}: {name} is {describe(value)}; expected an integer.")
-    if _known(query_start) and _known(key_start) and int(query_start) == int(key_start):
-        return None
-    return jnp.asarray(query_start, jnp.int32) - jnp.asarray(key_start, jnp.int32)
-
-
-def _known(value: Any) -> bool:
-    return isinstance(value, int | np.integer)
+    return difference(query_start, key_start)
 
 
 def capacity(
@@ -143,7 +143,7 @@ def capacity(
 ) -> None:
     """The positions hold every distance that can occur, as far as it is known."""
     held = p.shape[0]
-    if _known(query_start) and _known(key_start):
+    if is_known(query_start) and is_known(key_start):
         farthest = max(int(query_start) + n_queries - 1 - int(key_start), 0)
     else:  # clamped to the last, so there has to be one
         farthest = 1
@@ -168,16 +168,22 @@ def segments(
     n_queries: int,
     n_keys: int,
     names: tuple[str, str] = ("query_segments", "key_segments"),
-) -> None:
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Segment ids as int32."""
     if (query_segments is None) != (key_segments is None):
         raise ValueError(f"{op}: {names[0]} and {names[1]} go together; pass both, or neither.")
     if query_segments is None:
-        return
+        return None, None
     for name, s, length in ((names[0], query_segments, n_queries), (names[1], key_segments, n_keys)):
         integers(op, name, s, -1, "[..., length]")
         leading = s.shape[:-1]
         fits = s.shape[-1] == length and _broadcasts(leading, batch)
         require(fits, op, name, s, f"expected [{', '.join(map(str, (*batch, length)))}]")
+        # Two segments that saturate would become one.
+        known = s if isinstance(s, np.ndarray) and s.size else np.zeros(1, np.int32)
+        fits = np.iinfo(np.int32).min <= known.min() and known.max() <= np.iinfo(np.int32).max
+        require(bool(fits), op, name, s, f"it holds ids from {known.min()} to {known.max()}, beyond int32")
+    return as_int32(query_segments), as_int32(key_segments)
 
 
 def _broadcasts(leading: tuple[int, ...], batch: tuple[int, ...]) -> bool:
@@ -196,10 +202,6 @@ def accumulation(op: str, value: Any) -> FixedPoint | None:
     if value is not None and not isinstance(value, FixedPoint):
         raise TypeError(f"{op}: accumulate is {describe(value)}; expected None or a lutjax.FixedPoint.")
     return value
-
-
-def as_ids(a: Any) -> jax.Array:
-    return jnp.asarray(a, jnp.int32)
 
 
 MAX_WIRES = 8  # of a table over bits

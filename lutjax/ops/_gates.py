@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
+from lutjax._ids import as_int32
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
 from lutjax.ops._transforms import Operation, apply
 
 
@@ -39,8 +39,8 @@ def call(
         op,
         x,
         parameter,
-        _checks.as_ids(wires),
-        None if readers is None else _checks.as_ids(readers),
+        as_int32(wires),
+        None if readers is None else as_int32(readers),
         implementation=implementation,
         options={},
         feature_axis=feature_axis,

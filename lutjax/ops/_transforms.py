@@ -101,11 +101,18 @@ def apply(
     choice = _choose(op.name, shapes, request, "forward", devices_of(jax.tree.leaves(args)), options)
     static = (op, choice, request, tuple(options.items()))
     watch = _watch.current()
-    if watch is not None and op.table is not None:
-        name = watch.name(args[op.table])
-        if name is not None:
+    name = None if watch is None or op.table is None else watch.name(args[op.table])
+    try:
+        if watch is not None and name is not None:
             return _watched(watch, name, static, args)
-    return _compiled(*static, feature_axis=feature_axis)(*args)
+        return _compiled(*static, feature_axis=feature_axis)(*args)
+    except TypeError as error:
+        if not _compat.is_refused_forward_mode(error):
+            raise
+        raise TypeError(
+            f"{op.name}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
+            f"jax.hessian); use lutjax.reference.{op.name}, which has derivatives of every order in every mode."
+        ) from error
 
 
 def _features_first(op: Operation, args: tuple[Any, ...], feature_axis: int) -> tuple[Any, ...]:
@@ -251,17 +258,34 @@ def _common_mesh_axes(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # ------------------------------------------------------------------------------------- gradients
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Backward:
-    """What the backward rule knows without looking at arrays."""
+# JAX may trace a forward rule several times for one call: once for each set of arguments that is differentiated, and
+# again under other transformations. It then keeps the *structure* of the residuals of the last trace alone, and
+# may hand it to the backward rule together with the *leaves* of an earlier one. So the structure must be the same in
+# every trace: nothing stands in it that depends on which arguments are differentiated, on shapes, dtypes or mesh axes.
+# Such things are read from the shapes and types of leaves, which always belong to the right trace. Both kinds of
+# leaves below are empty and cost nothing. (The bits of a detection are static and part of the call itself: all traces of
+# one call have the same.)
 
-    choice: Choice
-    needs: tuple[bool, ...]
-    bits: tuple[int | None, ...]  # of the arguments that are detections
-    dtypes: tuple[Any, ...]  # of the cotangents
-    replicated: tuple[tuple[str, ...], ...]  # mesh axes that others vary over, and this argument does not
-    accumulate: FixedPoint | None
+
+def _mark(needs: tuple[bool, ...]) -> jax.Array:
+    """An empty array whose shape says which arguments are differentiated; see `_marked`."""
+    return jnp.zeros((0, sum(need << i for i, need in enumerate(needs)) + 1), jnp.int8)
+
+
+def _marked(mark: jax.Array, n: int) -> tuple[bool, ...]:
+    """Which of `n` arguments are differentiated."""
+    bits = mark.shape[1] - 1
+    return tuple(bool(bits >> i & 1) for i in range(n))
+
+
+def _outline(a: jax.Array) -> jax.Array:
+    """An empty array that keeps the shape of `a`, behind an axis of length 0, its dtype and the mesh axes it varies over."""
+    return _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype), _compat.varying_axes(a))
+
+
+def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the array that `_outline` was given."""
+    return jax.ShapeDtypeStruct(outline.shape[1:], outline.dtype)
 
 
 def _differentiable(
@@ -277,7 +301,11 @@ def _differentiable(
     shape, is the output's. That of the second, a scalar, is a number without meaning that is known only when the
     backward pass has read everything it reads: what has to come later can be made to depend on it.
     """
+    save = op.save
+    assert save is not None
     kernel = _kernel(op, "forward", choice, None, options)
+    devices = tuple(device for device, _ in choice)
+    accumulate = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
     @jax.custom_vjp
@@ -288,23 +316,12 @@ def _differentiable(
         # symbolic_zeros: each leaf says whether it is differentiated.
         args = jax.tree.map(lambda p: p.value, primals[n_taps:])
         needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals[n_taps:])
-        replicated = tuple(
-            tuple(sorted(_mesh_axes(args) - _mesh_axes(_differentiable_part(arg)))) for arg in args
-        )
+        outlines = jax.tree.map(_outline, args)
         args = _common_mesh_axes(args)
-        outputs = kernel(*args)
-        if op.save is None or not any(needs):
-            return outputs, None
-        devices = tuple(device for device, _ in choice)
-        static = _Backward(
-            _choose(op.name, args, request, "backward", devices, dict(options)),
-            needs,
-            tuple(arg.bits if isinstance(arg, Detection) else None for arg in args),
-            tuple(_differentiable_part(arg).dtype if n else None for arg, n in zip(args, needs, strict=True)),
-            replicated,
-            dict(options).get("accumulate"),
-        )
-        return outputs, (static, op.save(args, outputs))
+        if any(needs):  # a call that has no gradient fails here, not in the backward pass
+            _choose(op.name, args, request, "backward", devices, dict(options))
+        outputs = _without_derivative(op.name, kernel)(*args)
+        return outputs, (_mark(needs), outlines, save(args, outputs))
 
     def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         cotangent = _differentiable_part(cotangent)
@@ -314,25 +331,42 @@ def _differentiable(
         return (cotangent, _known_after(cotangents, cotangent), *cotangents) if tapped else cotangents
 
     def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
-        if residuals is None:
+        mark, outlines, saved = residuals
+        needs = _marked(mark, len(op.ranks))
+        if not any(needs):
             return (None,) * len(op.ranks)
-        static, saved = residuals
-        kernel = _kernel(op, "backward", static.choice, static.needs, options)
+        shapes = jax.tree.map(_outlined, outlines)
+        chosen = _choose(op.name, shapes, request, "backward", devices, dict(options))
+        kernel = _without_derivative(op.name, _kernel(op, "backward", chosen, needs, options))
         cotangents = kernel(saved, cotangent)
+        every_axis = _mesh_axes(outlines)
 
-        def of_argument(ct: Any, need: bool, bits: int | None, dtype: Any, axes: tuple[str, ...]) -> Any:
+        def of_argument(ct: Any, need: bool, outline: Any) -> Any:
             if not need:
                 return None
-            ct = _sum_over_devices(ct, axes, dtype, static.accumulate)
-            return ct if bits is None else cotangent_of_margin(ct, bits)
+            part = _differentiable_part(outline)
+            others = tuple(sorted(every_axis - _mesh_axes(part)))
+            ct = _sum_over_devices(ct, others, part.dtype, accumulate)
+            return cotangent_of_margin(ct, outline.bits) if isinstance(outline, Detection) else ct
 
-        of_arguments = zip(
-            cotangents, static.needs, static.bits, static.dtypes, static.replicated, strict=True
-        )
-        return tuple(of_argument(*of) for of in of_arguments)
+        return tuple(map(of_argument, cotangents, needs, outlines))
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
+
+
+def _without_derivative(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel as the forward and backward rules of a gradient call it: what differentiates it wants a second one."""
+    function = jax.custom_jvp(kernel)
+
+    @function.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise TypeError(
+            f"{name}: its gradient is differentiated again, and the op has no second derivative; use "
+            f"lutjax.reference.{name}, which has derivatives of every order in every mode."
+        )
+
+    return function
 
 
 def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ from jaxtyping import Float
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -75,7 +76,7 @@ def detect(
     return apply(
         OPERATION,
         x,
-        _checks.as_ids(anchors),
+        as_int32(anchors),
         implementation=implementation,
         options={
             "epsilon": _checks.finite_epsilon("detect", epsilon),

@@ -62,7 +62,7 @@ def lookup(
       >>> lutjax.lookup(jnp.array([[[1.0], [7.0]]]), d)
       Array([7.], dtype=float32)
     """
-    _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
+    detection = _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
     return apply(
         OPERATION,

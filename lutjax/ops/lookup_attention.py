@@ -38,6 +38,9 @@ SHAPES: dict[str, dict[str, int]] = {
         "batch": 2, "queries": 5, "keys": 8, "detectors": 3, "bits": 2, "key_bits": 3, "position_bits": 2,
         "outputs": 3, "query_start": 4, "key_start": 1,
     },
+    "few_keys": {
+        "batch": 2, "queries": 7, "keys": 3, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
+    },
     "decode": {
         "batch": 3, "queries": 1, "keys": 9, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
         "query_start": 9,
@@ -120,8 +123,8 @@ def lookup_attention(
       Array([ 0., 10., 11.], dtype=float32)
     """
     op = "lookup_attention"
-    _checks.detection(op, "query", query, 2, "[..., queries, detectors]")
-    _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
+    query = _checks.detection(op, "query", query, 2, "[..., queries, detectors]")
+    key = _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
     *batch, n_queries, n_detectors = query.shape
     n_keys = key.shape[-2]
     _checks.require(
@@ -141,7 +144,7 @@ def lookup_attention(
     window = _checks.window(op, window)
     bits, whose = query.bits + key.bits, "query and key together"
     if position is not None:
-        _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
+        position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
         _checks.require(
             len(position.shape) == 2 and position.shape[1] in (1, n_detectors),
             op,
@@ -155,7 +158,7 @@ def lookup_attention(
         else:
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
-    _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
+    segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
     return apply(
         OPERATION,
         weights,
@@ -163,8 +166,7 @@ def lookup_attention(
         key,
         position,
         _checks.starts(op, query_start, key_start),
-        query_segments,
-        key_segments,
+        *segments,
         implementation=implementation,
         options={"window": window, "accumulate": _checks.accumulation(op, accumulate)},
     )

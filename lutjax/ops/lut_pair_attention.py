@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Float, Int
 
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -42,6 +43,10 @@ SHAPES: dict[str, dict[str, int]] = {
     "cross": {
         "batch": 2, "queries": 5, "keys": 8, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2,
         "outputs": 3, "query_start": 4, "key_start": 1,
+    },
+    "few_keys": {
+        "batch": 2, "queries": 7, "keys": 3, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2,
+        "outputs": 3,
     },
     "tiles": {
         "batch": 2, "queries": 101, "inputs": 3, "detectors": 2, "bits": 2, "position_bits": 2, "outputs": 3,
@@ -150,7 +155,7 @@ def lut_pair_attention(
             positions,
             f"interleave=True needs as many position bits as inputs, {n_inputs}",
         )
-    _checks.segments(
+    segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
     return apply(
@@ -158,7 +163,7 @@ def lut_pair_attention(
         x,
         keys,
         weights,
-        _checks.as_ids(anchors),
+        as_int32(anchors),
         positions,
         _checks.starts(op, query_start, key_start),
         segments,

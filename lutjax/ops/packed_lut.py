@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Num, UInt32
 
 from lutjax import reference
+from lutjax._ids import as_int32
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -57,7 +58,7 @@ def packed_lut(
         OPERATION,
         words,
         truth,
-        _checks.as_ids(wires),
+        as_int32(wires),
         implementation=implementation,
         options={},
         feature_axis=0,

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -82,7 +83,7 @@ def sparse_lookup(
       Array([0., 0., 7.], dtype=float32)
     """
     op = "sparse_lookup"
-    _checks.detection(op, "detection", detection, 1, "[..., detectors]")
+    detection = _checks.detection(op, "detection", detection, 1, "[..., detectors]")
     _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
     _checks.integers(op, "targets", targets, 3, "[detectors or 1, rows or 1, slots]")
     n_detectors, n_rows, n_slots = weights.shape
@@ -98,7 +99,7 @@ def sparse_lookup(
         OPERATION,
         weights,
         detection,
-        _checks.as_ids(targets),
+        as_int32(targets),
         implementation=implementation,
         options={"n_outputs": n_outputs, "accumulate": _checks.accumulation(op, accumulate)},
     )

@@ -122,6 +122,7 @@ class Pairs:
             return carry
 
         def block(n: jax.Array | int, carry: Carry) -> Carry:
+            n = n if isinstance(n, int) else n.astype(np.int32)
             sample, query = n // query_blocks * self.samples, n % query_blocks * self.queries
             if self.listed:
                 return body(Tile(self, sample, query, 0), carry)
@@ -131,9 +132,11 @@ class Pairs:
             if self.window is not None:
                 last = jnp.minimum(last, self.window)
             tiles = jnp.maximum(last - first + self.distances - 1, 0) // self.distances
-            return jax.lax.fori_loop(
-                0, tiles, lambda i, c: body(Tile(self, sample, query, first + i * self.distances), c), carry
-            )
+
+            def step(i: jax.Array, carry: Carry) -> Carry:
+                return body(Tile(self, sample, query, first + i.astype(np.int32) * self.distances), carry)
+
+            return jax.lax.fori_loop(np.int32(0), tiles, step, carry)
 
         return block(0, carry) if blocks == 1 else jax.lax.fori_loop(0, blocks, block, carry)
 
@@ -193,7 +196,7 @@ class Tile:
     def of_rows(self, a: jax.Array) -> jax.Array:
         """``[B, Lq, O]``, padded -> ``[samples * pairs, O]``, zero for pairs that do not count."""
         p = self.pairs
-        starts = (self.sample, self.query, 0)
+        starts = tuple(map(_int32, (self.sample, self.query, 0)))
         block = jax.lax.dynamic_slice(a, starts, (p.samples, p.queries, a.shape[-1]))
         rows = read(block, slice(None), p._grid[0])
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
@@ -229,7 +232,7 @@ class Tile:
             rows = read(_pad(rows, 1, 0, 1), slice(None), p._cells)
         rows = rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1])
         block = jnp.sum(rows, 2, dtype=rows.dtype)
-        starts = (self.sample, self.query, 0)
+        starts = tuple(map(_int32, (self.sample, self.query, 0)))
         old = jax.lax.dynamic_slice(total, starts, block.shape)
         return jax.lax.dynamic_update_slice(total, old + block, starts)
 
@@ -262,7 +265,7 @@ class Tile:
     def _add(self, total: jax.Array, place: jax.Array | int, c: jax.Array) -> jax.Array:
         if c.shape == total.shape:
             return total + c
-        starts = (*(0,) * (total.ndim - 2), self.sample, place)
+        starts = tuple(map(_int32, (*(0,) * (total.ndim - 2), self.sample, place)))
         old = jax.lax.dynamic_slice(total, starts, c.shape)
         return jax.lax.dynamic_update_slice(total, old + c, starts)
 
@@ -294,7 +297,8 @@ def plan(
         most_pairs = max(2**24 // max(n_detectors, 1), 1024)
         side = 64
 
-    farthest = n_keys if start is not None else max(min(n_keys, n_queries - 1), 0)
+    # The most distances that pairs may have; a query may be farther from every key than there are keys.
+    farthest = n_keys if start is not None else max(n_queries - 1, 0)
     if window is not None:
         farthest = min(farthest, window)
     listed = start is None and n_queries * farthest <= 2 * _LISTED
@@ -326,8 +330,13 @@ def _take(a: jax.Array, at: np.ndarray) -> jax.Array:
 def _slice(a: jax.Array, sample: Any, samples: int, place: Any, places: int) -> jax.Array:
     if a.shape[-2:] == (samples, places):
         return a
-    starts = (*(0,) * (a.ndim - 2), sample, place)
+    starts = tuple(map(_int32, (*(0,) * (a.ndim - 2), sample, place)))
     return jax.lax.dynamic_slice(a, starts, (*a.shape[:-2], samples, places))
+
+
+def _int32(n: Any) -> Any:
+    """Where a slice starts as int32, also where JAX counts in int64."""
+    return np.int32(n) if isinstance(n, int) else n
 
 
 def _pad(a: jax.Array, axis: int, before: int, after: int) -> jax.Array:

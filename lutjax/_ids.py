@@ -1,0 +1,44 @@
+"""Ids and positions as int32: values beyond its range saturate, they never wrap to others that exist."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_INT32 = np.iinfo(np.int32)
+_FARTHEST = 2**30  # sums of two of these fit int32
+
+
+def as_int32(ids: Any) -> jax.Array:
+    """Return integers of any dtype as int32; what is beyond its range becomes its nearest number."""
+    if ids.dtype == np.int32:
+        return jnp.asarray(ids)
+    own = np.iinfo(ids.dtype)
+    low, high = max(own.min, _INT32.min), min(own.max, _INT32.max)
+    # NumPy before it becomes a JAX array, which would wrap.
+    clip = np.clip if isinstance(ids, np.ndarray | np.generic) else jnp.clip
+    return jnp.asarray(clip(ids, ids.dtype.type(low), ids.dtype.type(high)).astype(np.int32))
+
+
+def is_known(position: Any) -> bool:
+    """Whether a position is a number that is known before anything is traced."""
+    return isinstance(position, int | np.integer)
+
+
+def difference(a: Any, b: Any) -> jax.Array | None:
+    """Return ``a - b`` of two positions as int32, at most 2**30 in magnitude; None where it is known to be 0.
+
+    Args:
+      a, b: integers: Python's, NumPy's, or arrays of shape ``[]``, perhaps traced.
+    """
+    if is_known(a) and is_known(b):
+        exact = int(a) - int(b)
+        return jnp.asarray(min(max(exact, -_FARTHEST), _FARTHEST), jnp.int32) if exact else None
+    a, b = (
+        jnp.int32(min(max(int(p), _INT32.min), _INT32.max)) if is_known(p) else as_int32(p) for p in (a, b)
+    )
+    # Halves cannot overflow; where they are far apart the exact difference does not matter.
+    half = (a >> 1) - (b >> 1)
+    near = jnp.abs(half) < _FARTHEST // 2
+    return jnp.where(near, jnp.where(near, a, 0) - jnp.where(near, b, 0), jnp.sign(half) * _FARTHEST)
