@@ -1,6 +1,8 @@
 """Differences between the versions of jax that are supported, in one place."""
 
+import contextlib
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -32,6 +34,24 @@ def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.Shape
         return shape
     varying = jax.sharding.ManualAxisType(varying=axes)
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=varying)
+
+
+def explicit_axes(a: jax.Array) -> tuple[str, ...]:
+    """Axes with explicit sharding of the mesh that `a` lies on; none if it lies on no such mesh."""
+    return tuple(jax.typeof(a).sharding.mesh.explicit_axes)
+
+
+def mesh_of(arrays: Any) -> contextlib.AbstractContextManager[Any]:
+    """Context of the mesh with explicit axes that arrays lie on, whether or not `jax.set_mesh` was called for it."""
+    if jax.sharding.get_abstract_mesh().explicit_axes:
+        return contextlib.nullcontext()
+    mesh = next(jax.typeof(a).sharding.mesh for a in jax.tree.leaves(arrays) if explicit_axes(a))
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def spec_of(a: jax.Array) -> jax.sharding.PartitionSpec:
+    """How `a` lies on the explicit axes of its mesh."""
+    return jax.typeof(a).sharding.spec
 
 
 def is_refused_forward_mode(error: TypeError) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -27,9 +28,9 @@ class FixedPoint:
     Addends are the table values that are read, the cotangents that rows and inputs receive, and the products of an
     inner product. ``v * scale`` is computed in float32, or in float64 for float64 values.
 
-    - Choose a scale that all sums fit: beyond `range` they wrap silently. `for_bound` chooses, `check` checks.
-      A single addend that does not fit saturates.
-    - Parts of an addend below `resolution` are lost, and a NaN counts as 0: it does not show in a result.
+    - Choose a scale that all sums fit: beyond `range` they wrap to wrong numbers. `for_bound` chooses, `check` checks, and
+      with ``checked=True`` such results are NaN. A single addend that does not fit saturates.
+    - Parts of an addend below `resolution` are lost, and a NaN counts as 0: it does not show in a result that is not checked.
     - Prefer powers of two: with them scaling rounds nothing. With others a result is still the same in any order, but
       a compiler may fold the constant differently into two different programs.
     - Sums that are made outside the op are sums of floats: of the terms of ``grad`` of a ``vmap`` over the batch, of the
@@ -41,6 +42,9 @@ class FixedPoint:
 
     Attributes:
       scale: integers per unit, a finite number > 0.
+      checked: every sum is also made in floating point, and a result that is farther from it than ``2**22 / scale`` is NaN:
+        it wrapped, an addend saturated or was NaN, or so many addends (millions) lost their parts below the resolution. Takes twice
+        the time; results that fit are the same bits as without. `jax_debug_nans` then raises where it happens.
 
     Raises:
       ValueError: the scale is not a finite number > 0, or beyond what float32 can hold.
@@ -52,9 +56,12 @@ class FixedPoint:
       >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
       >>> lutjax.lookup(jnp.array([[[1.0], [0.7]]]), d, accumulate=lutjax.FixedPoint(8))
       Array([0.625], dtype=float32)
+      >>> lutjax.lookup(jnp.array([[[1.0], [0.7]]]), d, accumulate=lutjax.FixedPoint(2.0**32, checked=True))
+      Array([nan], dtype=float32)
     """
 
     scale: float | int
+    checked: bool = False
 
     def __post_init__(self) -> None:
         scale = self.scale
@@ -63,6 +70,9 @@ class FixedPoint:
                 f"FixedPoint: scale is {scale!r}; expected a finite number > 0, in the range of float32."
             )
         object.__setattr__(self, "scale", float(scale))
+
+    def __repr__(self) -> str:
+        return f"FixedPoint(scale={self.scale}{', checked=True' if self.checked else ''})"
 
     @property
     def resolution(self) -> float:
@@ -159,6 +169,25 @@ def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:
 def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) -> jax.Array:
     """A sum of `addends` as a number of the given dtype."""
     return total.astype(dtype) if accumulate is None else accumulate.total(total, dtype)
+
+
+# ------------------------------------------------------------------------------------- for ops
+_MOST_APART = 2**22  # integers between a sum and its floating-point twin
+
+
+def without_check(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An op's options as its kernels get them."""
+    accumulate = options.get("accumulate")
+    if accumulate is None or not accumulate.checked:
+        return dict(options)
+    return {**options, "accumulate": dataclasses.replace(accumulate, checked=False)}
+
+
+def nan_where_apart(fixed: jax.Array, floating: jax.Array, accumulate: FixedPoint) -> jax.Array:
+    """Fixed-point sums, NaN where they are not those of floating point."""
+    dtype = accumulator(fixed.dtype)
+    apart = jnp.abs(fixed.astype(dtype) - floating.astype(dtype))
+    return jnp.where(apart <= _MOST_APART / accumulate.scale, fixed, jnp.nan)  # apart may be NaN
 
 
 # ------------------------------------------------------------------------------------- checks

@@ -7,7 +7,7 @@ from jaxtyping import Float as _Float, Int as _Int, Num as _Num
 Array = jax.Array | np.ndarray
 """What an op takes: a JAX array (traced or not) or a numpy array."""
 
-Integer = int | _Int[Array, ""]
+Integer = int | np.integer | _Int[Array, ""]
 """A whole number, perhaps traced."""
 
 Scalar = float | _Num[Array, ""]

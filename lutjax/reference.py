@@ -64,6 +64,9 @@ def _clamped(ids: Array, n: int) -> jax.Array:
 
 
 def _take(x: jax.Array, ids: Array, axis: int = -1) -> jax.Array:
+    axis %= x.ndim
+    if x.shape[axis] == 0:  # then there are no ids
+        return jnp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
     return jnp.take(x, _clamped(ids, x.shape[axis]), axis=axis, mode="clip")
 
 

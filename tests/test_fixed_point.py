@@ -446,3 +446,65 @@ def test_every_op_checks_its_type(op):
     case, _ = case_of(op)
     with pytest.raises(TypeError, match=f"{op}: accumulate is int 8; expected None or a lutjax.FixedPoint"):
         testing._call(case, lutjax, None, case.differentiable, accumulate=8)
+
+
+CHECKED = lutjax.FixedPoint(2.0**20, checked=True)
+
+
+@pytest.mark.parametrize("transformation", ["vmap of grad", "shard_map, replicated table"])
+def test_checked_sums_under_transformations(transformation):
+    case = testing.case("lookup", "primes", batch=4)
+    testing.check(case, "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "op", ["detect", "lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention"]
+)
+def test_checked_sums_that_fit_are_the_same_bits(op):
+    case = testing.case(op, "two" if "attention" in op else "one")
+    values = [
+        testing.program(case, "xla", accumulate=accumulate)
+        for accumulate in (CHECKED, lutjax.FixedPoint(2.0**20))
+    ]
+    checked, unchecked = (program.function(*program.arguments) for program in values)
+    for a, b in zip(jax.tree.leaves(checked), jax.tree.leaves(unchecked), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_checked_sums_that_wrap_are_nan():
+    d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
+    weights = jnp.ones((4, 2, 2)).at[:, :, 1].set(0.25)
+
+    def both(scale, checked, cotangent):
+        accumulate = lutjax.FixedPoint(scale, checked=checked)
+        y, pullback = jax.vjp(lambda w: lutjax.lookup(w, d, accumulate=accumulate), weights)
+        return y, pullback(jnp.full_like(y, cotangent))[0][:, 1]
+
+    fits = 2.0**28  # 4 rows of 1; 3 cotangents of 1
+    for a, b in zip(both(fits, True, 1.0), both(fits, False, 1.0), strict=True):
+        np.testing.assert_array_equal(a, b)
+    y, gradient = both(2.0**29, True, 1.5)  # 4 * 2**29 wraps, 4 * 2**27 does not; 3 * 1.5 * 2**29 does
+    np.testing.assert_array_equal(y, jnp.broadcast_to(jnp.array([[jnp.nan, 1.0]]), (3, 2)))
+    assert jnp.isnan(gradient).all()
+    wrapped, _ = both(2.0**29, False, 1.5)
+    np.testing.assert_array_equal(wrapped[:, 0], -4.0)
+
+
+def test_a_checked_nan_shows():
+    d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
+    weights = jnp.ones((4, 2, 2)).at[1, 1, 0].set(jnp.nan)
+    y = lutjax.lookup(weights, d, accumulate=CHECKED)
+    np.testing.assert_array_equal(jnp.isnan(y), jnp.broadcast_to(jnp.array([[True, False]]), (3, 2)))
+
+
+def test_updates_in_place_are_not_checked():
+    from lutjax.training import tables
+
+    d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
+    params = {"weights": jnp.ones((4, 2, 2))}
+    _, gradients = tables.value_and_grad(lambda p: lutjax.lookup(p["weights"], d, accumulate=CHECKED).sum())(
+        params
+    )
+    np.testing.assert_array_equal(gradients["weights"].to_dense()[:, 1], 3.0)
+    with pytest.raises(ValueError, match=r"cannot be checked\. Use checked=False to train"):
+        lutjax.update_table(params["weights"], gradients["weights"], 0.1)

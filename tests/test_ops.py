@@ -77,6 +77,22 @@ BAD = {
         ValueError,
         r"sparse_lookup: targets is int32\[5, 4, 2\]; expected \[5 or 1, 4 or 1, 3\]",
     ),
+    "nothing to compare": (
+        lambda: lutjax.lut_pair_attention(jnp.ones((3, 0)), jnp.ones((2, 4, 3)), ANCHORS),
+        ValueError,
+        r"lut_pair_attention: x is float32\[3, 0\]; detectors need inputs or position bits to compare",
+    ),
+    "segments beyond int32": (
+        lambda: lutjax.lookup_attention(
+            jnp.ones((1, 16, 1)),
+            detection(2, 1),
+            detection(2, 1),
+            query_segments=np.array([1, 2**32 + 1]),
+            key_segments=np.array([1, 1]),
+        ),
+        ValueError,
+        r"query_segments is int64\[2\]; it holds ids from 1 to 4294967297, beyond int32",
+    ),
     "outputs": (
         lambda: lutjax.sparse_lookup(jnp.ones((5, 4, 3)), detection(2, 5), jnp.zeros((5, 4, 3), int), -7),
         ValueError,
@@ -260,6 +276,124 @@ def test_ids_out_of_range_are_clamped_when_traced():
     np.testing.assert_array_equal(y, [0, 0, 6])
 
 
+WILD = np.array(
+    [-(2**40), -(2**31) - 1, -1, 1, 2**31, 2**32 + 1, 2**40]
+)  # wrapped, some would be ids that exist
+
+
+@pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_ids_beyond_int32_saturate(module):
+    tame = np.clip(WILD, -1, 2).astype(np.int32)
+    x = jnp.array([0.5, 0.25, 2.0])
+
+    def anchors(ids):
+        return np.stack([ids, np.zeros_like(ids)], -1)[:, None]
+
+    np.testing.assert_array_equal(
+        module.detect(x, anchors(WILD)).margin, module.detect(x, anchors(tame)).margin
+    )
+    d, weights = detection(7, bits=1), jnp.ones((7, 2, 1))
+    y, expected = (module.sparse_lookup(weights, d, ids[:, None, None], 3) for ids in (WILD, tame))
+    np.testing.assert_array_equal(y, expected)
+    gates = jnp.ones((4, 7))
+    y = module.bilinear_gates(x, gates, anchors(WILD)[:, 0])
+    np.testing.assert_array_equal(y, module.bilinear_gates(x, gates, anchors(tame)[:, 0]))
+    ids = jnp.clip(jnp.asarray(tame), 0, 1)
+    expected = lutjax.Detection(ids, jnp.zeros_like(ids), jnp.ones(7), 1)
+    wild = jax.tree.unflatten(
+        jax.tree.structure(expected), [WILD, np.zeros_like(WILD), np.ones(7, np.float32)]
+    )
+    rows = jnp.arange(14.0).reshape(7, 2, 1)
+    np.testing.assert_array_equal(module.lookup(rows, wild), module.lookup(rows, expected))
+
+
+@pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_starts_far_apart_saturate(module):
+    d, table = detection(3, 2, bits=1), jnp.ones((2, 4, 1))
+    farthest = 2**31 - 1
+    for start in (farthest, jnp.int32(farthest)):
+        y = module.lookup_attention(table, d, d, query_start=start, key_start=-(2**31))
+        np.testing.assert_array_equal(y, 6.0)
+        y = module.lookup_attention(table, d, d, query_start=-(2**31), key_start=start)
+        np.testing.assert_array_equal(y, 0.0)
+        y = module.lookup_attention(table, d, d, query_start=start, key_start=np.int64(farthest - 1))
+        np.testing.assert_array_equal(y[:, 0], [2.0, 4.0, 6.0])
+
+
+EMPTY = {
+    "no detectors": lambda op: op.lookup(jnp.ones((0, 4, 3)), detection(2, 0)),
+    "no detectors with targets": lambda op: op.sparse_lookup(
+        jnp.ones((0, 4, 2)), detection(2, 0), jnp.zeros((1, 1, 2), int), 3
+    ),
+    "attention of no detectors": lambda op: op.lookup_attention(
+        jnp.ones((0, 16, 3)), detection(2, 0), detection(2, 0), query_start=1
+    ),
+    "pair attention of no detectors": lambda op: op.lut_pair_attention(
+        jnp.ones((2, 5)), jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)
+    ),
+    "an empty cache with a start": lambda op: op.lookup_attention(
+        jnp.ones((1, 32, 3)), detection(2, 1), detection(0, 1), detection(0, 1, bits=1), query_start=5
+    ),
+    "an empty cache with a traced start": lambda op: jax.jit(
+        lambda start: op.lookup_attention(
+            jnp.ones((1, 32, 3)), detection(2, 1), detection(0, 1), detection(0, 1, bits=1), query_start=start
+        )
+    )(5),
+    "an empty cache of pair attention": lambda op: op.lut_pair_attention(
+        jnp.ones((2, 5)), jnp.ones((1, 4, 3)), jnp.zeros((1, 2, 2), int), keys=jnp.ones((0, 5)), query_start=5
+    ),
+    "no distances within a window of none": lambda op: op.lookup_attention(
+        jnp.ones((1, 32, 3)),
+        detection(2, 1),
+        detection(2, 1),
+        detection(0, 1, bits=1),
+        query_start=5,
+        window=0,
+    ),
+}
+
+
+@pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("name", EMPTY)
+def test_sums_of_nothing_are_zero(name, module):
+    y = EMPTY[name](module)
+    assert y.shape == (2, 3)
+    np.testing.assert_array_equal(y, 0)
+
+
+def test_tables_of_no_detectors_have_gradients():
+    d = detection(2, 0)
+    gradient = jax.grad(lambda w: lutjax.lookup(w, d).sum())(jnp.ones((0, 4, 3)))
+    assert gradient.shape == (0, 4, 3)
+    x = jnp.ones((2, 5))
+    gradient = jax.grad(lambda x: lutjax.lut(x, jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)).sum())(x)
+    np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
+
+
+@pytest.mark.parametrize("start", [4, "int32", "int64"])
+@pytest.mark.parametrize("op", ["lookup_attention", "lut_pair_attention"])
+def test_attention_with_starts_where_integers_are_int64(op, start):
+    with jax.enable_x64(True):
+        start = jnp.asarray(4, start) if isinstance(start, str) else start
+        x, keys = jnp.linspace(-1, 1, 40 * 3).reshape(40, 3), jnp.linspace(1, -2, 9 * 3).reshape(9, 3)
+        anchors = jnp.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]])
+        weights = jnp.linspace(-1, 1, 2 * 16 * 2).reshape(2, 16, 2)
+
+        def loss(x, weights, module):
+            if op == "lut_pair_attention":
+                y = module.lut_pair_attention(
+                    x, weights[:, :4], anchors, keys=keys, query_start=start, window=5
+                )
+            else:
+                q, k = (module.detect(a, anchors) for a in (x, keys))
+                y = module.lookup_attention(weights, q, k, query_start=start)
+            return jnp.sum(jnp.sin(y))
+
+        expected = jax.grad(loss, (0, 1))(x, weights, lutjax.reference)
+        for a, b in zip(jax.grad(loss, (0, 1))(x, weights, lutjax), expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-12)
+
+
 def test_any_leading_axes():
     weights = jax.random.normal(jax.random.key(0), (2, 4, 3))
     x = jax.random.normal(jax.random.key(1), (2, 1, 5, 3))
@@ -383,6 +517,23 @@ def test_sample_anchors():
     assert set(drawn[1].ravel()) == {7, 8, 9}
     shared = np.asarray(lutjax.sample_anchors(jax.random.key(1), 10, 2, 50, candidates=candidates[1:]))
     assert set(shared[0].ravel()) == {7, 8, 9}
+
+
+def test_forward_mode_and_second_derivatives_name_the_reference():
+    weights = jnp.ones((2, 4, 3))
+
+    def loss(x):
+        return jnp.sum(lutjax.lut(x, weights, ANCHORS) ** 2)
+
+    with pytest.raises(TypeError, match=r"detect: .*no forward mode .*use lutjax\.reference\.detect"):
+        jax.jvp(loss, (X,), (X,))
+    with pytest.raises(TypeError, match=r"no forward mode"):
+        jax.jacfwd(loss)(X)
+    for second in (jax.hessian(loss), jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2))):
+        with pytest.raises(TypeError, match=r"detect: .*no second derivative; use lutjax\.reference\.detect"):
+            second(X)
+        with pytest.raises(TypeError, match="no second derivative"):
+            jax.jit(second)(X)
 
 
 def test_reference_has_forward_mode():

@@ -1,5 +1,6 @@
 """Which implementation runs: choice, reasons, errors, and nothing imported before it is chosen."""
 
+import asyncio
 import dataclasses
 import subprocess
 import sys
@@ -140,6 +141,65 @@ def test_context_reaches_functions_that_jit_holds(weights, detection, registered
     with lutjax.use_implementation("triton"):
         lutjax.lookup(weights, detection, implementation="xla")
     f(weights)
+
+
+def test_coroutines_have_their_own_choice(weights, detection):
+    registry = lutjax.kernel_registry
+
+    def asked():
+        return registry.request("lookup", None)
+
+    async def one(names):
+        with lutjax.use_implementation(names):
+            for _ in range(len(names)):
+                await asyncio.sleep(0)
+                assert asked() == names
+                lutjax.lookup(weights, detection)
+        assert asked() == ()
+
+    async def free():
+        for _ in range(5):
+            await asyncio.sleep(0)
+            assert asked() == ()
+            lutjax.lookup(weights, detection)
+
+    async def all_of_them():
+        await asyncio.gather(one(("xla",)), one(("triton", "pallas", "xla")), free(), one(("pallas", "xla")))
+
+    asyncio.run(all_of_them())
+    assert asked() == ()
+    lutjax.lookup(weights, detection)  # the key of jit's cache, too, is that of no block
+    assert registry._in_cache_key.value is None
+
+
+def test_a_trace_under_the_choice_of_another_coroutine_is_refused(weights, detection):
+    inside, done = asyncio.Event(), asyncio.Event()
+
+    async def holds():
+        with lutjax.use_implementation("xla"):
+            inside.set()
+            await done.wait()
+
+    async def traces():
+        await inside.wait()
+        with pytest.raises(RuntimeError, match=r"Keep `await` out of the block of use_implementation"):
+            jax.jit(lambda w: lutjax.lookup(w, detection))(weights)
+        jax.jit(lambda w: lutjax.lookup(w, detection))(weights)
+        done.set()
+
+    async def both():
+        await asyncio.gather(holds(), traces())
+
+    asyncio.run(both())
+
+
+def test_a_pullback_runs_what_its_call_chose(weights, detection, registered):
+    """Also within a block that was entered later."""
+    _, pullback = jax.vjp(lambda w: lutjax.lookup(w, detection), weights)
+    registered("lookup", "triton", "cpu", "no.such.module", requires=(), priority=-1)
+    with lutjax.use_implementation("triton"):
+        (gradient,) = pullback(jnp.ones((3, 2)))
+    assert gradient.shape == weights.shape
 
 
 def test_the_device_of_the_arrays_decides(weights, detection):

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import jax
@@ -164,8 +165,11 @@ class KernelRegistry:
     def __init__(self) -> None:
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._resolved: dict[Any, KernelSpec] = {}
-        # Part of jit's cache key, so that no trace outlives the block that forced its implementation.
-        self._forced = jax.make_user_context(default_value=None)
+        # What `use_implementation` says, of each thread and each coroutine.
+        self._forced: ContextVar[Any] = ContextVar("lutjax_implementation", default=None)
+        # The same as a part of jit's cache key, so that no trace outlives the block that forced its implementation. JAX
+        # keeps one for each thread: where coroutines take turns it is set anew, see `follow_coroutine`.
+        self._in_cache_key = jax.make_user_context(default_value=None)
 
     def ops(self) -> tuple[str, ...]:
         """Names of the ops that have an implementation."""
@@ -295,7 +299,7 @@ class KernelRegistry:
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
         """The implementations asked for, in order; empty if any will do."""
         if implementation is None:
-            forced = self._forced.value
+            forced = self._forced.get()
             implementation = dict(forced).get(op) or dict(forced).get("*") if forced else None
         if implementation is None:
             return ()
@@ -308,7 +312,9 @@ class KernelRegistry:
     ) -> Iterator[None]:
         """Calls in this block use the given implementation, unless they name one themselves.
 
-        Also inside functions under `jax.jit`, which are traced anew for it.
+        Also inside functions under `jax.jit`, which are traced anew for it. Each thread and each coroutine has its own
+        choice; a coroutine should not wait (``await``) inside the block, because a function under `jax.jit` that another
+        one calls meanwhile may be the one traced for this block.
 
         Args:
           implementation: a name, a tuple of names in order of preference, or a mapping from ops to these.
@@ -329,9 +335,37 @@ class KernelRegistry:
                 self._of(op)
             for name in (names,) if isinstance(names, str) else names or ():
                 _known(name)
-        inherited = dict(self._forced.value or ())
-        with self._forced(tuple(sorted({**inherited, **wanted}.items()))):
+        inherited = dict(self._forced.get() or ())
+        token = self._forced.set(tuple(sorted({**inherited, **wanted}.items())))
+        self._set_cache_key()
+        try:
             yield
+        finally:
+            self._forced.reset(token)
+            self._set_cache_key()
+
+    def _set_cache_key(self) -> None:
+        # Entered and never left: what was there before may belong to another coroutine.
+        self._in_cache_key(self._forced.get()).__enter__()
+
+    def follow_coroutine(self, *, traced: bool) -> None:
+        """Makes jit's cache key that of the running coroutine, where another one of its thread has changed it.
+
+        Args:
+          traced: whether a function is being traced; its cache key was made before.
+
+        Raises:
+          RuntimeError: one is, under the key of another coroutine.
+        """
+        if self._in_cache_key.value == self._forced.get():
+            return
+        self._set_cache_key()
+        if traced:
+            raise RuntimeError(
+                "use_implementation: a function was traced in one coroutine (or in a worker thread that it started) "
+                "under the choice of another. Keep `await` out of the block of use_implementation, enter the block "
+                "where the function is called, or pass implementation= to the op. Calling it again works."
+            )
 
     def explain(self, op: str, *args: Any, implementation: Implementation = None, **options: Any) -> str:
         """Which implementation runs a call, and why not each other one.

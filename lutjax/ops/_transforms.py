@@ -20,7 +20,7 @@ from jax.custom_batching import custom_vmap
 
 from lutjax import _compat
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
-from lutjax._fixed_point import FixedPoint
+from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
 from lutjax.kernels.registry import (
     Device,
     Direction,
@@ -96,6 +96,9 @@ def apply(
     it so.
     """
     args = jax.tree.map(_as_jax, args)
+    kernel_registry.follow_coroutine(
+        traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args))
+    )
     request = kernel_registry.request(op.name, implementation)
     shapes = _features_first(op, args, feature_axis) if op.features_first else args
     choice = _choose(op.name, shapes, request, "forward", devices_of(jax.tree.leaves(args)), options)
@@ -157,7 +160,7 @@ def _choose(
     for device in devices:
         try:
             spec = kernel_registry.resolve(
-                name, *args, implementation=request or None, direction=direction, device=device, **options
+                name, *args, implementation=request, direction=direction, device=device, **options
             )
         except NoImplementationError as error:
             errors.append(error)
@@ -211,9 +214,40 @@ def _compiled(
             return outputs
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
-    outer = call_features_first if op.features_first else call
+    inner = call_features_first if op.features_first else call
+
+    def outer(*args: Any) -> Any:
+        specs = _explicit_specs(op, args[2:] if tapped else args, feature_axis)
+        if specs is None:
+            return inner(*args)
+        with _compat.mesh_of(args):
+            return jax.sharding.auto_axes(inner, out_sharding=specs)(*args)
+
     outer.__name__ = f"lutjax_{op.name}"  # what a profile shows
     return jax.jit(outer)
+
+
+def _explicit_specs(op: Operation, args: tuple[Any, ...], feature_axis: int) -> Any:
+    """How outputs lie on a mesh with explicit axes; None where no argument lies on one.
+
+    The compiler divides the work (kernels know nothing of such meshes). Leading axes of outputs lie as those of the
+    arguments, and the tables that an update returns as they did.
+    """
+    if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
+        return None
+    if op.reduces:  # an update: its table and state come first
+        return jax.tree.map(_compat.spec_of, args[:2])
+    axes: list[Any] = []  # of the last leading axis first
+    for arg, rank in zip(args, op.ranks, strict=True):
+        for a in () if rank is None else jax.tree.leaves(arg):
+            spec = (*_compat.spec_of(a), *(None,) * a.ndim)[: a.ndim]
+            leading = spec[1:] if op.features_first and feature_axis == 0 else spec[: a.ndim - rank]
+            axes += [None] * (len(leading) - len(axes))
+            for i, axis in enumerate(reversed(leading)):
+                if axes[i] is None and axis not in axes:
+                    axes[i] = axis
+    features = (None,) if op.features_first and feature_axis == 0 else ()
+    return jax.sharding.PartitionSpec(*features, *reversed(axes))
 
 
 # ------------------------------------------------------------------------------------- leading axes
@@ -304,13 +338,21 @@ def _differentiable(
     save = op.save
     assert save is not None
     kernel = _kernel(op, "forward", choice, None, options)
+    in_floats = _in_floats(options)
+    twin = None if in_floats is None else _kernel(op, "forward", choice, None, in_floats)
     devices = tuple(device for device, _ in choice)
     accumulate = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
+    def run(*args: Any) -> Any:
+        outputs = kernel(*args)
+        if twin is None or isinstance(outputs, Detection):  # a detection has no sums
+            return outputs
+        return nan_where_apart(outputs, twin(*args), accumulate)
+
     @jax.custom_vjp
     def call(*args: Any) -> Any:
-        return kernel(*_common_mesh_axes(args[n_taps:]))
+        return run(*_common_mesh_axes(args[n_taps:]))
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         # symbolic_zeros: each leaf says whether it is differentiated.
@@ -320,7 +362,7 @@ def _differentiable(
         args = _common_mesh_axes(args)
         if any(needs):  # a call that has no gradient fails here, not in the backward pass
             _choose(op.name, args, request, "backward", devices, dict(options))
-        outputs = _without_derivative(op.name, kernel)(*args)
+        outputs = _without_derivative(op.name, run)(*args)
         return outputs, (_mark(needs), outlines, save(args, outputs))
 
     def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
@@ -337,19 +379,28 @@ def _differentiable(
             return (None,) * len(op.ranks)
         shapes = jax.tree.map(_outlined, outlines)
         chosen = _choose(op.name, shapes, request, "backward", devices, dict(options))
-        kernel = _without_derivative(op.name, _kernel(op, "backward", chosen, needs, options))
-        cotangents = kernel(saved, cotangent)
         every_axis = _mesh_axes(outlines)
 
-        def of_argument(ct: Any, need: bool, outline: Any) -> Any:
-            if not need:
-                return None
-            part = _differentiable_part(outline)
-            others = tuple(sorted(every_axis - _mesh_axes(part)))
-            ct = _sum_over_devices(ct, others, part.dtype, accumulate)
-            return cotangent_of_margin(ct, outline.bits) if isinstance(outline, Detection) else ct
+        def cotangents(options: tuple[tuple[str, Any], ...]) -> list[Any]:
+            kernel = _without_derivative(op.name, _kernel(op, "backward", chosen, needs, options))
 
-        return tuple(map(of_argument, cotangents, needs, outlines))
+            def of_argument(ct: Any, need: bool, outline: Any) -> Any:
+                if not need:
+                    return None
+                part = _differentiable_part(outline)
+                others = tuple(sorted(every_axis - _mesh_axes(part)))
+                return _sum_over_devices(ct, others, part.dtype, dict(options).get("accumulate"))
+
+            return list(map(of_argument, kernel(saved, cotangent), needs, outlines))
+
+        found = cotangents(options)
+        if in_floats is not None:
+            check = functools.partial(nan_where_apart, accumulate=accumulate)
+            found = jax.tree.map(check, found, cotangents(in_floats))
+        return tuple(
+            cotangent_of_margin(ct, outline.bits) if isinstance(outline, Detection) and ct is not None else ct
+            for ct, outline in zip(found, outlines, strict=True)
+        )
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call
@@ -367,6 +418,14 @@ def _without_derivative(name: str, kernel: Callable[..., Any]) -> Callable[..., 
         )
 
     return function
+
+
+def _in_floats(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...] | None:
+    """The options of the floating-point twin of an op whose sums are checked; None if they are not."""
+    accumulate = dict(options).get("accumulate")
+    if accumulate is None or not accumulate.checked:
+        return None
+    return tuple({**dict(options), "accumulate": None}.items())
 
 
 def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
@@ -420,7 +479,7 @@ def _kernel(
     axis = op.batch_axis
 
     def raw(*args: Any) -> Any:
-        return _by_platform(choice, direction, extra, dict(options), args)
+        return _by_platform(choice, direction, extra, without_check(dict(options)), args)
 
     call = custom_vmap(raw)
 

@@ -140,6 +140,14 @@ def lut_pair_attention(
     _checks.anchors(op, anchors)
     n_detectors, n_pairs, _ = anchors.shape
     _checks.table(op, weights, n_detectors, n_pairs, "anchors")
+    n_position_bits = 0 if positions is None else positions.shape[-1]
+    _checks.require(
+        n_inputs + n_position_bits > 0 or not anchors.size,
+        op,
+        "x",
+        x,
+        "detectors need inputs or position bits to compare",
+    )
     window = _checks.window(op, window)
     if positions is not None:
         _checks.positions(op, positions, n_detectors)

@@ -93,6 +93,12 @@ def update_table(
         f"the gradient is that of a table {gradient.dtype}{list(gradient.shape)}",
     )
     check_state(rule, weights, state)
+    accumulate = dict(gradient.options).get("accumulate")
+    if accumulate is not None and accumulate.checked:
+        raise ValueError(
+            f"update_table: the look-up was made with {accumulate}; an update in the table's own memory cannot be "
+            "checked. Use checked=False to train, or look at gradient.to_dense(), which is checked."
+        )
     dtype = accumulator(weights.dtype)
     # The table is written only when the backward pass has read it: else the compiler would copy all of it.
     rate = jnp.asarray(rate, dtype)

@@ -301,7 +301,9 @@ def plan(
     farthest = n_keys if start is not None else max(n_queries - 1, 0)
     if window is not None:
         farthest = min(farthest, window)
-    listed = start is None and n_queries * farthest <= 2 * _LISTED
+    if n_queries == 0 or n_keys == 0:
+        farthest = 0
+    listed = farthest == 0 or (start is None and n_queries * farthest <= 2 * _LISTED)
     pairs = Pairs(
         n_samples,
         n_queries,

@@ -55,11 +55,16 @@ def times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
 
 def read(a: jax.Array, *ids: Any) -> jax.Array:
     """``a[ids]``; the ids have been clamped."""
+    if a.shape[0] == 0 and ids[0] is not Ellipsis:
+        # JAX refuses to trace a read from nothing, also in a loop over no detectors, which never runs.
+        a = jnp.zeros((1, *a.shape[1:]), a.dtype)
     return a.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def add(a: jax.Array, ids: tuple[Any, ...], values: jax.Array) -> jax.Array:
     """`a` plus `values` at ``a[ids]``; the ids have been clamped."""
+    if a.shape[0] == 0:
+        return a
     return a.at[ids].add(values, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
