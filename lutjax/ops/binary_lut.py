@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _gates
+from lutjax.ops import _checks, _gates, _nan
 from lutjax.ops.soft_lut import SHAPES as SHAPES
 
 OPERATION = _gates.operation("binary_lut")
@@ -64,6 +64,7 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    return _gates.call(
+    y = _gates.call(
         OPERATION, x, table, wires, readers, feature_axis=feature_axis, implementation=implementation
     )
+    return _nan.shown(y, x)

@@ -9,7 +9,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned: batch, detectors, bits, outputs.
@@ -75,10 +75,11 @@ def lookup(
     """
     _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    return apply(
+    y = apply(
         OPERATION,
         weights,
         detection,
         implementation=implementation,
         options={"accumulate": _checks.accumulation("lookup", accumulate)},
     )
+    return _nan.shown(y, detection.margin)

@@ -9,7 +9,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
@@ -184,7 +184,7 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    return apply(
+    y = apply(
         OPERATION,
         weights,
         query,
@@ -196,3 +196,4 @@ def lookup_attention(
         implementation=implementation,
         options={"window": window, "accumulate": _checks.accumulation(op, accumulate)},
     )
+    return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

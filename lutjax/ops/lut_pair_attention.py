@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
@@ -179,7 +179,7 @@ def lut_pair_attention(
     _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    return apply(
+    y = apply(
         OPERATION,
         x,
         keys,
@@ -197,3 +197,4 @@ def lut_pair_attention(
             "accumulate": _checks.accumulation(op, accumulate),
         },
     )
+    return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))

@@ -10,7 +10,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned; lists: one for each table (and row), or one for all.
@@ -106,7 +106,7 @@ def sparse_lookup(
     _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
     n_outputs = operator.index(n_outputs)
     _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
-    return apply(
+    y = apply(
         OPERATION,
         weights,
         detection,
@@ -114,3 +114,4 @@ def sparse_lookup(
         implementation=implementation,
         options={"n_outputs": n_outputs, "accumulate": _checks.accumulation(op, accumulate)},
     )
+    return _nan.shown(y, detection.margin)
