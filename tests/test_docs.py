@@ -93,3 +93,28 @@ def test_public_functions_have_examples():
         value = getattr(lutjax, name)
         if callable(value) and not isinstance(value, type):
             assert ">>>" in (value.__doc__ or ""), name
+
+
+SECTION = re.compile(r"(?m)^## (\d+)\. ")
+
+
+def test_sources_exist():
+    """Each "Source:" line of a docstring names a page and sections of it."""
+    sections = {page.name: set(SECTION.findall(page.read_text())) for page in PAGES}
+    found = 0
+    for path in (ROOT / "lutjax").rglob("*.py"):
+        for source in re.findall(r"Source: (.*)", path.read_text()):
+            for one in source.removesuffix(".").split("; "):
+                parts = re.fullmatch(r"docs/([\w-]+\.md), sections? (\d+)(?: and (\d+))?", one)
+                assert parts, f"{path}: {source}"
+                page, *numbers = parts.groups()
+                assert {n for n in numbers if n} <= sections.get(page, set()), f"{path}: {source}"
+                found += 1
+    assert found >= 60
+
+
+def test_gates_are_those_of_the_page():
+    text = (ROOT / "docs" / "logic.md").read_text()
+    rows = re.findall(r"\| (\d+) \| [\w ]+ \| ([-\d ]+) (?=\|)", text)
+    page = {int(number): [int(c) for c in coefficients.split()] for number, coefficients in rows}
+    assert [page[number] for number in range(16)] == lutjax.reference.GATES.tolist()
