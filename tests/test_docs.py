@@ -102,7 +102,7 @@ def test_sources_exist():
     """Each "Source:" line of a docstring names a page and sections of it."""
     sections = {page.name: set(SECTION.findall(page.read_text())) for page in PAGES}
     found = 0
-    for path in (ROOT / "lutjax").rglob("*.py"):
+    for path in pathlib.Path(lutjax.__file__).parent.rglob("*.py"):
         for source in re.findall(r"Source: (.*)", path.read_text()):
             for one in source.removesuffix(".").split("; "):
                 parts = re.fullmatch(r"docs/([\w-]+\.md), sections? (\d+)(?: and (\d+))?", one)

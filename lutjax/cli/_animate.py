@@ -49,7 +49,9 @@ def animate(
             edge = (left - 1, top - 1, left + width * scale, top + height * scale)
             draw.rectangle(edge, outline="grey")
         draw.text((_MARGIN, size[1] - _TITLE), caption, "black", caption_font)
-        pictures.append(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=16))
+        pictures.append(picture)
+    colours = pictures[-1].quantize(16)  # all that there are, since the target has them
+    pictures = [picture.quantize(palette=colours, dither=Image.Dither.NONE) for picture in pictures]
     durations = [milliseconds] * (len(pictures) - 1) + [10 * milliseconds]
     pictures[0].save(
         path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
