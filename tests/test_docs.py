@@ -118,3 +118,13 @@ def test_gates_are_those_of_the_page():
     rows = re.findall(r"\| (\d+) \| [\w ]+ \| ([-\d ]+) (?=\|)", text)
     page = {int(number): [int(c) for c in coefficients.split()] for number, coefficients in rows}
     assert [page[number] for number in range(16)] == lutjax.reference.GATES.tolist()
+
+
+def test_the_suite_for_a_newer_python_exists():
+    lines = (ROOT / "tests" / "newer_python.txt").read_text().splitlines()
+    assert len(set(lines)) == len(lines) > 10
+    for line in lines:
+        path, _, test = line.partition("::")
+        assert not test or re.search(
+            rf"^def {test.split('[')[0]}\(", (ROOT / path).read_text(), re.MULTILINE
+        ), line
