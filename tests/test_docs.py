@@ -56,10 +56,18 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     )
 
 
+def headings(page):
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
-        for name in re.findall(r"\]\(([\w/-]+\.(?:md|csv))\)", page.read_text()):
-            assert (page.parent / name).exists(), (page, name)
+        for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", page.read_text()):
+            target = page.parent / name if name else page
+            assert target.exists(), (page, name)
+            assert not heading or heading in headings(target), (page, name, heading)
 
 
 def test_readme_keeps_its_promises():
