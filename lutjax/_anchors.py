@@ -35,7 +35,7 @@ def sample_anchors(
     Raises:
       ValueError: a size is negative, a detector has fewer than two candidates, or a candidate is not an input.
 
-    Source: look-up-table semantics, section 10.
+    Source: docs/semantics.md, section 10.
 
     Example:
       >>> import jax, lutjax

@@ -23,7 +23,7 @@ class Detection:
         for 16-bit inputs, else the dtype of the input; ``+inf`` where ``bits == 0``.
       bits: number of comparisons per detector; a table read by this detection has ``2**bits`` rows.
 
-    Source: look-up-table semantics, section 1.
+    Source: docs/semantics.md, section 1.
     """
 
     index: jax.Array

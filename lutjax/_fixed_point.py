@@ -25,6 +25,11 @@ class FixedPoint:
     ``sum / scale``, in the forward and in the backward pass: whatever the order of samples, of detectors and of the
     devices of a mesh. Inputs, tables, outputs and cotangents stay floating point.
 
+    Definition, for a sum over the first axis of ``values``::
+
+        addends = np.trunc(values * scale).astype(np.int32)
+        y = addends.sum(axis=0, dtype=np.int32) / scale
+
     Addends are the table values that are read, the cotangents that rows and inputs receive, and the products of an
     inner product. ``v * scale`` is computed in float32, or in float64 for float64 values.
 
@@ -49,7 +54,7 @@ class FixedPoint:
     Raises:
       ValueError: the scale is not a finite number > 0, or beyond what float32 can hold.
 
-    Source: look-up-table semantics, section 7.
+    Source: docs/semantics.md, section 7.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

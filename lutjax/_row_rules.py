@@ -73,7 +73,14 @@ def _mean_square(gradient: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SGD(RowRule):
-    """``row -= rate * gradient``. No state."""
+    """Stochastic gradient descent. No state.
+
+    Definition, for a row that a step touches::
+
+        row = row - rate * (gradient + weight_decay * row)
+
+    Source: docs/semantics.md, section 8.
+    """
 
     @property
     def additive(self) -> bool:
@@ -85,9 +92,17 @@ class SGD(RowRule):
 
 @dataclasses.dataclass(frozen=True)
 class RowAdagrad(RowRule):
-    """Adagrad with one number for a row: ``s += mean(gradient**2); row -= rate * gradient / sqrt(s + eps)``.
+    """Adagrad with one number for a row.
 
     State: 4 bytes a row.
+
+    Definition, for a row that a step touches::
+
+        sum_of_squares = sum_of_squares + (gradient**2).mean()
+        direction = gradient / np.sqrt(sum_of_squares + eps)
+        row = row - rate * (direction + weight_decay * row)
+
+    Source: docs/semantics.md, section 8.
     """
 
     eps: float = 1e-20
@@ -106,9 +121,16 @@ class RowAdagrad(RowRule):
 
 @dataclasses.dataclass(frozen=True)
 class RowMomentum(RowRule):
-    """``velocity = momentum * velocity + gradient; row -= rate * velocity``, in the steps that touch the row.
+    """Momentum that moves a row only in the steps that touch it.
 
     State: 4 bytes for each number of a row, as much as the table.
+
+    Definition, for a row that a step touches::
+
+        velocity = momentum * velocity + gradient
+        row = row - rate * (velocity + weight_decay * row)
+
+    Source: docs/semantics.md, section 8.
     """
 
     momentum: float = 0.9
@@ -135,6 +157,17 @@ class RowAdam(RowRule):
 
     State: 8 bytes a row (the second moment and the count) with ``b1 = 0``, the default; with ``b1 > 0`` in addition
     4 bytes for each number of a row, as much as the table.
+
+    Definition, for a row that a step touches; with ``b1 = 0`` the first moment is the gradient::
+
+        count = count + 1
+        first_moment = b1 * first_moment + (1 - b1) * gradient
+        second_moment = b2 * second_moment + (1 - b2) * (gradient**2).mean()
+        mean = first_moment / (1 - b1**count)
+        direction = mean / (np.sqrt(second_moment / (1 - b2**count)) + eps)
+        row = row - rate * (direction + weight_decay * row)
+
+    Source: docs/semantics.md, section 8.
     """
 
     b1: float = 0.0

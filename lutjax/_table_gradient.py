@@ -23,7 +23,7 @@ class TableGradient:
       options: static options of the look-up.
       shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a `jax.shard_map`.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
     """
 
     op: str

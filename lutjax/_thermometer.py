@@ -31,7 +31,7 @@ def thermometer_thresholds(
     Raises:
       ValueError: there is no sample, no threshold, or `method` is unknown.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

@@ -30,7 +30,7 @@ def readers(
     Raises:
       ValueError: a wire is not an input, `fan_out` is too small, or missing while `wires` is traced.
 
-    Source: differentiable-logic semantics, section 1.
+    Source: docs/logic.md, section 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

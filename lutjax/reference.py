@@ -88,7 +88,7 @@ def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0
 # ------------------------------------------------------------------------------------- surrogate
 @jax.custom_jvp
 def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
-    """Zero, with the derivative ``U'(margin) * difference`` in `margin` (section 2)."""
+    """Zero, whose derivative in `margin` is the surrogate derivative times `difference`."""
     return jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
 
 

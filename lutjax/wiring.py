@@ -43,7 +43,7 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
     Raises:
       ValueError: a size is less than 1.
 
-    Source: differentiable logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -88,7 +88,7 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
     Raises:
       ValueError: there are fewer than `n_gates` pairs, or a size is less than 1.
 
-    Source: differentiable logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -141,7 +141,7 @@ def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array,
     Raises:
       ValueError: a size is less than 1.
 
-    Source: differentiable logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax
@@ -170,7 +170,7 @@ def windows(
     Raises:
       ValueError: the window is larger than the image, or a size is less than 1.
 
-    Source: differentiable logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> from lutjax import wiring

@@ -56,10 +56,19 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     )
 
 
+def headings(page):
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
-        for name in re.findall(r"\]\(([\w/-]+\.(?:md|csv))\)", page.read_text()):
-            assert (page.parent / name).exists(), (page, name)
+        text = re.sub(r"`[^`]*`", "", page.read_text())  # code may look like a link
+        for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
+            target = page.parent / name if name else page
+            assert target.exists(), (page, name)
+            assert not heading or heading in headings(target), (page, name, heading)
 
 
 def test_readme_keeps_its_promises():
@@ -93,3 +102,38 @@ def test_public_functions_have_examples():
         value = getattr(lutjax, name)
         if callable(value) and not isinstance(value, type):
             assert ">>>" in (value.__doc__ or ""), name
+
+
+SECTION = re.compile(r"(?m)^## (\d+)\. ")
+
+
+def test_sources_exist():
+    """Each "Source:" line of a docstring names a page and sections of it."""
+    sections = {page.name: set(SECTION.findall(page.read_text())) for page in PAGES}
+    found = 0
+    for path in pathlib.Path(lutjax.__file__).parent.rglob("*.py"):
+        for source in re.findall(r"Source: (.*)", path.read_text()):
+            for one in source.removesuffix(".").split("; "):
+                parts = re.fullmatch(r"docs/([\w-]+\.md), sections? (\d+)(?: and (\d+))?", one)
+                assert parts, f"{path}: {source}"
+                page, *numbers = parts.groups()
+                assert {n for n in numbers if n} <= sections.get(page, set()), f"{path}: {source}"
+                found += 1
+    assert found >= 60
+
+
+def test_gates_are_those_of_the_page():
+    text = (ROOT / "docs" / "logic.md").read_text()
+    rows = re.findall(r"\| (\d+) \| [\w ]+ \| ([-\d ]+) (?=\|)", text)
+    page = {int(number): [int(c) for c in coefficients.split()] for number, coefficients in rows}
+    assert [page[number] for number in range(16)] == lutjax.reference.GATES.tolist()
+
+
+def test_the_suite_for_a_newer_python_exists():
+    lines = (ROOT / "tests" / "newer_python.txt").read_text().splitlines()
+    assert len(set(lines)) == len(lines) > 10
+    for line in lines:
+        path, _, test = line.partition("::")
+        assert not test or re.search(
+            rf"^def {test.split('[')[0]}\(", (ROOT / path).read_text(), re.MULTILINE
+        ), line

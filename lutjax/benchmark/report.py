@@ -1,6 +1,7 @@
 """What was measured, as a table on a terminal, in Markdown and in CSV, and as a picture."""
 
 import csv
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
@@ -8,6 +9,7 @@ from typing import Any, TextIO
 import rich.box
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -97,35 +99,117 @@ def markdown(machine: Machine, results: Iterable[Result]) -> str:
     return f"{machine}\n\n{body}\n\n{FOOTER}\n"
 
 
+_COLUMN = 60  # bars, before another column is begun
+_BAR, _GAP = 0.17, 0.12  # inches: of a bar, and between what is measured
+
+
 def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
     """Bars of the times, a mark at each limit, as a PNG."""
-    results = [r for r in results if r.timing is not None]
-    figure = Figure(figsize=(9, 1.5 + 0.26 * max(len(results), 1)), layout="constrained")
+    measured: dict[tuple[str, str, str], list[Result]] = {}
+    for r in results:
+        if r.timing is not None:
+            measured.setdefault((r.case.name, r.case.row, r.case.dtype), []).append(r)
+    columns = _in_columns(list(measured.values()))
+    heights = [sum(_BAR * len(group) + _GAP for group in column) for column in columns]
+    height = max(*heights, _BAR)
+    figure = Figure(figsize=(8.5 * len(columns), 1.6 + height), layout="constrained")
     FigureCanvasAgg(figure)  # without pyplot: no window system, no global state
-    axes = figure.subplots()
-    for number, implementation in enumerate(dict.fromkeys(r.case.implementation for r in results)):
-        those = [(place, r) for place, r in enumerate(results) if r.case.implementation == implementation]
-        times = [r.timing.p50 * 1e3 for _, r in those if r.timing is not None]
-        axes.barh([place for place, _ in those], times, color=f"C{number}", label=implementation)
-    places = range(len(results))
-    mark: dict[str, Any] = {"linestyle": "none", "markersize": 10, "markeredgewidth": 2}
-    axes.plot(
-        [r.limit * 1e3 for r in results], places, "|", color="black", label="limit: bytes / copy", **mark
-    )
-    known = [(place, r.cuda) for place, r in enumerate(results) if r.cuda]
-    if known:
-        axes.plot(
-            [c.seconds * 1e3 for _, c in known], [p for p, _ in known], "x", color="red", label="CUDA", **mark
+    everything = [r for group in measured.values() for r in group]
+    names = list(dict.fromkeys(r.case.implementation for r in everything))
+    dtypes = {r.case.dtype for r in everything}
+    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        _bars(axes, column, names, several_dtypes=len(dtypes) > 1)
+        axes.set_ylim(height, 0)
+        if everything:
+            _time_axis(axes, [t for r in everything for t in _times(r)])
+    handles = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    order = [label for label in (*names, _LIMIT, _CUDA) if label in handles]
+    figure.suptitle(str(machine), fontsize=9)
+    if order:
+        figure.legend(
+            [handles[label] for label in order],
+            order,
+            loc="outside lower center",
+            ncols=len(order),
+            fontsize=9,
         )
-    axes.set_yticks(
-        places, [f"{r.case.name}  {r.case.row}  {r.case.implementation}" for r in results], fontsize=7
-    )
-    axes.invert_yaxis()
-    axes.set_xlabel("ms per call")
-    axes.set_title(str(machine), fontsize=8)
+    figure.savefig(path, format="png", dpi=120)
+
+
+_LIMIT, _CUDA = "limit: bytes that have to move / bandwidth of a copy", "CUDA runtime"
+
+
+def _in_columns(groups: list[list[Result]]) -> list[list[list[Result]]]:
+    """Groups one below the other, in as few columns of about equal length as hold them."""
+    n_bars = sum(map(len, groups))
+    columns: list[list[list[Result]]] = [[] for _ in range(max(1, -(-n_bars // _COLUMN)))]
+    before = 0
+    for group in groups:
+        columns[min(before * len(columns) // max(n_bars, 1), len(columns) - 1)].append(group)
+        before += len(group)
+    return [column for column in columns if column] or [[]]
+
+
+def _times(result: Result) -> list[float]:
+    """All that a picture shows of a result, in seconds."""
+    found = [result.limit, *([result.cuda.seconds] if result.cuda else [])]
+    return found if result.timing is None else [result.timing.p50, *found]
+
+
+def _bars(axes: Any, groups: list[list[Result]], names: list[str], *, several_dtypes: bool) -> None:
+    """A bar for each result, in inches from the top, and the name of each group beside it."""
+    top, ticks, labels = 0.0, [], []
+    placed: list[tuple[float, Result]] = []
+    for group in groups:
+        case = group[0].case
+        top += _GAP / 2
+        ticks.append(top + _BAR * len(group) / 2)
+        labels.append(f"{case.name}  {case.row}" + (f"  {case.dtype}" if several_dtypes else ""))
+        placed += [(top + _BAR * (number + 0.5), r) for number, r in enumerate(group)]
+        top += _BAR * len(group) + _GAP / 2
+    for number, name in enumerate(names):
+        of_name = [(p, r.timing.p50) for p, r in placed if r.case.implementation == name and r.timing]
+        if not of_name:
+            continue
+        places, times = zip(*of_name, strict=True)
+        axes.barh(places, times, height=0.9 * _BAR, color=f"C{number}", label=name)
+        # In a column at the right, so that no number can be taken for that of a mark.
+        text = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7, "color": f"C{number}"}
+        for place, seconds in of_name:
+            axes.text(1.01, place, duration(seconds), **text)
+    mark: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 2}
+    limits = [(r.limit, place) for place, r in placed]
+    axes.plot(*_columns(limits), "|", color="black", markersize=9, label=_LIMIT, **mark)
+    known = [(r.cuda.seconds, place) for place, r in placed if r.cuda]
+    if known:
+        axes.plot(*_columns(known), "x", color="red", markersize=6, label=_CUDA, **mark)
+    axes.set_yticks(ticks, labels, fontsize=8)
+    axes.tick_params(axis="y", length=0)
+
+
+def _columns(rows: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in rows], [y for _, y in rows]
+
+
+def _time_axis(axes: Any, times: list[float]) -> None:
+    """A logarithmic axis with times as labels, as many as have room."""
+    low, high = min(times) / 2, max(times) * 1.5
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    decades = math.log10(high / low)
+    subs = (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=100))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: _tick(seconds)))
+    axes.set_xlabel("time of a call")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    if results:
-        axes.set_xscale("log")
-        axes.legend(fontsize=7)
-    figure.savefig(path, format="png", dpi=120)
+
+
+def _tick(seconds: float) -> str:
+    unit, scale = ("s", 1.0) if seconds > 0.999 else ("ms", 1e3) if seconds > 0.999e-3 else ("us", 1e6)
+    return f"{seconds * scale:.3g} {unit}"

@@ -1,27 +1,118 @@
-"""Animated pictures."""
+"""Animated pictures of cellular automata."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
+
+if TYPE_CHECKING:
+    from lutjax.models import LogicCA
+    from lutjax.training.automaton import Run
+
+_MARGIN, _TITLE = 12, 28  # pixels: around panels, and the height of a line of text
+_GAME_OF_LIFE = (64, 60)  # cells of a side, and steps
 
 
 def animate(
-    frames: UInt8[np.ndarray, "frames height width 3"],
+    panels: Mapping[str, UInt8[np.ndarray, "frames height width 3"]],
     path: Path,
     *,
-    side: int = 240,
+    captions: list[str],
+    side: int = 384,
     milliseconds: int = 150,
 ) -> None:
-    """Writes frames as a GIF, each cell a square; the last frame stays for a while."""
-    from PIL import Image
+    """Writes panels side by side as a GIF, each cell a square; the last frame stays for a while.
 
-    scale = max(1, side // frames.shape[1])
+    Args:
+      panels: frames by title; one frame stands still beside the others.
+      captions: what is written below each frame; as many as there are frames.
+      side: about how many pixels a panel is wide.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    title_font, caption_font = ImageFont.load_default(18), ImageFont.load_default(15)
+    height, width = next(iter(panels.values())).shape[1:3]
+    scale = max(1, side // width)
+    across = width * scale + _MARGIN
+    size = (len(panels) * across + _MARGIN, height * scale + 2 * (_TITLE + _MARGIN))
     pictures = []
-    for frame in frames:
-        large = frame.repeat(scale, 0).repeat(scale, 1)
-        pictures.append(Image.fromarray(large).convert("P", palette=Image.Palette.ADAPTIVE, colors=8))
+    for number, caption in enumerate(captions):
+        picture = Image.new("RGB", size, "white")
+        draw = ImageDraw.Draw(picture)
+        for place, (title, frames) in enumerate(panels.items()):
+            left, top = _MARGIN + place * across, _TITLE + _MARGIN
+            draw.text((left, _MARGIN), title, "black", title_font)
+            frame = frames[min(number, len(frames) - 1)]
+            picture.paste(Image.fromarray(frame.repeat(scale, 0).repeat(scale, 1)), (left, top))
+            edge = (left - 1, top - 1, left + width * scale, top + height * scale)
+            draw.rectangle(edge, outline="grey")
+        draw.text((_MARGIN, size[1] - _TITLE), caption, "black", caption_font)
+        pictures.append(picture)
+    colours = pictures[-1].quantize(16)  # all that there are, since the target has them
+    pictures = [picture.quantize(palette=colours, dither=Image.Dither.NONE) for picture in pictures]
     durations = [milliseconds] * (len(pictures) - 1) + [10 * milliseconds]
     pictures[0].save(
         path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
     )
+
+
+def film(
+    run: "Run", model: "LogicCA"
+) -> tuple[dict[str, UInt8[np.ndarray, "frames height width 3"]], list[str]]:
+    """The hard automaton beside what it was to become, by title, and a caption for each step."""
+    from lutjax.training.automaton import life
+    from lutjax.training.patterns import checkerboard
+
+    training = run.training
+    size, n_steps = training.size, training.n_steps
+    if run.target is None:
+        size, n_steps = _GAME_OF_LIFE
+        states = _states(run, model, size, n_steps)
+        truth = [states[0][..., 0]]
+        for _ in range(n_steps):
+            truth.append(np.asarray(life(truth[-1])))
+        beside, expected = "the rule of the Game of Life", np.stack(truth)[..., None]
+    else:
+        target = run.target
+        if training.start == "random" and np.array_equal(target, checkerboard(size)):
+            size, n_steps = 2 * size + -size % 4, 2 * n_steps  # with the same squares at each corner
+            target = checkerboard(size)
+        states = _states(run, model, size, n_steps)
+        beside, expected = "target", np.moveaxis(target, 0, -1)[None]
+    shown = states[..., : expected.shape[-1]]
+    wrong = (shown != expected).any(-1).sum((1, 2))
+    captions = [
+        f"step {number} of {n_steps}: {count} of {size * size} cells {'are' if count != 1 else 'is'} different"
+        for number, count in enumerate(wrong)
+    ]
+    return {f"circuit of {run.config.n_gates} gates": _colours(shown), beside: _colours(expected)}, captions
+
+
+def _states(
+    run: "Run", model: "LogicCA", size: int, n_steps: int
+) -> Bool[np.ndarray, "frames height width channels"]:
+    """The hard automaton's states, one after the other."""
+    import jax
+
+    key = jax.random.key(2)
+    state = np.zeros((size, size, run.config.channels), bool)
+    if run.target is None:
+        state[..., 0] = jax.random.bernoulli(key, 0.3, (size, size))
+    elif run.training.start == "random":
+        state = np.asarray(jax.random.bernoulli(key, shape=state.shape))
+    elif run.training.start == "seed":
+        state[size // 2, size // 2] = True
+    states = [state]
+    for step in range(n_steps):
+        states.append(np.asarray(model(states[-1], key=jax.random.fold_in(key, step), deterministic=True)))
+    return np.stack(states)
+
+
+def _colours(
+    bits: Bool[np.ndarray, "frames height width bits"],
+) -> UInt8[np.ndarray, "frames height width 3"]:
+    """Three bits are red, green and blue; else the first one is white."""
+    bits = bits if bits.shape[-1] == 3 else np.repeat(bits[..., :1], 3, -1)
+    return np.where(bits, 255, 0).astype(np.uint8)

@@ -5,32 +5,34 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from lutjax.training.lm_runs import Record
 
 
 def plot_losses(record: Record, path: Path) -> None:
-    """Writes training loss, test losses and the bigram baseline of a run as a PNG."""
+    """Writes training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)  # without pyplot: no window system, no global state
     axes = figure.subplots()
     for points, style, label in (
-        (record.history.train, {"linewidth": 1}, "training (mean since the point before)"),
-        (record.history.test, {"marker": "o", "linestyle": "none"}, "test"),
+        (record.history.train, {"linewidth": 1}, "training loss (mean since the point before)"),
+        (record.history.test, {"marker": "o", "linewidth": 1}, "test loss"),
     ):
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)
-    axes.axhline(record.bigram, color="grey", linestyle="--", label=f"bigram baseline ({record.bigram:.3f})")
-    axes.set_xlabel(f"training step (of {record.training.batch_size} x {record.model.context} bytes)")
-    axes.set_ylabel("loss (nats per byte)")
+    axes.axhline(record.bigram, color="grey", linestyle="--", label=f"bigram model ({record.bigram:.3f})")
+    axes.set_xlabel(f"training steps of {record.training.batch_size} x {record.model.context} bytes")
+    axes.set_ylabel("nats per byte")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))  # no powers of ten, no offset
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
 
 
 def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path: Path) -> None:
-    """Writes how often each class (row) was taken for each (column) as a PNG."""
+    """Writes how often each actual class (row) was predicted as each (column) as a PNG."""
     counts = np.zeros((n_classes, n_classes), int)
     np.add.at(counts, (labels, classes), 1)
     figure = Figure(figsize=(6, 6), layout="constrained")
@@ -45,8 +47,8 @@ def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path
                 axes.text(column, row, str(count), ha="center", va="center", color=colour)
     right = counts.trace()
     axes.set_title(f"hard network: {right} of {counts.sum()} right ({100 * right / counts.sum():.1f} %)")
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("class")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("actual")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=20))
     figure.savefig(path, dpi=120)

@@ -240,9 +240,10 @@ def _train(run: "Run", state: "State", record: "Record", out: Path, pictures: bo
     (out / "gates.txt").write_text(text)
     click.echo(f"\n{text}\ncheckpoint: {out}")
     if pictures:
-        from lutjax.cli._animate import animate
+        from lutjax.cli._animate import animate, film
 
-        animate(film(run, model), out / "automaton.gif")
+        panels, captions = film(run, model)
+        animate(panels, out / "automaton.gif", captions=captions)
         click.echo(f"animation: {out / 'automaton.gif'}")
 
 
@@ -314,33 +315,3 @@ def checks(run: "Run", model: "LogicCA") -> list[str]:
             f"{wrong(after(state, training.n_steps), expected)} bits wrong"
         ]
     return []
-
-
-def film(run: "Run", model: "LogicCA") -> "np.ndarray":
-    """States of the hard automaton one after the other, as colours: uint8 ``[frames, height, width, 3]``."""
-    import jax
-    import numpy as np
-
-    key = jax.random.key(2)
-    training, channels = run.training, run.config.channels
-    size = training.size
-    if run.target is None:
-        size, n_steps, n = 64, 60, 1
-        state = np.zeros((size, size, channels), bool)
-        state[..., 0] = jax.random.bernoulli(key, 0.3, (size, size))
-    else:
-        n_steps, n = training.n_steps, len(run.target)
-        if training.start == "random":
-            size, n_steps = 2 * size, 2 * n_steps
-            state = np.asarray(jax.random.bernoulli(key, shape=(size, size, channels)))
-        else:
-            state = np.zeros((size, size, channels), bool)
-            if training.start == "seed":
-                state[size // 2, size // 2] = True
-    frames = [state[..., :n]]
-    for step in range(n_steps):
-        state = np.asarray(model(state, key=jax.random.fold_in(key, step), deterministic=True))
-        frames.append(state[..., :n])
-    colours = np.stack(frames)
-    colours = colours if n == 3 else np.repeat(colours[..., :1], 3, -1)
-    return np.where(colours, 255, 0).astype(np.uint8)

@@ -37,7 +37,7 @@ def residual_gates(
     Raises:
       ValueError: `probability` is not between 0 and 1.
 
-    Source: differentiable logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax
@@ -68,7 +68,7 @@ def residual_table(
     Raises:
       ValueError: `probability` is not between 0 and 1, or `parametrisation` is unknown.
 
-    Source: differentiable logic semantics, sections 3 and 4.
+    Source: docs/logic.md, sections 3 and 4.
 
     Example:
       >>> import jax

@@ -40,7 +40,7 @@ class LogicCAConfig:
     Raises:
       ValueError: a size is impossible.
 
-    Source: differentiable-logic semantics, section 5.
+    Source: docs/logic.md, section 5.
 
     Example:
       >>> from lutjax.models import LogicCAConfig
@@ -136,7 +136,7 @@ class LogicCA(nnx.Module):
       config: the sizes.
       rngs: its ``params`` stream draws the wires.
 
-    Source: differentiable-logic semantics, section 5.
+    Source: docs/logic.md, section 5.
 
     Example:
       >>> import jax.numpy as jnp

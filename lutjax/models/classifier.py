@@ -46,7 +46,7 @@ class LogicClassifierConfig:
     Raises:
       ValueError: a size is impossible.
 
-    Source: differentiable-logic semantics, sections 3 and 4.
+    Source: docs/logic.md, sections 3 and 4.
 
     Example:
       >>> from lutjax.models import LogicClassifierConfig
@@ -130,7 +130,7 @@ class LogicClassifier(nnx.Module):
     Raises:
       ValueError: thresholds do not fit, or are given for bits.
 
-    Source: differentiable-logic semantics, sections 3 and 4.
+    Source: docs/logic.md, sections 3 and 4.
 
     Example:
       >>> import jax.numpy as jnp

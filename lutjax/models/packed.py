@@ -89,7 +89,7 @@ class PackedClassifier:
 def pack(classifier: LogicClassifier) -> PackedClassifier:
     """The hard network of a classifier as it is now, on 32 samples a word.
 
-    Source: differentiable-logic semantics, section 7.
+    Source: docs/logic.md, section 7.
     """
     tables = [layer.truth_tables() for layer in classifier.layers]
     thresholds = None if classifier.encoder is None else classifier.encoder.thresholds[...]

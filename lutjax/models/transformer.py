@@ -52,7 +52,7 @@ class LUTTransformerConfig:
     Raises:
       ValueError: a size is impossible.
 
-    Source: look-up-table semantics, section 9.
+    Source: docs/semantics.md, section 9.
 
     Example:
       >>> from lutjax.models import LUTTransformerConfig
@@ -226,7 +226,7 @@ class LUTTransformer(nnx.Module):
       implementation: which implementation runs the ops; see `lutjax.lut`.
       rngs: its ``params`` stream draws everything.
 
-    Source: look-up-table semantics, section 9.
+    Source: docs/semantics.md, section 9.
 
     Example:
       >>> import jax, jax.numpy as jnp

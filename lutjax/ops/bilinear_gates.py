@@ -37,6 +37,17 @@ def bilinear_gates(
 
     Compute coefficients once, outside a scan, with `lutjax.gate_coefficients`; `lutjax.logic_gates` is both in one.
 
+    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+
+        c0, c1, c2, c3 = coefficients
+        a, b = x[wires[:, 0]], x[wires[:, 1]]
+        y = c0 + c1 * a + c2 * b + c3 * a * b
+
+        dx = np.zeros_like(x)
+        np.add.at(dx, wires[:, 0], dy * (c1 + c3 * b))
+        np.add.at(dx, wires[:, 1], dy * (c2 + c3 * a))
+        dcoefficients = np.stack([dy, dy * a, dy * b, dy * a * b])  # of all samples: their sum
+
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
       coefficients: ``[4, G]``, those of 1, a, b and ab.
@@ -51,13 +62,10 @@ def bilinear_gates(
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `coefficients`, at least
       float32.
 
-    Its gradient: with g of the output, ``g (c1 + c3 b)`` and ``g (c2 + c3 a)`` are added to the inputs read, and
-    the coefficients receive the sums of ``g``, ``g a``, ``g b`` and ``g a b`` over all samples.
-
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
 
-    Source: differentiable-logic semantics, section 1.
+    Source: docs/logic.md, section 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

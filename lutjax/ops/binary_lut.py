@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _gates
+from lutjax.ops import _checks, _gates, _nan
 from lutjax.ops.soft_lut import SHAPES as SHAPES
 
 OPERATION = _gates.operation("binary_lut")
@@ -22,6 +22,26 @@ def binary_lut(
 ) -> Float[jax.Array, "..."]:
     """Tables addressed by the signs of inputs: ``y[g] = table[g, address]``, bit l of it ``x[wires[g, l]] > 0``.
 
+    The cotangent of an input is the extended finite difference: slots with its bit minus slots without, weighted by 3 to the
+    power of minus their distance from the address. It is half of what `lutjax.soft_lut` gives at inputs of 1/4 and 3/4
+    in place of 0 and 1.
+
+    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+
+        gate, n = np.arange(len(table)), wires.shape[1]
+        bit = np.arange(2**n)[:, None] >> np.arange(n) & 1  # [slots, n]
+        address = ((x[wires] > 0) << np.arange(n)).sum(axis=-1)
+        y = table[gate, address]
+
+        dtable = np.zeros_like(table)
+        dtable[gate, address] = dy  # of all samples: their sum
+        dx = np.zeros_like(x)
+        for l in range(n):
+            differs = bit != bit[address][:, None]  # [gates, slots, n]
+            distance = np.delete(differs, l, axis=-1).sum(axis=-1)
+            share = 0.5 * 0.75 ** (n - 1) / 3.0**distance
+            np.add.at(dx, wires[:, l], dy * (np.where(bit[:, l], table, -table) * share).sum(axis=-1))
+
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``. 0 and NaN give
         bit 0.
@@ -32,14 +52,10 @@ def binary_lut(
     Returns:
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.
 
-    Its gradient: the addressed slot receives that of the output. An input receives the extended finite
-    difference, slots above minus slots below weighted by 3 to the power of minus their distance from the address: half of
-    what `lutjax.soft_lut` gives at inputs of 1/4 and 3/4 in place of 0 and 1.
-
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.
 
-    Source: differentiable-logic semantics, section 3.
+    Source: docs/logic.md, section 3.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -48,6 +64,7 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    return _gates.call(
+    y = _gates.call(
         OPERATION, x, table, wires, readers, feature_axis=feature_axis, implementation=implementation
     )
+    return _nan.shown(y, x)

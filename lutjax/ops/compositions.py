@@ -23,7 +23,11 @@ def lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch outputs"]:
-    """A fully connected layer of look-up tables: ``lookup(weights, detect(x, anchors))``.
+    """A fully connected layer of look-up tables: `lutjax.detect`, then `lutjax.lookup`.
+
+    Definition::
+
+        y = lutjax.lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon))
 
     Args:
       x: ``[..., I]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``.
@@ -35,7 +39,7 @@ def lut(
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup`.
 
-    Source: look-up-table semantics, section 3.
+    Source: docs/semantics.md, section 3.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax
@@ -58,7 +62,11 @@ def sparse_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch {n_outputs}"]:
-    """A sparsely connected layer: ``sparse_lookup(weights, detect(x, anchors), targets, n_outputs)``.
+    """A sparsely connected layer of look-up tables: `lutjax.detect`, then `lutjax.sparse_lookup`.
+
+    Definition::
+
+        y = lutjax.sparse_lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon), targets, n_outputs)
 
     Args:
       x: ``[..., I]``. weights: ``[T, 2**C, K]``. anchors: int32 ``[T, C, 2]``.
@@ -71,7 +79,7 @@ def sparse_lut(
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.sparse_lookup`.
 
-    Source: look-up-table semantics, section 4.
+    Source: docs/semantics.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -97,7 +105,14 @@ def lut_attention(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch length outputs"]:
-    """Self-attention: every place is detected once, as query and as key; see `lutjax.lookup_attention`.
+    """Self-attention: every position of a sequence is detected once, as query and as key; see `lutjax.lookup_attention`.
+
+    Definition::
+
+        d, e = lutjax.detect(x, anchors, epsilon=epsilon), lutjax.detect_signs(positions)
+        y = lutjax.lookup_attention(
+            weights, d, d, e, window=window, query_segments=segments, key_segments=segments
+        )
 
     Args:
       x: ``[..., L, I]``. weights: ``[T, 2**(2C + N), O]``. anchors: int32 ``[T, C, 2]``.
@@ -111,7 +126,7 @@ def lut_attention(
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup_attention`; also a sequence longer than the positions.
 
-    Source: look-up-table semantics, section 5.
+    Source: docs/semantics.md, section 5.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax

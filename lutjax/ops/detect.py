@@ -43,6 +43,19 @@ def detect(
     Detector ``t`` computes ``delta_r = x[a_r] - x[b_r]`` for its ``C`` anchor pairs. Bit ``r`` of the index is
     ``delta_r > 0``; the margin is the delta of the first pair with the smallest ``|delta|``, and ``flip`` its bit.
 
+    Definition, for one sample; ``dmargin`` is the cotangent of the margin and ``dx`` that of ``x``::
+
+        a, b = anchors[..., 0], anchors[..., 1]
+        delta = x[a] - x[b]  # [T, C]
+        bit = (delta > 0) & ~(np.abs(delta) < epsilon)  # NaN gives 0
+        index = (bit << np.arange(delta.shape[1])).sum(axis=1)
+        t, closest = np.arange(len(delta)), np.abs(delta).argmin(axis=1)  # the first; NaN is the smallest
+        flip, margin = 1 << closest, delta[t, closest]
+
+        dx = np.zeros_like(x)
+        np.add.at(dx, a[t, closest], dmargin)
+        np.subtract.at(dx, b[t, closest], dmargin)
+
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64.
       anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`. Ids beyond the inputs are clamped.
@@ -54,13 +67,12 @@ def detect(
       `Detection` with arrays ``[..., T]``. The margin is float32 for 16-bit inputs (compared in float32),
       else of the dtype of `x`. NaN gives bit 0, and a NaN margin.
 
-    Its gradient: the margin's cotangent goes to ``x[a]`` with sign +1 and to ``x[b]`` with -1, of the
-    closest pair only.
+    Without pairs (``C = 0``) index and flip are 0 and the margin is ``+inf``, without a gradient.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
 
-    Source: look-up-table semantics, section 1.
+    Source: docs/semantics.md, section 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

@@ -33,6 +33,16 @@ def detect_signs(
 
     Attention reads its trained positions so.
 
+    Definition, for one row of values; ``dmargin`` is the cotangent of the margin::
+
+        bit = (positions > 0) & ~(np.abs(positions) < epsilon)
+        index = (bit << np.arange(len(positions))).sum()
+        closest = np.abs(positions).argmin()  # the first; NaN is the smallest
+        flip, margin = 1 << closest, positions[closest]
+
+        dpositions = np.zeros_like(positions)
+        dpositions[closest] = dmargin
+
     Args:
       positions: ``[..., N]`` float32, bfloat16, float16 or float64.
       epsilon: dead zone, in units of the values: ``|value| < epsilon`` gives bit 0.
@@ -44,7 +54,7 @@ def detect_signs(
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
 
-    Source: look-up-table semantics, sections 1 and 5.
+    Source: docs/semantics.md, sections 1 and 5.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

@@ -19,6 +19,18 @@ def gate_coefficients(
     The number of a gate is its truth table, read most significant bit first over ab = 00, 01, 10, 11: 1 is and,
     3 is a, 6 is xor, 7 is or, 14 is nand.
 
+    Definition; ``dcoefficients`` is the cotangent of the result::
+
+        answers = [np.arange(16) >> place & 1 for place in (3, 2, 1, 0)]  # to ab = 00, 01, 10, 11
+        at_00, at_01, at_10, at_11 = answers
+        of_gates = np.stack([at_00, at_10 - at_00, at_01 - at_00, at_11 - at_10 - at_01 + at_00], axis=-1)
+        p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        coefficients = (p @ of_gates).T
+
+        dp = (of_gates @ dcoefficients).T
+        dlogits = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+
     Args:
       logits: ``[G, 16]`` float32, bfloat16, float16 or float64; ``[16, G]`` with ``axis=0``.
       hard: the gate with the largest logit (the first of equal ones) instead of the mixture; without a gradient.
@@ -30,7 +42,7 @@ def gate_coefficients(
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
 
-    Source: differentiable-logic semantics, section 1.
+    Source: docs/logic.md, section 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -54,7 +66,11 @@ def logic_gates(
     feature_axis: int = -1,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Differentiable logic gates: ``bilinear_gates(x, gate_coefficients(logits), wires)``.
+    """Differentiable logic gates: `lutjax.gate_coefficients`, then `lutjax.bilinear_gates`.
+
+    Definition::
+
+        y = lutjax.bilinear_gates(x, lutjax.gate_coefficients(logits), wires)
 
     Args:
       x: ``[..., I]``, bits or numbers from 0 to 1; ``[I, ...]`` with ``feature_axis=0``.
@@ -68,7 +84,7 @@ def logic_gates(
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
 
-    Source: differentiable-logic semantics, section 1.
+    Source: docs/logic.md, section 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

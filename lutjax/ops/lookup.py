@@ -9,7 +9,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned: batch, detectors, bits, outputs.
@@ -39,6 +39,20 @@ def lookup(
 ) -> Float[jax.Array, "*batch outputs"]:
     """Sums the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
 
+    Rows do not change continuously, so the gradient of a margin is a surrogate: what the sum would lose if the closest
+    comparison changed, times the *surrogate derivative*, which is large where that comparison is close.
+
+    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``::
+
+        t, index, margin = np.arange(len(weights)), detection.index, detection.margin
+        row, flipped = weights[t, index], weights[t, index ^ detection.flip]
+        y = row.sum(axis=0)
+
+        surrogate_derivative = 0.5 * np.where(margin > 0, 1, -1) / (1 + np.abs(margin)) ** 2
+        dmargin = surrogate_derivative * ((row - flipped) @ dy)
+        dweights = np.zeros_like(weights)
+        dweights[t, index] = dy  # of all samples: their sum
+
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``. Indices out of range are clamped.
@@ -48,13 +62,10 @@ def lookup(
     Returns:
       ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
 
-    Its gradient: the addressed row receives `dy`; the margin receives
-    ``U'(margin) * <dy, row - flipped row>`` with ``U(u) = 0.5 / (1 + |u|)`` and ``U'(0) < 0``.
-
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
 
-    Source: look-up-table semantics, sections 2 and 3.
+    Source: docs/semantics.md, sections 2 and 3.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -64,10 +75,11 @@ def lookup(
     """
     detection = _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    return apply(
+    y = apply(
         OPERATION,
         weights,
         detection,
         implementation=implementation,
         options={"accumulate": _checks.accumulation("lookup", accumulate)},
     )
+    return _nan.shown(y, detection.margin)

@@ -9,7 +9,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
@@ -88,6 +88,38 @@ def lookup_attention(
     The row of a pair at distance ``d = query place - key place - 1`` puts bits side by side,
     ``query.index << (key.bits + N) | key.index << N | position.index[d]``, and
     ``y[j] = sum over keys i before j, and over detectors t, of weights[t, row]``: a sum, not a mean.
+    Of each pair the closer one of query and key receives a gradient (of equal ones the key), and in addition the
+    position where it is strictly closer than both. Nothing of the size of all pairs is kept.
+
+    Definition, for one sequence with a window and segments; ``dy`` is the cotangent of ``y``, and ``dquery``, ``dkey`` and
+    ``dposition`` are those of the three margins::
+
+        def surrogate_derivative(margin):
+            return 0.5 * (1 if margin > 0 else -1) / (1 + abs(margin)) ** 2
+
+        y = np.zeros((len(query.index), weights.shape[-1]))
+        dquery, dkey, dposition = (np.zeros_like(d.margin) for d in (query, key, position))
+        dweights = np.zeros_like(weights)
+        for j, i, t in np.ndindex(len(query.index), *key.index.shape):
+            d = (query_start + j) - (key_start + i) - 1
+            if d < 0 or d >= window or query_segments[j] != key_segments[i]:
+                continue
+            p = min(d, len(position.index) - 1), t % position.index.shape[1]
+            shift = key.bits + position.bits
+            row = query.index[j, t] << shift | key.index[i, t] << position.bits | position.index[p]
+            y[j] += weights[t, row]
+
+            dweights[t, row] += dy[j]
+            of_query, of_key, of_position = query.margin[j, t], key.margin[i, t], position.margin[p]
+            if abs(of_query) < abs(of_key):
+                lost = weights[t, row] - weights[t, row ^ query.flip[j, t] << shift]
+                dquery[j, t] += surrogate_derivative(of_query) * (lost @ dy[j])
+            else:
+                lost = weights[t, row] - weights[t, row ^ key.flip[i, t] << position.bits]
+                dkey[i, t] += surrogate_derivative(of_key) * (lost @ dy[j])
+            if abs(of_position) < min(abs(of_query), abs(of_key)):
+                lost = weights[t, row] - weights[t, row ^ position.flip[p]]
+                dposition[p] += surrogate_derivative(of_position) * (lost @ dy[j])
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, ``R == 2**(query.bits + key.bits + N)``.
@@ -104,16 +136,12 @@ def lookup_attention(
       ``[..., Lq, O]`` of the dtype of `weights`; 16-bit tables are summed in float32. A query without an
       earlier key gives 0.
 
-    Its gradient: per pair, the smaller of ``|query margin|`` and ``|key margin|`` (ties: the key) receives
-    ``U'(margin) * <dy, row - row with that flip>``, in addition the position's margin where it is strictly
-    smaller than both; each row receives `dy` once per pair. Nothing of the size of all pairs is kept.
-
     Distances beyond `position` are an error where they are known, else they are clamped to the last.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the bits.
 
-    Source: look-up-table semantics, section 5.
+    Source: docs/semantics.md, section 5.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -159,7 +187,7 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    return apply(
+    y = apply(
         OPERATION,
         weights,
         query,
@@ -170,3 +198,4 @@ def lookup_attention(
         implementation=implementation,
         options={"window": window, "accumulate": _checks.accumulation(op, accumulate)},
     )
+    return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -9,7 +9,7 @@ from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
@@ -87,7 +87,37 @@ def lut_pair_attention(
     """Sums, for each query, the row that a detection of every pair with an earlier key addresses.
 
     For a query ``j``, an earlier key ``i`` and detector ``t``, the vector ``z = [x[i], x[j], positions[d, t]]``
-    with ``d = j - i - 1`` is detected as by `lutjax.detect`, and ``y[j] += weights[t, index]``.
+    with ``d = j - i - 1`` is detected as by `lutjax.detect`, and ``y[j] += weights[t, index]``. Detections are computed
+    anew in the backward pass; nothing of the size of all pairs is kept.
+
+    Definition, for one sequence with a window and segments; ``dy`` is the cotangent of ``y``. In self-attention ``keys`` is
+    ``x``, whose cotangent is ``dx + dkeys``::
+
+        y = np.zeros((len(x), weights.shape[-1]))
+        dx, dkeys, dpositions, dweights = (np.zeros_like(a) for a in (x, keys, positions, weights))
+        for j, i, t in np.ndindex(len(x), len(keys), len(weights)):
+            d = (query_start + j) - (key_start + i) - 1
+            if d < 0 or d >= window or segments[j] != key_segments[i]:
+                continue
+            p = min(d, len(positions) - 1), t % positions.shape[1]
+            parts = keys[i], x[j], positions[p]
+            z = np.stack(parts, axis=-1).ravel() if interleave else np.concatenate(parts)
+            delta = z[anchors[t, :, 0]] - z[anchors[t, :, 1]]
+            bit = (delta > 0) & ~(np.abs(delta) < epsilon)
+            row, closest = (bit << np.arange(len(delta))).sum(), np.abs(delta).argmin()
+            y[j] += weights[t, row]
+
+            dweights[t, row] += dy[j]
+            margin, lost = delta[closest], weights[t, row] - weights[t, row ^ 1 << closest]
+            surrogate_derivative = 0.5 * (1 if margin > 0 else -1) / (1 + abs(margin)) ** 2
+            a, b = anchors[t, closest]
+            dz = np.zeros_like(z)
+            dz[a] += surrogate_derivative * (lost @ dy[j])
+            dz[b] -= surrogate_derivative * (lost @ dy[j])
+            of_parts = dz.reshape(-1, 3).T if interleave else np.split(dz, [len(x[j]), 2 * len(x[j])])
+            dkeys[i] += of_parts[0]
+            dx[j] += of_parts[1]
+            dpositions[p] += of_parts[2]
 
     Args:
       x: ``[..., L, I]`` float32, bfloat16, float16 or float64.
@@ -107,14 +137,10 @@ def lut_pair_attention(
     Returns:
       ``[..., L, O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
 
-    Its gradient: of each pair's ``C`` comparisons the closest one's margin receives
-    ``U'(margin) * <dy, row - flipped row>``, which goes to whichever of query, key and position its two ends are.
-    Detections are computed anew in the backward pass; nothing of the size of all pairs is kept.
-
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the anchors.
 
-    Source: look-up-table semantics, section 6.
+    Source: docs/semantics.md, section 6.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -166,7 +192,7 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    return apply(
+    y = apply(
         OPERATION,
         x,
         keys,
@@ -184,3 +210,4 @@ def lut_pair_attention(
             "accumulate": _checks.accumulation(op, accumulate),
         },
     )
+    return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))

@@ -27,6 +27,14 @@ def packed_lut(
 ) -> UInt32[jax.Array, "gates *batch"]:
     """Hard tables over bits as bitwise operations: sample ``32 w + j`` is bit j of word w.
 
+    Definition, for ``words`` of shape ``[I, W]``::
+
+        place = np.arange(32, dtype=np.uint32)
+        bits = words[..., None] >> place & 1  # [I, W, 32]
+        address = sum(bits[wires[:, l]].astype(int) << l for l in range(wires.shape[1]))
+        answers = np.take_along_axis(truth[:, None], address, axis=-1)
+        y = (answers.astype(np.uint32) << place).sum(axis=-1, dtype=np.uint32)
+
     Args:
       words: uint32 ``[I, ...]``, from `lutjax.pack_bits`.
       truth: bool ``[G, 2**n]``, with n from 1 to 8: what each table answers at each address, as in `lutjax.soft_lut`.
@@ -39,7 +47,7 @@ def packed_lut(
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.
 
-    Source: differentiable-logic semantics, section 7.
+    Source: docs/logic.md, section 7.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -70,6 +78,12 @@ def pack_bits(
 ) -> UInt32[jax.Array, "features words"]:
     """Samples as bits of words: what is not 0 is 1.
 
+    Definition::
+
+        padded = np.pad(bits != 0, ((0, 0), (0, -bits.shape[1] % 32)))
+        words = padded.reshape(len(bits), -1, 32).astype(np.uint32) << np.arange(32, dtype=np.uint32)
+        y = words.sum(axis=-1, dtype=np.uint32)
+
     Args:
       bits: ``[F, B]``, of any dtype.
 
@@ -89,6 +103,11 @@ def unpack_bits(
     words: UInt32[Array, "features words"], n_samples: int
 ) -> Bool[jax.Array, "features {n_samples}"]:
     """The samples of words, the reverse of `pack_bits`.
+
+    Definition::
+
+        bits = words[..., None] >> np.arange(32, dtype=np.uint32) & 1
+        y = bits.reshape(len(words), -1)[:, :n_samples] != 0
 
     Args:
       words: uint32 ``[F, W]``.

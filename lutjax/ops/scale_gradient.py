@@ -15,6 +15,12 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
     Scales a layer's learning rate without touching what flows through it: ``lookup(scale_gradient(weights, f), d)``
     scales the table's gradient and leaves the margin's alone.
 
+    Definition; ``dy`` is the cotangent of ``y``::
+
+        y = x
+
+        dx = factor * dy
+
     Args:
       x: any shape, float32, bfloat16, float16 or float64.
       factor: a number, perhaps traced; it has no gradient.
@@ -25,7 +31,7 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
 
-    Source: differentiable logic semantics, section 4; look-up-table semantics, section 8.
+    Source: docs/logic.md, section 4; docs/semantics.md, section 8.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax

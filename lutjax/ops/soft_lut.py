@@ -38,6 +38,20 @@ def soft_lut(
     ``y[g] = sum_k table[g, k] * prod_l (x[wires[g, l]] if bit l of k else 1 - x[wires[g, l]])``. Where inputs are 0
     or 1, that is the slot they address; wire 0 is the least significant bit of the address.
 
+    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+
+        n = wires.shape[1]
+        bit = np.arange(2**n)[:, None] >> np.arange(n) & 1  # [slots, n]
+        read = x[wires][:, None]
+        share = np.where(bit, read, 1 - read)  # [gates, slots, n]
+        y = (table * share.prod(axis=-1)).sum(axis=-1)
+
+        dtable = dy[:, None] * share.prod(axis=-1)  # of all samples: their sum
+        dx = np.zeros_like(x)
+        for l in range(n):
+            others = np.delete(share, l, axis=-1).prod(axis=-1)
+            np.add.at(dx, wires[:, l], dy * (np.where(bit[:, l], table, -table) * others).sum(axis=-1))
+
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
       table: ``[G, 2**n]``, with n from 1 to 8.
@@ -48,12 +62,10 @@ def soft_lut(
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `table`, at least
       float32.
 
-    Its gradient: that of the formula.
-
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.
 
-    Source: differentiable-logic semantics, section 3.
+    Source: docs/logic.md, section 3.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

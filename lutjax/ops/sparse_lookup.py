@@ -11,7 +11,7 @@ from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import Operation, apply
 
 # Sizes at which it is tested, measured and tuned; lists: one for each table (and row), or one for all.
@@ -57,6 +57,21 @@ def sparse_lookup(
     Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output ``targets[t, r, k]``. Equal to
     `lutjax.lookup` of a table that is zero elsewhere.
 
+    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``::
+
+        targets = np.broadcast_to(targets, weights.shape)
+        t, index, margin = np.arange(len(weights)), detection.index, detection.margin
+        used = targets[t, index] >= 0
+        y = np.zeros(n_outputs)
+        np.add.at(y, targets[t, index][used], weights[t, index][used])
+
+        of_slots = np.where(targets >= 0, dy[targets], 0)  # the cotangent of the output that a slot reaches
+        of_rows = (weights * of_slots).sum(axis=-1)
+        surrogate_derivative = 0.5 * np.where(margin > 0, 1, -1) / (1 + np.abs(margin)) ** 2
+        dmargin = surrogate_derivative * (of_rows[t, index] - of_rows[t, index ^ detection.flip])
+        dweights = np.zeros_like(weights)
+        dweights[t, index] = of_slots[t, index]  # of all samples: their sum
+
     Args:
       weights: ``[T, R, K]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``.
@@ -68,13 +83,10 @@ def sparse_lookup(
     Returns:
       ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
 
-    Its gradient: each used slot of the addressed row receives ``dy`` of its target, an unused one 0; the margin
-    receives ``U'(margin) * (g(row) - g(flipped row))`` with ``g(r) = sum_k weights[t, r, k] * dy[targets[t, r, k]]``.
-
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
 
-    Source: look-up-table semantics, section 4.
+    Source: docs/semantics.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -95,7 +107,7 @@ def sparse_lookup(
     _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
     n_outputs = operator.index(n_outputs)
     _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
-    return apply(
+    y = apply(
         OPERATION,
         weights,
         detection,
@@ -103,3 +115,4 @@ def sparse_lookup(
         implementation=implementation,
         options={"n_outputs": n_outputs, "accumulate": _checks.accumulation(op, accumulate)},
     )
+    return _nan.shown(y, detection.margin)

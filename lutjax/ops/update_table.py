@@ -48,6 +48,12 @@ def update_table(
     registered ops ``lookup_update``, ``sparse_lookup_update``, ``lookup_attention_update`` and
     ``lut_pair_attention_update``.
 
+    Definition; ``touched`` ``[T, R, 1]`` says which rows were looked up::
+
+        moved, moved_state = rule.step(weights, gradient.to_dense(), state, rate)
+        new_weights = np.where(touched, moved, weights)
+        new_state = {name: np.where(touched, moved_state[name], state[name]) for name in state}
+
     Args:
       weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32.
       gradient: from `lutjax.training.tables.value_and_grad`.
@@ -64,7 +70,7 @@ def update_table(
       ValueError, TypeError: the gradient belongs to a table of another shape or dtype, or the state to another rule
         or table.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax.numpy as jnp, lutjax

@@ -149,7 +149,7 @@ class Run(ModelRun[LogicClassifier]):
 def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresholds: int) -> dict[str, float]:
     """Accuracy of logistic regression and of a random forest on the bits that the classifier sees.
 
-    Source: differentiable-logic semantics, section 6.
+    Source: docs/logic.md, section 6.
     """
     import warnings
 

@@ -49,7 +49,7 @@ def value_and_grad(
       TableUseError: a table is looked up twice, not at all (it is frozen, or was cast or copied before), or used in
         another way. Nothing has been computed then.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax

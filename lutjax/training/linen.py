@@ -24,7 +24,7 @@ class TrainState(struct.PyTreeNode):
       tx: how the parameters move.
       opt_state: state of `tx`.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax, jax.numpy as jnp

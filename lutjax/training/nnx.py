@@ -34,7 +34,7 @@ def value_and_grad(
       TableUseError: as `lutjax.training.tables.value_and_grad`. A layer has to hand its table to the op as
         ``variable.get_value()``; an index, even ``variable[...]``, makes another array. The module is unchanged then.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax.numpy as jnp
@@ -82,7 +82,7 @@ class Optimizer(nnx.Module):
     Raises:
       ValueError: as ``tx.init``.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax.numpy as jnp

@@ -30,7 +30,7 @@ def learning_rate(
     """The rate of every step, counted from 0.
 
     `constant` is ``rate``; `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the
-    samples seen so far (look-up-table semantics, section 9; meant for ``rate = 1`` and the summed loss). Both
+    samples seen so far (docs/semantics.md, section 9; meant for ``rate = 1`` and the summed loss). Both
     rise linearly over the first ``warmup * steps`` steps and fall linearly to 0 over the last
     ``cooldown * steps``.
 

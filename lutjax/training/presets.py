@@ -44,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "eval_every": 4000,
         "checkpoint_every": 4000,
     },
-    # The published recipe (look-up-table semantics, section 9): 812.7 M parameters.
+    # The published recipe (docs/semantics.md, section 9): 812.7 M parameters.
     "reference": {
         "steps": 3000,
         "batch_size": 128,

@@ -72,7 +72,7 @@ class Optimizer:
       rates: a factor of the rate for some tables, by name.
       tables: which parameters are tables, as for `value_and_grad`.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, optax
@@ -172,7 +172,7 @@ def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
     Raises:
       TypeError: on use, a gradient is a `TableGradient`.
 
-    Source: look-up-table semantics, section 8.
+    Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax.numpy as jnp

@@ -64,7 +64,7 @@ class LogicGates(_Wired):
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
 
-    Source: differentiable-logic semantics, sections 1 and 4.
+    Source: docs/logic.md, sections 1 and 4.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -88,7 +88,7 @@ class SoftLUT(_Wired):
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
 
-    Source: differentiable-logic semantics, sections 3 and 4.
+    Source: docs/logic.md, sections 3 and 4.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -110,7 +110,7 @@ class BinaryLUT(_Wired):
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
 
-    Source: differentiable-logic semantics, section 3.
+    Source: docs/logic.md, section 3.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -133,7 +133,7 @@ class LogicTree(_Gates):
     Raises:
       ValueError: a size is impossible, or a wire is not in the window.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -167,7 +167,7 @@ class GroupSum(Layer):
     Raises:
       ValueError: a size is impossible, or `k` does not divide the features.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import haiku as hk, jax.numpy as jnp
@@ -195,7 +195,7 @@ class Thermometer(Layer):
     Raises:
       ValueError: a size is impossible, thresholds do not fit, or are NaN.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp, lutjax

@@ -26,7 +26,7 @@ class LUT(Layer):
     Raises:
       ValueError: a size is impossible, or an anchor is not an input.
 
-    Source: look-up-table semantics, section 3.
+    Source: docs/semantics.md, section 3.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -64,7 +64,7 @@ class SparseLUT(Layer):
     Raises:
       ValueError: a size is impossible, an anchor is not an input or a target not an output.
 
-    Source: look-up-table semantics, section 4.
+    Source: docs/semantics.md, section 4.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -144,7 +144,7 @@ class LUTAttention(_Attention):
     Raises:
       ValueError: a size is impossible, or an anchor is not an input.
 
-    Source: look-up-table semantics, section 5.
+    Source: docs/semantics.md, section 5.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -187,7 +187,7 @@ class LUTPairAttention(_Attention):
     Raises:
       ValueError: a size is impossible, or an anchor is not a place in the joint vector.
 
-    Source: look-up-table semantics, section 6.
+    Source: docs/semantics.md, section 6.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp

@@ -70,7 +70,7 @@ class LogicGates(_Wired):
     Raises:
       ValueError: on first use, a size is impossible or a wire is not an input.
 
-    Source: differentiable-logic semantics, sections 1 and 4.
+    Source: docs/logic.md, sections 1 and 4.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -97,7 +97,7 @@ class SoftLUT(_Wired):
     Raises:
       ValueError: on first use, a size is impossible or a wire is not an input.
 
-    Source: differentiable-logic semantics, sections 3 and 4.
+    Source: docs/logic.md, sections 3 and 4.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -123,7 +123,7 @@ class BinaryLUT(_Wired):
     Raises:
       ValueError: on first use, a size is impossible or a wire is not an input.
 
-    Source: differentiable-logic semantics, section 3.
+    Source: docs/logic.md, section 3.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -150,7 +150,7 @@ class LogicTree(_Gates):
     Raises:
       ValueError: on first use, a size is impossible or a wire is not in the window.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -179,7 +179,7 @@ class GroupSum(Layer):
     Raises:
       ValueError: on first use, a size is impossible or `k` does not divide the features.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp
@@ -211,7 +211,7 @@ class Thermometer(Layer):
     Raises:
       ValueError: on first use, a size is impossible, thresholds do not fit, or are NaN.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax

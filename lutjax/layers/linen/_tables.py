@@ -50,7 +50,7 @@ class LUT(_Tables):
     Raises:
       ValueError: on first use, a size is impossible or an anchor is not an input.
 
-    Source: look-up-table semantics, section 3.
+    Source: docs/semantics.md, section 3.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -74,7 +74,7 @@ class SparseLUT(_Tables):
     Raises:
       ValueError: on first use, a size is impossible, an anchor is not an input or a target not an output.
 
-    Source: look-up-table semantics, section 4.
+    Source: docs/semantics.md, section 4.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -148,7 +148,7 @@ class LUTAttention(_Attention):
     Raises:
       ValueError: on first use, a size is impossible or an anchor is not an input.
 
-    Source: look-up-table semantics, section 5.
+    Source: docs/semantics.md, section 5.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -177,7 +177,7 @@ class LUTPairAttention(_Attention):
     Raises:
       ValueError: on first use, a size is impossible or an anchor is not a place in the joint vector.
 
-    Source: look-up-table semantics, section 6.
+    Source: docs/semantics.md, section 6.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -131,7 +131,7 @@ class LogicGates(_Wired):
     Raises:
       ValueError: a size is impossible, there are not that many different pairs, or a wire is not an input.
 
-    Source: differentiable-logic semantics, sections 1 and 4.
+    Source: docs/logic.md, sections 1 and 4.
 
     Example:
       >>> import jax.numpy as jnp
@@ -179,7 +179,7 @@ class SoftLUT(_Wired):
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
 
-    Source: differentiable-logic semantics, sections 3 and 4.
+    Source: docs/logic.md, sections 3 and 4.
 
     Example:
       >>> import jax.numpy as jnp
@@ -222,7 +222,7 @@ class BinaryLUT(_Wired):
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
 
-    Source: differentiable-logic semantics, section 3.
+    Source: docs/logic.md, section 3.
 
     Example:
       >>> import jax.numpy as jnp
@@ -263,7 +263,7 @@ class LogicTree(_Gates):
     Raises:
       ValueError: a size is impossible, or a wire is not in the window.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp
@@ -303,7 +303,7 @@ class GroupSum(Layer):
     Raises:
       ValueError: a size is impossible; in a call, `k` does not divide the features.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp
@@ -348,7 +348,7 @@ class Thermometer(_Logic):
     Raises:
       ValueError: a size is impossible, thresholds do not fit, or are NaN.
 
-    Source: differentiable-logic semantics, section 4.
+    Source: docs/logic.md, section 4.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
