@@ -82,6 +82,8 @@ def unsupported_arguments(call: Call) -> str | None:
     for leaf in jax.tree.leaves(call.arguments):
         if leaf.dtype.name not in (*FLOATS, "int32"):
             return f"has no kernel for {leaf.dtype}"
+    if call.op.startswith("lookup_attention") and call.arguments[0].shape[0] == 0:
+        return "has no kernel for a table of no detectors"
     if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
         return f"moves rows by SGD only, not by {call.options['rule']}"
     return None
