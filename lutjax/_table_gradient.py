@@ -17,6 +17,8 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax._dtypes import accumulator
+
 _CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
 
 
@@ -62,8 +64,10 @@ class TableGradient:
 
     def scaled(self, factor: Any) -> "TableGradient":
         """The gradient times a number."""
+        dtype = accumulator(self.dtype)
+        factor = jnp.asarray(factor, dtype)
         return dataclasses.replace(
-            self, factor=jnp.asarray(factor) if self.factor is None else self.factor * factor
+            self, factor=factor if self.factor is None else jnp.asarray(self.factor, dtype) * factor
         )
 
     @property
@@ -76,7 +80,10 @@ class TableGradient:
         return f"TableGradient of {self.op}, for a table {self.dtype}{list(self.shape)}"
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        raise _no_number("made an array")
+        raise _no_number("given as an array")
+
+    def __jax_array__(self) -> jax.Array:
+        raise _no_number("given as an array")
 
 
 def seal(cotangent: jax.Array) -> jax.Array:
@@ -137,12 +144,17 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
         setattr(TableGradient, _method, _refusing(_method))
 TableGradient.__neg__ = _refusing("__neg__")  # type: ignore[attr-defined]
 
-_DATA = ("sealed", "arguments", "factor", "after")  # what has no arithmetic first: nothing else is said before
+_DATA = (
+    "sealed",
+    "arguments",
+    "factor",
+    "after",
+)  # what has no arithmetic first: nothing else is said before
 _META = ("op", "options", "shape", "dtype", "axes")
 
 
 def _flatten(gradient: TableGradient) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    _refuse_optax()
+    _refuse_optimizers()
     return tuple(getattr(gradient, n) for n in _DATA), tuple(getattr(gradient, n) for n in _META)
 
 
@@ -155,17 +167,20 @@ def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
     return TableGradient(**dict(zip(_META, meta, strict=True)), **dict(zip(_DATA, children, strict=True)))
 
 
-def _refuse_optax() -> None:
-    """Raises TypeError if optax walks the tree: the sealed leaf would stop it too, but not always with words.
+def _refuse_optimizers() -> None:
+    """Raises TypeError if optax or `nnx.Optimizer` walks the tree.
 
-    Outside of jit, arrays of random keys lack some attributes that optax asks for, and say no more than that.
+    For the message alone. The sealed leaf stops them too, but outside of jit an array of random keys lacks attributes that
+    optax asks for, and says no more than that; and `nnx.Optimizer` drops what is not in an `nnx.Param` and says that
+    the rest has another structure.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package == "optax":
-            raise _no_number("given to optax")
-        if package not in ("jax", __name__.partition(".")[0]):
+        module = frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
+        if package == "optax" or module.startswith("flax.nnx.training."):
+            raise _no_number(f"given to {'optax' if package == 'optax' else 'nnx.Optimizer'}")
+        if package not in ("jax", "flax", "lutjax", "jaxtyping", "beartype"):
             return
         frame = frame.f_back
 
