@@ -362,7 +362,7 @@ def test_factors_are_no_numbers(name, jit):
 
 
 def test_optax_global_norm_too():
-    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match=CURE):
+    with pytest.warns(DeprecationWarning, match="global_norm"), pytest.raises(TypeError, match=CURE):
         optax.global_norm(gradients_of_both())
 
 
