@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 
-from lutjax import _compat
+from lutjax import _compat, _extras
 
 
 class Platform(enum.StrEnum):
@@ -125,7 +125,8 @@ class KernelSpec:
             return f"has no {call.direction}"
         missing = [package for package in self.requires if not _installed(package)]
         if missing:
-            return f"needs {', '.join(missing)}, not installed"
+            cure = _extras.command(*missing)
+            return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}"
         return None if self.unsupported is None else self.unsupported(call)
 
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from lutjax._dtypes import accumulator
+from lutjax._extras import needed_by
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax._table_gradient import TableGradient
 from lutjax.ops.update_table import check_state, squared_norm, update_table
@@ -27,6 +27,10 @@ from lutjax.training.gradients import (
     microbatched,
     value_and_grad,
 )
+
+with needed_by(__name__):
+    import optax
+
 
 __all__ = [
     "SGD",
