@@ -183,7 +183,7 @@ COMPOSITIONS = {
         ["detect", "sparse_lookup"],
     ),
     "lut_attention": (
-        (X, jnp.zeros((5, 32, 2)), ANCHORS, jnp.ones((2, 1, 1))),
+        (X[None], jnp.zeros((5, 32, 2)), ANCHORS, jnp.ones((2, 1, 1))),
         {"window": 2, "segments": jnp.zeros(3, jnp.int32)},
         ["detect", "detect_signs", "lookup_attention"],
     ),
@@ -212,6 +212,39 @@ def test_compositions_are_explained_by_their_ops(name):
     assert asked.count("not asked for (implementation=triton)") >= len(ops)
 
 
+FUNCTIONS = {
+    **{name: case[:2] for name, case in COMPOSITIONS.items()},
+    "detect": ((X, ANCHORS), {}),
+    "sparse_lookup": (
+        (jnp.zeros((5, 4, 2)), lutjax.detect(X, ANCHORS), jnp.zeros((1, 1, 2), jnp.int32), 7),
+        {},
+    ),
+    "lookup_attention": (
+        (jnp.zeros((5, 16, 2)), lutjax.detect(X[None], ANCHORS), lutjax.detect(X[None], ANCHORS)),
+        {"window": 2, "query_start": 3},
+    ),
+    "lut_pair_attention": ((X[None], jnp.zeros((5, 4, 2)), ANCHORS), {}),
+    "soft_lut": ((X, jnp.zeros((4, 4)), jnp.zeros((4, 2), jnp.int32)), {"feature_axis": 0}),
+}
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_explained_for_other_devices(name, device):
+    """By their own arguments, which need not be those of a kernel."""
+    args, options = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, FUNCTIONS[name]
+    )
+    kind = {"gpu": "NVIDIA H200", "tpu": "TPU v5 lite"}[device]
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice(kind, None, device)
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        text = lutjax.explain(name, *args, **options)
+    assert f" on {device} ({kind})\n  forward\n" in text
+    assert "chosen" in text
+
+
 def test_updates_are_explained(weights, detection):
     _, gradient = tables.value_and_grad(lambda p: lutjax.lookup(p["weights"], detection).sum())(
         {"weights": weights}
@@ -219,16 +252,6 @@ def test_updates_are_explained(weights, detection):
     text = lutjax.explain("update_table", weights, gradient["weights"], 0.1, tables.SGD())
     assert text.startswith("update_table calls lookup_update\nlookup_update on cpu (cpu)\n  forward\n")
     assert "xla/any (lutjax.kernels._xla.lookup_update): chosen" in text
-
-
-def test_compositions_are_explained_for_the_device_of_the_arrays():
-    args, options, _ = COMPOSITIONS["lut"]
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice("NVIDIA H200", None, "gpu")
-    )
-    structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
-    with jax.sharding.use_abstract_mesh(mesh):
-        assert "lookup on gpu (NVIDIA H200)" in lutjax.explain("lut", *structs, **options)
 
 
 def test_an_unknown_name_lists_what_is_known():

@@ -164,11 +164,11 @@ class KernelRegistry:
     """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`.
 
     Args:
-      compositions: modules of functions that are made of ops, by their names, for `explain`.
+      functions: modules of the functions that call ops, by their names, for `explain`.
     """
 
-    def __init__(self, compositions: Mapping[str, str] | None = None) -> None:
-        self._compositions = dict(compositions or {})
+    def __init__(self, functions: Mapping[str, str] | None = None) -> None:
+        self._functions = dict(functions or {})
         self._recorded: ContextVar[list[tuple[str, Any, Any]] | None] = ContextVar(
             "lutjax_resolved", default=None
         )
@@ -350,10 +350,9 @@ class KernelRegistry:
         """Which implementation runs a call, and why not each other one.
 
         Args:
-          op: name of a primitive op (see ``kernel_registry.ops()``) or of a function that is made of them: ``"lut"``,
-            ``"sparse_lut"``, ``"lut_attention"``, ``"logic_gates"`` or ``"update_table"``. Of the latter every
-            primitive that it calls with these arguments is explained.
-          args: its arrays. options: its static options; of a function made of ops, its keyword arguments.
+          op: name of a function of lutjax, as ``"lookup"`` or ``"lut"``: every op is explained that it calls with these
+            arguments. Or of an op that no function has the name of (see ``kernel_registry.ops()``).
+          args, options: its arguments; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
 
         Returns:
           Text of a line per candidate, for forward and backward.
@@ -378,12 +377,13 @@ class KernelRegistry:
           ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
         device = devices_of(jax.tree.leaves(args))[0]
-        if op in self._compositions:
+        if op in self._functions:
             calls = self._calls_of(op, args, options)
-            lines = [f"{op} calls {', '.join(name for name, _, _ in calls)}"]
         else:
             self._of(op)
-            calls, lines = [(op, args, options)], []
+            calls = [(op, args, options)]
+        names = [name for name, _, _ in calls]
+        lines = [] if names == [op] else [f"{op} calls {', '.join(names)}"]
         for name, arguments, static in calls:
             lines.append(f"{name} on {device}")
             for direction in DIRECTIONS:
@@ -405,11 +405,11 @@ class KernelRegistry:
     def _calls_of(
         self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> list[tuple[str, Any, Any]]:
-        """The ops that a composition calls with these arguments: name, arguments and options of each.
+        """The ops that a function calls with these arguments: name, arguments and options of each.
 
         It is traced, and nothing runs. Which implementations are asked for does not count here.
         """
-        function = getattr(importlib.import_module(self._compositions[name]), name)
+        function = getattr(importlib.import_module(self._functions[name]), name)
         leaves, structure = jax.tree.flatten((args, dict(options)))
         is_array = [hasattr(leaf, "shape") for leaf in leaves]
         arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
@@ -431,7 +431,8 @@ class KernelRegistry:
 
     def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
         if op not in self._specs:
-            made_of_them = f"; made of them are {', '.join(self._compositions)}" if self._compositions else ""
+            more = [name for name in self._functions if name not in self._specs]
+            made_of_them = f"; made of them are {', '.join(more)}" if more else ""
             raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
         return self._specs[op]
 
@@ -529,11 +530,24 @@ def _call(
 
 kernel_registry = KernelRegistry(
     {
-        "lut": "lutjax.ops.compositions",
-        "sparse_lut": "lutjax.ops.compositions",
-        "lut_attention": "lutjax.ops.compositions",
-        "logic_gates": "lutjax.ops.logic_gates",
-        "update_table": "lutjax.ops.update_table",
+        **{
+            name: f"lutjax.ops.{name}"
+            for name in (
+                "detect",
+                "detect_signs",
+                "lookup",
+                "sparse_lookup",
+                "lookup_attention",
+                "lut_pair_attention",
+                "bilinear_gates",
+                "soft_lut",
+                "binary_lut",
+                "packed_lut",
+                "logic_gates",
+                "update_table",
+            )
+        },
+        **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
     }
 )
 
