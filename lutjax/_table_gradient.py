@@ -27,7 +27,8 @@ class TableGradient:
     """The gradient of one table, as the look-up that it had: row and cotangent instead of an array of its shape.
 
     Made by `lutjax.training.tables.value_and_grad`, applied by `lutjax.update_table`. A pytree, but not one of numbers:
-    arithmetic on its leaves, or on itself, raises a TypeError.
+    arithmetic on its leaves, or on itself, raises a TypeError. `jax.numpy.isfinite` of its leaves is not arithmetic and
+    finds nothing: ask for that of `lutjax.training.tables.global_norm`.
 
     Attributes:
       op: the look-up, e.g. ``"lookup"``.
@@ -95,7 +96,8 @@ def seal(cotangent: jax.Array) -> jax.Array:
 
 def _opened(sealed: Any, dtype: np.dtype) -> Any:
     """What `seal` sealed; anything that it did not seal is returned as it is."""
-    if not jnp.issubdtype(getattr(sealed, "dtype", None), jax.dtypes.prng_key):
+    kind = getattr(sealed, "dtype", None)
+    if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key):
         return sealed
     if isinstance(sealed, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(sealed.shape, dtype)
@@ -140,9 +142,8 @@ def _refusing(name: str) -> Any:
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
-    for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(TableGradient, _method, _refusing(_method))
-TableGradient.__neg__ = _refusing("__neg__")  # type: ignore[attr-defined]
+    setattr(TableGradient, f"__{_name}__", _refusing(f"__{_name}__"))
+    setattr(TableGradient, f"__r{_name}__", _refusing(f"__r{_name}__"))
 
 _DATA = (
     "sealed",

@@ -183,15 +183,10 @@ def names_layer(method: F) -> F:
     return named  # type: ignore[return-value]
 
 
-def sizes(spec: Spec) -> frozenset[str]:
+def sizes(spec: Spec) -> set[str]:
     """The names of what a spec says of a layer, which are attributes of the layer too."""
-    return _sizes_of_type(type(spec))
-
-
-@functools.cache
-def _sizes_of_type(spec_type: type[Spec]) -> frozenset[str]:
-    fields = {field.name for field in dataclasses.fields(spec_type)}
-    return frozenset(fields | ({"out_features"} if hasattr(spec_type, "out_features") else set()))
+    fields = {field.name for field in dataclasses.fields(spec)}
+    return fields | ({"out_features"} if hasattr(spec, "out_features") else set())
 
 
 def build(

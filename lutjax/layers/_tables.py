@@ -274,7 +274,7 @@ class _SequenceSpec(LUTSpec):
         return (*super().variables(), self._trained("positions", shape, self.positions_init))
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions"))
+        sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions", ()))
         if len(positions) == 3:
             sizes.update(n_positions=positions[0], n_position_bits=positions[2])
         return sizes

@@ -75,7 +75,8 @@ class Optimizer:
     Attributes:
       rule: how rows move.
       rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
-      rest: any optax optimiser, for all that is no table; by default SGD with the same rate.
+      rest: any optax optimiser, for all that is no table; by default SGD with the same rate. What it clips is theirs
+        alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
       rates: a factor of the rate for some tables, by name.
       tables: which parameters are tables, as for `value_and_grad`.
 
