@@ -56,13 +56,18 @@ def load(folder: str | os.PathLike[str]) -> Any:
       ValueError: it is not the folder of a run, or its checkpoint is damaged or of another version.
       ModuleNotFoundError: a package of the extra ``apps`` is missing.
 
-    Example, after ``lutjax train lm --out runs/lm``, ``train digits --out runs/digits`` and ``train ca --out runs/ca``::
-
-        text = lutjax.load("runs/lm").generate(tokens, 100, key=jax.random.key(0))  # tokens: int32 [length]
-        classes = lutjax.load("runs/digits")(images).argmax(-1)  # images: [batch, features]
-        life = lutjax.load("runs/ca")
-        state = life(state, 10, deterministic=True)  # state: [height, width, channels]
-        print(life.record.steps, life.record.history.test[-1])
+    Example:
+      >>> import jax, lutjax
+      >>> text = lutjax.load("runs/lm").generate(tokens, 100, key=jax.random.key(0))  # doctest: +SKIP
+      >>> classes = lutjax.load("runs/digits")(images).argmax(-1)  # images: [batch, features]  # doctest: +SKIP
+      >>> automaton = lutjax.load("runs/ca")  # doctest: +SKIP
+      >>> state = automaton(state, 10, deterministic=True)  # doctest: +SKIP
+      >>> automaton.record.steps, automaton.record.history.test[-1]  # doctest: +SKIP
+      (3000, (3000, 0.0))
+      >>> lutjax.load("runs/none")
+      Traceback (most recent call last):
+      ...
+      FileNotFoundError: load: the folder runs/none does not exist.
     """
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"load: folder is a {type(folder).__name__}; expected a string or a Path.")
