@@ -61,7 +61,7 @@ def update(
     # A row moves by the sum over all its hits. That is made for a group of detectors at a time, in an array as
     # long as their tables or as their hits, whatever is shorter.
     n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
-    move = _move_all if n_rows <= n_hits else _move_hit
+    move = _move_all if _few_rows(weights, n_hits) else _move_hit
 
     def moved(old: Any, total: jax.Array) -> Any:
         rows, state = old
@@ -95,7 +95,7 @@ def squared_norm(
     def add_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
         total, last_hit = carry
         group = _Group(first, size, n_rows, n_hits, accumulate, False)
-        if n_rows <= n_hits:
+        if _few_rows(weights, n_hits):
             sums, _ = _sums_of_all(group, weights, visit)
         else:
             sums, _, last_hit = _sums_of_hit(group, weights, last_hit, visit)
@@ -110,7 +110,13 @@ def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
     n_detectors, n_rows, n_outputs = weights.shape
     if _rows.in_sequence(device):
         return 1
-    return _divisor(n_detectors, _SCRATCH // max(min(n_rows, n_hits) * n_outputs, 1))
+    length = n_rows if _few_rows(weights, n_hits) else n_hits
+    return _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
+
+
+def _few_rows(weights: jax.Array, n_hits: int) -> bool:
+    """Whether sums are made for all rows of a detector; so where the batch is a symbolic dimension of an export."""
+    return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
 
 
 def _firsts(weights: jax.Array, size: int) -> jax.Array:
@@ -119,8 +125,8 @@ def _firsts(weights: jax.Array, size: int) -> jax.Array:
 
 def _no_last_hit(weights: jax.Array, size: int, n_hits: int) -> jax.Array:
     """Room for the last hit of each row; what earlier groups leave there is never read."""
-    n_rows = weights.shape[1]
-    return zeros_varying(weights, (size, n_rows if n_rows > n_hits else 0), jnp.int32)
+    n_rows = 0 if _few_rows(weights, n_hits) else weights.shape[1]
+    return zeros_varying(weights, (size, n_rows), jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,4 +38,4 @@ def hits(
     def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
         return body(carry, detectors(index), dy, None)
 
-    return visit, len(dy)
+    return visit, dy.shape[0]

@@ -46,7 +46,7 @@ def hits(
     """See `lutjax.kernels._xla.lookup_update.hits`."""
     index = clamped(weights, detection.index.T)
     targets, dy = with_unused(targets, dy)
-    sample = jnp.arange(len(dy), dtype=jnp.int32)[:, None]
+    sample = jnp.arange(dy.shape[0], dtype=jnp.int32)[:, None]
 
     def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
         rows = detectors(index)
@@ -59,4 +59,4 @@ def hits(
         )
         return body(carry, rows, read(dy, sample, outputs), None)
 
-    return visit, len(dy)
+    return visit, dy.shape[0]
