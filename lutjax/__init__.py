@@ -12,6 +12,7 @@ from lutjax import reference, wiring
 from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
+from lutjax._load import load
 from lutjax._thermometer import thermometer_thresholds
 from lutjax._version import __version__
 from lutjax._wires import readers
@@ -57,6 +58,7 @@ __all__ = [
     "gate_coefficients",
     "kernel_registry",
     "layers",
+    "load",
     "logic_gates",
     "lookup",
     "lookup_attention",

@@ -1,23 +1,39 @@
-"""The gradient of a table in factors: what was looked up, and the cotangent of what came out."""
+"""The gradient of a table in factors: what was looked up, and the cotangent of what came out.
+
+Its leaves must not be taken for numbers: the norm of the factors, their sum over batches or their running mean is not that
+of the gradient, and nothing would tell. So one leaf has a dtype without arithmetic, that of random keys: any
+arithmetic on it raises a TypeError, which names the dtype and with it the cure, while `jax.jit`, `vmap`, `scan`,
+`shard_map` and export pass it on like any array.
+"""
 
 import dataclasses
+import functools
+import math
+import sys
 from typing import Any
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax._dtypes import accumulator
 
-@dataclasses.dataclass(frozen=True)
+_CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class TableGradient:
     """The gradient of one table, as the look-up that it had: row and cotangent instead of an array of its shape.
 
-    Made by `lutjax.training.tables.value_and_grad`, applied by `lutjax.update_table`. A pytree of arrays.
+    Made by `lutjax.training.tables.value_and_grad`, applied by `lutjax.update_table`. A pytree, but not one of numbers:
+    arithmetic on its leaves, or on itself, raises a TypeError. `jax.numpy.isfinite` of its leaves is not arithmetic and
+    finds nothing: ask for that of `lutjax.training.tables.global_norm`.
 
     Attributes:
       op: the look-up, e.g. ``"lookup"``.
-      arguments: its arguments without the table; detections or what they are made of, ``[..., T]``.
-      cotangent: of its output, ``[..., O]``: ``dy``.
+      sealed: `cotangent` as `seal` makes it, a leaf without arithmetic.
+      arguments: arguments of the look-up without the table; detections or what they are made of, ``[..., T]``.
       factor: the product of the factors of `lutjax.scale_gradient` on the way to the table, or None.
       after: a scalar without meaning, known when the backward pass has read the table.
       options: static options of the look-up.
@@ -27,14 +43,19 @@ class TableGradient:
     """
 
     op: str
+    sealed: Any  # an array of `seal`, or whatever jax makes of the leaves of a pytree
     arguments: tuple[Any, ...]
-    cotangent: Any  # an array, or whatever jax makes of the leaves of a pytree
     factor: Any
     after: Any
     options: tuple[tuple[str, Any], ...]
     shape: tuple[int, ...]
     dtype: np.dtype
     axes: frozenset[str] = frozenset()
+
+    @property
+    def cotangent(self) -> Any:
+        """The cotangent of the look-up's output, ``[..., O]``: ``dy``."""
+        return _opened(self.sealed, self.dtype)
 
     def to_dense(self) -> jax.Array:
         """The same gradient as an array of the table's shape: what `jax.grad` returns. For checks."""
@@ -44,18 +65,125 @@ class TableGradient:
 
     def scaled(self, factor: Any) -> "TableGradient":
         """The gradient times a number."""
+        dtype = accumulator(self.dtype)
+        factor = jnp.asarray(factor, dtype)
         return dataclasses.replace(
-            self, factor=jnp.asarray(factor) if self.factor is None else self.factor * factor
+            self, factor=factor if self.factor is None else jnp.asarray(self.factor, dtype) * factor
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of the factors."""
-        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self))
+        factors = (self.cotangent, self.arguments, self.factor, self.after)
+        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(factors))
+
+    def __repr__(self) -> str:
+        return f"TableGradient of {self.op}, for a table {self.dtype}{list(self.shape)}"
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise _no_number("given as an array")
+
+    def __jax_array__(self) -> jax.Array:
+        raise _no_number("given as an array")
 
 
-jax.tree_util.register_dataclass(
-    TableGradient,
-    data_fields=["arguments", "cotangent", "factor", "after"],
-    meta_fields=["op", "options", "shape", "dtype", "axes"],
-)
+def seal(cotangent: jax.Array) -> jax.Array:
+    """A cotangent as an array of its shape on which there is no arithmetic."""
+    words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}"))
+    words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
+    return jax.random.wrap_key_data(words, impl=_sealing(_n_words(cotangent.dtype)))
+
+
+def _opened(sealed: Any, dtype: np.dtype) -> Any:
+    """What `seal` sealed; anything that it did not seal is returned as it is."""
+    kind = getattr(sealed, "dtype", None)
+    if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key):
+        return sealed
+    if isinstance(sealed, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(sealed.shape, dtype)
+    words = jax.random.key_data(sealed).astype(np.dtype(f"uint{min(8 * dtype.itemsize, 32)}"))
+    return jax.lax.bitcast_convert_type(words if dtype.itemsize > 4 else words[..., 0], dtype)
+
+
+def _n_words(dtype: np.dtype) -> int:
+    return math.ceil(dtype.itemsize / 4)
+
+
+@functools.cache
+def _sealing(n_words: int) -> Any:
+    """A kind of random keys that are no keys, whose dtype says what to do."""
+    return jax.extend.random.define_prng_impl(
+        key_shape=(n_words,),
+        seed=_refuse_key,
+        split=_refuse_key,
+        random_bits=_refuse_key,
+        fold_in=_refuse_key,
+        name=f"lutjax_table_gradient_{n_words}",
+        tag=f"part of a TableGradient, no number: {_CURE}",
+    )
+
+
+def _refuse_key(*_: Any) -> Any:
+    raise _no_number("used as a random key")
+
+
+def _no_number(what: str) -> TypeError:
+    return TypeError(
+        f"a TableGradient was {what}, but it is the gradient of a table in factors, no array: {_CURE}; `to_dense()` "
+        "makes an array of it."
+    )
+
+
+def _refusing(name: str) -> Any:
+    def refuse(self: TableGradient, *_: Any) -> Any:
+        raise _no_number(f"used in arithmetic ({name})")
+
+    return refuse
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
+    setattr(TableGradient, f"__{_name}__", _refusing(f"__{_name}__"))
+    setattr(TableGradient, f"__r{_name}__", _refusing(f"__r{_name}__"))
+
+_DATA = (
+    "sealed",
+    "arguments",
+    "factor",
+    "after",
+)  # what has no arithmetic first: nothing else is said before
+_META = ("op", "options", "shape", "dtype", "axes")
+
+
+def _flatten(gradient: TableGradient) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    _refuse_optimizers()
+    return tuple(getattr(gradient, n) for n in _DATA), tuple(getattr(gradient, n) for n in _META)
+
+
+def _flatten_with_keys(gradient: TableGradient) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+    children, meta = _flatten(gradient)
+    return tuple((jax.tree_util.GetAttrKey(n), c) for n, c in zip(_DATA, children, strict=True)), meta
+
+
+def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
+    return TableGradient(**dict(zip(_META, meta, strict=True)), **dict(zip(_DATA, children, strict=True)))
+
+
+def _refuse_optimizers() -> None:
+    """Raises TypeError if optax or `nnx.Optimizer` walks the tree.
+
+    For the message alone. The sealed leaf stops them too, but outside of jit an array of random keys lacks attributes that
+    optax asks for, and says no more than that; and `nnx.Optimizer` drops what is not in an `nnx.Param` and says that
+    the rest has another structure.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
+        if package == "optax" or module.startswith("flax.nnx.training."):
+            raise _no_number(f"given to {'optax' if package == 'optax' else 'nnx.Optimizer'}")
+        if package not in ("jax", "flax", "lutjax", "jaxtyping", "beartype"):
+            return
+        frame = frame.f_back
+
+
+jax.tree_util.register_pytree_with_keys(TableGradient, _flatten_with_keys, _unflatten, _flatten)

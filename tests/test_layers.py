@@ -382,3 +382,127 @@ def test_linen_has_the_options_of_the_spec(layer):
 def test_libraries_are_not_imported_unasked():
     code = "import lutjax.layers, lutjax.models, sys; assert not {'flax', 'haiku'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------------- sizes and arrays
+@pytest.mark.parametrize("name", ["lut", "sparse_per_row", "attention", "pair_interleaved"])
+def test_sizes_are_attributes(name):
+    case = CASES[name]
+    sizes = {"in_features": 7, "out_features": 6, **case.options}
+    layers = [nnx_layer(case), getattr(linen, case.layer)(*case.sizes, **case.options)]
+    found = hk.transform_with_state(
+        lambda: {
+            name: getattr(getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options), name)
+            for name in sizes
+        }
+    ).apply({}, {}, jax.random.key(0))[0]
+    assert found == sizes
+    for layer in layers:
+        assert {name: getattr(layer, name) for name in sizes} == sizes
+        assert not hasattr(layer, "n_gates")
+    with pytest.raises(AttributeError, match=f"'{case.layer}' object has no attribute 'n_gates'"):
+        _ = layers[0].n_gates
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_arrays_are_assigned():
+    case = CASES["lut"]
+    layer, x, arrays = nnx_layer(case), inputs_of(case), variables_of(case)
+    before = layer.weights
+    layer.weights, layer.anchors = np.asarray(arrays["weights"]), arrays["anchors"]
+    assert layer.weights is before
+    assert isinstance(layer.weights.get_value(), jax.Array)
+    np.testing.assert_array_equal(layer(x), case.spec(arrays, x))
+    layer.weights = nnx.Param(2 * arrays["weights"])
+    np.testing.assert_array_equal(layer(x), 2 * case.spec(arrays, x))
+    layer.weights = arrays["weights"].astype(jnp.bfloat16)
+    assert layer(x).dtype == jnp.bfloat16
+    for name, value, message in (
+        ("weights", [[1.0]], "LUT: weights is a variable and takes an array, not list"),
+        (
+            "anchors",
+            arrays["anchors"].astype(jnp.float32),
+            r"LUT: anchors holds ids, int32; it cannot take float32\[5, 3, 2\]",
+        ),
+        (
+            "weights",
+            arrays["anchors"],
+            r"LUT: weights holds numbers, bfloat16; it cannot take int32\[5, 3, 2\]",
+        ),
+    ):
+        with pytest.raises(TypeError, match=message):
+            setattr(layer, name, value)
+
+
+PRUNED = {
+    "lut": {"weights": (0,), "anchors": (0,)},
+    "sparse_per_row": {"weights": (0,), "anchors": (0,), "targets": (0,)},
+    "sparse_per_layer": {"weights": (2,), "targets": (2,)},
+    "attention_own_positions": {"weights": (0,), "anchors": (0,), "positions": (1,)},
+    "pair": {"weights": (0, 2), "anchors": (0,), "positions": (1,)},
+}
+
+
+@pytest.mark.parametrize("name", [n if n in ("lut", "sparse_per_row", "pair") else slow(n) for n in PRUNED])
+@pytest.mark.usefixtures("without_typechecking")
+def test_sizes_follow_pruned_arrays(name):
+    case = CASES[name]
+    layer, x = nnx_layer(case, variables_of(case)), inputs_of(case)
+    arrays = variables_of(case)
+    for variable, axes in PRUNED[name].items():
+        for axis in axes:
+            arrays[variable] = jnp.take(arrays[variable], jnp.arange(2), axis=axis)
+    first, *others = PRUNED[name]
+    setattr(layer, first, arrays[first])
+    with pytest.raises(ValueError, match=f"{case.layer}: (anchors|targets|weights) has shape"):
+        lutjax_nnx.check(layer)
+    with pytest.raises(ValueError, match=f"^{case.layer}: "):
+        layer(x)
+    for variable in others:
+        setattr(layer, variable, arrays[variable])
+    lutjax_nnx.check(layer)
+    if 0 in PRUNED[name][first]:
+        assert layer.n_detectors == 2
+    assert layer.out_features == (2 if name == "pair" else 6)
+    assert layer.in_features == 7
+    again = nnx.merge(*nnx.split(layer))
+    assert again.n_detectors == layer.n_detectors
+    assert layer(x).shape == (*x.shape[:-1], layer.out_features)
+    np.testing.assert_array_equal(run(again, x), run(layer, x))
+
+
+def test_a_size_is_set():
+    """As for a layer after one that lost outputs."""
+    layer = nnx_layer(CASES["lut"])
+    layer.in_features = 5
+    assert layer.in_features == 5
+    with pytest.raises(ValueError, match=r"LUT: anchors holds ids from 0 to [56]; inputs are 0 to 4"):
+        layer.check()
+    with pytest.raises(ValueError, match="LUT: in_features is 0; it must be at least 1"):
+        layer.in_features = 0
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_errors_of_ops_name_the_layer():
+    case = CASES["attention"]
+    arrays, x = variables_of(case), inputs_of(case)
+    message = r"^LUTAttention: lut_attention: .*x is int32\[2, 9, 7\]"
+    bad = jnp.zeros((2, 9, 7), jnp.int32)
+    kinds = by_kind(case, arrays)
+    f = hk.transform_with_state(
+        lambda x: lutjax_haiku.LUTAttention(*case.sizes, **case.options, name="layer")(x)
+    )
+    for call in (
+        lambda: nnx_layer(case, arrays)(bad),
+        lambda: linen.LUTAttention(*case.sizes, **case.options).apply(kinds, bad),
+        lambda: f.apply({"layer": kinds["params"]}, {"layer": kinds["anchors"]}, None, bad),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    layer = nnx_layer(case, arrays, implementation="triton")
+    with pytest.raises(lutjax.NoImplementationError, match=r"^LUTAttention: .*no implementation"):
+        layer(x)
+    layer = nnx_layer(case, arrays)
+    layer.init_cache(x.shape, jnp.int32)
+    with pytest.raises(TypeError, match=r"^LUTAttention: detect: x is int32"):
+        layer(bad, decode=True)

@@ -605,3 +605,56 @@ IMPOSSIBLE = {
 @pytest.mark.usefixtures("without_typechecking")
 def test_impossible(name):
     assert_refused(*IMPOSSIBLE[name])
+
+
+# ------------------------------------------------------------------------------------- bits
+@pytest.mark.parametrize(
+    "name",
+    ["gates_features_first", "tables_light", slow("tables_of_signs"), "trees", "thermometer", "group_sum"],
+)
+def test_bools_and_integers_are_bits(name):
+    case = Case("GroupSum", {}, (5, 9), (3,)) if name == "group_sum" else CASES[name]
+    arrays, x = variables_of(case), inputs_of(case, bits=True)
+    layer = nnx_layer(case, arrays)
+    want = layer(x)
+    module = getattr(linen, case.layer)(*case.sizes, **case.options)
+    f = hk.transform_with_state(
+        lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, name="layer")(x)
+    )
+    kinds = by_kind(case, arrays)
+    state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
+    for dtype in ("bool", "int32", "uint8"):
+        bits = x.astype(dtype)
+        for y in (layer(bits), layer(np.asarray(bits))):
+            assert y.dtype == want.dtype
+            np.testing.assert_array_equal(y, want)
+    np.testing.assert_array_equal(module.apply(kinds, x == 1), want)
+    got = f.apply({"layer": kinds.get("params", {})}, state, None, x == 1)[0]
+    np.testing.assert_array_equal(got, want)
+    with pytest.raises(TypeError, match=f"{case.layer}: x is uint32, as bits packed by lutjax.pack_bits"):
+        layer(x.astype(jnp.uint32))
+
+
+def test_sizes_are_attributes_and_follow_pruned_gates():
+    layer = nnx_layer(CASES["tables_of_signs"], variables_of(CASES["tables_of_signs"]))
+    assert (layer.in_features, layer.out_features, layer.n_inputs, layer.candidates) == (7, 6, 3, 4)
+    layer.table, layer.scores = layer.table[...][:4], layer.scores[...][:4]
+    with pytest.raises(ValueError, match=r"BinaryLUT: wires has shape \[6, 3, 4\]; .* need \[4, 3, 4\]"):
+        layer.check()
+    layer.wires = layer.wires[...][:4]
+    layer.check()
+    assert layer.out_features == 4
+    assert layer(jnp.ones((2, 7), bool)).shape == (2, 4)
+
+    gates = nnx_layer(CASES["gates"], variables_of(CASES["gates"]))
+    x = inputs_of(CASES["gates"])
+    want = gates(x)[..., :3]
+    gates.logits, gates.wires = gates.logits[...][:3], gates.wires[...][:3]
+    gates.check()  # who reads which input follows from wires
+    np.testing.assert_array_equal(gates(x), want)
+    tree = nnx_layer(CASES["trees"])
+    assert (tree.in_shape, tree.n_kernels, tree.depth) == ((5, 3, 2), 3, 2)
+    thermometer = nnx_layer(CASES["thermometer"])
+    thermometer.thresholds = jnp.zeros((7, 5))
+    assert (thermometer.in_features, thermometer.n_thresholds, thermometer.out_features) == (7, 5, 35)
+    assert lutjax_nnx.GroupSum(4).out_features == 4

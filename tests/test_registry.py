@@ -12,6 +12,7 @@ import pytest
 
 import lutjax
 from lutjax.kernels.registry import Call, Device, KernelRegistry
+from lutjax.training import tables
 
 CPU = Device(lutjax.Backend.CPU, "cpu")
 GPU = Device(lutjax.Backend.GPU, "NVIDIA H200")
@@ -230,6 +231,111 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
     np.testing.assert_array_equal(forced(weights), np.full((3, 2), 42.0))
     with pytest.raises(lutjax.NoImplementationError):
         jax.eval_shape(lambda w: lutjax.lookup(w, detection, implementation="pallas/tpu"), weights)
+
+
+X = jnp.ones((3, 6))
+ANCHORS = jnp.tile(jnp.asarray([[0, 1], [2, 3]], jnp.int32), (5, 1, 1))
+COMPOSITIONS = {
+    "lut": ((X, jnp.zeros((5, 4, 2)), ANCHORS), {}, ["detect", "lookup"]),
+    "sparse_lut": (
+        (X, jnp.zeros((5, 4, 2)), ANCHORS, jnp.zeros((1, 1, 2), jnp.int32), 7),
+        {"epsilon": 0.5},
+        ["detect", "sparse_lookup"],
+    ),
+    "lut_attention": (
+        (X[None], jnp.zeros((5, 32, 2)), ANCHORS, jnp.ones((2, 1, 1))),
+        {"window": 2, "segments": jnp.zeros(3, jnp.int32)},
+        ["detect", "detect_signs", "lookup_attention"],
+    ),
+    "logic_gates": (
+        (X, jnp.zeros((4, 16)), jnp.zeros((4, 2), jnp.int32)),
+        {"hard": True},
+        ["bilinear_gates"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_compositions_are_explained_by_their_ops(name):
+    args, options, ops = COMPOSITIONS[name]
+    getattr(lutjax, name)(*args, **options)  # the arguments are those of the function
+    text = lutjax.explain(name, *args, **options)
+    heads = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert heads == [f"{name} calls {', '.join(ops)}", *(f"{op} on cpu (cpu)" for op in ops)]
+    assert text.count("  forward\n") == len(ops)
+    # What an implementation says of the call is what it says of the op's own.
+    with lutjax.use_implementation("triton"):
+        asked = lutjax.explain(name, *args, **options)
+    assert asked == lutjax.explain(name, *args, implementation="triton", **options)
+    assert "triton/gpu" in asked
+    assert "chosen" not in asked
+    assert asked.count("not asked for (implementation=triton)") >= len(ops)
+
+
+FUNCTIONS = {
+    **{name: case[:2] for name, case in COMPOSITIONS.items()},
+    "detect": ((X, ANCHORS), {}),
+    "sparse_lookup": (
+        (jnp.zeros((5, 4, 2)), lutjax.detect(X, ANCHORS), jnp.zeros((1, 1, 2), jnp.int32), 7),
+        {},
+    ),
+    "lookup_attention": (
+        (jnp.zeros((5, 16, 2)), lutjax.detect(X[None], ANCHORS), lutjax.detect(X[None], ANCHORS)),
+        {"window": 2, "query_start": 3},
+    ),
+    "lut_pair_attention": ((X[None], jnp.zeros((5, 4, 2)), ANCHORS), {}),
+    "soft_lut": ((X, jnp.zeros((4, 4)), jnp.zeros((4, 2), jnp.int32)), {"feature_axis": 0}),
+}
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_explained_for_other_devices(name, device):
+    """By their own arguments, which need not be those of a kernel."""
+    args, options = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, FUNCTIONS[name]
+    )
+    kind = {"gpu": "NVIDIA H200", "tpu": "TPU v5 lite"}[device]
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice(kind, None, device)
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        text = lutjax.explain(name, *args, **options)
+    assert f" on {device} ({kind})\n  forward\n" in text
+    assert "chosen" in text
+
+
+def test_updates_are_explained(weights, detection):
+    _, gradient = tables.value_and_grad(lambda p: lutjax.lookup(p["weights"], detection).sum())(
+        {"weights": weights}
+    )
+    text = lutjax.explain("update_table", weights, gradient["weights"], 0.1, tables.SGD())
+    assert text.startswith("update_table calls lookup_update\nlookup_update on cpu (cpu)\n  forward\n")
+    assert "xla/any (lutjax.kernels._xla.lookup_update): chosen" in text
+
+
+def test_an_unknown_name_lists_what_is_known():
+    for name in ("lutt", "scale_gradient"):
+        with pytest.raises(
+            ValueError, match=rf"unknown op '{name}'; the ops are bilinear_gates, .*made of .* lut, "
+        ):
+            lutjax.explain(name, X)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_wrong_arguments_of_a_composition_are_its_own_error():
+    with pytest.raises(ValueError, match=r"lookup: weights is float32\[5, 8, 2\]"):
+        lutjax.explain("lut", X, jnp.zeros((5, 8, 2)), ANCHORS)
+
+
+def test_missing_packages_of_kernels_name_their_extra(weights, detection, registered, monkeypatch):
+    from lutjax.kernels import registry
+
+    monkeypatch.setattr(registry, "_installed", lambda package: False)
+    registered("lookup", "triton", "cpu", "nowhere", requires=("jax_triton", "triton"))
+    why = r'needs jax_triton, triton, not installed: pip install "lutjax\[triton\]"'
+    with pytest.raises(lutjax.NoImplementationError, match=why):
+        lutjax.lookup(weights, detection, implementation="triton/cpu")
 
 
 def test_a_registry_of_ones_own():

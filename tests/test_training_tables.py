@@ -4,11 +4,13 @@ import dataclasses
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cases import slow
+from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
@@ -216,6 +218,220 @@ def test_bytes_of_state(rule, size):
     assert rule.bytes_per_row(32) == size
     state = rule.init(jnp.zeros((3, 8, 32), jnp.bfloat16))
     assert sum(a.nbytes for a in state.values()) == 3 * 8 * size
+
+
+# ------------------------------------------------------------------------------------- norms
+def norm_of(gradients):
+    """Of the gradients as arrays, in float64."""
+    leaves = jax.tree.leaves(to_dense(gradients))
+    return np.sqrt(sum(np.sum(np.square(np.asarray(a, np.float64))) for a in leaves))
+
+
+def pair_loss(params):
+    y = lutjax.lut_pair_attention(BATCHES[0][0], params["weights"], POINTWISE)
+    return jnp.vdot(y, BATCHES[0][1][..., :3])
+
+
+def rare_loss(params):
+    """More rows than look-ups."""
+    y = lutjax.lut(BATCHES[0][0], params["weights"], MANY, accumulate=FixedPoint(2.0**16))
+    return jnp.vdot(y, BATCHES[0][1][..., :3])
+
+
+MANY = lutjax.sample_anchors(jax.random.key(4), n_inputs=INPUTS, n_detectors=3, n_anchors=7)
+NORMS = {
+    "all": lambda: factored(small_model(), BATCHES[0])[1],
+    "pairs": lambda: tables.value_and_grad(pair_loss)({"weights": jnp.zeros((4, 32, 3))})[1],
+    "rare_in_fixed_point": lambda: tables.value_and_grad(rare_loss)({"weights": jnp.zeros((3, 128, 3))})[1],
+    "scaled": lambda: tables.value_and_grad(linear)(
+        {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}, normal(0, 5, INPUTS)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_those_of_dense_gradients(name):
+    gradients = NORMS[name]()
+    expected = norm_of(gradients)
+    norm = tables.global_norm(gradients)
+    np.testing.assert_allclose(norm, expected, rtol=1e-5)
+    for limit, after in ((expected / 3, expected / 3), (2 * expected, expected)):
+        clipped = jax.jit(tables.clip_by_global_norm)(gradients, limit)
+        np.testing.assert_allclose(norm_of(clipped), after, rtol=1e-5)
+    assert_trees_close(
+        "direction",
+        to_dense(tables.clip_by_global_norm(gradients, norm / 4)),
+        jax.tree.map(lambda g: 0.25 * g, to_dense(gradients)),
+        1e-5,
+    )
+
+
+def test_norms_of_dense_gradients_and_of_none():
+    gradients = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]], jnp.bfloat16)}
+    assert tables.global_norm(gradients) == 5
+    clipped = tables.clip_by_global_norm(gradients, 2.5)
+    assert_trees_equal(clipped, {"a": np.array([1.5, 0.0]), "b": np.array([[2.0]])})
+    assert clipped["b"].dtype == jnp.bfloat16
+    assert tables.global_norm({}) == 0
+    zeros = {"a": jnp.zeros(2)}
+    assert_trees_equal(tables.clip_by_global_norm(zeros, 1.0), zeros)
+    with pytest.raises(ValueError, match=r"clip_by_global_norm: max_norm is 0; it must be above 0"):
+        tables.clip_by_global_norm(zeros, 0)
+
+
+def test_norms_over_devices():
+    """Each device has the factors of its part of the batch; the gradient is the sum over them."""
+    x = normal(0, 8, INPUTS)
+    params = {"weights": jnp.zeros((4, 32, 3))}
+
+    def loss(params, x):
+        return jnp.vdot(lutjax.lut(x, params["weights"], POINTWISE), jnp.cos(x[:, :3]))
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
+    everywhere, split = PartitionSpec(), PartitionSpec("batch")
+    norm = jax.shard_map(
+        lambda params, x: tables.global_norm(tables.value_and_grad(loss)(params, x)[1]),
+        mesh=mesh,
+        in_specs=(everywhere, split),
+        out_specs=everywhere,
+    )
+    expected = norm_of(jax.grad(loss)(params, x))
+    np.testing.assert_allclose(jax.jit(norm)(params, x), expected, rtol=1e-5)
+
+
+def test_a_norm_needs_no_memory_of_a_table():
+    shape = (16, 2**12, 32)
+    loss = lambda w, x: jnp.sum(lutjax.lut(x, w["weights"], LARGE_POINTWISE) ** 2)  # noqa: E731
+    x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    gradients = jax.eval_shape(
+        tables.value_and_grad(loss), {"weights": jax.ShapeDtypeStruct(shape, jnp.float32)}, x
+    )[1]
+    memory = jax.jit(tables.global_norm).lower(gradients).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * np.prod(shape) / 50
+
+
+# ------------------------------------------------------------------------------------- no numbers
+PARAMS = {"bias": jnp.zeros(3), "weights": jnp.zeros((4, 32, 3))}
+CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
+
+
+def gradients_of_both(params=PARAMS, x=None):
+    x = normal(0, 5, INPUTS) if x is None else x
+    return tables.value_and_grad(lambda p, x: look_up(p["weights"], x) + jnp.sum(p["bias"]))(params, x)[1]
+
+
+def updated_by(name, *args):
+    def update(gradients):
+        optimizer = getattr(optax, name)(*args)
+        return optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)[0]
+
+    return update
+
+
+WALKS = {
+    "global_norm": lambda g: optax.tree.norm(g),
+    "clip": updated_by("clip_by_global_norm", 1.0),
+    "sgd": updated_by("sgd", 0.1),
+    "momentum": updated_by("sgd", 0.1, 0.9),
+    "adam": updated_by("adam", 0.1),
+    "adamw": updated_by("adamw", 0.1),
+    "apply_updates": lambda g: optax.apply_updates(PARAMS, g),
+    "train state": lambda g: train_state.TrainState.create(
+        apply_fn=None, params=PARAMS, tx=optax.sgd(0.1)
+    ).apply_gradients(grads=g),
+    "sum": lambda g: jax.tree.map(jnp.add, g, g),
+    "sum by operator": lambda g: jax.tree.map(lambda a, b: a + b, g, g),
+    "mean": lambda g: jax.tree.map(lambda a: a / 2, g),
+    "step by hand": lambda g: jax.tree.map(lambda p, g: p - 0.1 * g, PARAMS, g),
+    "step by hand without a rate": lambda g: jax.tree.map(jnp.subtract, PARAMS, g),
+    "norm by hand": lambda g: sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(g)),
+    "vector": lambda g: jax.flatten_util.ravel_pytree(g)[0],
+    "cast": lambda g: jnp.asarray(g["weights"], jnp.float32),
+    "cast by NumPy": lambda g: np.asarray(g["weights"]),
+    "key": lambda g: jax.random.bits(g["weights"].sealed[0, 0]),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", WALKS)
+def test_factors_are_no_numbers(name, jit):
+    """Numbers made of them would be wrong."""
+    walk = jax.jit(WALKS[name]) if jit else WALKS[name]
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(TypeError, match=CURE):
+        walk(gradients_of_both())
+
+
+def test_optax_global_norm_too():
+    with pytest.warns(DeprecationWarning, match="global_norm"), pytest.raises(TypeError, match=CURE):
+        optax.global_norm(gradients_of_both())
+
+
+X8 = normal(0, 8, INPUTS)
+IN_PARTS = X8.reshape(2, 4, INPUTS)
+OVER_BATCH = Mesh(np.array(jax.devices()[:4]), ("batch",))
+
+
+def sum_of_parts(gradients):
+    return jax.tree.map(lambda a: a.sum(0), jax.vmap(to_dense)(gradients))
+
+
+def of_devices(params, x):
+    return jax.tree.map(lambda a: a if a.ndim else a[None], gradients_of_both(params, x)["weights"])
+
+
+PASSED_ON = {
+    "jit": lambda p: jax.jit(lambda g: g)(jax.jit(gradients_of_both)(p, X8)),
+    "vmap": lambda p: jax.vmap(gradients_of_both, (None, 0))(p, IN_PARTS),
+    "scan": lambda p: jax.lax.scan(lambda c, x: (c, gradients_of_both(p, x)), None, IN_PARTS)[1],
+    "carry": lambda p: jax.lax.scan(
+        lambda c, x: (gradients_of_both(p, X8), None),
+        jax.tree.map(jnp.zeros_like, gradients_of_both(p, X8)),
+        None,
+        length=1,
+    )[0],
+    "remat": lambda p: jax.checkpoint(gradients_of_both)(p, X8),
+    "export": lambda p: jax.export.export(jax.jit(gradients_of_both))(p, X8).call(p, X8),
+    "everywhere": lambda p: jax.device_put(
+        jax.jit(gradients_of_both)(p, X8), NamedSharding(OVER_BATCH, PartitionSpec())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_factors_are_passed_on(name):
+    params = {"bias": jnp.zeros(3), "weights": normal(3, 4, 32, 3)}
+    gradients = PASSED_ON[name](params)
+    dense = sum_of_parts(gradients) if name in ("vmap", "scan") else to_dense(gradients)
+    expected = jax.grad(lambda p: look_up(p["weights"], X8) + 0 * jnp.sum(p["bias"]))(params)
+    assert_close(name, dense["weights"], expected["weights"], 1e-6)
+
+
+def test_factors_leave_a_shard_map():
+    params = {"bias": jnp.zeros(3), "weights": normal(3, 4, 32, 3)}
+    everywhere, split = PartitionSpec(), PartitionSpec("batch")
+    gradient = jax.shard_map(of_devices, mesh=OVER_BATCH, in_specs=(everywhere, split), out_specs=split)(
+        params, X8
+    )
+    expected = jax.grad(lambda p: look_up(p["weights"], X8))(params)
+    assert_close("of all devices", jax.jit(lambda g: g.to_dense())(gradient), expected["weights"], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_cotangents_are_kept_bit_for_bit(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x, weights = normal(0, 5, INPUTS), jnp.zeros((4, 32, 3), dtype)
+        ct = jnp.asarray([[1 / 3, -0.0, np.inf], [np.nan, 1e-3, 7]] * 2 + [[0, 1, 2]], dtype)
+
+        def loss(params):
+            return jnp.sum(lutjax.lut(x, params["weights"], POINTWISE) * ct)
+
+        gradient = jax.jit(tables.value_and_grad(loss))({"weights": weights})[1]["weights"]
+        assert gradient.cotangent.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(gradient.cotangent).tobytes(), np.asarray(ct).tobytes())
+        shapes = jax.eval_shape(lambda g: g, gradient)
+        assert (shapes.cotangent.shape, shapes.cotangent.dtype) == (ct.shape, ct.dtype)
+        assert gradient.nbytes == shapes.nbytes
+        assert repr(gradient) == f"TableGradient of lookup, for a table {dtype}[4, 32, 3]"
 
 
 # ------------------------------------------------------------------------------------- fixed point

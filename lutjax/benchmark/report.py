@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-import rich.box
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-
+from lutjax._extras import needed_by
 from lutjax.benchmark.results import Machine, Result, duration, size
+
+with needed_by(__name__):
+    import rich.box
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
 
 FOOTER = (
     "dense: forward and backward, with the gradient of the tables as an array. in-place: forward, backward and a step of "

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import jax
 
-from lutjax import _compat
+from lutjax import _compat, _extras
 
 
 class Platform(enum.StrEnum):
@@ -126,7 +126,8 @@ class KernelSpec:
             return f"has no {call.direction}"
         missing = [package for package in self.requires if not _installed(package)]
         if missing:
-            return f"needs {', '.join(missing)}, not installed"
+            cure = _extras.command(*missing)
+            return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}"
         return None if self.unsupported is None else self.unsupported(call)
 
 
@@ -160,9 +161,17 @@ def _installed(package: str) -> bool:
 
 
 class KernelRegistry:
-    """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`."""
+    """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`.
 
-    def __init__(self) -> None:
+    Args:
+      functions: modules of the functions that call ops, by their names, for `explain`.
+    """
+
+    def __init__(self, functions: Mapping[str, str] | None = None) -> None:
+        self._functions = dict(functions or {})
+        self._recorded: ContextVar[list[tuple[str, Any, Any]] | None] = ContextVar(
+            "lutjax_resolved", default=None
+        )
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._resolved: dict[Any, KernelSpec] = {}
         # What `use_implementation` says, of each thread and each coroutine.
@@ -263,6 +272,9 @@ class KernelRegistry:
           ValueError: an unknown name.
         """
         request = self.request(op, implementation)
+        recorded = self._recorded.get()
+        if recorded is not None and direction == "forward":
+            recorded.append((op, args, options))
         leaves, treedef = jax.tree.flatten(args)
         device = device or devices_of(leaves)[0]
         key = (
@@ -371,11 +383,15 @@ class KernelRegistry:
         """Which implementation runs a call, and why not each other one.
 
         Args:
-          op: name of a primitive op (see ``kernel_registry.ops()``).
-          args: its arrays. options: its static options.
+          op: name of a function of lutjax, as ``"lookup"`` or ``"lut"``: every op is explained that it calls with these
+            arguments. Or of an op that no function has the name of (see ``kernel_registry.ops()``).
+          args, options: its arguments; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
 
         Returns:
           Text of a line per candidate, for forward and backward.
+
+        Raises:
+          ValueError: an unknown name; the message lists those that are known.
 
         Example:
           >>> import jax.numpy as jnp, lutjax
@@ -389,23 +405,68 @@ class KernelRegistry:
               pallas/sparsecore (lutjax.kernels._pallas.sparsecore.lookup): runs on sparsecore, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
+          >>> text = lutjax.explain("lut", jnp.ones((2, 3)), jnp.zeros((1, 2, 3)), jnp.array([[[0, 1]]]))
+          >>> [line for line in text.splitlines() if not line.startswith(" ")]
+          ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
         device = devices_of(jax.tree.leaves(args))[0]
-        lines = [f"{op} on {device}"]
-        for direction in DIRECTIONS:
-            lines.append(f"  {direction}")
-            chosen = False
-            for candidate in self.consider(
-                op, *args, implementation=implementation, direction=direction, device=device, **options
-            ):
-                why = candidate.reason or ("another comes first" if chosen else "chosen")
-                chosen = chosen or candidate.reason is None
-                lines.append(f"    {candidate.spec}: {why}")
+        if op in self._functions:
+            calls = self._calls_of(op, args, options)
+        else:
+            self._of(op)
+            calls = [(op, args, options)]
+        names = [name for name, _, _ in calls]
+        lines = [] if names == [op] else [f"{op} calls {', '.join(names)}"]
+        for name, arguments, static in calls:
+            lines.append(f"{name} on {device}")
+            for direction in DIRECTIONS:
+                lines.append(f"  {direction}")
+                chosen = False
+                for candidate in self.consider(
+                    name,
+                    *arguments,
+                    implementation=implementation,
+                    direction=direction,
+                    device=device,
+                    **static,
+                ):
+                    why = candidate.reason or ("another comes first" if chosen else "chosen")
+                    chosen = chosen or candidate.reason is None
+                    lines.append(f"    {candidate.spec}: {why}")
         return "\n".join(lines)
+
+    def _calls_of(
+        self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> list[tuple[str, Any, Any]]:
+        """The ops that a function calls with these arguments: name, arguments and options of each.
+
+        It is traced, and nothing runs. Which implementations are asked for does not count here.
+        """
+        function = getattr(importlib.import_module(self._functions[name]), name)
+        leaves, structure = jax.tree.flatten((args, dict(options)))
+        is_array = [hasattr(leaf, "shape") for leaf in leaves]
+        arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
+
+        def traced(arrays: list[Any]) -> None:
+            rest = iter(arrays)
+            filled = [next(rest) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)]
+            arguments, keywords = jax.tree.unflatten(structure, filled)
+            function(*arguments, **keywords)
+
+        calls: list[tuple[str, Any, Any]] = []
+        token = self._recorded.set(calls)
+        try:
+            with self._forced(()):
+                jax.eval_shape(traced, arrays)
+        finally:
+            self._recorded.reset(token)
+        return calls
 
     def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
         if op not in self._specs:
-            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}.")
+            more = [name for name in self._functions if name not in self._specs]
+            made_of_them = f"; made of them are {', '.join(more)}" if more else ""
+            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
         return self._specs[op]
 
     def _considered(self, request: tuple[str, ...], call: Call) -> Iterator[tuple[KernelSpec, str | None]]:
@@ -500,7 +561,28 @@ def _call(
     return Call(op, direction, structs, dict(options), device)
 
 
-kernel_registry = KernelRegistry()
+kernel_registry = KernelRegistry(
+    {
+        **{
+            name: f"lutjax.ops.{name}"
+            for name in (
+                "detect",
+                "detect_signs",
+                "lookup",
+                "sparse_lookup",
+                "lookup_attention",
+                "lut_pair_attention",
+                "bilinear_gates",
+                "soft_lut",
+                "binary_lut",
+                "packed_lut",
+                "logic_gates",
+                "update_table",
+            )
+        },
+        **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
+    }
+)
 
 
 # Ops that have an implementation in Pallas, by where it runs.

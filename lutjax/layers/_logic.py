@@ -13,7 +13,7 @@ import lutjax
 from lutjax import wiring
 from lutjax._dtypes import accumulator
 from lutjax._wires import check_wires
-from lutjax.layers._spec import Arrays, Initializer, Spec, Variable
+from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 from lutjax.reference import _with_derivative_of
@@ -62,7 +62,8 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
-    """Inputs of the right size. An op cannot check: wires are ids of as many inputs as there are."""
+    """Inputs of the right size, as floats. An op cannot check: wires are ids of as many inputs as there are."""
+    x = spec._bits(x)
     if not x.ndim or x.shape[spec.feature_axis] != size:
         expected = f"[..., {size}]" if spec.feature_axis else f"[{size}, ...]"
         raise ValueError(f"{spec.layer}: x has shape {list(x.shape)}; expected {expected}.")
@@ -163,12 +164,23 @@ class _LogicSpec(Spec):
         readers = Variable("readers", "wires", (n_inputs, fan_out), INT32, lambda key: None, derive)
         return (wires, readers)
 
+    def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
+        if name != "wires" or "readers" not in arrays:
+            return {}
+        wires = arrays["wires"]
+        return {"readers": lutjax.readers(wires.reshape(-1, wires.shape[-1]), self._n_readable)}
+
+    @property
+    def _n_readable(self) -> int:
+        """How many values wires choose from."""
+        raise NotImplementedError
+
     def _check_shape(self, variable: Variable, array: Any) -> None:
         if variable.name != "readers":  # wires of a checkpoint may have another fan-out
             super()._check_shape(variable, array)
 
-    def _check_ids(self, variable: Variable, arrays: Arrays, n_inputs: int) -> None:
-        ids = np.asarray(arrays[variable.name])
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        n_inputs, ids = self._n_readable, np.asarray(arrays[variable.name])
         if variable.name == "wires":
             check_wires(ids.reshape(len(ids), -1), n_inputs, where=self.layer)
         elif variable.name == "readers" and "wires" in arrays:
@@ -246,9 +258,18 @@ class _WiredSpec(_LogicSpec):
     def _trained_tables(self) -> Variable:
         raise NotImplementedError
 
-    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        self._check_ids(variable, arrays, self.in_features)
+    @property
+    def _n_readable(self) -> int:
+        return self.in_features
 
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        wires = np.shape(arrays["wires"])
+        sizes = {"out_features": np.shape(arrays[self._trained_tables().name])[0]}
+        if self.wiring == "learnable" and len(wires) == 3:
+            sizes["candidates"] = wires[2]
+        return sizes
+
+    @names_layer
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
         table_key, scores_key = (None, None) if key is None else jax.random.split(key)
         x = _checked_features(self, x, self.in_features)
@@ -290,6 +311,7 @@ class _WiredSpec(_LogicSpec):
     def scores_estimator(self) -> str:
         return self.estimator
 
+    @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
         """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
         wires = self._chosen_wires(arrays) if self.wiring == "learnable" else jnp.asarray(arrays["wires"])
@@ -355,6 +377,10 @@ class _TableSpec(_WiredSpec):
     @property
     def table_shape(self) -> tuple[int, ...]:
         return (self.out_features, 2**self.n_inputs)
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        sizes, wires = super().sizes_of(arrays), np.shape(arrays["wires"])
+        return {**sizes, "n_inputs": wires[1]} if len(wires) > 1 else sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -525,9 +551,14 @@ class LogicTreeSpec(_LogicSpec):
         wires = self._wires(self.window, shape, self.wires_fan_out, draw)
         return (*wires, self._trained("logits", (sum(self.levels), 16), self.logits_init))
 
-    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        self._check_ids(variable, arrays, self.window)
+    @property
+    def _n_readable(self) -> int:
+        return self.window
 
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        return {"n_kernels": np.shape(arrays["logits"])[0] // (2**self.depth - 1)}
+
+    @names_layer
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
         coefficients = self._coefficients(arrays["logits"], deterministic, key)
         y, wires, readers, first = self._windows(x), arrays["wires"], arrays.get("readers"), 0
@@ -550,6 +581,7 @@ class LogicTreeSpec(_LogicSpec):
 
     def _windows(self, x: Any) -> jax.Array:
         """Images as ``[values of a window, rows, columns, ...]``."""
+        x = self._bits(x)
         height, width, channels = self.in_shape
         shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
         found = x.shape[:3] if self.feature_axis == 0 else x.shape[-3:]
@@ -587,12 +619,19 @@ class GroupSumSpec(Spec):
     _: dataclasses.KW_ONLY
     feature_axis: int = -1
 
+    @property
+    def out_features(self) -> int:
+        """Sums."""
+        return self.k
+
     def __post_init__(self) -> None:
         self._require_size("k", 1)
         self._require_positive("tau")
         self._require_one_of("feature_axis", (-1, 0))
 
+    @names_layer
     def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
+        x = self._bits(x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
             raise ValueError(
                 f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of "
@@ -647,10 +686,20 @@ class ThermometerSpec(Spec):
         shape = (self.in_features, self.n_thresholds)
         return (Variable("thresholds", kind, shape, self.param_dtype, init),)
 
+    @property
+    def out_features(self) -> int:
+        """Bits, of all features."""
+        return self.in_features * self.n_thresholds
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        shape = np.shape(arrays["thresholds"])
+        return {"in_features": shape[0], "n_thresholds": shape[1]} if len(shape) == 2 else {}
+
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if np.isnan(np.asarray(arrays[variable.name], np.float64)).any():
             raise ValueError(f"{self.layer}: thresholds holds NaN, which no number exceeds.")
 
+    @names_layer
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False) -> jax.Array:
         x, thresholds = _checked_features(self, x, self.in_features), arrays["thresholds"]
         dtype, wide = x.dtype, accumulator(x.dtype, thresholds.dtype)

@@ -69,6 +69,25 @@ class Spec:
         """The arrays that the layer keeps, in the order in which they are drawn."""
         return ()
 
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        """The fields that arrays decide, for those that are there: of a pruned layer, other ones than its own."""
+        return {}
+
+    def fitted(self, arrays: Arrays) -> "Spec":
+        """The spec of these arrays: itself, unless they have other sizes.
+
+        Raises:
+          ValueError: no layer has such sizes.
+        """
+        sizes = self.sizes_of(arrays)
+        if all(getattr(self, name) == size for name, size in sizes.items()):
+            return self
+        return dataclasses.replace(self, **sizes)
+
+    def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
+        """New values of the variables that follow from the one of this name, which was replaced."""
+        return {}
+
     def check(self, arrays: Arrays) -> None:
         """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
 
@@ -125,6 +144,19 @@ class Spec:
                 )
             object.__setattr__(self, name, jnp.dtype(dtype))
 
+    def _bits(self, x: Any) -> Any:
+        """Inputs of a logic layer: bits may be bools or integers, and are computed with as floats."""
+        dtype = getattr(x, "dtype", None)
+        if dtype is None or not (dtype == np.bool_ or jnp.issubdtype(dtype, np.integer)):
+            return x
+        if dtype == np.uint32:
+            raise TypeError(
+                f"{self.layer}: x is uint32, as bits packed by lutjax.pack_bits, which lutjax.packed_lut and "
+                "lutjax.models.pack run; give one bit a number (bool, int32 or a float), e.g. lutjax.unpack_bits(x, n)."
+            )
+        wanted = getattr(self, "dtype", None) or getattr(self, "param_dtype", jnp.float32)
+        return jnp.asarray(x).astype(wanted)
+
     def _trained(self, name: str, shape: tuple[int, ...], init: Initializer) -> Variable:
         dtype = self.param_dtype  # type: ignore[attr-defined]
         return Variable(name, "params", shape, dtype, lambda key: init(key, shape, dtype))
@@ -134,6 +166,27 @@ class Spec:
         if dtype is None or array is None or jnp.asarray(array).dtype == dtype:
             return array  # the array itself: see lutjax.training.tables
         return jnp.asarray(array).astype(dtype)
+
+
+def names_layer(method: F) -> F:
+    """A method of a spec whose errors name the layer, also those that an op raises in it."""
+
+    @functools.wraps(method)
+    def named(self: Spec, *args: Any, **options: Any) -> Any:
+        try:
+            return method(self, *args, **options)
+        except (TypeError, ValueError) as error:
+            if not str(error).startswith(f"{self.layer}: "):
+                error.args = (f"{self.layer}: {error}", *error.args[1:])
+            raise
+
+    return named  # type: ignore[return-value]
+
+
+def sizes(spec: Spec) -> set[str]:
+    """The names of what a spec says of a layer, which are attributes of the layer too."""
+    fields = {field.name for field in dataclasses.fields(spec)}
+    return fields | ({"out_features"} if hasattr(spec, "out_features") else set())
 
 
 def build(

@@ -13,7 +13,7 @@ import lutjax
 from lutjax._anchors import check_anchors, check_targets
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array, Integer
-from lutjax.layers._spec import Arrays, Initializer, Spec, Variable
+from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import MAX_BITS, accumulation
 
 TARGET_LISTS = ("row", "table", "layer")
@@ -102,6 +102,12 @@ class LUTSpec(Spec):
         )
         return (anchors, self._trained("weights", self.weights_shape, self.weights_init))
 
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
+        if len(weights) != 3 or len(anchors) != 3:
+            return {}
+        return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_features": weights[2]}
+
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if variable.kind == "anchors":
             check_anchors(arrays[variable.name], self.n_inputs, where=self.layer)
@@ -126,6 +132,7 @@ class LUTSpec(Spec):
         """Options of ops that do not compare."""
         return {"accumulate": self.accumulate, "implementation": self.implementation}
 
+    @names_layer
     def __call__(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
@@ -191,6 +198,14 @@ class SparseLUTSpec(LUTSpec):
     def weights_shape(self) -> tuple[int, ...]:
         return (self.n_detectors, 2**self.row_bits, self._targets_shape[-1])
 
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        sizes = super().sizes_of(arrays)
+        sizes.pop("out_features", None)  # targets choose among them, and do not say how many there are
+        targets = np.shape(arrays["targets"])
+        if targets != self._targets_shape:
+            sizes.update(n_targets=None, targets_shape=targets)
+        return sizes
+
     def variables(self) -> tuple[Variable, ...]:
         shape = self._targets_shape
 
@@ -202,6 +217,7 @@ class SparseLUTSpec(LUTSpec):
         anchors, weights = super().variables()
         return (anchors, Variable("targets", "targets", shape, jnp.dtype("int32"), draw), weights)
 
+    @names_layer
     def __call__(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
@@ -257,6 +273,12 @@ class _SequenceSpec(LUTSpec):
         shape = (self.n_positions, tables, self.n_position_bits)
         return (*super().variables(), self._trained("positions", shape, self.positions_init))
 
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions", ()))
+        if len(positions) == 3:
+            sizes.update(n_positions=positions[0], n_position_bits=positions[2])
+        return sizes
+
     @property
     def capacity(self) -> int:
         """How many keys a cache holds: as many as one query can see."""
@@ -285,6 +307,7 @@ class _SequenceSpec(LUTSpec):
         }
         return {**cache, "cache_index": jnp.zeros((), jnp.int32)}
 
+    @names_layer
     def decode(
         self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], **others: Any
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
@@ -329,6 +352,7 @@ class _SequenceSpec(LUTSpec):
                     f"need {new.dtype}{list(expected)}. Make the cache for this batch and dtype."
                 )
 
+    @names_layer
     def __call__(
         self,
         arrays: Arrays,

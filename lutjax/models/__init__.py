@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lutjax._extras import needed_by
+
 if TYPE_CHECKING:
     from lutjax.models.automaton import LogicCA, LogicCAConfig
     from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
@@ -36,7 +38,9 @@ def __getattr__(name: str) -> Any:
     # The models need Flax; `import lutjax.models` does not.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with needed_by(f"{__name__}.{name}"):
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,8 @@
 """Moving a table by the factors of its gradient, in the table's own memory."""
 
 import dataclasses
+import functools
+import importlib
 from typing import Any
 
 import jax
@@ -12,9 +14,9 @@ from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowRule, RowState
 from lutjax._table_gradient import TableGradient
 from lutjax._typing import Array, Scalar
-from lutjax.kernels.registry import Implementation
+from lutjax.kernels.registry import Device, Implementation, devices_of
 from lutjax.ops import _checks, lookup, lookup_attention, lut_pair_attention, sparse_lookup
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import Operation, apply, folded
 
 _LOOK_UPS = {
     module.OPERATION.name: module.OPERATION
@@ -151,12 +153,46 @@ def dense(gradient: TableGradient) -> jax.Array:
         return apply(op, *arguments, options=dict(gradient.options))
 
     # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
-    in_scope = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(gradient)))
+    in_scope = _mesh_axes(gradient)
     zeros = _compat.cast_varying(jnp.zeros(gradient.shape, gradient.dtype), gradient.axes & in_scope)
     (of_table,) = jax.vjp(f, zeros)[1](gradient.cotangent)
     if gradient.factor is None:
         return of_table
     return of_table * jnp.asarray(gradient.factor, of_table.dtype)
+
+
+def squared_norm(gradient: TableGradient) -> jax.Array:
+    """The sum of the squares of the gradient's numbers, those that several look-ups share added up first.
+
+    Without an array of the table's shape; except inside a `jax.shard_map` where the table is the same on all devices: its
+    gradient is the sum over them, and made as such.
+    """
+    if _mesh_axes(gradient) - gradient.axes:
+        return jnp.sum(jnp.square(dense(gradient).astype(accumulator(gradient.dtype))))
+    return _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
+    # How a call is cut into hits is the same on every device, and plain JAX: there is nothing to choose.
+    kernel = importlib.import_module(f"lutjax.kernels._xla.{gradient.op}_update")
+    updates = importlib.import_module("lutjax.kernels._xla._updates")
+    options = dict(gradient.options)
+    accumulate = options.pop("accumulate")
+    like = next(iter(jax.tree.leaves(gradient.arguments)))
+    weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
+    arguments = (weights, {}, None, None, gradient.cotangent, *gradient.arguments)
+    weights, _, _, _, *hits = folded(UPDATES[gradient.op], arguments)
+    visit, n_hits = kernel.hits(weights, *hits, **options, device=device)
+    square = updates.squared_norm(weights, visit, n_hits, accumulate=accumulate, device=device)
+    return (
+        square if gradient.factor is None else square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
+    )
+
+
+def _mesh_axes(gradient: TableGradient) -> frozenset[str]:
+    """Mesh axes over which anything in it varies."""
+    return frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(gradient)))
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:

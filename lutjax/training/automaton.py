@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Bool
 
 import lutjax
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import runs
 from lutjax.training.loop import Advance, repeat
 from lutjax.training.models import ModelRun, State, Structure
+
+with needed_by(__name__):
+    import optax
+
 
 STARTS = ("boards", "random", "seed", "zero")
 N_BOARDS = 512

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
+
+from lutjax._extras import needed_by
+
+with needed_by(__name__):
+    import orbax.checkpoint as ocp
+
 
 FORMAT = 1
 """Version of the layout described above."""

@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from jaxtyping import Float32, Int32
 
 import lutjax
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig
 from lutjax.training import models, optimizers, runs
@@ -19,6 +18,11 @@ from lutjax.training.augment import warp
 from lutjax.training.loop import Advance, repeat
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.samples import Samples
+
+with needed_by(__name__):
+    import optax
+    from flax import nnx
+
 
 THRESHOLDS = ("uniform", "gaussian", "distributive")
 
@@ -153,9 +157,10 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
     """
     import warnings
 
-    from sklearn.ensemble import RandomForestClassifier
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
+    with needed_by("baselines"):
+        from sklearn.ensemble import RandomForestClassifier
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
 
     bits, test_bits = train.x, test.x
     if n_thresholds:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import _compat
-from lutjax._table_gradient import TableGradient
+from lutjax._table_gradient import TableGradient, seal
 from lutjax.ops import _watch
 from lutjax.ops._watch import TableUseError
 from lutjax.ops.update_table import of_parts
@@ -93,8 +93,8 @@ def value_and_grad(
         gradients = {
             name: TableGradient(
                 op=static[name][0],
+                sealed=seal(of_taps[name][0]),
                 arguments=arguments[name],
-                cotangent=of_taps[name][0],
                 factor=factors.get(name),
                 after=of_taps[name][1],
                 options=static[name][1],

@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from flax import struct
 from jaxtyping import Int
 
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.training import tables
+
+with needed_by(__name__):
+    from flax import struct
+
 
 __all__ = ["TrainState"]
 

@@ -6,16 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from jaxtyping import Float, Int, UInt8
 
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
 from lutjax.training.loop import Advance, repeat
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
+
+with needed_by(__name__):
+    import optax
+    from flax import nnx
+
 
 EVALUATION_BATCH = 64
 """Windows that are evaluated together; it bounds the memory and changes no result beyond rounding."""

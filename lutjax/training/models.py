@@ -6,12 +6,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from flax import nnx
 
+from lutjax._extras import needed_by
 from lutjax.layers import nnx as layers
 from lutjax.training import runs
 from lutjax.training.checkpoints import CheckpointError
 from lutjax.training.nnx import filled
+
+with needed_by(__name__):
+    from flax import nnx
+
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -4,10 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import nnx
 
+from lutjax._extras import needed_by
 from lutjax.training import tables
 from lutjax.training.gradients import IsTable, is_table
+
+with needed_by(__name__):
+    from flax import nnx
+
 
 __all__ = ["Optimizer", "value_and_grad"]
 

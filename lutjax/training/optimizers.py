@@ -5,9 +5,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from lutjax._extras import needed_by
 from lutjax.training import tables
+
+with needed_by(__name__):
+    import optax
+
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "row_adagrad")
 SCHEDULES = ("constant", "published")

@@ -2,7 +2,8 @@
 
 `value_and_grad` is `jax.value_and_grad` of a loss, except that the gradient of each table is a
 `TableGradient`, the factors of what would be an array of the table's shape. `Optimizer` moves tables by row-wise
-rules in their own memory and everything else by any optax optimiser.
+rules in their own memory and everything else by any optax optimiser. `global_norm` and `clip_by_global_norm` are those of
+optax for such gradients, which optax itself refuses.
 """
 
 import dataclasses
@@ -11,12 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from lutjax._dtypes import accumulator
+from lutjax._extras import needed_by
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax._table_gradient import TableGradient
-from lutjax.ops.update_table import check_state, update_table
+from lutjax.ops.update_table import check_state, squared_norm, update_table
 from lutjax.training.gradients import (
     IsTable,
     Split,
@@ -26,6 +27,10 @@ from lutjax.training.gradients import (
     microbatched,
     value_and_grad,
 )
+
+with needed_by(__name__):
+    import optax
+
 
 __all__ = [
     "SGD",
@@ -37,6 +42,8 @@ __all__ = [
     "RowRule",
     "TableGradient",
     "TableUseError",
+    "clip_by_global_norm",
+    "global_norm",
     "is_table",
     "microbatched",
     "normalised",
@@ -68,7 +75,8 @@ class Optimizer:
     Attributes:
       rule: how rows move.
       rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
-      rest: any optax optimiser, for all that is no table; by default SGD with the same rate.
+      rest: any optax optimiser, for all that is no table; by default SGD with the same rate. What it clips is theirs
+        alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
       rates: a factor of the rate for some tables, by name.
       tables: which parameters are tables, as for `value_and_grad`.
 
@@ -162,6 +170,69 @@ def _update_all(
     moved, new = rule.step(table.astype(dtype), gradient, state, jnp.asarray(rate, dtype))
     touched = jnp.any(gradient != 0, -1, keepdims=True)
     return jax.tree.map(lambda n, o: jnp.where(touched, n.astype(o.dtype), o), (moved, new), (table, state))
+
+
+def global_norm(gradients: Any) -> jax.Array:
+    """Return the norm of gradients, all of them taken as one vector: what `optax.global_norm` is for dense ones.
+
+    A row that is looked up several times has the sum of their gradients, so the norm of a table's gradient takes about as
+    long as a step of a row rule (`RowAdagrad`, for example), and a few numbers for each row of one detector and each of
+    its look-ups in memory, never an array of the table's shape. Inside a `jax.shard_map` with a table that is the same on
+    all devices, the sum over the devices is made as such an array.
+
+    Args:
+      gradients: a pytree of arrays and `TableGradient`.
+
+    Returns:
+      A scalar, float32 or, if there are float64 gradients, float64.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax.training import tables
+      >>> x = jnp.array([[0.5, 0.25], [0.75, 0.25]])  # both look up row 1
+      >>> d = lutjax.detect(x, jnp.array([[[0, 1]]]))
+      >>> loss = lambda params: lutjax.lookup(params["weights"], d).sum()
+      >>> _, gradients = tables.value_and_grad(loss)({"weights": jnp.zeros((1, 2, 1))})
+      >>> tables.global_norm(gradients)
+      Array(2., dtype=float32)
+    """
+    squares = [
+        squared_norm(g) if is_factored(g) else jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype))))
+        for g in jax.tree.leaves(gradients, is_leaf=is_factored)
+    ]
+    dtype = accumulator(jnp.dtype("float32"), *(s.dtype for s in squares))
+    return jnp.sqrt(sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype)))
+
+
+def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
+    """Return gradients whose `global_norm` is at most `max_norm`: all of them times one number, if it is more.
+
+    Args:
+      gradients: a pytree of arrays and `TableGradient`, as from `value_and_grad`.
+      max_norm: a positive number, perhaps traced.
+
+    Raises:
+      ValueError: `max_norm` is not positive, as far as it is known.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax.training import tables
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
+      >>> loss = lambda params: 8 * lutjax.lookup(params["weights"], d).sum()
+      >>> _, gradients = tables.value_and_grad(loss)({"weights": jnp.zeros((1, 2, 1))})
+      >>> tables.global_norm(tables.clip_by_global_norm(gradients, 0.5))
+      Array(0.5, dtype=float32)
+    """
+    if isinstance(max_norm, int | float) and not max_norm > 0:
+        raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
+    norm = global_norm(gradients)
+    limit = jnp.asarray(max_norm, norm.dtype)
+    factor = jnp.where(norm > limit, limit / norm, jnp.ones_like(norm))
+
+    def scaled(gradient: Any) -> Any:
+        return gradient.scaled(factor) if is_factored(gradient) else gradient * factor.astype(gradient.dtype)
+
+    return jax.tree.map(scaled, gradients, is_leaf=is_factored)
 
 
 def normalised(eps: float = 1e-16) -> optax.GradientTransformation:

@@ -73,7 +73,7 @@ class Pairs:
     @property
     def n_visited(self) -> int:
         """How many pairs, of all samples, `for_each_tile` passes at most, counted or not."""
-        blocks = math.ceil(self.n_samples / self.samples) * math.ceil(self.n_queries / self.queries)
+        blocks = -(-self.n_samples // self.samples) * math.ceil(self.n_queries / self.queries)
         if not self.listed:
             blocks *= math.ceil((self.queries + self.n_keys) / self.distances) + 1
         return blocks * self.samples * self.n_pairs
@@ -115,7 +115,7 @@ class Pairs:
 
     def for_each_tile(self, body: Callable[["Tile", Carry], Carry], carry: Carry) -> Carry:
         """`carry` passed through `body` for every tile that may hold a pair that counts."""
-        sample_blocks = math.ceil(self.n_samples / self.samples)
+        sample_blocks = -(-self.n_samples // self.samples)
         query_blocks = math.ceil(self.n_queries / self.queries)
         blocks = sample_blocks * query_blocks
         if blocks == 0 or self.n_pairs == 0:
@@ -316,7 +316,9 @@ def plan(
         distances=farthest if listed else min(side, max(farthest, 1)),
         listed=listed,
     )
-    samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
+    samples = 1  # where the batch is a symbolic dimension of an export
+    if isinstance(n_samples, int):
+        samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
     pairs = dataclasses.replace(pairs, samples=samples)
     of_queries, of_keys = segments
     if of_queries is not None and of_keys is not None:

@@ -60,10 +60,8 @@ def update(
 
     # A row moves by the sum over all its hits. That is made for a group of detectors at a time, in an array as
     # long as their tables or as their hits, whatever is shorter.
-    n_detectors, n_rows, n_outputs = weights.shape
-    length = min(n_rows, n_hits)
-    size = 1 if _rows.in_sequence(device) else _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
-    move = _move_all if length == n_rows else _move_hit
+    n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
+    move = _move_all if _few_rows(weights, n_hits) else _move_hit
 
     def moved(old: Any, total: jax.Array) -> Any:
         rows, state = old
@@ -78,11 +76,57 @@ def update(
         group = _Group(first, size, n_rows, n_hits, accumulate, rule.moves_without_gradient)
         return move(group, tables, last_hit, visit, moved), None
 
-    # The last hit of each row; what earlier groups leave there is never read.
-    last_hit = zeros_varying(weights, (size, n_rows if move is _move_hit else 0), jnp.int32)
-    firsts = jnp.arange(0, n_detectors, size, dtype=jnp.int32)
-    ((weights, state), _), _ = jax.lax.scan(step_group, ((weights, state), last_hit), firsts)
+    ((weights, state), _), _ = jax.lax.scan(
+        step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _firsts(weights, size)
+    )
     return weights, state
+
+
+def squared_norm(
+    weights: jax.Array, visit: Visit, n_hits: int, *, accumulate: FixedPoint | None, device: Device
+) -> jax.Array:
+    """The sum of the squares of the gradient of tables ``[T, R, O]``, of which only the shape matters.
+
+    The sums over the hits of a row are made group by group as in `update`, and none of them is kept.
+    """
+    dtype = accumulator(weights.dtype)
+    n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
+
+    def add_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
+        total, last_hit = carry
+        group = _Group(first, size, n_rows, n_hits, accumulate, False)
+        if _few_rows(weights, n_hits):
+            sums, _ = _sums_of_all(group, weights, visit)
+        else:
+            sums, _, last_hit = _sums_of_hit(group, weights, last_hit, visit)
+        return (total + jnp.sum(jnp.square(result(sums, dtype, accumulate))), last_hit), None
+
+    start = zeros_varying(weights, (), dtype), _no_last_hit(weights, size, n_hits)
+    return jax.lax.scan(add_group, start, _firsts(weights, size))[0][0]
+
+
+def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
+    """How many detectors a group has."""
+    n_detectors, n_rows, n_outputs = weights.shape
+    if _rows.in_sequence(device):
+        return 1
+    length = n_rows if _few_rows(weights, n_hits) else n_hits
+    return _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
+
+
+def _few_rows(weights: jax.Array, n_hits: int) -> bool:
+    """Whether sums are made for all rows of a detector; so where the batch is a symbolic dimension of an export."""
+    return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
+
+
+def _firsts(weights: jax.Array, size: int) -> jax.Array:
+    return jnp.arange(0, weights.shape[0], size, dtype=jnp.int32)
+
+
+def _no_last_hit(weights: jax.Array, size: int, n_hits: int) -> jax.Array:
+    """Room for the last hit of each row; what earlier groups leave there is never read."""
+    n_rows = 0 if _few_rows(weights, n_hits) else weights.shape[1]
+    return zeros_varying(weights, (size, n_rows), jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +172,17 @@ def _move_all(
     moved: Callable[[Any, jax.Array], Any],
 ) -> Any:
     """Gradients as arrays of the shape of the group's tables."""
-    weights, _ = tables
+    gradient, touched = _sums_of_all(group, tables[0], visit)
+    old = jax.tree.map(group.of, tables)
+    new = moved(old, gradient)
+    if touched is not None:
+        new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
+    new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
+    return new, last_hit
+
+
+def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.Array, jax.Array | None]:
+    """The gradients of all rows, and which rows were hit, if that matters."""
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         gradient, touched = total
@@ -140,13 +194,9 @@ def _move_all(
     touched = None
     if group.moves_without_gradient:
         touched = zeros_varying(weights, (group.size, group.n_rows), jnp.bool_)
-    gradient, touched = visit(group.of, add, (group.zeros(weights, group.n_rows), touched))
-    old = jax.tree.map(group.of, tables)
-    new = moved(old, gradient)
-    if touched is not None:
-        new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
-    new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
-    return new, last_hit
+    sums: tuple[jax.Array, jax.Array | None]
+    sums = visit(group.of, add, (group.zeros(weights, group.n_rows), touched))
+    return sums
 
 
 def _move_hit(
@@ -156,8 +206,17 @@ def _move_hit(
     visit: Visit,
     moved: Callable[[Any, jax.Array], Any],
 ) -> Any:
-    """Gradients of the rows that were hit only: each is where the row's last hit is in the list of hits."""
-    weights, _ = tables
+    """Gradients of the rows that were hit only."""
+    gradient, row_of, last_hit = _sums_of_hit(group, tables[0], last_hit, visit)
+    at = (group.first + group.numbers, row_of)
+    new = moved(jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables), gradient)
+    return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
+
+
+def _sums_of_hit(
+    group: _Group, weights: jax.Array, last_hit: jax.Array, visit: Visit
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of rows that were hit, each where the row's last hit is in the list of hits, and these rows."""
     number = group.numbers
 
     def remember(carry: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
@@ -176,9 +235,7 @@ def _move_hit(
 
     nowhere = zeros_varying(weights, (group.size, group.n_hits), jnp.int32) + group.n_rows
     gradient, row_of = visit(group.of, add, (group.zeros(weights, group.n_hits), nowhere))
-    at = (group.first + number, row_of)
-    new = moved(jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables), gradient)
-    return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
+    return gradient, row_of, last_hit
 
 
 def _divisor(n: int, most: int) -> int:

@@ -31,7 +31,8 @@ def backward(
     dtype = accumulator(x.dtype, coefficients.dtype)
     coefficients, dy = coefficients.astype(dtype), dy.astype(dtype)
     dx = d_coefficients = None
-    small = in_sequence(device) and dy.size <= _SMALL
+    # A batch that is a symbolic dimension of an export may be of any size.
+    small = in_sequence(device) and isinstance(dy.size, int) and dy.size <= _SMALL
     if needs[1]:
         a, b = _wires.rows(x, wires, dtype)
         parts = 4 if small and not dy.shape[1] % 4 else 1

@@ -31,6 +31,28 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
+    visit, n_hits = hits(
+        weights, dy, query, key, position, start, query_segments, key_segments, window=window, device=device
+    )
+    return _updates.update(
+        weights, state, rate, factor, visit, n_hits, rule=rule, accumulate=accumulate, device=device
+    )
+
+
+def hits(
+    weights: jax.Array,
+    dy: jax.Array,
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    *,
+    window: int | None,
+    device: Device,
+) -> tuple[_updates.Visit, int]:
+    """See `lutjax.kernels._xla.lookup_update.hits`."""
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
     row = RowIds(pairs, query, key, position)
@@ -44,6 +66,4 @@ def forward(
 
         return pairs.for_each_tile(tile, carry)
 
-    return _updates.update(
-        weights, state, rate, factor, visit, pairs.n_visited, rule=rule, accumulate=accumulate, device=device
-    )
+    return visit, pairs.n_visited

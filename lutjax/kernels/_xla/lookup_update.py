@@ -23,11 +23,19 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
+    visit, n_hits = hits(weights, dy, detection, device=device)
+    return _updates.update(
+        weights, state, rate, factor, visit, n_hits, rule=rule, accumulate=accumulate, device=device
+    )
+
+
+def hits(
+    weights: jax.Array, dy: jax.Array, detection: Detection, *, device: Device
+) -> tuple[_updates.Visit, int]:
+    """How the hits of a call are visited, and how many a detector has at most."""
     index = detection.index.T
 
     def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
         return body(carry, detectors(index), dy, None)
 
-    return _updates.update(
-        weights, state, rate, factor, visit, len(dy), rule=rule, accumulate=accumulate, device=device
-    )
+    return visit, dy.shape[0]

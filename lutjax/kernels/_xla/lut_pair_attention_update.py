@@ -33,6 +33,43 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
+    visit, n_hits = hits(
+        weights,
+        dy,
+        x,
+        keys,
+        anchors,
+        positions,
+        start,
+        query_segments,
+        key_segments,
+        interleave=interleave,
+        window=window,
+        epsilon=epsilon,
+        device=device,
+    )
+    return _updates.update(
+        weights, state, rate, factor, visit, n_hits, rule=rule, accumulate=accumulate, device=device
+    )
+
+
+def hits(
+    weights: jax.Array,
+    dy: jax.Array,
+    x: jax.Array,
+    keys: jax.Array,
+    anchors: jax.Array,
+    positions: jax.Array | None,
+    start: jax.Array | None,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    *,
+    interleave: bool,
+    window: int | None,
+    epsilon: float,
+    device: Device,
+) -> tuple[_updates.Visit, int]:
+    """See `lutjax.kernels._xla.lookup_update.hits`."""
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
     dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
@@ -48,6 +85,4 @@ def forward(
 
         return pairs.for_each_tile(tile, carry)
 
-    return _updates.update(
-        weights, state, rate, factor, visit, pairs.n_visited, rule=rule, accumulate=accumulate, device=device
-    )
+    return visit, pairs.n_visited

@@ -28,9 +28,25 @@ def forward(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> tuple[jax.Array, RowState]:
+    visit, n_hits = hits(weights, dy, detection, targets, n_outputs=n_outputs, device=device)
+    return _updates.update(
+        weights, state, rate, factor, visit, n_hits, rule=rule, accumulate=accumulate, device=device
+    )
+
+
+def hits(
+    weights: jax.Array,
+    dy: jax.Array,
+    detection: Detection,
+    targets: jax.Array,
+    *,
+    n_outputs: int,
+    device: Device,
+) -> tuple[_updates.Visit, int]:
+    """See `lutjax.kernels._xla.lookup_update.hits`."""
     index = clamped(weights, detection.index.T)
     targets, dy = with_unused(targets, dy)
-    sample = jnp.arange(len(dy), dtype=jnp.int32)[:, None]
+    sample = jnp.arange(dy.shape[0], dtype=jnp.int32)[:, None]
 
     def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
         rows = detectors(index)
@@ -43,6 +59,4 @@ def forward(
         )
         return body(carry, rows, read(dy, sample, outputs), None)
 
-    return _updates.update(
-        weights, state, rate, factor, visit, len(dy), rule=rule, accumulate=accumulate, device=device
-    )
+    return visit, dy.shape[0]

@@ -1,7 +1,10 @@
 """Layers for Haiku. Use `haiku.transform_with_state`: ids are state."""
 
-from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
-from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+from lutjax._extras import needed_by
+
+with needed_by("lutjax.layers.haiku"):
+    from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
     "LUT",

@@ -11,10 +11,12 @@ from lutjax.layers import _spec
 
 
 class Layer(hk.Module):
-    """A spec, and its variables as Haiku's parameters and state of the same names."""
+    """A spec, and its variables as Haiku's parameters and state of the same names. Its sizes are attributes."""
 
     def _build(self, spec_type: type[_spec.Spec], *sizes: Any, given: _spec.Arrays, **options: Any) -> None:
         self.spec, self._variables = _spec.build(spec_type, *sizes, given=given, **options)
+        for name in _spec.sizes(self.spec):
+            setattr(self, name, getattr(self.spec, name))
 
     def _arrays(self) -> dict[str, jax.Array]:
         arrays: dict[str, jax.Array] = {}

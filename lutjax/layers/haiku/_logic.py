@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import haiku as hk
 import jax
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic, _spec
@@ -23,7 +23,7 @@ class _Gates(Layer):
         _spec.takes_fields(cls)
 
     def __call__(
-        self, x: Float[Array, "..."], *, deterministic: bool | None = None
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Outputs for inputs; `deterministic` takes precedence over the layer's own."""
         hard = self.deterministic if deterministic is None else deterministic
@@ -182,7 +182,7 @@ class GroupSum(Layer):
         super().__init__(name=name)
         self._build(_logic.GroupSumSpec, k, tau, given={}, **options)
 
-    def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Sums of groups."""
         return self.spec({}, x)
 
@@ -224,7 +224,7 @@ class Thermometer(Layer):
         self._build(_logic.ThermometerSpec, in_features, n_thresholds, given=given, **options)
 
     def __call__(
-        self, x: Float[Array, "..."], *, deterministic: bool | None = None
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Bits; `deterministic` takes precedence over the layer's own."""
         hard = self.deterministic if deterministic is None else deterministic

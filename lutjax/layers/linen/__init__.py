@@ -1,7 +1,10 @@
 """Layers for Flax Linen."""
 
-from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
-from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+from lutjax._extras import needed_by
+
+with needed_by("lutjax.layers.linen"):
+    from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
     "LUT",

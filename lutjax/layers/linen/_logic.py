@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic
@@ -30,7 +30,7 @@ class _Gates(Layer):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "..."], *, deterministic: bool | None = None
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Outputs for inputs; `deterministic` takes precedence over the field."""
         spec, variables = self._spec_and_variables()
@@ -196,7 +196,7 @@ class GroupSum(Layer):
     spec_type = _logic.GroupSumSpec
 
     @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Sums of groups."""
         spec, _ = self._spec_and_variables()
         return spec({}, x)
@@ -239,7 +239,7 @@ class Thermometer(Layer):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "..."], *, deterministic: bool | None = None
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Bits; `deterministic` takes precedence over the field."""
         spec, variables = self._spec_and_variables()

@@ -1,8 +1,11 @@
 """Layers for Flax NNX."""
 
-from lutjax.layers.nnx._layer import Anchors, Targets, Thresholds, Wires, check
-from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
-from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+from lutjax._extras import needed_by
+
+with needed_by("lutjax.layers.nnx"):
+    from lutjax.layers.nnx._layer import Anchors, Targets, Thresholds, Wires, check
+    from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
     "LUT",

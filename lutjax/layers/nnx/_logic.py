@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import jax
 from flax import nnx
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic, _spec
@@ -18,7 +18,7 @@ class _Logic(Layer):
     deterministic: bool
 
     def __call__(
-        self, x: Float[Array, "..."], *, deterministic: bool | None = None
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Outputs for inputs; `deterministic` takes precedence over the layer's own."""
         hard = self.deterministic if deterministic is None else deterministic
@@ -52,7 +52,7 @@ class _Gates(_Logic):
 
     def __call__(
         self,
-        x: Float[Array, "..."],
+        x: Shaped[Array, "..."],
         *,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
@@ -316,7 +316,7 @@ class GroupSum(Layer):
     def __init__(self, k: int, tau: float | int = 1.0, **options: Any):
         self._build(_logic.GroupSumSpec, k, tau, given={}, rngs=None, **options)
 
-    def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Sums of groups."""
         return self.spec(self._arrays(), x)
 

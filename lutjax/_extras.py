@@ -1,0 +1,43 @@
+"""Optional packages, and the extras that bring them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXTRAS = {
+    "absl": "triton",
+    "click": "apps",
+    "flax": "flax",
+    "haiku": "haiku",
+    "jax_triton": "triton",
+    "matplotlib": "apps",
+    "optax": "apps",
+    "orbax": "apps",
+    "rich": "apps",
+    "sklearn": "apps",
+    "triton": "triton",
+}
+"""The extra that brings a package, by the package's name in an import."""
+
+
+def command(*packages: str) -> str:
+    """Return the command that installs optional packages, or "" where one of them is of no extra."""
+    extras = sorted({EXTRAS.get(package, "") for package in packages})
+    return f'pip install "lutjax[{",".join(extras)}]"' if all(extras) else ""
+
+
+@contextmanager
+def needed_by(what: str) -> Iterator[None]:
+    """Imports in this block that lack an optional package say how to install it.
+
+    Raises:
+      ModuleNotFoundError: the package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS or error.__cause__ is not None:  # said by a block inside of this one
+            raise
+        raise ModuleNotFoundError(
+            f"{what} needs {package}, which is not installed: {command(package)}", name=error.name
+        ) from error

@@ -1,0 +1,205 @@
+"""The model of a run, of whatever kind, by one function; and what a package that is missing says."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import lutjax
+from lutjax.models import (
+    LogicCA,
+    LogicCAConfig,
+    LogicClassifier,
+    LogicClassifierConfig,
+    LUTTransformer,
+    LUTTransformerConfig,
+)
+from lutjax.training import automaton, classifier, lm, lm_runs, models, runs
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+HISTORY = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
+
+
+def saved(
+    folder: Path, structure: Any, record: Any, optimizer: Any = lambda params: {"step": jnp.zeros(())}
+) -> Any:
+    """Writes a run of three steps, and returns its model."""
+    params, others = structure.init(0)
+    models.save(folder, 3, models.State(params, others, optimizer(params)), record)
+    return structure.model(params, others)
+
+
+def lm_run(folder: Path) -> LUTTransformer:
+    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
+    config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3, dropout=0.5)
+    text = lm_runs.TextIdentity("fox.txt", 100, "f" * 64)
+    record = lm_runs.Record(config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY)
+    return saved(folder, lm.structure_of(config), record)
+
+
+def digits_run(folder: Path) -> LogicClassifier:
+    config = LogicClassifierConfig(in_features=6, n_classes=3, n_thresholds=2, layers=(12, 12))
+    samples = classifier.SamplesIdentity(None, 100, "f" * 64)
+    record = classifier.Record(config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY)
+    return saved(folder, models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
+
+
+def ca_run(folder: Path) -> LogicCA:
+    """Whose best automaton is not its latest one."""
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+    training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=9)
+    rows = [["010010"] * 6]
+    target = np.array([[[bit == "1" for bit in row] for row in channel] for channel in rows])
+    run = automaton.Run(config, training, target)
+    state = run.init()
+    best = jax.tree.map(lambda a: a[::-1], state.optimizer.best)
+    state = state._replace(optimizer=state.optimizer._replace(best=best))
+    models.save(folder, 3, state, automaton.Record(config, training, rows, {}, HISTORY))
+    return run.best(state)
+
+
+def call(model: Any) -> Any:
+    if isinstance(model, LUTTransformer):
+        return model(jnp.asarray([[1, 2, 3, 4]], jnp.int32))
+    if isinstance(model, LogicClassifier):
+        return model(jnp.linspace(0, 1, 12, dtype=jnp.float32).reshape(2, 6))
+    return model(jnp.ones((6, 6, 2), bool), 3, deterministic=True)
+
+
+RUNS = {"lm": lm_run, "digits": digits_run, "ca": ca_run}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_load(kind: str, tmp_path: Path) -> None:
+    want = RUNS[kind](tmp_path / "run")
+    model = lutjax.load(str(tmp_path / "run"))
+    assert type(model) is type(want)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(nnx.to_pure_dict(nnx.state(m, nnx.Not(nnx.RngState))) for m in (model, want)),
+    )
+    record = model.record
+    assert (record.kind, record.folder, record.steps) == (kind, tmp_path / "run", 3)
+    assert record.training.steps == 9
+    assert record.model == want.config
+    assert record.history == HISTORY
+    with pytest.raises(AttributeError, match="loss"):
+        _ = record.loss
+    # Ready: in the mode for evaluation, and as an argument of transformed functions.
+    want.eval()
+    np.testing.assert_array_equal(call(model), call(want))
+    np.testing.assert_array_equal(nnx.jit(call)(model), call(want))
+
+
+def test_folders_that_hold_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ca_run(tmp_path / "run")
+    (tmp_path / "notes.txt").write_text("none")
+    for folder, kind, message in (
+        (tmp_path / "ran", FileNotFoundError, r"load: the folder .*/ran does not exist"),
+        (tmp_path, ValueError, r"is not the folder of a run; give what `lutjax train` got as --out"),
+        (tmp_path / "notes.txt", ValueError, r"notes.txt is not the folder of a run"),
+        (tmp_path / "run" / "checkpoints" / "3", ValueError, r"it is a part of one: give .*/run\."),
+    ):
+        with pytest.raises(kind, match=message):
+            lutjax.load(folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoints is not .* give .*/run\."):
+        lutjax.load("run/checkpoints")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "3" / "model")
+    with pytest.raises(ValueError, match="is missing"):
+        lutjax.load("run")
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_a_folder_is_a_path() -> None:
+    with pytest.raises(TypeError, match="load: folder is a int; expected a string or a Path"):
+        lutjax.load(3)
+
+
+# ------------------------------------------------------------------------------------- packages that are missing
+MISSING = {  # what is asked for, by the packages that are then missing, and the extra that brings them
+    ("flax", "flax"): (
+        "lutjax.layers.nnx",
+        "lutjax.layers.linen",
+        "lutjax.models.LUTTransformer",
+        "lutjax.models.LogicCA",
+        "lutjax.training.nnx",
+        "lutjax.training.linen",
+        "lutjax.training.models",
+    ),
+    ("haiku", "haiku"): ("lutjax.layers.haiku",),
+    ("optax", "apps"): (
+        "lutjax.training.tables",
+        "lutjax.training.optimizers",
+        "lutjax.training.automaton",
+        "lutjax.training.classifier",
+        "lutjax.training.lm",
+    ),
+    ("orbax", "apps"): ("lutjax.training.checkpoints", "lutjax.load"),
+    ("matplotlib", "apps"): ("lutjax.benchmark.report",),
+}
+CODE = """
+import importlib, sys
+import lutjax
+missing = {missing}
+for (package, extra), names in missing.items():
+    before = set(sys.modules)
+    sys.modules[package] = None
+    for name in names:
+        try:
+            if name == "lutjax.load":
+                lutjax.load(".")
+            elif name.startswith("lutjax.models."):
+                getattr(importlib.import_module("lutjax.models"), name.rpartition(".")[2])
+            else:
+                importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            said = str(error)
+            assert said.startswith("lutjax."), (name, said)
+            assert f'needs {{package}}, which is not installed: pip install "lutjax[{{extra}}]"' in said, (name, said)
+            assert error.name.partition(".")[0] == package and type(error) is ModuleNotFoundError
+        else:
+            raise AssertionError(name)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "lutjax":
+            del sys.modules[name]
+    del sys.modules[package]
+"""
+
+
+def test_missing_packages_name_the_extra() -> None:
+    subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)
+
+
+def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
+    from lutjax._extras import needed_by
+
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"), needed_by("this"):
+        import no_such_package  # noqa: F401
+
+
+def test_extras_are_those_of_the_package() -> None:
+    """As pyproject.toml says them, which every installation knows."""
+    import importlib.metadata
+
+    from lutjax._extras import EXTRAS
+
+    names = {"absl": "absl-py", "haiku": "dm-haiku", "orbax": "orbax-checkpoint", "sklearn": "scikit-learn"}
+    required = importlib.metadata.metadata("lutjax").get_all("Requires-Dist")
+    for package, extra in EXTRAS.items():
+        if package == "triton":  # comes with jax-triton's own requirements
+            continue
+        name = names.get(package, package.replace("_", "-"))
+        assert any(
+            r.replace(" ", "").startswith(name)
+            and f"extra=='{extra}'" in r.replace(" ", "").replace('"', "'")
+            for r in required
+        ), package
