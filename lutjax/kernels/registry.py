@@ -348,7 +348,12 @@ class KernelRegistry:
             for name in (names,) if isinstance(names, str) else names or ():
                 _known(name)
         inherited = dict(self._forced.get() or ())
-        token = self._forced.set(tuple(sorted({**inherited, **wanted}.items())))
+        with self._forcing(tuple(sorted({**inherited, **wanted}.items()))):
+            yield
+
+    @contextlib.contextmanager
+    def _forcing(self, value: tuple[tuple[str, Implementation], ...]) -> Iterator[None]:
+        token = self._forced.set(value)
         self._set_cache_key()
         try:
             yield
@@ -456,7 +461,7 @@ class KernelRegistry:
         calls: list[tuple[str, Any, Any]] = []
         token = self._recorded.set(calls)
         try:
-            with self._forced(()):
+            with self._forcing(()):
                 jax.eval_shape(traced, arrays)
         finally:
             self._recorded.reset(token)

@@ -100,7 +100,7 @@ def apply(
         traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args))
     )
     request = kernel_registry.request(op.name, implementation)
-    shapes = _features_first(op, args, feature_axis) if op.features_first else args
+    shapes = _shapes_of_kernel(op, args, feature_axis)
     choice = _choose(op.name, shapes, request, "forward", devices_of(jax.tree.leaves(args)), options)
     static = (op, choice, request, tuple(options.items()))
     watch = _watch.current()
@@ -118,14 +118,20 @@ def apply(
         ) from error
 
 
-def _features_first(op: Operation, args: tuple[Any, ...], feature_axis: int) -> tuple[Any, ...]:
-    """Shapes of the arguments as kernels get them: a choice of implementation knows features from samples."""
+def _shapes_of_kernel(op: Operation, args: tuple[Any, ...], feature_axis: int) -> tuple[Any, ...]:
+    """Shapes of the arguments as kernels get them, with one batch axis: by these an implementation is chosen."""
+    batch = () if op.features_first else _batch_shape(op, args)
 
-    def shape(a: jax.Array) -> jax.ShapeDtypeStruct:
-        features = a.shape[feature_axis]
-        return jax.ShapeDtypeStruct((features, a.size // max(features, 1)), a.dtype)
+    def shape(a: jax.Array, rank: int) -> jax.ShapeDtypeStruct:
+        if op.features_first:
+            features = a.shape[feature_axis]
+            return jax.ShapeDtypeStruct((features, a.size // max(features, 1)), a.dtype)
+        return jax.ShapeDtypeStruct((math.prod(batch), *a.shape[a.ndim - rank :]), a.dtype)
 
-    return tuple(a if rank is None else shape(a) for a, rank in zip(args, op.ranks, strict=True))
+    return tuple(
+        arg if rank is None else jax.tree.map(functools.partial(shape, rank=rank), arg)
+        for arg, rank in zip(args, op.ranks, strict=True)
+    )
 
 
 def _watched(watch: _watch.Watch, name: str, static: Any, args: tuple[Any, ...]) -> Any:
