@@ -73,8 +73,7 @@ def differences_scattered(values, targets, ids, target_ids, dy, terms, cores):
     blocks, padded, block = ids[0].shape
     dy = dy.reshape(blocks, block, dy.shape[1])
     row, other = (
-        rows_read(values, i, terms, cores)[..., None]
-        * scattered_to(targets, t, terms, dy.shape[-1], cores)
+        rows_read(values, i, terms, cores)[..., None] * scattered_to(targets, t, terms, dy.shape[-1], cores)
         for i, t in zip(ids, target_ids, strict=True)
     )
     sums = jnp.einsum("btnko,bno->btn", row - other, dy)
@@ -266,8 +265,11 @@ KERNELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_interpreted(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "large"),
+    [*((name, False) for name in KERNELS), ("differences", True), ("differences_scattered", True)],
+)
+def test_kernels_interpreted(name, large, monkeypatch):
     """Two blocks of 9 terms in groups of 8 on one subcore, the only one that the interpreter runs."""
     monkeypatch.setattr(_sizes, "_MOST_TERMS", 8)
     tpu = _tpus.named("v6e")
@@ -282,6 +284,9 @@ def test_kernels_interpreted(name, monkeypatch):
         "dy": jnp.asarray(random.integers(-4, 5, (32, 16)), jnp.float32),
         "cores": dataclasses.replace(tpu.sparse_cores, cores=1, subcores=1),
     }
+    if large:  # of one list of targets, so that every sum is exact
+        arguments["values"] = arguments["values"] * 8 + 1e8
+        arguments["targets"] = jnp.broadcast_to(arguments["targets"][:1], arguments["targets"].shape)
     with monkeypatch.context() as replaced:
         for meaning in (sum_rows, differences, sum_scattered, differences_scattered):
             replaced.setattr(_gather, meaning.__name__, meaning)

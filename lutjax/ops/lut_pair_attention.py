@@ -106,6 +106,9 @@ def lut_pair_attention(
     ``U'(margin) * <dy, row - flipped row>``, which goes to whichever of query, key and position its two ends are.
     Detections are computed anew in the backward pass; nothing of the size of all pairs is kept.
 
+    Large rows are safe as for `lutjax.lookup` on CPUs and GPUs. On TPUs products of `dy` with rows are subtracted: the
+    error is of the order of ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of these sums must be finite.
+
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the anchors.
 

@@ -70,6 +70,9 @@ def sparse_lookup(
     Its gradient: each used slot of the addressed row receives ``dy`` of its target, an unused one 0; the margin
     receives ``U'(margin) * (g(row) - g(flipped row))`` with ``g(r) = sum_k weights[t, r, k] * dy[targets[t, r, k]]``.
 
+    Large rows are safe as for `lutjax.lookup`, where slot ``k`` of both rows has one target: then their values are subtracted
+    before they are multiplied. Of slots with different targets two products are subtracted, which must be finite.
+
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
 

@@ -7,7 +7,8 @@ additions to rows are one large fusion on accelerators, where a loop would pay w
 
 TPUs read and write rows one by one, and multiply matrices fast: rows of small tables are read and added there as products
 with one-hot matrices, in every float32 digit. Such a product meets every row: an infinity or NaN in a table or a cotangent
-makes NaN of every sum in its output, not only of those that read it.
+makes NaN of every sum in its output, not only of those that read it. A margin's cotangent is then a difference of two
+products, where gathered rows are subtracted before they are multiplied: large rows lose what they differ by.
 """
 
 import math
@@ -190,7 +191,7 @@ def _differences_by_products(
     weights: jax.Array, index: tuple[jax.Array, ...], dy: jax.Array
 ) -> tuple[jax.Array, ...]:
     """As `differences`, from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
-    is never stored."""
+    is never stored. The error is that of the products: see `lutjax.lookup`."""
     every = jnp.einsum("no,tro->tnr", dy, weights.astype(dy.dtype), precision="highest")
     main, *others = (jnp.where(_hits(weights, i), every, 0) for i in index)
     return tuple(jnp.sum(main - other, -1) for other in others)

@@ -410,7 +410,10 @@ def of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
 
 
 def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
-    """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate."""
+    """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate.
+
+    Products are subtracted, not rows: the error is relative to them.
+    """
     n_pairs = 5 if segments else 3
     pairs = refs[:n_pairs]
     q_other_ref, q_margin_ref, k_other_ref, k_margin_ref, dy_ref, table_ref, *rest = refs[n_pairs:]
