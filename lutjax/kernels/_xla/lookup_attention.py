@@ -67,6 +67,7 @@ def backward_by(
     q_flip, q_margin = (pairs.padded_queries(_major(a)) for a in (query.flip, query.margin))
     k_flip, k_margin = (pairs.padded_keys(_major(a)) for a in (key.flip, key.margin))
     if need_position:
+        assert position is not None
         p_flip, p_margin = position.flip.T, position.margin.T
 
     def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
