@@ -199,6 +199,7 @@ def check(world, op, implementation, bases, dtype, case=None):
 
 # The others go the same way, or are long to interpret.
 FAST = {
+    "triton": ("lookup", "sparse_lookup", "lookup_attention"),
     "xla, accelerators": ("lookup", "lookup_attention"),
     "xla, TPUs": ("lookup",),
     "pallas/tpu": ("lookup",),

@@ -121,12 +121,13 @@ CASES = {
 }
 # The others go the same way, or are long to interpret.
 FAST = {
+    "xla": ("lookup", "sparse_lookup", "lookup_attention", "detect"),
     "xla, accelerators": ("lookup_attention",),
-    "xla, TPUs": ("lookup",),
-    "triton": ("lookup", "lookup_attention"),
-    "pallas/tpu": ("lookup",),
+    "xla, TPUs": (),
+    "triton": ("lookup_attention",),
+    "pallas/tpu": (),
     "pallas/tpu, resident": (),
-    "pallas/sparsecore": ("lookup", "sparse_lookup"),
+    "pallas/sparsecore": ("sparse_lookup",),
 }
 
 
