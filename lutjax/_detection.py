@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,15 @@ def _unflatten(bits: int, children: Iterable[Any]) -> Detection:
     d = object.__new__(Detection)
     d.__dict__.update(zip(_FIELDS, children, strict=True), bits=bits)
     return d
+
+
+def existing(d: Detection) -> Detection:
+    """The same with rows that exist: ``index``, and ``index ^ flip``, each clamped by itself.
+
+    For ids that are put side by side in a longer one: bits beyond their own would reach those of another id.
+    """
+    index, other = (jnp.clip(a, 0, 2**d.bits - 1) for a in (d.index, d.index ^ d.flip))
+    return Detection(index, index ^ other, d.margin, d.bits)
 
 
 def cotangent(margin: Any, bits: int) -> Detection:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
-from lutjax._detection import Detection
+from lutjax._detection import Detection, existing
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
@@ -225,8 +225,8 @@ def lookup_attention(
     if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
         return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
-    q = jax.tree.map(lambda a: a[..., :, None, :], query)
-    k = jax.tree.map(lambda a: a[..., None, :, :], key)
+    q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
+    k = jax.tree.map(lambda a: a[..., None, :, :], existing(key))
     p_bits = 0 if position is None else position.bits
     row = (q.index << (k.bits + p_bits)) | (k.index << p_bits)
 
@@ -235,7 +235,7 @@ def lookup_attention(
     flip = jnp.where(query_is_closer, q.flip << (k.bits + p_bits), k.flip << p_bits)
     flips = [(margin, flip)]
     if position is not None and p_bits:
-        p = jax.tree.map(lambda a: _at_distance(a, distance, row.shape), position)
+        p = jax.tree.map(lambda a: _at_distance(a, distance, row.shape), existing(position))
         row = row | p.index
         p_margin = p.margin.astype(margin.dtype)
         position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))

@@ -47,11 +47,12 @@ def sum_rows(table, ids, terms, cores):
     return rows_read(table, ids, terms, cores).sum(1).reshape(-1, table.shape[1])
 
 
-def products(table, ids, dy, terms, cores):
-    blocks, padded, block = ids.shape
+def differences(table, ids, dy, terms, cores):
+    blocks, padded, block = ids[0].shape
     dy = dy.reshape(blocks, 1, block, table.shape[1])
-    sums = (rows_read(table, ids, terms, cores) * dy).sum(-1)
-    return jnp.pad(sums, ((0, 0), (0, padded - terms), (0, 0)), constant_values=jnp.nan)
+    row, *others = (rows_read(table, i, terms, cores) for i in ids)
+    sums = jnp.stack([((row - other) * dy).sum(-1) for other in others])
+    return jnp.pad(sums, ((0, 0), (0, 0), (0, padded - terms), (0, 0)), constant_values=jnp.nan)
 
 
 def scattered_to(targets, target_ids, terms, n_outputs, cores):
@@ -68,18 +69,21 @@ def sum_scattered(values, targets, ids, target_ids, terms, n_outputs, cores):
     return jnp.einsum("btnk,btnko->bno", rows_read(values, ids, terms, cores), to).reshape(-1, n_outputs)
 
 
-def products_scattered(values, targets, ids, target_ids, dy, terms, cores):
-    blocks, padded, block = ids.shape
-    to = scattered_to(targets, target_ids, terms, dy.shape[1], cores)
+def differences_scattered(values, targets, ids, target_ids, dy, terms, cores):
+    blocks, padded, block = ids[0].shape
     dy = dy.reshape(blocks, block, dy.shape[1])
-    sums = jnp.einsum("btnk,btnko,bno->btn", rows_read(values, ids, terms, cores), to, dy)
+    row, other = (
+        rows_read(values, i, terms, cores)[..., None] * scattered_to(targets, t, terms, dy.shape[-1], cores)
+        for i, t in zip(ids, target_ids, strict=True)
+    )
+    sums = jnp.einsum("btnko,bno->btn", row - other, dy)
     return jnp.pad(sums, ((0, 0), (0, padded - terms), (0, 0)), constant_values=jnp.nan)
 
 
 @pytest.fixture
 def replaced(monkeypatch):
     """The implementation "pallas" runs on CPUs: that for SparseCores, its kernels replaced by their meaning."""
-    for meaning in (sum_rows, products, sum_scattered, products_scattered):
+    for meaning in (sum_rows, differences, sum_scattered, differences_scattered):
         monkeypatch.setattr(_gather, meaning.__name__, meaning)
     with pallas_interpreter.interpreted("sparsecore"):
         yield
@@ -191,7 +195,9 @@ def test_why_not():
     most = _sizes.most_numbers(_tpus.named("v6e").sparse_cores) // 128 * 128
     assert explanation("TPU v6e", (1, 2, most)) is None
     assert "holds at most" in explanation("TPU v6e", (1, 2, most + 128))
-    assert "holds at most" in explanation("TPU v6e", (1, 2, most), direction="backward")
+    backward = explanation("TPU v6e", (1, 2, most // 3 + 128), direction="backward")
+    assert "two rows" in backward
+    assert explanation("TPU v6e", (1, 2, most // 3 // 128 * 128), direction="backward") is None
 
 
 def test_why_not_first():
@@ -210,7 +216,8 @@ def test_blocks_fit_a_subcore(tpu):
         for n in (1, 100, 4096, 10**6):
             block = _sizes.samples(n, numbers, cores)
             assert block in (16, 32, 64, 128)
-            assert 4 * (block * numbers + 3 * _sizes.group(1000) * 128) < cores.vmem
+            of_terms = _sizes.ARRAYS_OF_TERMS * _sizes.group(1000) * 128
+            assert 4 * (block * numbers + of_terms) < cores.vmem
     assert _sizes.samples(4096, 32, cores) * cores.cores * cores.subcores <= 4096
     assert _sizes.samples(10**6, 32, cores) == 128
 
@@ -239,19 +246,30 @@ def addupdate_scatter(ref, at, x, *, mask):
 
 KERNELS = {
     "sum_rows": lambda k, a: k.sum_rows(a["values"], a["ids"], 9, a["cores"]),
-    "products": lambda k, a: k.products(a["values"], a["ids"], a["dy"], 9, a["cores"])[:, :9],
+    "differences": lambda k, a: k.differences(
+        a["values"], (a["ids"], a["target_ids"], a["other_ids"]), a["dy"], 9, a["cores"]
+    )[:, :, :9],
     "sum_scattered": lambda k, a: k.sum_scattered(
         a["values"], a["targets"], a["ids"], a["target_ids"], 9, 16, a["cores"]
     ),
-    "products_scattered": lambda k, a: k.products_scattered(
-        a["values"], a["targets"], a["ids"], a["target_ids"], a["dy"], 9, a["cores"]
+    "differences_scattered": lambda k, a: k.differences_scattered(
+        a["values"],
+        a["targets"],
+        (a["ids"], a["other_ids"]),
+        (a["target_ids"], a["other_target_ids"]),
+        a["dy"],
+        9,
+        a["cores"],
     )[:, :9],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_interpreted(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "large"),
+    [*((name, False) for name in KERNELS), ("differences", True), ("differences_scattered", True)],
+)
+def test_kernels_interpreted(name, large, monkeypatch):
     """Two blocks of 9 terms in groups of 8 on one subcore, the only one that the interpreter runs."""
     monkeypatch.setattr(_sizes, "_MOST_TERMS", 8)
     tpu = _tpus.named("v6e")
@@ -261,11 +279,16 @@ def test_kernels_interpreted(name, monkeypatch):
         "targets": jnp.asarray(random.integers(-1, 16, (20, 16)), jnp.int32),
         "ids": jnp.asarray(random.integers(0, 24, (2, 16, 16)), jnp.int32),
         "target_ids": jnp.asarray(random.integers(0, 20, (2, 16, 16)), jnp.int32),
+        "other_ids": jnp.asarray(random.integers(0, 24, (2, 16, 16)), jnp.int32),
+        "other_target_ids": jnp.asarray(random.integers(0, 20, (2, 16, 16)), jnp.int32),
         "dy": jnp.asarray(random.integers(-4, 5, (32, 16)), jnp.float32),
         "cores": dataclasses.replace(tpu.sparse_cores, cores=1, subcores=1),
     }
+    if large:  # of one list of targets, so that every sum is exact
+        arguments["values"] = arguments["values"] * 8 + 1e8
+        arguments["targets"] = jnp.broadcast_to(arguments["targets"][:1], arguments["targets"].shape)
     with monkeypatch.context() as replaced:
-        for meaning in (sum_rows, products, sum_scattered, products_scattered):
+        for meaning in (sum_rows, differences, sum_scattered, differences_scattered):
             replaced.setattr(_gather, meaning.__name__, meaning)
         expected = KERNELS[name](_gather, arguments)
     monkeypatch.setattr(_gather, "_fetch", fetch)

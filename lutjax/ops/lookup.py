@@ -62,6 +62,12 @@ def lookup(
     Returns:
       ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
 
+    Large rows are safe on CPUs and GPUs: two rows are subtracted, in at least float32, before they are multiplied by `dy`,
+    so the error is a rounding of ``sum(|dy| |row - flipped row|)``, and only a difference that is itself too large for the
+    dtype gives an infinity or NaN. On TPUs this holds for tables of more than 512 rows that stay in vector memory or are
+    gathered; of others the products of `dy` with all rows are subtracted: the error is of the order of
+    ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of these sums must be finite.
+
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
 

@@ -124,7 +124,7 @@ def lookup_attention(
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, ``R == 2**(query.bits + key.bits + N)``.
       query: arrays ``[..., Lq, T]``. key: arrays ``[..., Lk, T]``, of the same leading axes; in
-        self-attention the same detection.
+        self-attention the same detection. Indices out of range are clamped, each before they are put together.
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
       query_start, key_start: place of the first query and of the first key; integers, may be traced.
@@ -135,6 +135,10 @@ def lookup_attention(
     Returns:
       ``[..., Lq, O]`` of the dtype of `weights`; 16-bit tables are summed in float32. A query without an
       earlier key gives 0.
+
+    Large rows are safe as for `lutjax.lookup` on CPUs and, with at most 511 keys or a smaller window, on GPUs. On TPUs, and on GPUs
+    for longer texts, whose reads may be counted, products of `dy` with rows are subtracted: the error is of the order of
+    ``2**-20 * sum(|dy| (|row| + |row with that flip|))``, and each of these sums must be finite.
 
     Distances beyond `position` are an error where they are known, else they are clamped to the last.
 

@@ -83,6 +83,9 @@ def sparse_lookup(
     Returns:
       ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
 
+    Large rows are safe as for `lutjax.lookup`, where slot ``k`` of both rows has one target: then their values are subtracted
+    before they are multiplied. Of slots with different targets two products are subtracted, which must be finite.
+
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
 

@@ -7,7 +7,8 @@ cotangents and rows. Queries of one id share their rows: they are put side by si
 
 Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them; a product of two numbers is
 made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of all that has
-the same id of a query, read or not.
+the same id of a query, read or not. A margin's cotangent is a difference of two products, so its error is relative to them,
+not to what the rows differ by.
 """
 
 import dataclasses

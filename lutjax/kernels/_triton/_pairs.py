@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import triton
 
-from lutjax._detection import Detection
+from lutjax._detection import Detection, existing
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._triton import _rows
 from lutjax.kernels.registry import Device
@@ -50,9 +50,9 @@ class Pairs:
         query_shift = key_shift + key.bits
         return cls(
             weights,
-            major(query.index << query_shift),
-            major(key.index << key_shift),
-            None if position is None else position.index.T,
+            major(existing(query).index << query_shift),
+            major(existing(key).index << key_shift),
+            None if position is None else existing(position).index.T,
             start,
             (query_segments, key_segments),
             window,

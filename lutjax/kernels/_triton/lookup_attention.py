@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import triton.language as tl
 
-from lutjax._detection import Detection
+from lutjax._detection import Detection, existing
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _histograms, _rows, _updates
 from lutjax.kernels._triton._launch import kernel, launch
@@ -107,6 +107,7 @@ def _margins(
 ) -> tuple[jax.Array | None, ...]:
     """Cotangents of the margins of queries, keys and, if needed, positions."""
     weights, query, key, position, *_ = saved
+    query, key, position = existing(query), existing(key), None if position is None else existing(position)
     of_products = _histograms.faster("margins", pairs, accumulate)
     how = (
         _OF_PRODUCTS

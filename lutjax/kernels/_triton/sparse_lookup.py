@@ -282,15 +282,24 @@ def _multiply_rows(
             slot = first + tl.arange(0, OUTPUTS)
             slot_exists = exists[:, None] & (slot < n_slots)[None, :]
             target = _target(targets + main_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs)
-            product = tl.load(weights + main[:, None] * n_slots + slot[None, :], mask=target >= 0, other=0)
-            product = product.to(ACC) * tl.load(of_sample + target, mask=target >= 0, other=0).to(ACC)
-            difference += tl.sum(_rows.addend(product, SCALE), 1)
-            target = _target(
-                targets + flipped_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs
-            )
-            product = tl.load(weights + flipped[:, None] * n_slots + slot[None, :], mask=target >= 0, other=0)
-            product = product.to(ACC) * tl.load(of_sample + target, mask=target >= 0, other=0).to(ACC)
-            difference -= tl.sum(_rows.addend(product, SCALE), 1)
+            used = target >= 0
+            cotangent = tl.load(of_sample + target, mask=used, other=0).to(ACC)
+            value = tl.load(weights + main[:, None] * n_slots + slot[None, :], mask=used, other=0).to(ACC)
+            of_flipped = weights + flipped[:, None] * n_slots + slot[None, :]
+            # Where both rows reach one output, values are subtracted before they are multiplied.
+            if LIST_PER_ROW:
+                to = _target(
+                    targets + flipped_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs
+                )
+                other = tl.load(of_flipped, mask=to >= 0, other=0).to(ACC)
+                apart = _rows.addend(value * cotangent, SCALE)
+                of_other = tl.load(of_sample + to, mask=to >= 0, other=0).to(ACC)
+                apart -= _rows.addend(other * of_other, SCALE)
+                change = tl.where(to == target, _rows.addend((value - other) * cotangent, SCALE), apart)
+            else:
+                other = tl.load(of_flipped, mask=used, other=0).to(ACC)
+                change = _rows.addend((value - other) * cotangent, SCALE)
+            difference += tl.sum(change, 1)
         of_margin = _rows.slope(tl.load(margin + here, mask=exists, other=0))
         value = of_margin * _rows.number(difference, ACC, SCALE).to(of_margin.dtype)
         tl.store(d_margin + here, value.to(d_margin.dtype.element_ty), mask=exists)

@@ -7,7 +7,8 @@ additions to rows are one large fusion on accelerators, where a loop would pay w
 
 TPUs read and write rows one by one, and multiply matrices fast: rows of small tables are read and added there as products
 with one-hot matrices, in every float32 digit. Such a product meets every row: an infinity or NaN in a table or a cotangent
-makes NaN of every sum in its output, not only of those that read it.
+makes NaN of every sum in its output, not only of those that read it. A margin's cotangent is then a difference of two
+products, where gathered rows are subtracted before they are multiplied: large rows lose what they differ by.
 """
 
 import math
@@ -22,7 +23,7 @@ from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels.registry import Backend, Device
 
 _UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
-_OUTPUT_BLOCK = 32  # outputs in one expression
+_OUTPUT_BLOCK = 4  # outputs in one expression: of 16 and more gathers the compiler makes no vectors
 # Rows of the longest table that is read and added to by products.
 _ONE_HOT_ROWS = 512
 
@@ -99,16 +100,26 @@ def sum_rows(
     return jax.lax.scan(step, y, (detectors(weights), index), unroll=_UNROLLED)[0]
 
 
-def products(
-    weights: jax.Array, index: tuple[jax.Array, ...], dy: jax.Array, device: Device
+def differences(
+    weights: jax.Array,
+    index: tuple[jax.Array, ...],
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
-    """``<dy, row>`` of each read, for each way to read: ``[T, R, O]``, ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s."""
-    dtype = accumulator(weights.dtype)
+    """``<dy, row - other row>`` of each read: the first way to read against each other one.
+
+    ``[T, R, O]``, ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s. Rows are subtracted before they are multiplied: products of large
+    rows would lose their difference, or overflow. `_differences_by_products` alone multiplies first.
+    """
+    dtype, sum_dtype = accumulator(weights.dtype), addend_dtype(weights.dtype, accumulate)
     index, dy = tuple(clamped(weights, i) for i in index), dy.astype(dtype)
+    if by_one_hot(weights, accumulate, device):
+        return _differences_by_products(weights, index, dy)
     if not in_sequence(device):
-        return tuple(
-            jnp.einsum("tno,no->tn", _gather_all(weights, i), dy, precision="highest") for i in index
-        )
+        row, *other_rows = (_gather_all(weights, i) for i in index)
+        sums = [jnp.sum(addends((row - o) * dy[None], accumulate), -1, dtype=sum_dtype) for o in other_rows]
+        return tuple(result(s, dtype, accumulate) for s in sums)
 
     # The sum over outputs is written out, block by block: the compiler then keeps it in registers, where a
     # reduction would first write the products of whole rows to memory (3 times slower).
@@ -120,62 +131,23 @@ def products(
     ) -> list[jax.Array]:
         for o in range(size):
             cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o, keepdims=False)
+            row, *other_rows = (read(weights, t, r, first + o).astype(dtype) for r in rows)
             sums = [
-                s + read(weights, t, row, first + o).astype(dtype) * cotangent
-                for s, row in zip(sums, rows, strict=True)
+                s + addends((row - other) * cotangent, accumulate)
+                for s, other in zip(sums, other_rows, strict=True)
             ]
         return sums
 
     def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
         t, *rows = of
-        sums = [zeros_varying(dy, dy.shape[:1], dtype) for _ in rows]
+        sums = [zeros_varying(dy, dy.shape[:1], sum_dtype) for _ in rows[1:]]
         if blocks == 1:
             sums = add_block(sums, t, rows, 0, _OUTPUT_BLOCK)
         elif blocks:
             sums = jax.lax.fori_loop(
                 0, blocks, lambda i, s: add_block(s, t, rows, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), sums
             )
-        return None, tuple(add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest))
-
-    return jax.lax.scan(one, None, (detectors(weights), *index))[1]
-
-
-def differences(
-    weights: jax.Array,
-    index: tuple[jax.Array, ...],
-    dy: jax.Array,
-    device: Device,
-    accumulate: FixedPoint | None,
-) -> tuple[jax.Array, ...]:
-    """``<dy, row - other row>`` of each read: the first way to read against each other one, as in `products`."""
-    if by_one_hot(weights, accumulate, device):
-        rows = tuple(clamped(weights, i) for i in index)
-        return _differences_by_products(weights, rows, dy.astype(accumulator(weights.dtype)))
-    if accumulate is None:
-        main, *others = products(weights, index, dy, device)
-        return tuple(main - other for other in others)
-    dtype = accumulator(weights.dtype)
-    index, dy = tuple(clamped(weights, i) for i in index), dy.astype(dtype)
-    if not in_sequence(device):
-        row, *other_rows = (_gather_all(weights, i) for i in index)
-        sums = [jnp.sum(addends((row - o) * dy[None], accumulate), -1, dtype=jnp.int32) for o in other_rows]
-        return tuple(result(s, dtype, accumulate) for s in sums)
-
-    by_output = dy.T
-
-    def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
-        t, main, *others = of
-
-        def add_output(o: Any, sums: list[jax.Array]) -> list[jax.Array]:
-            row, *other_rows = (read(weights, t, r, o).astype(dtype) for r in (main, *others))
-            cotangent = jax.lax.dynamic_index_in_dim(by_output, o, keepdims=False)
-            return [
-                s + addends((row - other) * cotangent, accumulate)
-                for s, other in zip(sums, other_rows, strict=True)
-            ]
-
-        zeros = [zeros_varying(dy, dy.shape[:1], jnp.int32) for _ in others]
-        sums = jax.lax.fori_loop(0, weights.shape[2], add_output, zeros, unroll=_UNROLLED)
+        sums = add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest)
         return None, tuple(result(s, dtype, accumulate) for s in sums)
 
     return jax.lax.scan(one, None, (detectors(weights), *index))[1]
@@ -224,7 +196,7 @@ def _differences_by_products(
     weights: jax.Array, index: tuple[jax.Array, ...], dy: jax.Array
 ) -> tuple[jax.Array, ...]:
     """As `differences`, from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
-    is never stored."""
+    is never stored. The error is that of the products: see `lutjax.lookup`."""
     every = jnp.einsum("no,tro->tnr", dy, weights.astype(dy.dtype), precision="highest")
     main, *others = (jnp.where(_hits(weights, i), every, 0) for i in index)
     return tuple(jnp.sum(main - other, -1) for other in others)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection
+from lutjax._detection import Detection, existing
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels._xla import _pairs, _rows
@@ -57,6 +57,7 @@ def backward_by(
     device: Device,
 ) -> tuple[jax.Array | None, ...]:
     weights, query, key, position, start, query_segments, key_segments = saved
+    query, key, position = existing(query), existing(key), None if position is None else existing(position)
     segments = (query_segments, key_segments)
     pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
     row = RowIds(pairs, query, key, position)
@@ -66,6 +67,7 @@ def backward_by(
     q_flip, q_margin = (pairs.padded_queries(_major(a)) for a in (query.flip, query.margin))
     k_flip, k_margin = (pairs.padded_keys(_major(a)) for a in (key.flip, key.margin))
     if need_position:
+        assert position is not None
         p_flip, p_margin = position.flip.T, position.margin.T
 
     def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -142,9 +144,9 @@ class RowIds:
     def __init__(self, pairs: _pairs.Pairs, query: Detection, key: Detection, position: Detection | None):
         self.key_shift = 0 if position is None else position.bits
         self.query_shift = self.key_shift + key.bits
-        self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
-        self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
-        self._position = position.index.T if self.key_shift and position is not None else None
+        self._query = pairs.padded_queries(_major(existing(query).index) << self.query_shift)
+        self._key = pairs.padded_keys(_major(existing(key).index) << self.key_shift)
+        self._position = existing(position).index.T if self.key_shift and position is not None else None
 
     def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
         """Those of some detectors."""

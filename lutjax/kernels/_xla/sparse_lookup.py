@@ -65,15 +65,24 @@ def backward(
     def cotangent(t: jax.Array, row: jax.Array) -> jax.Array:
         return read(dy, sample, edges(t, row))
 
-    def product(t: jax.Array, row: jax.Array) -> jax.Array:
-        values = addends(read(weights, t, row).astype(dtype) * cotangent(t, row), accumulate)
-        return jnp.sum(values, -1, dtype=values.dtype)
+    def values(t: jax.Array, row: jax.Array) -> jax.Array:
+        return jnp.where(edges(t, row) < n_outputs, read(weights, t, row).astype(dtype), 0)
+
+    def change(t: jax.Array, row: jax.Array, other: jax.Array) -> jax.Array:
+        """``<dy, row - other row>``: where both reach one output, values are subtracted before they are multiplied."""
+        value, other_value, dy_row = values(t, row), values(t, other), cotangent(t, row)
+        total = addends((value - other_value) * dy_row, accumulate)
+        if targets.shape[1] > 1:
+            apart = addends(value * dy_row, accumulate)
+            apart -= addends(other_value * cotangent(t, other), accumulate)
+            total = jnp.where(edges(t, row) == edges(t, other), total, apart)
+        return jnp.sum(total, -1, dtype=total.dtype)
 
     def one(d_weights: jax.Array | None, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
         t, row, other = of
         if d_weights is not None:
             d_weights = add(d_weights, (t, row), addends(cotangent(t, row), accumulate))
-        return d_weights, product(t, row) - product(t, other) if needs[1] else None
+        return d_weights, change(t, row, other) if needs[1] else None
 
     d_weights = zeros_varying(weights, weights.shape, addend_dtype(dtype, accumulate)) if needs[0] else None
     d_weights, difference = jax.lax.scan(one, d_weights, (detectors(weights), index, flipped))

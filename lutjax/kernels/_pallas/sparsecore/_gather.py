@@ -10,7 +10,7 @@ loops and copies without a semaphore are replaced by plain ones, not that these 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -68,65 +68,77 @@ def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -
     )
 
 
-def products(table: jax.Array, ids: jax.Array, dy: jax.Array, terms: int, cores: SparseCores) -> jax.Array:
-    """``<dy, row>`` of each read.
+def differences(
+    table: jax.Array,
+    ids: tuple[jax.Array, ...],
+    dy: jax.Array,
+    terms: int,
+    cores: SparseCores,
+) -> jax.Array:
+    """``<dy, row - other row>`` of each read, for each other way to read than the first.
 
     Args:
-      table, ids, terms: as for `sum_rows`.
+      table, terms: as for `sum_rows`. ids: for each way to read, as there.
       dy: ``[blocks * block, width]``, of each sample.
 
     Returns:
-      The shape of `ids`; what lies behind `terms` terms means nothing.
+      ``[ways - 1, *shape of ids]``; what lies behind `terms` terms means nothing.
     """
-    blocks, _, block = ids.shape
-    width = table.shape[1]
+    blocks, _, block = ids[0].shape
+    width, n_others = table.shape[1], len(ids) - 1
     lanes = cores.lanes
     unrolled = next(n for n in (8, 4, 2, 1) if width // lanes % n == 0)
 
-    def kernel(
-        table: Any, ids: Any, dy: Any, out: Any, ids_here: Any, rows: Any, dy_here: Any, products: Any
-    ) -> None:
+    def kernel(table: Any, *references: Any) -> None:
+        ids, (dy, out, *here) = references[: n_others + 1], references[n_others + 1 :]
+        ids_here, (rows, others, dy_here), sums = here[: n_others + 1], here[n_others + 1 : -1], here[-1]
         lane = lax.iota(jnp.int32, lanes)
 
         def of_block(b: jax.Array) -> None:
             def of_term(t: jax.Array, number: jax.Array) -> None:
-                _fetch(table, ids_here, t, rows)
+                _fetch(table, ids_here[0], t, rows)
+                for way in range(n_others):
+                    _fetch(table, ids_here[1 + way], t, others)
 
-                @pl.loop(0, block, step=lanes)
-                def _(first: jax.Array) -> None:
-                    @plsc.parallel_loop(0, lanes, carry=jnp.zeros(lanes, jnp.float32))
-                    def of_samples(i: jax.Array, of_samples: jax.Array) -> jax.Array:
-                        @plsc.parallel_loop(
-                            0, width, lanes, unroll=unrolled, carry=jnp.zeros(lanes, jnp.float32)
-                        )
-                        def total(o: jax.Array, total: jax.Array) -> jax.Array:
-                            at = first + i, pl.ds(o, lanes)
-                            return total + rows[at] * dy_here[at]
+                    @pl.loop(0, block, step=lanes)
+                    def _(first: jax.Array, way: int = way) -> None:
+                        @plsc.parallel_loop(0, lanes, carry=jnp.zeros(lanes, jnp.float32))
+                        def of_samples(i: jax.Array, of_samples: jax.Array) -> jax.Array:
+                            @plsc.parallel_loop(
+                                0, width, lanes, unroll=unrolled, carry=jnp.zeros(lanes, jnp.float32)
+                            )
+                            def total(o: jax.Array, total: jax.Array) -> jax.Array:
+                                at = first + i, pl.ds(o, lanes)
+                                return total + (rows[at] - others[at]) * dy_here[at]
 
-                        return jnp.where(lane == i, jnp.sum(total), of_samples)
+                            return jnp.where(lane == i, jnp.sum(total), of_samples)
 
-                    products[t, pl.ds(first, lanes)] = of_samples
+                        sums[way, t, pl.ds(first, lanes)] = of_samples
 
             pltpu.sync_copy(dy.at[pl.ds(b * block, block)], dy_here)
-            _for_each_term(terms, [(ids.at[b], ids_here)], of_term, products, out.at[b])
+            of_group = [(of_way.at[b], way_here) for of_way, way_here in zip(ids, ids_here, strict=True)]
+            results = [(sums.at[way], out.at[way, b]) for way in range(n_others)]
+            _for_each_term(terms, of_group, of_term, results)
 
         _for_each_block(cores, blocks, of_block)
 
+    group = _sizes.group(terms)
     return _launch(
         kernel,
         table,
-        ids,
+        *ids,
         dy,
-        output=jax.ShapeDtypeStruct(ids.shape, jnp.float32),
+        output=jax.ShapeDtypeStruct((n_others, *ids[0].shape), jnp.float32),
         scratch=[
-            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            *(pltpu.VMEM((group, block), jnp.int32) for _ in ids),
             pltpu.VMEM((block, width), jnp.float32),
             pltpu.VMEM((block, width), jnp.float32),
-            pltpu.VMEM((_sizes.group(terms), block), jnp.float32),
+            pltpu.VMEM((block, width), jnp.float32),
+            pltpu.VMEM((n_others, group, block), jnp.float32),
         ],
         cores=cores,
         in_tiles=width % _sizes.TILE == 0,
-        name="products",
+        name="differences",
     )
 
 
@@ -215,85 +227,108 @@ def sum_scattered(
     )
 
 
-def products_scattered(
+def differences_scattered(
     values: jax.Array,
     targets: jax.Array,
-    ids: jax.Array,
-    target_ids: jax.Array,
+    ids: tuple[jax.Array, jax.Array],
+    target_ids: tuple[jax.Array, jax.Array],
     dy: jax.Array,
     terms: int,
     cores: SparseCores,
 ) -> jax.Array:
-    """Sum of each read's values times the cotangents that their targets name.
+    """Sum of each read's values times the cotangents that their targets name, minus that of another row.
+
+    Values with one target are subtracted before they are multiplied.
 
     Args:
-      values, targets, ids, target_ids, terms: as for `sum_scattered`.
+      values, targets, terms: as for `sum_scattered`. ids, target_ids: of the row and of the other one, as there.
       dy: ``[blocks * block, n_outputs]``, of each sample.
 
     Returns:
-      The shape of `ids`; what lies behind `terms` terms means nothing.
+      The shape of one of `ids`; what lies behind `terms` terms means nothing.
     """
-    blocks, _, block = ids.shape
+    blocks, _, block = ids[0].shape
     width, lanes = values.shape[1], cores.lanes
 
     def kernel(
         values: Any,
         targets: Any,
         ids: Any,
+        other_ids: Any,
         target_ids: Any,
+        other_target_ids: Any,
         dy: Any,
         out: Any,
         ids_here: Any,
+        other_ids_here: Any,
         target_ids_here: Any,
+        other_target_ids_here: Any,
         values_here: Any,
+        others_here: Any,
         targets_here: Any,
+        other_targets_here: Any,
         dy_here: Any,
-        products: Any,
+        sums: Any,
     ) -> None:
         def of_block(b: jax.Array) -> None:
             def of_term(t: jax.Array, number: jax.Array) -> None:
                 _fetch(values, ids_here, t, values_here)
+                _fetch(values, other_ids_here, t, others_here)
                 _fetch(targets, target_ids_here, t, targets_here)
+                _fetch(targets, other_target_ids_here, t, other_targets_here)
 
                 @pl.loop(0, block, step=lanes)
                 def _(first: jax.Array) -> None:
                     sample = first + lax.iota(jnp.int32, lanes)
 
+                    def read(of_values: Any, of_targets: Any, slot: jax.Array) -> tuple[jax.Array, ...]:
+                        """Values, their targets, and the cotangents that these name."""
+                        at = [sample, jnp.full(lanes, slot, jnp.int32)]
+                        to = plsc.load_gather(of_targets, at)
+                        cotangent = plsc.load_gather(dy_here, [sample, jnp.maximum(to, 0)])
+                        return jnp.where(to >= 0, plsc.load_gather(of_values, at), 0), to, cotangent
+
                     @plsc.parallel_loop(0, width, carry=jnp.zeros(lanes, jnp.float32))
                     def of_samples(slot: jax.Array, of_samples: jax.Array) -> jax.Array:
-                        at = [sample, jnp.full(lanes, slot, jnp.int32)]
-                        to = plsc.load_gather(targets_here, at)
-                        cotangent = plsc.load_gather(dy_here, [sample, jnp.maximum(to, 0)])
-                        product = plsc.load_gather(values_here, at) * cotangent
-                        return of_samples + jnp.where(to >= 0, product, 0)
+                        value, to, cotangent = read(values_here, targets_here, slot)
+                        other, other_to, of_other = read(others_here, other_targets_here, slot)
+                        apart = value * cotangent - other * of_other
+                        return of_samples + jnp.where(to == other_to, (value - other) * cotangent, apart)
 
-                    products[t, pl.ds(first, lanes)] = of_samples
+                    sums[t, pl.ds(first, lanes)] = of_samples
 
             pltpu.sync_copy(dy.at[pl.ds(b * block, block)], dy_here)
-            both = [(ids.at[b], ids_here), (target_ids.at[b], target_ids_here)]
-            _for_each_term(terms, both, of_term, products, out.at[b])
+            of_group = [
+                (ids.at[b], ids_here),
+                (other_ids.at[b], other_ids_here),
+                (target_ids.at[b], target_ids_here),
+                (other_target_ids.at[b], other_target_ids_here),
+            ]
+            _for_each_term(terms, of_group, of_term, [(sums, out.at[b])])
 
         _for_each_block(cores, blocks, of_block)
 
+    group = _sizes.group(terms)
     return _launch(
         kernel,
         values,
         targets,
-        ids,
-        target_ids,
+        *ids,
+        *target_ids,
         dy,
-        output=jax.ShapeDtypeStruct(ids.shape, jnp.float32),
+        output=jax.ShapeDtypeStruct(ids[0].shape, jnp.float32),
         scratch=[
-            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
-            pltpu.VMEM((_sizes.group(terms), block), jnp.int32),
+            *(pltpu.VMEM((group, block), jnp.int32) for _ in (*ids, *target_ids)),
+            pltpu.VMEM((block, width), jnp.float32),
             pltpu.VMEM((block, width), jnp.float32),
             pltpu.VMEM((block, width), jnp.int32),
+            pltpu.VMEM((block, width), jnp.int32),
             pltpu.VMEM((block, dy.shape[1]), jnp.float32),
-            pltpu.VMEM((_sizes.group(terms), block), jnp.float32),
+            pltpu.VMEM((group, block), jnp.float32),
         ],
         cores=cores,
         in_tiles=False,
-        name="products_scattered",
+        name="differences_scattered",
     )
 
 
@@ -311,13 +346,12 @@ def _for_each_term(
     terms: int,
     ids: list[tuple[Any, Any]],
     of_term: Callable[[jax.Array, jax.Array], None],
-    results: Any = None,
-    out: Any = None,
+    results: Sequence[tuple[Any, Any]] = (),
 ) -> None:
     """Calls ``of_term(place in the group, number)`` for each term of a block.
 
     `ids`: of the block, and where of_term finds those of its group; several, if it needs several.
-    `results`, if any, is what each group of terms leaves, to be copied to its part of `out`.
+    `results`: what each group of terms leaves, and the array to whose part of the group it is copied.
     """
     group = _sizes.group(terms)
 
@@ -331,8 +365,8 @@ def _for_each_term(
         def _(t: jax.Array) -> None:
             of_term(t, g * group + t)
 
-        if results is not None:
-            _copy_out(results, out.at[part])
+        for here, out in results:
+            _copy_out(here, out.at[part])
 
 
 def _fetch(table: Any, ids_here: Any, t: jax.Array, here: Any, add: bool = False) -> None:

@@ -42,12 +42,11 @@ def differences(
         return plain.differences(weights, index, dy, device, accumulate)
     cores = _sizes.sparse_cores(device)
     table = rows_of(weights)
-    block = _sizes.samples(n_samples, 2 * table.shape[1], cores)
-    all_ids = jnp.concatenate([ids(weights, i) for i in index])
+    block = _sizes.samples(n_samples, _sizes.numbers_of_differences(weights.shape[2]), cores)
+    each = tuple(in_blocks(ids(weights, i), block) for i in index)
     dy = jnp.pad(dy, ((0, -n_samples % block), (0, table.shape[1] - dy.shape[1])))
-    of_blocks = _gather.products(table, in_blocks(all_ids, block), dy, all_ids.shape[0], cores)
-    products = out_of_blocks(of_blocks, *all_ids.shape).reshape(len(index), n_detectors, n_samples)
-    return tuple(products[0] - other for other in products[1:])
+    sums = _gather.differences(table, each, dy, n_detectors, cores)
+    return tuple(out_of_blocks(of_way, n_detectors, n_samples) for of_way in sums)
 
 
 def rows_of(weights: jax.Array, fill: int = 0) -> jax.Array:

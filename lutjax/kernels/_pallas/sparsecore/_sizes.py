@@ -10,6 +10,7 @@ TILE = 128  # numbers; rows of whole tiles are read where they are
 _GRANULE = 16  # numbers of what one access to HBM moves, and the longest vector
 _MOST_SAMPLES = 128  # ids of one gather
 _MOST_TERMS = 32  # terms whose ids a subcore holds at once
+ARRAYS_OF_TERMS = 5  # of ids and sums: three ways to read, and two sums; or four of ids, and one sum
 
 
 def sparse_cores(device: Device) -> SparseCores:
@@ -29,15 +30,20 @@ def group(terms: int) -> int:
     return min(terms + -terms % 8, _MOST_TERMS)
 
 
-def numbers_of_sparse_lookup(n_slots: int, n_outputs: int) -> int:
-    """How many numbers of one sample a subcore holds: values, their targets, and outputs or their cotangents."""
-    return 2 * width(n_slots) + width(n_outputs)
+def numbers_of_differences(n_outputs: int) -> int:
+    """How many numbers of one sample a subcore holds: two rows, and their cotangents."""
+    return 3 * width(n_outputs)
+
+
+def numbers_of_sparse_lookup(n_slots: int, n_outputs: int, *, rows: int) -> int:
+    """The same: values of so many rows and their targets, and outputs or their cotangents."""
+    return 2 * rows * width(n_slots) + width(n_outputs)
 
 
 def most_numbers(cores: SparseCores) -> int:
     """How many numbers of each sample fit a subcore, of the fewest samples at once.
 
-    An eighth of the memory is left to the compiler; ids and products of a group of terms need their own.
+    An eighth of the memory is left to the compiler; ids and sums of a group of terms need their own.
     """
     return _left(cores) // _GRANULE
 
@@ -50,4 +56,4 @@ def samples(n_samples: int, numbers: int, cores: SparseCores) -> int:
 
 
 def _left(cores: SparseCores) -> int:
-    return cores.vmem // 4 * 7 // 8 - 3 * _MOST_TERMS * TILE
+    return cores.vmem // 4 * 7 // 8 - ARRAYS_OF_TERMS * _MOST_TERMS * TILE

@@ -30,13 +30,18 @@ def unsupported_arguments(call: Call) -> str | None:
 def _too_long(call: Call) -> str | None:
     """Why rows do not fit the memory of a subcore; None if they do."""
     n_outputs = _weights(call).shape[2]
+    forward = call.direction == "forward"
     if call.op == "sparse_lookup":
-        what = f"rows of {n_outputs} values and {call.options['n_outputs']} outputs"
-        numbers = _sizes.numbers_of_sparse_lookup(n_outputs, call.options["n_outputs"])
-    elif call.direction == "forward":
+        rows = 1 if forward else 2
+        what = f"{rows} row{'s' * (rows > 1)} of {n_outputs} values and {call.options['n_outputs']} outputs"
+        numbers = _sizes.numbers_of_sparse_lookup(n_outputs, call.options["n_outputs"], rows=rows)
+    elif forward:
         what, numbers = f"rows of {n_outputs} outputs", _sizes.width(n_outputs)
     else:
-        what, numbers = f"rows of {n_outputs} outputs and their cotangents", 2 * _sizes.width(n_outputs)
+        what, numbers = (
+            f"two rows of {n_outputs} outputs and their cotangents",
+            _sizes.numbers_of_differences(n_outputs),
+        )
     most = _sizes.most_numbers(_sizes.sparse_cores(call.device))
     if numbers <= most:
         return None

@@ -33,7 +33,7 @@ def forward(
             weights, detection, targets, n_outputs=n_outputs, accumulate=accumulate, device=device
         )
     cores = _sizes.sparse_cores(device)
-    block = samples(weights, n_outputs, n_samples, device)
+    block = samples(weights, n_outputs, n_samples, device, rows=1)
     y = _gather.sum_scattered(
         *tables_and_ids(weights, targets, detection.index.T, n_outputs, block),
         n_detectors,
@@ -61,35 +61,34 @@ def backward(
     )
     if not needs[1]:
         return d_weights, None, None
-    index = jnp.concatenate([d.index.T, (d.index ^ d.flip).T])
-    block = samples(weights, n_outputs, n_samples, device)
+    block = samples(weights, n_outputs, n_samples, device, rows=2)
     dy = jnp.pad(dy, ((0, -n_samples % block), (0, _sizes.width(n_outputs) - n_outputs)))
-    of_blocks = _gather.products_scattered(
-        *tables_and_ids(weights, targets, index, n_outputs, block),
+    values, used, ids_, target_ids = tables_and_ids(weights, targets, d.index.T, n_outputs, block)
+    *_, other_ids, other_target_ids = tables_and_ids(weights, targets, (d.index ^ d.flip).T, n_outputs, block)
+    of_blocks = _gather.differences_scattered(
+        values,
+        used,
+        (ids_, other_ids),
+        (target_ids, other_target_ids),
         dy,
-        index.shape[0],
+        n_detectors,
         _sizes.sparse_cores(device),
     )
-    main, flipped = jnp.split(out_of_blocks(of_blocks, *index.shape), [n_detectors])
-    return d_weights, slope(d.margin) * (main - flipped).T, None
+    return d_weights, slope(d.margin) * out_of_blocks(of_blocks, n_detectors, n_samples).T, None
 
 
-def samples(weights: jax.Array, n_outputs: int, n_samples: int, device: Device) -> int:
-    """How many samples a subcore works on at once."""
-    numbers = _sizes.numbers_of_sparse_lookup(weights.shape[2], n_outputs)
+def samples(weights: jax.Array, n_outputs: int, n_samples: int, device: Device, *, rows: int) -> int:
+    """How many samples, of so many rows each, a subcore works on at once."""
+    numbers = _sizes.numbers_of_sparse_lookup(weights.shape[2], n_outputs, rows=rows)
     return _sizes.samples(n_samples, numbers, _sizes.sparse_cores(device))
 
 
 def tables_and_ids(
     weights: jax.Array, targets: jax.Array, index: jax.Array, n_outputs: int, block: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Values, their targets, and where each read finds its row of both, as `_gather.sum_scattered` takes them.
-
-    `index`: ``[ways * T, n]``, one way to read after the other.
-    """
-    n_detectors, n_lists = weights.shape[0], targets.shape[:2]
-    index = index.reshape(-1, n_detectors, index.shape[1])
-    of_values = jax.vmap(lambda i: ids(weights, i))(index)
+    """Values, their targets, and where each read finds its row of both, as `_gather.sum_scattered` takes them."""
+    n_lists = targets.shape[:2]
+    of_values = ids(weights, index)
     # One list of targets for all rows, or all detectors: every read finds its row there.
     of_targets = of_values // weights.shape[1] * n_lists[1] if n_lists[0] > 1 else jnp.zeros_like(of_values)
     of_targets += of_values % weights.shape[1] if n_lists[1] > 1 else 0
@@ -97,6 +96,6 @@ def tables_and_ids(
     return (
         rows_of(weights),
         rows_of(used, fill=-1),
-        in_blocks(of_values.reshape(-1, index.shape[2]), block),
-        in_blocks(of_targets.reshape(-1, index.shape[2]), block),
+        in_blocks(of_values, block),
+        in_blocks(of_targets, block),
     )

@@ -316,11 +316,6 @@ def _registers(n: int) -> int:
     return math.ceil(n / 8) * 8
 
 
-def ids(index: jax.Array, bits: int) -> jax.Array:
-    """Ids that exist."""
-    return jnp.clip(index, 0, 2**bits - 1)
-
-
 def _pad(a: jax.Array, axis: int, size: int, value: int = 0) -> jax.Array:
     if a.shape[axis] == size:
         return a

@@ -190,7 +190,10 @@ def _add_rows(blocks: Blocks, ids_ref: Any, parts_ref: Any, *refs: Any) -> None:
 
 
 def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
-    """``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32."""
+    """``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32.
+
+    From the products with every row: the error is relative to them, not to what the rows differ by.
+    """
     blocks = Blocks.of(weights.shape, len(index))
 
     def order(b: Any, u: Any, o: Any) -> tuple[Any, Any, Any]:

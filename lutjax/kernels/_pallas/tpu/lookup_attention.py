@@ -3,7 +3,7 @@
 With the table seen as ``S[query id, (key id, position id), output]``, a query's result is the inner product of a
 vector of counts with the *slab* of its id. Counts of 128 queries are products of matrices of ones and zeros on
 the matrix unit; slabs lie in vector memory, and are found by scalar ids. The cost is that of reading a slab for
-each query and detector, however many keys it has. Ids out of range are those at the end of their range.
+each query and detector, however many keys it has.
 """
 
 import functools
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax._detection import Detection
+from lutjax._detection import Detection, existing
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas import _call
-from lutjax.kernels._pallas.tpu._attention import UNROLLED, Plan, ids
+from lutjax.kernels._pallas.tpu._attention import UNROLLED, Plan
 from lutjax.kernels._pallas.tpu._limits import LANES, params
 from lutjax.kernels._xla import _rows, lookup_attention as plain
 from lutjax.kernels.registry import Device
@@ -185,7 +185,8 @@ def _products(
 
 def _other(detection: Detection) -> jax.Array:
     """The ids next to those detected."""
-    return ids(detection.index ^ detection.flip, detection.bits)
+    d = existing(detection)
+    return d.index ^ d.flip
 
 
 class Pairs:
@@ -203,11 +204,11 @@ class Pairs:
         window: int | None,
     ):
         self.plan, self.start, self.window = plan, start, window
-        e = jnp.zeros((1, 1), jnp.int32) if position is None else ids(position.index, position.bits).T
+        e = jnp.zeros((1, 1), jnp.int32) if position is None else existing(position).index.T
         self.shared = e.shape[0] == 1
         self.segments = query_segments is not None
-        in_memory = self.scalars(ids(query.index, query.bits))
-        self.arrays = [in_memory, self.keys(ids(key.index, key.bits)), self.at_pairs(e, -1)]
+        in_memory = self.scalars(existing(query).index)
+        self.arrays = [in_memory, self.keys(existing(key).index), self.at_pairs(e, -1)]
         if query_segments is not None and key_segments is not None:
             self.arrays += [
                 plan.of_queries(query_segments)[:, :, None],
@@ -409,7 +410,10 @@ def of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
 
 
 def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
-    """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate."""
+    """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate.
+
+    Products are subtracted, not rows: the error is relative to them.
+    """
     n_pairs = 5 if segments else 3
     pairs = refs[:n_pairs]
     q_other_ref, q_margin_ref, k_other_ref, k_margin_ref, dy_ref, table_ref, *rest = refs[n_pairs:]

@@ -152,7 +152,7 @@ def backward(
         at_first = jax.lax.broadcasted_iota(jnp.int32, of_distance.shape, 1) == 0
 
         def differences(steps: list[Step], closest: list[jax.Array]) -> list[jax.Array]:
-            """What a flipped row changes, of each step; counts the rows on the way."""
+            """What a flipped row changes, of each step, as a difference of products; counts the rows on the way."""
             assert products is not None
             flipped = [s.index ^ (1 << c) for s, c in zip(steps, closest, strict=True)]
 

@@ -1,0 +1,169 @@
+"""Ids out of range, in every implementation: each counts as the nearest that exists, and nothing else is read.
+
+What an op returns for them is what the reference returns for ids that NumPy has clamped, one by one.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from cases import slow
+from test_sparsecore import replaced as replaced
+
+import lutjax
+from lutjax import testing
+
+WILD = np.array([-5, -1, 2**31 - 1, -(2**31), 0, 1, 2, 3, 4, 9], np.int32)
+N_OUTPUTS = 5
+
+
+def numbers(seed, *shape):
+    return np.random.default_rng([seed, *shape]).integers(-4, 5, shape) / 4
+
+
+def ids(seed, *shape):
+    return np.random.default_rng([seed, *shape]).choice(WILD, shape)
+
+
+def array(a):
+    return jnp.asarray(a, jnp.int32 if np.issubdtype(a.dtype, np.integer) else jnp.float32)
+
+
+def detection(seed, *shape, bits):
+    """Wild ids, and the detection that they mean: of ``index`` and of ``index ^ flip`` the nearest that exist."""
+    index, flip, margin = ids(seed, *shape), ids(seed + 1, *shape), numbers(seed + 2, *shape) + 1 / 8
+    last = 2**bits - 1
+    there = np.clip(index, 0, last)
+    return (index, flip, margin), (there, there ^ np.clip(index ^ flip, 0, last), margin)
+
+
+def of_lookup():
+    weights = array(numbers(1, 3, 4, N_OUTPUTS))
+    d, clamped = detection(2, 7, 3, bits=2)
+
+    def call(op, ids, weights, margin, **options):
+        return op(weights, lutjax.Detection(*ids, margin, 2), **options)
+
+    return call, d[:2], clamped[:2], (weights, array(d[2]))
+
+
+def of_sparse_lookup():
+    weights = array(numbers(1, 3, 4, 2))
+    d, clamped = detection(2, 7, 3, bits=2)
+    targets = ids(5, 3, 4, 2)
+
+    def call(op, ids, weights, margin, **options):
+        index, flip, targets = ids
+        return op(weights, lutjax.Detection(index, flip, margin, 2), targets, N_OUTPUTS, **options)
+
+    existing = np.clip(targets, -1, N_OUTPUTS - 1)
+    return call, (*d[:2], targets), (*clamped[:2], existing), (weights, array(d[2]))
+
+
+def of_lookup_attention():
+    bits = (2, 2, 1)
+    shapes = (2, 5, 2), (2, 5, 2), (4, 2)
+    wild, clamped = zip(
+        *(detection(10 * n, *shape, bits=b) for n, (shape, b) in enumerate(zip(shapes, bits, strict=True))),
+        strict=True,
+    )
+    weights = array(numbers(1, 2, 2 ** sum(bits), N_OUTPUTS))
+
+    def call(op, ids, weights, *margins, **options):
+        of = zip(ids[::2], ids[1::2], margins, bits, strict=True)
+        return op(weights, *(lutjax.Detection(*d) for d in of), **options)
+
+    flat = [tuple(a for d in of for a in d[:2]) for of in (wild, clamped)]
+    return call, *flat, (weights, *(array(d[2]) for d in wild))
+
+
+def of_lut_pair_attention():
+    weights, x = array(numbers(1, 2, 4, N_OUTPUTS)), array(numbers(2, 2, 5, 3) + np.arange(3) / 16)
+    positions, anchors = array(numbers(3, 4, 2, 1) + 1 / 32), ids(4, 2, 2, 2)
+
+    def call(op, ids, x, weights, positions, **options):
+        return op(x, weights, *ids, positions, **options)
+
+    return call, (anchors,), (np.clip(anchors, 0, 6),), (x, weights, positions)
+
+
+def of_detect():
+    x, anchors = array(numbers(1, 7, 3)), ids(2, 4, 3, 2)
+
+    def call(op, ids, x, **options):
+        return op(x, *ids, **options).margin
+
+    return call, (anchors,), (np.clip(anchors, 0, 2),), (x,)
+
+
+def of_gates(shape, n_wires):
+    def case():
+        x, parameter, wires = array(numbers(1, 7, 3)), array(numbers(2, *shape)), ids(3, 6, n_wires)
+
+        def call(op, ids, x, parameter, **options):
+            return op(x, parameter, *ids, **options)
+
+        return call, (wires,), (np.clip(wires, 0, 2),), (x, parameter)
+
+    return case
+
+
+CASES = {
+    "lookup": of_lookup,
+    "sparse_lookup": of_sparse_lookup,
+    "lookup_attention": of_lookup_attention,
+    "lut_pair_attention": of_lut_pair_attention,
+    "detect": of_detect,
+    "bilinear_gates": of_gates((4, 6), 2),
+    "soft_lut": of_gates((6, 8), 3),
+    "binary_lut": of_gates((6, 8), 3),
+}
+# The others go the same way, or are long to interpret.
+FAST = {
+    "xla": ("lookup", "sparse_lookup", "lookup_attention", "detect"),
+    "xla, accelerators": ("lookup_attention",),
+    "xla, TPUs": (),
+    "triton": ("lookup_attention",),
+    "pallas/tpu": (),
+    "pallas/tpu, resident": (),
+    "pallas/sparsecore": ("sparse_lookup",),
+}
+
+
+def check(op, implementation):
+    """Values and all cotangents."""
+    call, wild, clamped, arguments = CASES[op]()
+
+    def run(f, ids, **options):
+        ids = [array(a) for a in ids]
+        y, pullback = jax.vjp(lambda *a: call(f, ids, *a, **options), *arguments)
+        return y, *pullback(array(numbers(0, *y.shape)))
+
+    actual = jax.jit(lambda: run(getattr(lutjax, op), wild, implementation=implementation))()
+    expected = jax.jit(lambda: run(getattr(lutjax.reference, op), clamped))()
+    assert np.any(expected[0])
+    for number, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        testing.assert_close(f"{op}, {implementation}: {number}", a, e)
+
+
+@pytest.mark.parametrize(
+    ("world", "op"),
+    [
+        (world, op) if op in FAST.get(world, CASES) else slow(world, op)
+        for world in worlds.NAMES
+        for op in CASES
+        if worlds.implements(world, op)
+    ],
+)
+def test_ids_out_of_range_are_clamped(world, op, request):
+    with worlds.of(world, request) as implementation:
+        check(op, implementation)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
+def test_ids_out_of_range_are_clamped_on_gpus(implementation, op):
+    check(op, (implementation, "xla"))

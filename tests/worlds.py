@@ -1,0 +1,60 @@
+"""Every implementation of the look-ups that this machine can run or interpret, by name."""
+
+import contextlib
+import importlib.util
+
+import pallas_interpreter
+import pytest
+
+from lutjax import testing
+
+NAMES = (
+    "xla",
+    "xla, accelerators",
+    "xla, TPUs",
+    "triton",
+    "triton, counted",
+    "pallas/tpu",
+    "pallas/tpu, resident",
+    "pallas/sparsecore",
+)
+
+
+def implements(name, op):
+    """Whether it has an implementation of its own of an op."""
+    return {
+        "xla, TPUs": op in testing.LOOK_UPS,
+        "triton, counted": op == "lookup_attention",
+        "pallas/tpu, resident": op in ("lookup", "sparse_lookup"),
+        "pallas/sparsecore": op in testing.LOOK_UPS,
+    }.get(name, True)
+
+
+@contextlib.contextmanager
+def of(name, request):
+    """In this block an implementation runs: what the ops call it."""
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    platform, _, how = name.partition(", ")
+    with contextlib.ExitStack() as stack:
+        if platform == "xla" and how:
+            formulation = {"accelerators": "accelerator_formulation", "TPUs": "tpu_formulation"}
+            request.getfixturevalue(formulation[how])
+        if platform == "triton":
+            if importlib.util.find_spec("triton") is None or importlib.util.find_spec("jax_triton") is None:
+                pytest.skip("Triton kernels need triton and jax-triton, which are not installed")
+            import triton_interpreter
+
+            stack.enter_context(triton_interpreter.interpreted())
+        if how == "counted":
+            from test_triton import count_always
+
+            count_always(monkeypatch)
+        if platform == "pallas/tpu":
+            stack.enter_context(pallas_interpreter.interpreted("tpu"))
+        if how == "resident":
+            from lutjax.kernels._pallas.tpu import _tables
+
+            monkeypatch.setattr(_tables, "MANY_ROWS", 2)
+        if platform == "pallas/sparsecore":
+            request.getfixturevalue("replaced")
+        yield platform.partition("/")[0]
