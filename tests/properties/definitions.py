@@ -29,7 +29,8 @@ class Sum(NamedTuple):
       size: sums of the magnitudes of the addends.
       depth: how many roundings an addend passes at most on its way into the result.
       error: what a result may differ by beyond rounding: a unit of fixed point where it is not decided whether an addend
-        is above or below a whole number. Infinite where the result is not defined (integers that wrap).
+        is above or below a whole number. Infinite where the result is not defined: integers that wrap, finite numbers
+        whose partial sums may overflow.
     """
 
     value: np.ndarray
@@ -40,8 +41,8 @@ class Sum(NamedTuple):
     def times(self, factor: Any, roundings: int = 1) -> "Sum":
         """Each sum times a number that is itself rounded so many times."""
         factor = np.asarray(factor, np.float64)
-        # A sum without addends stays 0, and an error of 0 stays 0, be the factor infinite or NaN.
         error = np.where(self.error == 0, 0, self.error * np.abs(factor))
+        error = np.where(np.isinf(self.error), np.inf, error)
         return Sum(self.value * factor, self.size * np.abs(factor), self.depth + roundings, error)
 
     def map(self, function: Any) -> "Sum":
@@ -104,7 +105,8 @@ class Totals:
     def sum(self) -> Sum:
         if self.scale is None:
             depth = np.where(self.added > 0, self.added + self.inner, 0)
-            return Sum(self.value, self.size, depth, self.error)
+            overflows = np.isfinite(self.size) & (self.size > ml_dtypes.finfo(self.dtype).max)
+            return Sum(self.value, self.size, depth, np.where(overflows, np.inf, self.error))
         undefined = np.abs(self.value) + self.error > INT32.max
         error = np.where(undefined, np.inf, self.error / self.scale)
         value = self.value / self.scale
@@ -359,6 +361,9 @@ class Where(NamedTuple):
                 yield b, j, i, d
 
 
+EVERY_PAIR = Where()
+
+
 def _flat_batch(arrays: tuple[Any, ...], rank: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
     batch = np.shape(arrays[0])[: np.ndim(arrays[0]) - rank]
     n = int(np.prod(batch, dtype=int))
@@ -394,7 +399,7 @@ def lookup_attention(
     query: Detection,
     key: Detection,
     position: Detection | None = None,
-    where: Where = Where(),  # noqa: B008: a tuple
+    where: Where = EVERY_PAIR,
     accumulate: float | None = None,
 ) -> Sum:
     """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, row(j, i)]``."""
@@ -421,7 +426,7 @@ def lookup_attention_vjp(
     key: Detection,
     position: Detection | None,
     dy: np.ndarray,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     accumulate: float | None = None,
 ) -> dict[str, Sum]:
     """Per pair and detector, everything added up:
@@ -484,7 +489,7 @@ def lut_pair_attention(
     weights: np.ndarray,
     anchors: np.ndarray,
     positions: np.ndarray | None = None,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     interleave: bool = False,
     epsilon: float = 0.0,
@@ -503,7 +508,7 @@ def lut_pair_attention_vjp(
     anchors: np.ndarray,
     positions: np.ndarray | None,
     dy: np.ndarray,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     interleave: bool = False,
     epsilon: float = 0.0,
@@ -554,8 +559,8 @@ def _pair_attention(
         for t in range(n_detectors):
             shared = 0 if positions is None or positions.shape[1] == 1 else t
             place = {
-                "keys": lambda s, i=i: (samples, i, s),
-                "x": lambda s, j=j: (samples, j, s),
+                "keys": lambda s, at=(samples, i): (*at, s),
+                "x": lambda s, at=(samples, j): (*at, s),
                 "positions": lambda s, at=(distance, shared): (*at, s),
             }
             source = {"keys": flat_keys, "x": flat_x, "positions": positions}
@@ -615,7 +620,7 @@ def lut_attention(
     weights: Any,
     anchors: Any,
     positions: Any = None,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     epsilon: float = 0.0,
     accumulate: float | None = None,
@@ -632,7 +637,7 @@ def lut_attention_vjp(
     anchors: Any,
     positions: Any,
     dy: Any,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     epsilon: float = 0.0,
     accumulate: float | None = None,
@@ -897,7 +902,7 @@ def touched_by_attention(
     query: Detection,
     key: Detection,
     position: Detection | None,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
 ) -> np.ndarray:
     """Which rows a pair that counts has looked up."""
     _, query, key, where = _flat_detections(query, key, where)
