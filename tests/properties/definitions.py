@@ -12,6 +12,7 @@ within ``numpy.errstate(all="ignore")``.
 """
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -65,6 +66,11 @@ def exactly(value: Any) -> Sum:
     value = np.asarray(value, np.float64)
     zero = np.zeros(value.shape)
     return Sum(value, np.abs(value), zero, zero)
+
+
+def added(a: Sum, b: Sum) -> Sum:
+    """``a + b``."""
+    return Sum(a.value + b.value, a.size + b.size, np.maximum(a.depth, b.depth) + 1, a.error + b.error)
 
 
 class Totals:
@@ -204,17 +210,19 @@ def detect(x: np.ndarray, anchors: np.ndarray, epsilon: float = 0.0) -> Detectio
 
 def detect_vjp(x: np.ndarray, anchors: np.ndarray, d_margin: Sum, accumulate: float | None = None) -> Sum:
     """``margin = x[a_{r*}] - x[b_{r*}]``: its cotangent is added to ``x[a_{r*}]`` and subtracted from ``x[b_{r*}]``."""
-    x = np.asarray(x)
+    shape, n_inputs = np.shape(x), np.shape(x)[-1]
+    n = math.prod(shape[:-1])
+    x, d_margin = np.reshape(x, (n, n_inputs)), d_margin.map(lambda a: np.reshape(a, (n, len(anchors))))
     of_deltas = detect_signs_vjp(deltas_of(x, anchors), d_margin)
     flip = detect(x, anchors).flip
     totals = Totals(x.shape, accumulate, accumulator(x.dtype))
-    ids = clamped(anchors, x.shape[-1])
+    ids = clamped(anchors, n_inputs)
     for t, r in np.ndindex(anchors.shape[:2]):
-        chosen = np.nonzero(flip[..., t] == 1 << r)
-        addends = of_deltas.map(lambda a, t=t, r=r, c=chosen: a[..., t, r][c])
-        totals.add((*chosen, ids[t, r, 0]), addends)
-        totals.add((*chosen, ids[t, r, 1]), addends._replace(value=-addends.value))
-    return totals.sum()
+        (b,) = np.nonzero(flip[:, t] == 1 << r)
+        addends = of_deltas.map(lambda a, at=(b, t, r): a[at])
+        totals.add((b, ids[t, r, 0]), addends)
+        totals.add((b, ids[t, r, 1]), addends._replace(value=-addends.value))
+    return totals.sum().map(lambda a: a.reshape(shape))
 
 
 def slope(margin: np.ndarray) -> np.ndarray:
@@ -366,7 +374,7 @@ EVERY_PAIR = Where()
 
 def _flat_batch(arrays: tuple[Any, ...], rank: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
     batch = np.shape(arrays[0])[: np.ndim(arrays[0]) - rank]
-    n = int(np.prod(batch, dtype=int))
+    n = math.prod(batch)
     return batch, [np.asarray(a).reshape(n, *np.shape(a)[len(batch) :]) for a in arrays]
 
 
@@ -375,7 +383,7 @@ def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
         if s is None:
             return None
         s = np.asarray(s)
-        return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(int(np.prod(batch, dtype=int)), s.shape[-1])
+        return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(math.prod(batch), s.shape[-1])
 
     return where._replace(query_segments=flat(where.query_segments), key_segments=flat(where.key_segments))
 
@@ -646,8 +654,7 @@ def lut_attention_vjp(
     d = detect(x, anchors, epsilon)
     e = None if positions is None else detect_signs(positions)
     of = lookup_attention_vjp(weights, d, d, e, dy, where, accumulate)
-    q, k = of["query"], of["key"]
-    both = Sum(q.value + k.value, q.size + k.size, np.maximum(q.depth, k.depth) + 1, q.error + k.error)
+    both = added(of["query"], of["key"])
     cotangents = {"weights": of["weights"], "x": detect_vjp(x, anchors, both, accumulate)}
     if positions is not None:
         cotangents["positions"] = detect_signs_vjp(positions, of["position"])
