@@ -50,6 +50,11 @@ class Sum(NamedTuple):
         """The same function of all four arrays: a reshape, a part, ..."""
         return Sum(*map(function, self))
 
+    def fitting(self, dtype: Any) -> "Sum":
+        """Not defined where finite addends do not fit a dtype."""
+        overflows = np.isfinite(self.size) & (self.size > float(ml_dtypes.finfo(dtype).max))
+        return self._replace(error=np.where(overflows, np.inf, self.error))
+
     def bound(self, dtype: Any) -> np.ndarray:
         """How far a result may lie from `value` if each rounding is one of `dtype`, in which it is accumulated.
 
@@ -111,8 +116,7 @@ class Totals:
     def sum(self) -> Sum:
         if self.scale is None:
             depth = np.where(self.added > 0, self.added + self.inner, 0)
-            overflows = np.isfinite(self.size) & (self.size > ml_dtypes.finfo(self.dtype).max)
-            return Sum(self.value, self.size, depth, np.where(overflows, np.inf, self.error))
+            return Sum(self.value, self.size, depth, self.error).fitting(self.dtype)
         undefined = np.abs(self.value) + self.error > INT32.max
         error = np.where(undefined, np.inf, self.error / self.scale)
         value = self.value / self.scale
@@ -120,24 +124,28 @@ class Totals:
         return Sum(value, np.abs(value), np.where(value == 0, 0, 2.0), error)
 
 
-def inner_product(a: Any, b: Any, accumulate: float | None = None, dtype: Any = np.float32) -> Sum:
-    """``sum_o a[..., o] * b[..., o]``."""
-    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
-    totals = Totals(a.shape[:-1], accumulate, dtype)
-    where = np.indices(a.shape, sparse=True)[:-1] if a.ndim > 1 else ()
+def inner_product(
+    dy: np.ndarray, row: np.ndarray, other: np.ndarray, accumulate: float | None, dtype: Any, result: Any
+) -> Sum:
+    """``<dy, row - other> = sum_o dy[o] * (row[o] - other[o])`` over the last axis of ``[n, O]``.
+
+    The difference is taken first: where rows are large and close it has no rounding error, and the difference of two
+    sums would have a large one. `dtype`: in which it is computed, `result`: in which it is returned.
+    """
+    n, n_outputs = row.shape
+    totals = Totals((n,), accumulate, dtype)
+    at = (np.arange(n)[:, None],)
     if accumulate is None:
-        products = exactly(a * b)._replace(
-            depth=np.full(a.shape, 2.0)
-        )  # the difference that a is, and the product
-    else:  # rounded where they are made, then made integers
-        rounded = np.asarray(np.asarray(a, dtype) * np.asarray(b, dtype), np.float64)
-        products = exactly(rounded)
-    if where:
-        totals.add(where, products)
-        return totals.sum()
-    totals = Totals((1,), accumulate, dtype)
-    totals.add((np.zeros(a.shape, int),), products)
-    return totals.sum().map(lambda s: s[0])
+        gap = wide(row) - wide(other)
+        products = exactly(wide(dy) * gap)
+        overflows = np.isfinite(gap) & (np.abs(gap) > ml_dtypes.finfo(dtype).max)
+        # Rounded as a difference, and as a product.
+        products = products._replace(depth=np.full((n, n_outputs), 2.0), error=np.where(overflows, np.inf, 0))
+    else:
+        gap = row.astype(dtype) - other.astype(dtype)
+        products = exactly(gap * dy.astype(dtype))  # an addend is rounded as often, and then made an integer
+    totals.add(at, products)
+    return totals.sum().fitting(result)
 
 
 def accumulator(*dtypes: Any) -> np.dtype:
@@ -264,16 +272,12 @@ def lookup_vjp(
     totals = Totals(weights.shape, accumulate, dtype)
     output = np.arange(weights.shape[2])
     totals.add((detector[:, None], index[..., None], output), wide(dy)[..., None, :])
-    inner = inner_product(
-        difference(weights, detector, index, flipped), wide(dy)[..., None, :], accumulate, dtype
-    )
+    shape = index.shape
+    dy = np.broadcast_to(np.asarray(dy)[..., None, :], (*shape, weights.shape[2]))
+    rows, others = (weights[detector, i].reshape(-1, weights.shape[2]) for i in (index, flipped))
+    inner = inner_product(dy.reshape(rows.shape), rows, others, accumulate, dtype, d.margin.dtype)
+    inner = inner.map(lambda a: a.reshape(shape))
     return {"weights": totals.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
-
-
-def difference(weights: np.ndarray, detector: Any, row: Any, flipped: Any) -> np.ndarray:
-    """``weights[t, row] - weights[t, flipped]``, as a number of the dtype in which it is computed."""
-    w = weights.astype(accumulator(weights.dtype))
-    return w[detector, row] - w[detector, flipped]
 
 
 def slots_of(targets: np.ndarray, shape: tuple[int, ...], n_outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -325,7 +329,7 @@ def sparse_lookup_vjp(
                         product = wide(np.asarray(product, dtype))
                     of_margin.add(at, sign * product)
     inner = of_margin.sum()
-    inner = inner._replace(depth=inner.depth + (0 if accumulate else 1))
+    inner = inner._replace(depth=inner.depth + (0 if accumulate else 1)).fitting(d.margin.dtype)
     return {"weights": of_weights.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
 
 
@@ -460,9 +464,9 @@ def lookup_attention_vjp(
     def receive(name: str, at: Any, margin: Any, chosen: Any, row: Any, flip: Any, of_output: Any) -> None:
         at, margin, row, flip = (np.broadcast_to(a, chosen.shape)[chosen] for a in (at, margin, row, flip))
         t, sample = np.broadcast_to(detector, chosen.shape)[chosen], np.nonzero(chosen)[0]
-        gap = difference(weights, t, clamped(row, n_rows), clamped(row ^ flip, n_rows))
-        inner = inner_product(gap, of_output[sample], accumulate, dtype).times(slope(margin), SLOPE_ROUNDINGS)
-        totals[name].add(places(name, sample, at, t), inner)
+        rows, others = (weights[t, clamped(r, n_rows)] for r in (row, row ^ flip))
+        inner = inner_product(of_output[sample], rows, others, accumulate, dtype, query.margin.dtype)
+        totals[name].add(places(name, sample, at, t), inner.times(slope(margin), SLOPE_ROUNDINGS))
 
     def places(name: str, sample: Any, at: Any, t: Any) -> Any:
         if name == "position":  # shared by samples, and perhaps by detectors
@@ -582,8 +586,8 @@ def _pair_attention(
             if dy is None:
                 continue
             totals["weights"].add((t, index[:, None], output), dy[samples, j])
-            gap = difference(weights, t, index, flipped)
-            of_margin = inner_product(gap, dy[samples, j], accumulate, sums_dtype)
+            rows, others = weights[t, index], weights[t, flipped]
+            of_margin = inner_product(dy[samples, j], rows, others, accumulate, sums_dtype, dtype)
             of_margin = of_margin.times(slope(found.margin[:, 0]), SLOPE_ROUNDINGS)
             ids = clamped(anchors[t], len(elements))
             for r, side in np.ndindex(ids.shape):
