@@ -272,11 +272,10 @@ def lookup_vjp(
     totals = Totals(weights.shape, accumulate, dtype)
     output = np.arange(weights.shape[2])
     totals.add((detector[:, None], index[..., None], output), wide(dy)[..., None, :])
-    shape = index.shape
-    dy = np.broadcast_to(np.asarray(dy)[..., None, :], (*shape, weights.shape[2]))
-    rows, others = (weights[detector, i].reshape(-1, weights.shape[2]) for i in (index, flipped))
-    inner = inner_product(dy.reshape(rows.shape), rows, others, accumulate, dtype, d.margin.dtype)
-    inner = inner.map(lambda a: a.reshape(shape))
+    rows, others = weights[detector, index], weights[detector, flipped]  # [..., T, O]
+    dy = np.broadcast_to(np.asarray(dy)[..., None, :], rows.shape)
+    flat = (a.reshape(d.index.size, weights.shape[2]) for a in (dy, rows, others))
+    inner = inner_product(*flat, accumulate, dtype, d.margin.dtype).map(lambda a: a.reshape(d.index.shape))
     return {"weights": totals.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
 
 

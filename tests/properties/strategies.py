@@ -137,7 +137,8 @@ class Values:
 def _call(
     v: Values, op: str, arguments: Any, differentiated: Any, sizes: Sizes, options: Any, dy: Any
 ) -> Call:
-    static = {n: sizes[n] for n in ("epsilon", "accumulate") if sizes.get(n)}
+    detects = op.startswith(("detect", "lut", "sparse_lut"))
+    static = {n: sizes[n] for n in ("epsilon", "accumulate") if sizes.get(n) and (detects or n != "epsilon")}
     given = {n: a for n, a in arguments.items() if a is not None}
     return Call(op, given, tuple(n for n in differentiated if n in given), {**static, **options}, dy, v.exact)
 
