@@ -700,8 +700,8 @@ def gate_coefficients_vjp(logits: np.ndarray, s: Sum, hard: bool = False) -> Sum
         return exactly(np.zeros(logits.shape))
     p = softmax(logits)
     u, size = s.value.T @ GATES.T, s.size.T @ np.abs(GATES).T
-    depth = LOGITS_DEPTH + 2 * (np.ptp(wide(logits), -1) if logits.size else 0) + 4
-    depth = depth[:, None] + np.max(s.depth, 0, initial=0)[:, None]
+    spread = np.ptp(wide(logits), -1) if logits.size else np.zeros(len(logits))
+    depth = (LOGITS_DEPTH + 2 * spread + 4 + np.max(s.depth, 0, initial=0))[:, None]
     value = p * (u - np.sum(p * u, -1, keepdims=True))
     size = p * (size + np.sum(p * size, -1, keepdims=True))
     return Sum(value, size, np.broadcast_to(depth, value.shape), np.zeros(value.shape))
