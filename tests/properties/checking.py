@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -156,7 +157,9 @@ def _lut_pair_attention(call: Call) -> Any:
     of = D.lut_pair_attention_vjp(*args, call.dy, _where(call), **o)
     if "keys" not in a:
         # The op gets x twice; what both receive is rounded to the dtype of x before JAX adds it.
-        each = float(ml_dtypes.finfo(a["x"].dtype).eps) / 2 * (np.abs(of["x"].value) + np.abs(of["keys"].value))
+        each = (
+            float(ml_dtypes.finfo(a["x"].dtype).eps) / 2 * (np.abs(of["x"].value) + np.abs(of["keys"].value))
+        )
         of["x"] = D.added(of["x"], of["keys"])
         of["x"] = of["x"]._replace(error=of["x"].error + np.where(np.isfinite(each), each, 0))
     return D.lut_pair_attention(*args, _where(call), **o), of
@@ -272,3 +275,59 @@ def differs(name: str, got: np.ndarray, want: D.Sum, dtype: Any, *, exact: bool 
             for at in wrong[:5]
         ]
     return "\n".join([f"{name} differs in {len(wrong)} of {result.size} elements", *lines])
+
+
+# ------------------------------------------------------------------------------------- updates of tables
+@functools.cache
+def _jitted_update(op: str, options: tuple[tuple[str, Any], ...], rule: Any) -> Any:
+    from lutjax.training import tables
+
+    def run(weights: Any, others: dict[str, Any], dy: Any, rate: Any, state: Any) -> Any:
+        def loss(params: dict[str, Any]) -> Any:
+            return jnp.sum(invoke(op, {**params, **others}, dict(options)) * dy)
+
+        _, gradients = tables.value_and_grad(loss)({"weights": weights})
+        new, state = lutjax.update_table(weights, gradients["weights"], rate, rule, state)
+        return new, state, gradients["weights"].to_dense()
+
+    return jax.jit(run)
+
+
+def _touched(call: Call, gradient: D.Sum) -> np.ndarray:
+    if call.op in ("lookup", "sparse_lookup"):
+        d = _defined_detection(call, "detection")
+        return D.touched_by_lookup(call.arguments["weights"].shape[1], d)
+    return (gradient.depth > 0).any(-1)  # something was added to each output of every row that was looked up
+
+
+def check_update(
+    call: Call, rule_name: str, hyperparameters: dict[str, float], rng: np.random.Generator
+) -> None:
+    """One step of a rule from a drawn state, on a grid: the gradients are exact."""
+    from lutjax.training import tables
+
+    rule = getattr(tables, rule_name)(**hyperparameters)
+    weights = call.arguments["weights"]
+    others = {n: a for n, a in call.arguments.items() if n != "weights"}
+    state = {
+        n: rng.integers(0, 4, a.shape).astype(a.dtype) for n, a in jax.eval_shape(rule.init, weights).items()
+    }
+    rate = np.float32(0.5)
+    run = _jitted_update(call.op, tuple(sorted(call.options.items())), rule)
+    new, new_state, dense = run(weights, others, call.dy, rate, state)
+    with np.errstate(all="ignore"):
+        gradient = defined(call)["d weights"]
+        touched = _touched(call, gradient)
+        wanted, wanted_state = D.updated(
+            weights, gradient.value, touched, rate, rule_name, state, **hyperparameters
+        )
+    assert set(new_state) == set(wanted_state)
+    assert (problem := differs("gradient", dense, gradient, np.float32, exact=True)) == "", problem
+    # A step is a chain of about twenty operations, of which powers and roots take a few units.
+    start = {"weights": weights, **state}
+    results = {"weights": wanted, **wanted_state}
+    for name, want in results.items():
+        size = np.abs(want) + np.abs(D.wide(start[name])) + np.abs(want - D.wide(start[name]))
+        sums = D.Sum(want, size, np.where(touched[..., None], 32.0, 0) + 0 * want, 0 * want)
+        problem = differs(name, {"weights": new, **new_state}[name], sums, np.float32)
+        assert problem == "", problem

@@ -308,28 +308,39 @@ def sparse_lookup_vjp(
     g(t, row)                 = sum over used k of weights[t, row, k] * dy[targets[t, row, k]]
     d margin[b, t]            = U'(margin) * (g(t, index) - g(t, index ^ flip))
     d weights[t, index, k]   += dy[targets[t, index, k]]
+
+    Where a slot reaches one output from both rows its two weights are subtracted first, as in `lookup_vjp`.
     """
     dtype = accumulator(weights.dtype)
     target, used = slots_of(targets, weights.shape, np.shape(dy)[-1])
     n_rows = weights.shape[1]
     index, flipped = clamped(d.index, n_rows), clamped(d.index ^ d.flip, n_rows)
     of_weights, of_margin = Totals(weights.shape, accumulate, dtype), Totals(d.index.shape, accumulate, dtype)
-    dy = wide(dy)
+    w = weights.astype(dtype)
     for at in np.ndindex(d.index.shape):
         *b, t = at
         row, other = index[at], flipped[at]
         for k in range(weights.shape[2]):
-            if used[t, row, k]:
-                of_weights.add((t, row, k), dy[(*b, target[t, row, k])])
-            for r, sign in ((row, 1), (other, -1)):
-                if used[t, r, k]:
-                    product = wide(weights[t, r, k]) * dy[(*b, target[t, r, k])]
-                    if accumulate is not None:
-                        product = wide(np.asarray(product, dtype))
-                    of_margin.add(at, sign * product)
-    inner = of_margin.sum()
-    inner = inner._replace(depth=inner.depth + (0 if accumulate else 1)).fitting(d.margin.dtype)
+            of_row, of_other = (dy[(*b, target[t, r, k])] if used[t, r, k] else None for r in (row, other))
+            if of_row is not None:
+                of_weights.add((t, row, k), wide(of_row))
+            if used[t, row, k] and used[t, other, k] and target[t, row, k] == target[t, other, k]:
+                products = [(w[t, row, k] - w[t, other, k], of_row)]
+            else:
+                products = [(w[t, row, k], of_row), (-w[t, other, k], of_other)]
+            for weight, cotangent in products:
+                if cotangent is not None:
+                    of_margin.add(at, _product(weight, cotangent, accumulate, dtype))
+    inner = of_margin.sum().fitting(d.margin.dtype)
     return {"weights": of_weights.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
+
+
+def _product(weight: Any, cotangent: Any, accumulate: float | None, dtype: Any) -> Sum:
+    if accumulate is None:
+        return exactly(wide(weight) * wide(cotangent))._replace(depth=np.array(2.0))
+    # Slots of one row that reach one output may be multiplied together: what is below a unit is lost once, or for each.
+    product = exactly(weight * np.asarray(cotangent, dtype))
+    return product._replace(error=np.array(1 / accumulate))
 
 
 # ------------------------------------------------------------------------------------- attention
