@@ -156,13 +156,18 @@ def _lut_pair_attention(call: Call) -> Any:
     o = {n: call.options[n] for n in ("epsilon", "accumulate", "interleave") if n in call.options}
     of = D.lut_pair_attention_vjp(*args, call.dy, _where(call), **o)
     if "keys" not in a:
-        # The op gets x twice; what both receive is rounded to the dtype of x before JAX adds it.
-        each = (
-            float(ml_dtypes.finfo(a["x"].dtype).eps) / 2 * (np.abs(of["x"].value) + np.abs(of["keys"].value))
-        )
-        of["x"] = D.added(of["x"], of["keys"])
-        of["x"] = of["x"]._replace(error=of["x"].error + np.where(np.isfinite(each), each, 0))
+        of["x"] = _rounded_apart(of["x"], of["keys"], a["x"].dtype)
     return D.lut_pair_attention(*args, _where(call), **o), of
+
+
+def _rounded_apart(a: D.Sum, b: D.Sum, dtype: Any) -> D.Sum:
+    """The sum of two cotangents of one array, an argument twice: each is rounded to its dtype before JAX adds them."""
+    info = ml_dtypes.finfo(dtype)
+    sizes = np.abs(a.value) + np.abs(b.value)
+    overflows = np.isfinite(sizes) & (sizes > float(info.max))
+    error = np.where(overflows, np.inf, np.where(np.isfinite(sizes), float(info.eps) / 2 * sizes, 0))
+    total = D.added(a, b)
+    return total._replace(error=total.error + error)
 
 
 def _gates(call: Call, name: str) -> Any:

@@ -467,7 +467,7 @@ _LOOK_UPS: dict[str, Sizes] = {
     "no detectors": {**_LUT, "detectors": 0},
     "no inputs, no detectors": {**_LUT, "inputs": 0, "detectors": 0},
     "one of each": {"batch": (1,), "inputs": 1, "detectors": 1, "bits": 1, "outputs": 1},
-    "beyond a block": {"batch": (33,), "inputs": 3, "detectors": 17, "bits": 2, "outputs": 37},
+    "beyond a block": {"batch": (17,), "inputs": 3, "detectors": 19, "bits": 2, "outputs": 37},
     "bfloat16": {**_LUT, **_BF16},
     "float16 inputs": {**_LUT, **_F16, "dtype": "float32"},
     "float16 tables": {**_LUT, "dtype": "float16"},
@@ -558,7 +558,12 @@ POOLS: dict[str, dict[str, Sizes]] = {
     },
     "lut": _with(_LOOK_UPS, "primes; bfloat16; float64; fixed point; no leading axes, dead zone"),
     "sparse_lookup": {
-        **_with(_LOOK_UPS, slots=3),
+        **_with(
+            _LOOK_UPS,
+            "primes; several leading axes, one of 1; empty batch; no comparisons; no detectors; bfloat16; float64;"
+            "float16 inputs; fixed point; fixed point of bfloat16",
+            slots=3,
+        ),
         "a list for each table": {**_SPARSE, "row_lists": False},
         "one list": {**_SPARSE, "row_lists": False, "table_lists": False},
         "no slots": {**_SPARSE, "slots": 0},
@@ -609,7 +614,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
     "packed_lut": {
         "primes": {"inputs": 5, "gates": 7, "bits": 3, "batch": (3,)},
         "several axes": {"inputs": 3, "gates": 2, "bits": 1, "batch": (2, 2)},
-        "eight bits": {"inputs": 9, "gates": 3, "bits": 8, "batch": (1,)},
+        "eight bits": {"inputs": 9, "gates": 1, "bits": 8, "batch": (1,)},
         "no words": {"inputs": 3, "gates": 2, "bits": 2, "batch": (0,)},
         "no gates": {"inputs": 0, "gates": 0, "bits": 2, "batch": (2,)},
     },
