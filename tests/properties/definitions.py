@@ -541,10 +541,9 @@ def lut_pair_attention_vjp(
     d weights[t, index(z)]  += dy[j]
     d margin(z)              = U'(margin) * <dy[j], weights[t, index] - weights[t, index ^ flip]>
     which goes with sign + and - to the two elements of z that the closest comparison has, and from there to
-    whichever of key, query and position each of them is.
+    whichever of key, query and position each of them is. The output is there too, as ``"y"``.
     """
-    every = _pair_attention(x, keys, weights, anchors, positions, dy, where, interleave, epsilon, accumulate)
-    return {name: every[name] for name in ("x", "keys", "weights", "positions")}
+    return _pair_attention(x, keys, weights, anchors, positions, dy, where, interleave, epsilon, accumulate)
 
 
 def pair_inputs(n_inputs: int, n_positions: int, interleave: bool) -> list[tuple[str, int]]:

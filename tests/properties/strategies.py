@@ -159,8 +159,11 @@ class Values:
 def _call(
     v: Values, op: str, arguments: Any, differentiated: Any, sizes: Sizes, options: Any, dy: Any
 ) -> Call:
-    detects = op.startswith(("detect", "lut", "sparse_lut"))
-    static = {n: sizes[n] for n in ("epsilon", "accumulate") if sizes.get(n) and (detects or n != "epsilon")}
+    not_taken = {
+        "detect_signs": "accumulate",
+        **dict.fromkeys(("lookup", "sparse_lookup", "lookup_attention"), "epsilon"),
+    }
+    static = {n: sizes[n] for n in ("epsilon", "accumulate") if sizes.get(n) and not_taken.get(op) != n}
     given = {n: a for n, a in arguments.items() if a is not None}
     return Call(op, given, tuple(n for n in differentiated if n in given), {**static, **options}, dy, v.exact)
 
@@ -581,8 +584,18 @@ POOLS: dict[str, dict[str, Sizes]] = {
         "self, positions; shared positions, more than needed; window; segments; float16 inputs; fixed point",
     ),
     "lut_pair_attention": {
-        **_with(_PAIRS, bits=2),
-        **_with(_CROSS, bits=2),
+        **_with(
+            _PAIRS,
+            "self, positions; shared positions, more than needed; window; segments; no places; no leading axes;"
+            "no comparisons; no detectors; bfloat16; float16 inputs; float64; fixed point",
+            bits=2,
+        ),
+        **_with(
+            _CROSS,
+            "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries earlier; decoding;"
+            "traced, window, segments; traced, float64",
+            bits=2,
+        ),
         "interleaved": {**_ATTENTION, "bits": 3, "interleave": True, "position_bits": 5},
         "dead zone": {**_ATTENTION, "bits": 3, "epsilon": 0.75},
     },
