@@ -426,6 +426,7 @@ def lookup_attention(
 ) -> Sum:
     """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, row(j, i)]``."""
     batch, query, key, where = _flat_detections(query, key, where)
+    position = None if position is None else existing(position)
     n_detectors, n_rows, n_outputs = weights.shape
     n_queries = query.index.shape[1]
     totals = Totals((*query.index.shape[:1], n_queries, n_outputs), accumulate, accumulator(weights.dtype))
@@ -436,7 +437,14 @@ def lookup_attention(
     return totals.sum().map(lambda a: a.reshape(*batch, n_queries, n_outputs))
 
 
+def existing(d: Detection) -> Detection:
+    """With rows that exist: ``index`` and ``index ^ flip``, each clamped by itself to the rows that its bits can address."""
+    index = clamped(d.index, 2**d.bits)
+    return d._replace(index=index, flip=index ^ clamped(d.index ^ d.flip, 2**d.bits))
+
+
 def _flat_detections(query: Detection, key: Detection, where: Where) -> Any:
+    query, key = existing(query), existing(key)
     batch, parts = _flat_batch((*query[:3], *key[:3]), 2)
     flat = Detection(*parts[:3], query.bits), Detection(*parts[3:], key.bits)
     return batch, *flat, _flat_segments(where, batch)
@@ -459,6 +467,7 @@ def lookup_attention_vjp(
     in addition the position's margin, where |e.margin[d]| is strictly smaller than both, in the same way.
     """
     batch, query, key, where = _flat_detections(query, key, where)
+    position = None if position is None else existing(position)
     n_detectors, n_rows, n_outputs = weights.shape
     dy = wide(dy).reshape(query.index.shape[0], query.index.shape[1], n_outputs)
     dtype = accumulator(weights.dtype)
@@ -926,6 +935,7 @@ def touched_by_attention(
 ) -> np.ndarray:
     """Which rows a pair that counts has looked up."""
     _, query, key, where = _flat_detections(query, key, where)
+    position = None if position is None else existing(position)
     touched = np.zeros(weights.shape[:2], bool)
     for b, j, i, d in where.walk(query.index.shape[:1], query.index.shape[1], key.index.shape[1]):
         row = clamped(_attention_rows(weights, query, key, position, b, j, i, d), weights.shape[1])

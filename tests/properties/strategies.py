@@ -293,14 +293,14 @@ def lookup_attention(draw: Draw, sizes: Sizes) -> Call:
     where, options = _pairs_of(v, sizes)
     arguments = {
         "weights": v.floats((t, 2 ** (c + key_bits + (n or 0)), o), dtype),
-        **v.detection("query", (*batch, queries, t), c, x_dtype),
-        **v.detection("key", (*batch, keys, t), key_bits, x_dtype),
+        **v.detection("query", (*batch, queries, t), c, x_dtype, wild=True),
+        **v.detection("key", (*batch, keys, t), key_bits, x_dtype, wild=True),
         **where,
     }
     options |= {"query.bits": c, "key.bits": key_bits}
     if n is not None:
         columns = 1 if sizes.get("shared") else t
-        arguments |= v.detection("position", (_capacity(sizes), columns), n, x_dtype)
+        arguments |= v.detection("position", (_capacity(sizes), columns), n, x_dtype, wild=True)
         options["position.bits"] = n
     names = ("weights", "query.margin", "key.margin", "position.margin")
     dy = v.floats((*batch, queries, o), dtype)
@@ -471,9 +471,9 @@ _LOOK_UPS: dict[str, Sizes] = {
     "no inputs, no detectors": {**_LUT, "inputs": 0, "detectors": 0},
     "one of each": {"batch": (1,), "inputs": 1, "detectors": 1, "bits": 1, "outputs": 1},
     "beyond a block": {"batch": (17,), "inputs": 3, "detectors": 19, "bits": 2, "outputs": 37},
-    "bfloat16": {**_LUT, **_BF16},
+    "bfloat16": {**_LUT, **_BF16, "batch": (13,), "bits": 1},  # rows that are read often
     "float16 inputs": {**_LUT, **_F16, "dtype": "float32"},
-    "float16 tables": {**_LUT, "dtype": "float16"},
+    "float16 tables": {**_LUT, "batch": (13,), "bits": 1, "dtype": "float16"},
     "float64": {**_LUT, **_F64},
     "float64 tables": {**_LUT, "dtype": "float64"},
     "fixed point": {**_LUT, "accumulate": 2.0**10},
