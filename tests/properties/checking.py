@@ -299,9 +299,12 @@ def _jitted_update(op: str, options: tuple[tuple[str, Any], ...], rule: Any) -> 
 
 
 def _touched(call: Call, gradient: D.Sum) -> np.ndarray:
+    weights = call.arguments["weights"]
     if call.op in ("lookup", "sparse_lookup"):
-        d = _defined_detection(call, "detection")
-        return D.touched_by_lookup(call.arguments["weights"].shape[1], d)
+        return D.touched_by_lookup(weights.shape[1], _defined_detection(call, "detection"))
+    if call.op == "lookup_attention":
+        detections = (_defined_detection(call, n) for n in ("query", "key", "position"))
+        return D.touched_by_attention(weights, *detections, _where(call))
     return (gradient.depth > 0).any(-1)  # something was added to each output of every row that was looked up
 
 

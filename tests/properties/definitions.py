@@ -13,6 +13,7 @@ within ``numpy.errstate(all="ignore")``.
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -356,18 +357,8 @@ def pairs(
     return [(j, i, d) for j, i, d in distances if d >= 0 and (window is None or d < window)]
 
 
-def meeting(
-    batch: tuple[int, ...], query_segments: Any, key_segments: Any, j: int, i: int
-) -> tuple[np.ndarray, ...]:
-    """The samples in which query j and key i are of one segment."""
-    if query_segments is None:
-        return np.nonzero(np.ones(batch, bool))
-    same = np.asarray(query_segments)[..., j] == np.asarray(key_segments)[..., i]
-    return np.nonzero(np.broadcast_to(same, batch))
-
-
 class Where(NamedTuple):
-    """Which pairs of attention count."""
+    """Which pairs of attention count: as the arguments of the ops, starts as plain numbers."""
 
     window: int | None = None
     query_start: int = 0
@@ -375,12 +366,14 @@ class Where(NamedTuple):
     query_segments: Any = None
     key_segments: Any = None
 
-    def walk(self, batch: tuple[int, ...], n_queries: int, n_keys: int) -> Any:
-        """``samples, j, i, d`` of every pair that counts somewhere; samples index the leading axes."""
+    def walk(self, n_samples: int, n_queries: int, n_keys: int) -> Iterator[tuple[np.ndarray, int, int, int]]:
+        """``samples, j, i, d`` of every pair: the samples in which query j and key i count, of one segment."""
         for j, i, d in pairs(n_queries, n_keys, self.query_start, self.key_start, self.window):
-            b = meeting(batch, self.query_segments, self.key_segments, j, i)
-            if b == () or len(b[0]):
-                yield b, j, i, d
+            same = np.ones(n_samples, bool)
+            if self.query_segments is not None:
+                same = self.query_segments[:, j] == self.key_segments[:, i]
+            if same.any():
+                yield np.nonzero(same)[0], j, i, d
 
 
 EVERY_PAIR = Where()
@@ -402,18 +395,37 @@ def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
     return where._replace(query_segments=flat(where.query_segments), key_segments=flat(where.key_segments))
 
 
-def _attention_rows(
-    weights: np.ndarray, query: Any, key: Any, position: Any, b: Any, j: int, i: int, d: int
-) -> np.ndarray:
-    """``row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]``, ``[samples, T]``."""
-    shift = 0 if position is None else position.bits
-    row = query.index[*b, j] << (key.bits + shift) | key.index[*b, i] << shift
-    return row if position is None else row | of_distance(position.index, d)
+def existing(d: Detection) -> Detection:
+    """With rows that exist: ``index`` and ``index ^ flip``, each clamped to the rows that its bits can address."""
+    index = clamped(d.index, 2**d.bits)
+    return d._replace(index=index, flip=index ^ clamped(d.index ^ d.flip, 2**d.bits))
 
 
-def of_distance(a: np.ndarray, d: int) -> np.ndarray:
-    """What belongs to a distance; the last one's where it is beyond them."""
-    return a[min(d, len(a) - 1)]
+NO_POSITION = Detection(np.zeros((1, 1), int), np.zeros((1, 1), int), np.full((1, 1), np.inf), 0)
+
+
+class Meetings:
+    """The pairs of a call of attention, with one batch axis, and the row that each of them addresses:
+
+    row(j, i) = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]
+    """
+
+    def __init__(self, query: Detection, key: Detection, position: Detection | None, where: Where):
+        self.batch, parts = _flat_batch((*existing(query)[:3], *existing(key)[:3]), 2)
+        self.query, self.key = Detection(*parts[:3], query.bits), Detection(*parts[3:], key.bits)
+        self.position = existing(position) if position is not None and position.bits else NO_POSITION
+        self.where = _flat_segments(where, self.batch)
+        self.key_shift, self.query_shift = self.position.bits, self.position.bits + key.bits
+        self.n_samples, self.n_queries, self.n_detectors = self.query.index.shape
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, int, int, int, np.ndarray]]:
+        """``samples, j, i, d, row[samples, T]`` of every pair."""
+        n_keys = self.key.index.shape[1]
+        for samples, j, i, d in self.where.walk(self.n_samples, self.n_queries, n_keys):
+            d = min(d, len(self.position.index) - 1)  # the last one beyond them
+            of_query, of_key = self.query.index[samples, j], self.key.index[samples, i]
+            row = of_query << self.query_shift | of_key << self.key_shift | self.position.index[d]
+            yield samples, j, i, d, row
 
 
 def lookup_attention(
@@ -424,30 +436,14 @@ def lookup_attention(
     where: Where = EVERY_PAIR,
     accumulate: float | None = None,
 ) -> Sum:
-    """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, row(j, i)]``."""
-    batch, query, key, where = _flat_detections(query, key, where)
-    position = None if position is None else existing(position)
-    n_detectors, n_rows, n_outputs = weights.shape
-    n_queries = query.index.shape[1]
-    totals = Totals((*query.index.shape[:1], n_queries, n_outputs), accumulate, accumulator(weights.dtype))
-    for b, j, i, d in where.walk(query.index.shape[:1], n_queries, key.index.shape[1]):
-        row = clamped(_attention_rows(weights, query, key, position, b, j, i, d), n_rows)
+    """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, row(j, i)]``, see `Meetings`."""
+    of = Meetings(query, key, position, where)
+    n_detectors, _, n_outputs = weights.shape
+    totals = Totals((of.n_samples, of.n_queries, n_outputs), accumulate, accumulator(weights.dtype))
+    for samples, j, _, _, row in of:
         rows = wide(weights)[np.arange(n_detectors), row]  # [samples, T, O]
-        totals.add((b[0][:, None, None], j, np.arange(n_outputs)), rows)
-    return totals.sum().map(lambda a: a.reshape(*batch, n_queries, n_outputs))
-
-
-def existing(d: Detection) -> Detection:
-    """With rows that exist: ``index`` and ``index ^ flip``, each clamped by itself to the rows that its bits can address."""
-    index = clamped(d.index, 2**d.bits)
-    return d._replace(index=index, flip=index ^ clamped(d.index ^ d.flip, 2**d.bits))
-
-
-def _flat_detections(query: Detection, key: Detection, where: Where) -> Any:
-    query, key = existing(query), existing(key)
-    batch, parts = _flat_batch((*query[:3], *key[:3]), 2)
-    flat = Detection(*parts[:3], query.bits), Detection(*parts[3:], key.bits)
-    return batch, *flat, _flat_segments(where, batch)
+        totals.add((samples[:, None, None], j, np.arange(n_outputs)), rows)
+    return totals.sum().map(lambda a: a.reshape(*of.batch, of.n_queries, n_outputs))
 
 
 def lookup_attention_vjp(
@@ -466,52 +462,39 @@ def lookup_attention_vjp(
         U'(margin) * <dy[j], weights[row] - weights[row ^ that flip]>
     in addition the position's margin, where |e.margin[d]| is strictly smaller than both, in the same way.
     """
-    batch, query, key, where = _flat_detections(query, key, where)
-    position = None if position is None else existing(position)
-    n_detectors, n_rows, n_outputs = weights.shape
-    dy = wide(dy).reshape(query.index.shape[0], query.index.shape[1], n_outputs)
-    dtype = accumulator(weights.dtype)
-    detector = np.arange(n_detectors)
-    shift = 0 if position is None else position.bits
+    of = Meetings(query, key, position, where)
+    n_outputs, dtype = weights.shape[2], accumulator(weights.dtype)
+    dy = np.reshape(dy, (of.n_samples, of.n_queries, n_outputs))
+    detectors = np.arange(of.n_detectors)
+    shapes = {"query": of.query.index.shape, "key": of.key.index.shape, "position": of.position.index.shape}
     totals = {
-        "weights": Totals(weights.shape, accumulate, dtype),
-        "query": Totals(query.index.shape, accumulate, dtype),
-        "key": Totals(key.index.shape, accumulate, dtype),
-        "position": Totals((0, 0) if position is None else position.index.shape, accumulate, dtype),
+        n: Totals(shape, accumulate, dtype) for n, shape in {"weights": weights.shape, **shapes}.items()
     }
 
-    def receive(name: str, at: Any, margin: Any, chosen: Any, row: Any, flip: Any, of_output: Any) -> None:
-        at, margin, row, flip = (np.broadcast_to(a, chosen.shape)[chosen] for a in (at, margin, row, flip))
-        t, sample = np.broadcast_to(detector, chosen.shape)[chosen], np.nonzero(chosen)[0]
-        rows, others = (weights[t, clamped(r, n_rows)] for r in (row, row ^ flip))
-        inner = inner_product(of_output[sample], rows, others, accumulate, dtype, query.margin.dtype)
-        totals[name].add(places(name, sample, at, t), inner.times(slope(margin), SLOPE_ROUNDINGS))
+    def receive(name: str, at: tuple[Any, ...], margin: Any, flip: Any, chosen: np.ndarray) -> None:
+        """The margins of a part of the pairs, ``[samples, T]``, which stand at these places of their detection."""
+        sample, t = np.nonzero(chosen)
+        flip, margin, *at = (np.broadcast_to(a, chosen.shape)[chosen] for a in (flip, margin, *at))
+        main, other = weights[t, row[chosen]], weights[t, row[chosen] ^ flip]
+        inner = inner_product(dy[samples[sample], j], main, other, accumulate, dtype, of.query.margin.dtype)
+        totals[name].add(tuple(at), inner.times(slope(margin), SLOPE_ROUNDINGS))
 
-    def places(name: str, sample: Any, at: Any, t: Any) -> Any:
-        if name == "position":  # shared by samples, and perhaps by detectors
-            return at, t if position.index.shape[1] > 1 else np.zeros_like(t)
-        return samples[sample], at, t
+    of_position = detectors if of.position.index.shape[1] > 1 else 0
+    for samples, j, i, d, row in of:
+        at = samples[:, None]
+        totals["weights"].add((detectors[:, None], row[..., None], np.arange(n_outputs)), wide(dy[at, j]))
+        q, k, e = of.query.margin[samples, j], of.key.margin[samples, i], of.position.margin[d]
+        to_query, to_position = np.abs(q) < np.abs(k), (np.abs(e) < np.abs(q)) & (np.abs(e) < np.abs(k))
+        receive("query", (at, j, detectors), q, of.query.flip[samples, j] << of.query_shift, to_query)
+        receive("key", (at, i, detectors), k, of.key.flip[samples, i] << of.key_shift, ~to_query)
+        receive("position", (d, of_position), e, of.position.flip[d], to_position)
 
-    for b, j, i, d in where.walk(query.index.shape[:1], query.index.shape[1], key.index.shape[1]):
-        (samples,) = b
-        row = _attention_rows(weights, query, key, position, b, j, i, d)
-        of_output = dy[samples, j]
-        totals["weights"].add(
-            (detector[:, None], clamped(row, n_rows)[..., None], np.arange(n_outputs)), of_output[:, None]
-        )
-        q, k = query.margin[samples, j], key.margin[samples, i]  # [samples, T]
-        to_query = np.abs(q) < np.abs(k)
-        receive("query", j, q, to_query, row, query.flip[samples, j] << (key.bits + shift), of_output)
-        receive("key", i, k, ~to_query, row, key.flip[samples, i] << shift, of_output)
-        if position is not None and position.bits:
-            e = np.broadcast_to(of_distance(position.margin, d), q.shape)
-            to_position = (np.abs(e) < np.abs(q)) & (np.abs(e) < np.abs(k))
-            flip = of_distance(position.flip, d)
-            receive("position", min(d, len(position.index) - 1), e, to_position, row, flip, of_output)
-
-    shapes = {"query": (*batch, *query.index.shape[1:]), "key": (*batch, *key.index.shape[1:])}
     sums = {name: total.sum() for name, total in totals.items()}
-    return {n: s.map(lambda a, n=n: a.reshape(shapes.get(n, a.shape))) for n, s in sums.items()}
+    if position is not None and not position.bits:
+        sums["position"] = exactly(np.zeros(position.index.shape))
+    for name in ("query", "key"):
+        sums[name] = sums[name].map(lambda a: a.reshape(*of.batch, *a.shape[1:]))
+    return sums
 
 
 def lut_pair_attention(
@@ -584,7 +567,7 @@ def _pair_attention(
     }
     dy = None if dy is None else wide(dy).reshape(*flat_x.shape[:2], n_outputs)
     output = np.arange(n_outputs)
-    for (samples,), j, i, d in where.walk(flat_x.shape[:1], flat_x.shape[1], flat_keys.shape[1]):
+    for samples, j, i, d in where.walk(len(flat_x), flat_x.shape[1], flat_keys.shape[1]):
         distance = 0 if positions is None else min(d, len(positions) - 1)
         for t in range(n_detectors):
             shared = 0 if positions is None or positions.shape[1] == 1 else t
@@ -934,11 +917,8 @@ def touched_by_attention(
     where: Where = EVERY_PAIR,
 ) -> np.ndarray:
     """Which rows a pair that counts has looked up."""
-    _, query, key, where = _flat_detections(query, key, where)
-    position = None if position is None else existing(position)
     touched = np.zeros(weights.shape[:2], bool)
-    for b, j, i, d in where.walk(query.index.shape[:1], query.index.shape[1], key.index.shape[1]):
-        row = clamped(_attention_rows(weights, query, key, position, b, j, i, d), weights.shape[1])
+    for *_, row in Meetings(query, key, position, where):
         touched[np.arange(len(touched)), row] = True
     return touched
 
