@@ -15,12 +15,21 @@ if "xla_backend_optimization_level" not in flags:
         flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples in every run, none kept on disk. The first example of a size compiles: no deadline.
+_ALWAYS = {"deadline": None, "database": None, "derandomize": True, "print_blob": False}
+hypothesis.settings.register_profile("ci", max_examples=12, **_ALWAYS)
+hypothesis.settings.register_profile("long", max_examples=150, **_ALWAYS)
+_NO_SHRINKING = [p for p in hypothesis.Phase if p not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINKING, **_ALWAYS)
+hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture

@@ -1,0 +1,754 @@
+"""Calls of ops, drawn: sizes and options from a pool or freely, values from kinds that are known to be hard.
+
+Compilation takes a thousand times as long as a call, so what a program depends on (`sizes`: shapes, dtypes, options) is
+kept apart from what it does not. `CALLS[op](draw, sizes)` draws the values of a `Call`; `POOLS[op]` has sizes by name for
+runs of a bounded length, and `SIZES[op]` is a strategy of free ones.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from properties.definitions import INT32
+
+Sizes = dict[str, Any]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+@dataclasses.dataclass
+class Call:
+    """An op, its arguments by name, and the cotangent of its output.
+
+    Attributes:
+      arguments: NumPy arrays; none has the value None. A `lutjax.Detection` is three arrays, ``"query.index"`` and so on.
+      differentiated: names of the arguments whose cotangents are wanted.
+      options: what is static; ``"query.bits"`` is of a detection.
+      dy: cotangent of the output, or of the margin where that is a detection; None where there is none.
+      exact: whether all values are small whole numbers of quarters, on which sums and products do not round.
+    """
+
+    op: str
+    arguments: dict[str, np.ndarray]
+    differentiated: tuple[str, ...]
+    options: dict[str, Any]
+    dy: np.ndarray | None
+    exact: bool
+
+
+# ------------------------------------------------------------------------------------- values
+GRID = "grid"  # quarters from -2 to 2: ties, zeros of both signs, sums that are exact
+TIES = "ties"  # -1, -0, 0, 1
+GENERAL = "general"  # normal
+LARGE = "large"  # beside normal values those that swallow them, and the largest there are
+SPECIAL = "special"  # infinities and NaN among quarters
+NAN = "nan"  # NaN among quarters
+
+FINITE = (GRID, TIES, GENERAL)
+EVERY = (GRID, TIES, GENERAL, LARGE, SPECIAL)
+
+
+class Values:
+    """Draws arrays: hypothesis draws the kind and a seed, which shrink well; the rest is NumPy's, which is fast."""
+
+    def __init__(self, draw: Draw, kinds: tuple[str, ...]):
+        self._draw = draw
+        # Where finite numbers overflow, what an infinity beside them makes depends on the order of additions.
+        if LARGE in kinds and SPECIAL in kinds:
+            left_out = draw(st.sampled_from((LARGE, SPECIAL)))
+            kinds = tuple(k for k in kinds if k != left_out)
+        self._kinds = kinds
+        self._rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+        # A third of the calls is on grids throughout, where sums are exact.
+        self._common = draw(st.sampled_from((GRID, None, None)))
+        self.exact = True
+
+    def floats(self, shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...] | None = None) -> np.ndarray:
+        kind = self._common or self._draw(st.sampled_from(kinds or self._kinds))
+        self.exact &= kind in (GRID, TIES)
+        return self._of_kind(kind, shape, np.dtype(dtype))
+
+    def _of_kind(self, kind: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        rng = self._rng
+        quarters = rng.integers(-8, 9, shape) / 4
+        quarters = np.where(quarters == 0, rng.choice([0.0, -0.0], shape), quarters)
+        if kind == GRID:
+            values = quarters
+        elif kind == TIES:
+            values = rng.choice([-1.0, -0.0, 0.0, 1.0], shape)
+        elif kind == GENERAL:
+            values = rng.normal(size=shape)
+        elif kind == LARGE:
+            largest = float(ml_dtypes.finfo(dtype).max)
+            scale = min(1e8, largest / 8)
+            palette = [scale, -scale, scale * 1.0625]
+            if self._draw(st.booleans()):
+                palette += [min(3e38, largest), -min(3e38, largest)]
+            values = np.where(rng.random(shape) < 0.5, rng.choice(palette, shape), rng.normal(size=shape))
+        elif kind == SPECIAL:
+            palette = self._draw(st.sampled_from(([np.nan], [np.inf], [-np.inf, np.inf], [np.inf, np.nan])))
+            values = np.where(rng.random(shape) < 0.25, rng.choice(palette, shape), quarters)
+        elif kind == NAN:
+            values = np.where(rng.random(shape) < 0.25, np.nan, quarters)
+        else:
+            raise ValueError(kind)
+        return np.asarray(values).astype(dtype)
+
+    def unit(self, shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...]) -> np.ndarray:
+        """Bits and what lies between them; other kinds as they are."""
+        kind = self._common or self._draw(st.sampled_from(kinds))
+        self.exact &= kind in (GRID, TIES)
+        if kind == GRID:
+            return (self._rng.integers(0, 5, shape) / 4).astype(dtype)
+        if kind == TIES:
+            return self._rng.integers(0, 2, shape).astype(dtype)
+        return self._of_kind(kind, shape, np.dtype(dtype))
+
+    def ids(self, shape: tuple[int, ...], n: int, *, wild: bool = True) -> np.ndarray:
+        """int32 ids of n things, with repetitions; `wild` in a quarter of the calls: some of them are out of range."""
+        ids = self._rng.integers(0, max(n, 1), shape)
+        if wild and self._draw(st.integers(0, 3)) == 3:
+            out = [-1, -2, n, n + 1, INT32.min, INT32.max, INT32.min + 1, -(2**16)]
+            ids = np.where(self._rng.random(shape) < 0.4, self._rng.choice(out, shape), ids)
+        return ids.astype(np.int32)
+
+    def far_ids(self, shape: tuple[int, ...], n: int) -> np.ndarray:
+        """int64 ids of n things, some of them far out of range."""
+        out = [
+            -1,
+            n,
+            INT32.min,
+            INT32.max,
+            -(2**31) - 1,
+            2**31,
+            2**32,
+            2**32 + 1,
+            -(2**32),
+            2**63 - 1,
+            -(2**63),
+        ]
+        ids = self._rng.integers(0, max(n, 1), shape)
+        return np.where(self._rng.random(shape) < 0.5, self._rng.choice(np.array(out), shape), ids)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+        return self._rng.integers(low, high + 1, shape).astype(np.int32)
+
+    def detection(
+        self, name: str, shape: tuple[int, ...], bits: int, dtype: str, *, wild: bool = False
+    ) -> dict[str, np.ndarray]:
+        """The three arrays of a detection, by name."""
+        dtype = dtype if dtype == "float64" else "float32"
+        if bits == 0:
+            zeros = np.zeros(shape, np.int32)
+            return {
+                f"{name}.index": zeros,
+                f"{name}.flip": zeros,
+                f"{name}.margin": np.full(shape, np.inf, dtype),
+            }
+        return {
+            f"{name}.index": self.ids(shape, 2**bits, wild=wild),
+            f"{name}.flip": (1 << self._rng.integers(0, bits, shape)).astype(np.int32),
+            f"{name}.margin": self.floats(shape, dtype),
+        }
+
+
+def _call(
+    v: Values, op: str, arguments: Any, differentiated: Any, sizes: Sizes, options: Any, dy: Any
+) -> Call:
+    not_taken = {
+        "detect_signs": "accumulate",
+        **dict.fromkeys(("lookup", "sparse_lookup", "lookup_attention"), "epsilon"),
+    }
+    static = {n: sizes[n] for n in ("epsilon", "accumulate") if sizes.get(n) and not_taken.get(op) != n}
+    given = {n: a for n, a in arguments.items() if a is not None}
+    return Call(op, given, tuple(n for n in differentiated if n in given), {**static, **options}, dy, v.exact)
+
+
+def _kinds(sizes: Sizes) -> tuple[str, ...]:
+    return tuple(sizes.get("kinds", EVERY))
+
+
+def _dtypes(sizes: Sizes) -> tuple[str, str]:
+    """Of inputs, and of tables."""
+    return sizes.get("x_dtype", "float32"), sizes.get("dtype", sizes.get("x_dtype", "float32"))
+
+
+# ------------------------------------------------------------------------------------- look-ups
+def detect(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, _) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, n, t, c = sizes["batch"], sizes["inputs"], sizes["detectors"], sizes["bits"]
+    arguments = {"x": v.floats((*batch, n), x_dtype), "anchors": v.ids((t, c, 2), n)}
+    margin = "float64" if x_dtype == "float64" else "float32"
+    return _call(v, "detect", arguments, ("x",), sizes, {}, v.floats((*batch, t), margin))
+
+
+def detect_signs(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, _) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, c = sizes["batch"], sizes["bits"]
+    margin = "float64" if x_dtype == "float64" else "float32"
+    arguments = {"positions": v.floats((*batch, c), x_dtype)}
+    return _call(v, "detect_signs", arguments, ("positions",), sizes, {}, v.floats(batch, margin))
+
+
+def lookup(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, t, c, o = sizes["batch"], sizes["detectors"], sizes["bits"], sizes["outputs"]
+    arguments = {
+        "weights": v.floats((t, 2**c, o), dtype),
+        **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
+    }
+    names, options = ("weights", "detection.margin"), {"detection.bits": c}
+    return _call(v, "lookup", arguments, names, sizes, options, v.floats((*batch, o), dtype))
+
+
+def lut(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, n, t, c, o = (sizes[name] for name in ("batch", "inputs", "detectors", "bits", "outputs"))
+    arguments = {
+        "x": v.floats((*batch, n), x_dtype),
+        "weights": v.floats((t, 2**c, o), dtype),
+        "anchors": v.ids((t, c, 2), n),
+    }
+    return _call(v, "lut", arguments, ("x", "weights"), sizes, {}, v.floats((*batch, o), dtype))
+
+
+def _targets(v: Values, sizes: Sizes) -> np.ndarray:
+    t = sizes["detectors"] if sizes.get("table_lists", True) else 1
+    r = 2 ** sizes["bits"] if sizes.get("row_lists", True) else 1
+    return v.ids((t, r, sizes["slots"]), sizes["outputs"] + 1) - np.int32(1)
+
+
+def sparse_lookup(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, t, c, o = sizes["batch"], sizes["detectors"], sizes["bits"], sizes["outputs"]
+    arguments = {
+        "weights": v.floats((t, 2**c, sizes["slots"]), dtype),
+        **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
+        "targets": _targets(v, sizes),
+    }
+    names, options = ("weights", "detection.margin"), {"detection.bits": c, "n_outputs": o}
+    return _call(v, "sparse_lookup", arguments, names, sizes, options, v.floats((*batch, o), dtype))
+
+
+def sparse_lut(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, n, t, c, o = (sizes[name] for name in ("batch", "inputs", "detectors", "bits", "outputs"))
+    arguments = {
+        "x": v.floats((*batch, n), x_dtype),
+        "weights": v.floats((t, 2**c, sizes["slots"]), dtype),
+        "anchors": v.ids((t, c, 2), n),
+        "targets": _targets(v, sizes),
+    }
+    options = {"n_outputs": o}
+    return _call(v, "sparse_lut", arguments, ("x", "weights"), sizes, options, v.floats((*batch, o), dtype))
+
+
+# ------------------------------------------------------------------------------------- attention
+def distances_needed(sizes: Sizes) -> int:
+    """How many distances occur between these queries and keys; with traced starts it is not known."""
+    starts = sizes.get("starts", (0, 0))
+    queries, keys = sizes["queries"], sizes.get("keys", sizes["queries"])
+    if starts == "traced":
+        return 1
+    farthest = max(starts[0] + queries - 1 - starts[1], 0) if queries and keys else 0
+    return farthest if sizes.get("window") is None else min(farthest, sizes["window"])
+
+
+def _pairs_of(v: Values, sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments and options that say which pairs count."""
+    batch, queries = sizes["batch"], sizes["queries"]
+    keys = sizes.get("keys", queries)
+    arguments: dict[str, Any] = {}
+    options: dict[str, Any] = {} if sizes.get("window") is None else {"window": sizes["window"]}
+    starts = sizes.get("starts")
+    if starts == "traced":
+        arguments["query_start"] = v.integers(-3, keys + 4)
+        arguments["key_start"] = v.integers(-3, 4)
+    elif starts is not None:
+        options["query_start"], options["key_start"] = starts
+    segments = sizes.get("segments")  # None, "each" sample its own or "shared" by all
+    if segments:
+        leading = batch if segments == "each" else (1,) * len(batch)
+        arguments["query_segments"] = np.sort(v.integers(0, 2, (*leading, queries)), -1)
+        same = keys == queries and "keys" not in sizes
+        arguments["key_segments"] = (
+            arguments["query_segments"] if same else np.sort(v.integers(0, 2, (*leading, keys)), -1)
+        )
+    return arguments, options
+
+
+def _capacity(sizes: Sizes) -> int:
+    return distances_needed(sizes) + sizes.get("spare_distances", 0)
+
+
+def lookup_attention(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, t, o, c = sizes["batch"], sizes["detectors"], sizes["outputs"], sizes["bits"]
+    queries, keys = sizes["queries"], sizes.get("keys", sizes["queries"])
+    key_bits, n = sizes.get("key_bits", c), sizes.get("position_bits")
+    where, options = _pairs_of(v, sizes)
+    arguments = {
+        "weights": v.floats((t, 2 ** (c + key_bits + (n or 0)), o), dtype),
+        **v.detection("query", (*batch, queries, t), c, x_dtype, wild=True),
+        **v.detection("key", (*batch, keys, t), key_bits, x_dtype, wild=True),
+        **where,
+    }
+    options |= {"query.bits": c, "key.bits": key_bits}
+    if n is not None:
+        columns = 1 if sizes.get("shared") else t
+        arguments |= v.detection("position", (_capacity(sizes), columns), n, x_dtype, wild=True)
+        options["position.bits"] = n
+    names = ("weights", "query.margin", "key.margin", "position.margin")
+    dy = v.floats((*batch, queries, o), dtype)
+    return _call(v, "lookup_attention", arguments, names, sizes, options, dy)
+
+
+def _positions(v: Values, sizes: Sizes) -> np.ndarray | None:
+    n = sizes.get("position_bits")
+    if n is None:
+        return None
+    columns = 1 if sizes.get("shared") else sizes["detectors"]
+    return v.floats((_capacity(sizes), columns, n), sizes.get("position_dtype", _dtypes(sizes)[0]))
+
+
+def lut_attention(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, i, t, c, o = (sizes[name] for name in ("batch", "inputs", "detectors", "bits", "outputs"))
+    where, options = _pairs_of(v, sizes)
+    arguments = {
+        "x": v.floats((*batch, sizes["queries"], i), x_dtype),
+        "weights": v.floats((t, 2 ** (2 * c + sizes.get("position_bits", 0)), o), dtype),
+        "anchors": v.ids((t, c, 2), i),
+        "positions": _positions(v, sizes),
+        "segments": where.get("query_segments"),
+    }
+    dy = v.floats((*batch, sizes["queries"], o), dtype)
+    return _call(v, "lut_attention", arguments, ("x", "weights", "positions"), sizes, options, dy)
+
+
+def lut_pair_attention(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, i, t, c, o = (sizes[name] for name in ("batch", "inputs", "detectors", "bits", "outputs"))
+    where, options = _pairs_of(v, sizes)
+    if "query_segments" in where:
+        where["segments"] = where.pop("query_segments")
+        if "keys" not in sizes:
+            where.pop("key_segments")
+    positions = _positions(v, sizes)
+    elements = 2 * i + (0 if positions is None else positions.shape[-1])
+    arguments = {
+        "x": v.floats((*batch, sizes["queries"], i), x_dtype),
+        "weights": v.floats((t, 2**c, o), dtype),
+        "anchors": v.ids((t, c, 2), elements),
+        "positions": positions,
+        "keys": v.floats((*batch, sizes["keys"], i), x_dtype) if "keys" in sizes else None,
+        **where,
+    }
+    if sizes.get("interleave"):
+        options["interleave"] = True
+    names = ("x", "weights", "positions", "keys")
+    dy = v.floats((*batch, sizes["queries"], o), dtype)
+    return _call(v, "lut_pair_attention", arguments, names, sizes, options, dy)
+
+
+# ------------------------------------------------------------------------------------- logic
+_OF_GATES = (GRID, TIES, GENERAL, NAN)  # with infinities the order of additions decides what is NaN
+
+
+def _wires(v: Values, sizes: Sizes) -> dict[str, np.ndarray]:
+    from properties import definitions
+
+    inputs, wild = sizes["inputs"], not sizes.get("readers")
+    wires = v.ids((sizes["gates"], sizes.get("bits", 2)), inputs, wild=wild)
+    if not sizes.get("readers"):
+        return {"wires": wires}
+    room = wires.size  # of any wires: the shape does not depend on them
+    return {"wires": wires, "readers": definitions.readers(wires, inputs, room).astype(np.int32)}
+
+
+def _gates(draw: Draw, sizes: Sizes, op: str, name: str, shape: tuple[int, ...], options: Any) -> Call:
+    kinds = tuple(k for k in _kinds(sizes) if k in _OF_GATES) + ((NAN,) if "kinds" not in sizes else ())
+    v, (x_dtype, dtype) = Values(draw, kinds), _dtypes(sizes)
+    batch, inputs, gates = sizes["batch"], sizes["inputs"], sizes["gates"]
+    first = sizes.get("features_first", False)
+    finite = tuple(k for k in kinds if k != NAN)
+    arguments = {
+        "x": v.unit((inputs, *batch) if first else (*batch, inputs), x_dtype, kinds),
+        name: v.floats(shape, dtype, finite),
+        **_wires(v, sizes),
+    }
+    if first:
+        options = {**options, "feature_axis": 0}
+    dy = v.floats((gates, *batch) if first else (*batch, gates), x_dtype, finite)
+    return _call(v, op, arguments, ("x", name), sizes, options, dy)
+
+
+def bilinear_gates(draw: Draw, sizes: Sizes) -> Call:
+    return _gates(draw, sizes, "bilinear_gates", "coefficients", (4, sizes["gates"]), {})
+
+
+def logic_gates(draw: Draw, sizes: Sizes) -> Call:
+    options = {"hard": True} if sizes.get("hard") else {}
+    return _gates(draw, sizes, "logic_gates", "logits", (sizes["gates"], 16), options)
+
+
+def soft_lut(draw: Draw, sizes: Sizes) -> Call:
+    return _gates(draw, sizes, "soft_lut", "table", (sizes["gates"], 2 ** sizes["bits"]), {})
+
+
+def binary_lut(draw: Draw, sizes: Sizes) -> Call:
+    return _gates(draw, sizes, "binary_lut", "table", (sizes["gates"], 2 ** sizes["bits"]), {})
+
+
+def gate_coefficients(draw: Draw, sizes: Sizes) -> Call:
+    v, (_, dtype) = Values(draw, FINITE), _dtypes(sizes)
+    g, axis = sizes["gates"], sizes.get("axis", -1)
+    logits = v.floats((16, g) if axis == 0 else (g, 16), dtype) * np.dtype(dtype).type(sizes.get("spread", 1))
+    options = {n: sizes[n] for n in ("hard", "axis") if n in sizes}
+    dy = v.floats((4, g), "float64" if dtype == "float64" else "float32")
+    return _call(v, "gate_coefficients", {"logits": logits}, ("logits",), sizes, options, dy)
+
+
+def packed_lut(draw: Draw, sizes: Sizes) -> Call:
+    v = Values(draw, FINITE)
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    words = rng.integers(0, 2**32, (sizes["inputs"], *sizes["batch"]), dtype=np.uint32)
+    truth = rng.integers(0, 2, (sizes["gates"], 2 ** sizes["bits"])).astype(bool)
+    arguments = {"words": words, "truth": truth, "wires": v.ids((sizes["gates"], sizes["bits"]), len(words))}
+    return _call(v, "packed_lut", arguments, (), sizes, {}, None)
+
+
+def scale_gradient(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, _) = Values(draw, EVERY), _dtypes(sizes)
+    arguments = {
+        "x": v.floats(sizes["batch"], x_dtype),
+        "factor": np.asarray(draw(st.sampled_from((0.0, -1.0, 0.5, 3.0, 1e4))), "float32"),
+    }
+    return _call(v, "scale_gradient", arguments, ("x",), sizes, {}, v.floats(sizes["batch"], x_dtype))
+
+
+CALLS: dict[str, Callable[[Draw, Sizes], Call]] = {
+    f.__name__: f
+    for f in (
+        detect, detect_signs, lookup, lut, sparse_lookup, sparse_lut, lookup_attention, lut_attention,
+        lut_pair_attention, bilinear_gates, logic_gates, soft_lut, binary_lut, gate_coefficients, packed_lut,
+        scale_gradient,
+    )
+}  # fmt: skip
+
+
+def calls(op: str, sizes: Sizes | st.SearchStrategy[Sizes]) -> st.SearchStrategy[Call]:
+    """Strategy that draws calls of an op, of given sizes or of drawn ones."""
+    strategy = sizes if isinstance(sizes, st.SearchStrategy) else st.just(sizes)
+
+    @st.composite
+    def drawn(draw: Draw) -> Call:
+        return CALLS[op](draw, draw(strategy))
+
+    return drawn()
+
+
+# ------------------------------------------------------------------------------------- sizes, by name
+_LUT = {"batch": (3,), "inputs": 5, "detectors": 3, "bits": 3, "outputs": 5}
+_SPARSE = {**_LUT, "slots": 3}
+_ATTENTION = {**_LUT, "batch": (2,), "bits": 1, "detectors": 2, "queries": 5, "outputs": 3}
+_GATES = {"batch": (5,), "inputs": 5, "gates": 7}
+_TABLES = {**_GATES, "bits": 3}
+
+_BF16, _F16, _F64 = ({"x_dtype": d} for d in ("bfloat16", "float16", "float64"))
+
+_LOOK_UPS: dict[str, Sizes] = {
+    "primes": _LUT,
+    "several leading axes, one of 1": {**_LUT, "batch": (2, 1, 3)},
+    "no leading axes, dead zone": {**_LUT, "batch": (), "bits": 5, "epsilon": 0.75},
+    "empty batch": {**_LUT, "batch": (2, 0)},
+    "no comparisons": {**_LUT, "bits": 0},
+    "no detectors": {**_LUT, "detectors": 0},
+    "no inputs, no detectors": {**_LUT, "inputs": 0, "detectors": 0},
+    "one of each": {"batch": (1,), "inputs": 1, "detectors": 1, "bits": 1, "outputs": 1},
+    "beyond a block": {"batch": (17,), "inputs": 3, "detectors": 19, "bits": 2, "outputs": 37},
+    "bfloat16": {**_LUT, **_BF16, "batch": (13,), "bits": 1},  # rows that are read often
+    "float16 inputs": {**_LUT, **_F16, "dtype": "float32"},
+    "float16 tables": {**_LUT, "batch": (13,), "bits": 1, "dtype": "float16"},
+    "float64": {**_LUT, **_F64},
+    "float64 tables": {**_LUT, "dtype": "float64"},
+    "fixed point": {**_LUT, "accumulate": 2.0**10},
+    "fixed point of bfloat16": {**_LUT, **_BF16, "accumulate": 2.0**4},
+}
+
+_PAIRS: dict[str, Sizes] = {
+    "self, positions": {**_ATTENTION, "position_bits": 2},
+    "no positions": _ATTENTION,
+    "positions without bits": {**_ATTENTION, "position_bits": 0, "spare_distances": 2},
+    "shared positions, more than needed": {
+        **_ATTENTION, "position_bits": 1, "shared": True, "spare_distances": 3,
+    },
+    "window": {**_ATTENTION, "queries": 7, "window": 2, "position_bits": 1},
+    "window of 0": {**_ATTENTION, "window": 0},
+    "window beyond all": {**_ATTENTION, "window": 11, "position_bits": 1},
+    "segments": {**_ATTENTION, "queries": 7, "segments": "each"},
+    "segments shared, window": {**_ATTENTION, "segments": "shared", "window": 3, "position_bits": 1},
+    "one place": {**_ATTENTION, "queries": 1, "position_bits": 1},
+    "no places": {**_ATTENTION, "queries": 0, "position_bits": 1},
+    "empty batch": {**_ATTENTION, "batch": (0,)},
+    "several leading axes": {**_ATTENTION, "batch": (2, 1, 2), "queries": 3, "segments": "each"},
+    "no leading axes": {**_ATTENTION, "batch": (), "queries": 4},
+    "no comparisons": {**_ATTENTION, "bits": 0, "position_bits": 2},
+    "no detectors": {**_ATTENTION, "detectors": 0},
+    "bfloat16": {**_ATTENTION, **_BF16, "position_bits": 1},
+    "float16 inputs": {**_ATTENTION, **_F16, "dtype": "float32", "position_dtype": "float32", "position_bits": 1},
+    "float64": {**_ATTENTION, **_F64, "position_bits": 1},
+    "fixed point": {**_ATTENTION, "position_bits": 1, "accumulate": 2.0**8},
+}  # fmt: skip
+
+_CROSS: dict[str, Sizes] = {
+    "fewer keys": {**_ATTENTION, "queries": 7, "keys": 3, "position_bits": 1},
+    "fewer keys, window": {**_ATTENTION, "queries": 7, "keys": 2, "window": 4},
+    "one key": {**_ATTENTION, "queries": 5, "keys": 1},
+    "more keys": {**_ATTENTION, "queries": 3, "keys": 7, "position_bits": 1},
+    "more keys, segments": {**_ATTENTION, "queries": 3, "keys": 5, "segments": "each"},
+    "no keys": {**_ATTENTION, "keys": 0},
+    "no keys, a start": {**_ATTENTION, "queries": 3, "keys": 0, "starts": (4, 0)},
+    "equal starts": {**_ATTENTION, "queries": 5, "keys": 3, "starts": (3, 3), "position_bits": 1},
+    "queries later": {**_ATTENTION, "queries": 3, "keys": 5, "starts": (6, 2), "position_bits": 1},
+    "queries earlier": {**_ATTENTION, "queries": 5, "keys": 4, "starts": (1, 3), "window": 1, "position_bits": 1},
+    "queries before all keys": {**_ATTENTION, "queries": 3, "keys": 3, "starts": (-2, 5)},
+    "decoding": {**_ATTENTION, "queries": 1, "keys": 7, "starts": "traced", "position_bits": 2, "spare_distances": 5},
+    "traced, window, segments": {
+        **_ATTENTION, "queries": 4, "keys": 5, "starts": "traced", "window": 3, "segments": "each",
+    },
+    "traced, float64": {**_ATTENTION, **_F64, "queries": 3, "keys": 4, "starts": "traced", "position_bits": 1},
+    "traced, fixed point": {**_ATTENTION, "queries": 3, "keys": 4, "starts": "traced", "accumulate": 2.0**8},
+}  # fmt: skip
+
+_LOGIC: dict[str, Sizes] = {
+    "primes": _GATES,
+    "readers": {**_GATES, "readers": True},
+    "features first, readers": {**_GATES, "features_first": True, "readers": True},
+    "several leading axes": {**_GATES, "batch": (2, 3)},
+    "empty batch": {**_GATES, "batch": (0,)},
+    "no gates": {**_GATES, "gates": 0},
+    "no inputs, no gates": {**_GATES, "inputs": 0, "gates": 0},
+    "one input": {**_GATES, "inputs": 1, "gates": 1},
+    "bfloat16": {**_GATES, **_BF16},
+    "float16, float32 parameters": {**_GATES, **_F16, "dtype": "float32"},
+    "float64": {**_GATES, **_F64},
+    "beyond a block": {**_GATES, "batch": (37,), "inputs": 33, "gates": 131},
+}
+_NO_GATES_NOR_INPUTS = "no inputs, no gates"
+
+
+def _with(pool: dict[str, Sizes], names: str = "", **changes: Any) -> dict[str, Sizes]:
+    """Some sizes of a pool (separated by ``;``; all if none is named), changed."""
+    chosen = [n.strip() for n in names.split(";")] if names else list(pool)
+    return {n: {**pool[n], **changes} for n in chosen}
+
+
+POOLS: dict[str, dict[str, Sizes]] = {
+    "detect": _with(_LOOK_UPS, outputs=0),
+    "detect_signs": _with(
+        _LOOK_UPS,
+        "primes; several leading axes, one of 1; no leading axes, dead zone; empty batch; no comparisons;"
+        "bfloat16; float64",
+    ),
+    "lookup": {
+        **_with(_LOOK_UPS),
+        "no outputs": {**_LUT, "outputs": 0},
+    },
+    "lut": _with(_LOOK_UPS, "primes; bfloat16; float64; fixed point; no leading axes, dead zone"),
+    "sparse_lookup": {
+        **_with(
+            _LOOK_UPS,
+            "primes; several leading axes, one of 1; empty batch; no comparisons; no detectors; bfloat16; float64;"
+            "float16 inputs; fixed point; fixed point of bfloat16",
+            slots=3,
+        ),
+        "a list for each table": {**_SPARSE, "row_lists": False},
+        "one list": {**_SPARSE, "row_lists": False, "table_lists": False},
+        "no slots": {**_SPARSE, "slots": 0},
+        "no outputs": {**_SPARSE, "outputs": 0},
+        "more slots than outputs": {**_SPARSE, "slots": 7, "outputs": 2},
+    },
+    "sparse_lut": _with(_LOOK_UPS, "primes; fixed point", slots=3),
+    "lookup_attention": {
+        **_with(_PAIRS),
+        **_CROSS,
+        "other bits of keys": {**_ATTENTION, "keys": 4, "key_bits": 2, "position_bits": 1},
+    },
+    "lut_attention": _with(
+        _PAIRS,
+        "self, positions; shared positions, more than needed; window; segments; float16 inputs; fixed point",
+    ),
+    "lut_pair_attention": {
+        **_with(
+            _PAIRS,
+            "self, positions; shared positions, more than needed; window; segments; no places; no leading axes;"
+            "no comparisons; no detectors; bfloat16; float16 inputs; float64; fixed point",
+            bits=2,
+        ),
+        **_with(
+            _CROSS,
+            "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries earlier; decoding;"
+            "traced, window, segments; traced, float64",
+            bits=2,
+        ),
+        "interleaved": {**_ATTENTION, "bits": 3, "interleave": True, "position_bits": 5},
+        "dead zone": {**_ATTENTION, "bits": 3, "epsilon": 0.75},
+    },
+    "bilinear_gates": _LOGIC,
+    "logic_gates": {
+        **_with(_LOGIC, "primes; features first, readers; float64"),
+        "hard": {**_GATES, "hard": True},
+        "hard, bfloat16": {**_GATES, **_BF16, "hard": True},
+    },
+    "soft_lut": {
+        **_with(_LOGIC, bits=3),
+        "one bit": {**_TABLES, "bits": 1},
+        "eight bits": {**_TABLES, "bits": 8, "gates": 3},
+        "five bits, readers": {**_TABLES, "bits": 5, "gates": 3, "readers": True},
+    },
+    "binary_lut": {
+        **_with(_LOGIC, bits=3),
+        "one bit": {**_TABLES, "bits": 1},
+        "eight bits": {**_TABLES, "bits": 8, "gates": 3},
+    },
+    "gate_coefficients": {
+        "soft": {"gates": 7, "spread": 4},
+        "sixteen first": {"gates": 5, "axis": 0},
+        "hard": {"gates": 7, "hard": True},
+        "no gates": {"gates": 0},
+        "bfloat16": {"gates": 3, "dtype": "bfloat16"},
+        "float64": {"gates": 3, "dtype": "float64"},
+    },
+    "packed_lut": {
+        "primes": {"inputs": 5, "gates": 7, "bits": 3, "batch": (3,)},
+        "several axes": {"inputs": 3, "gates": 2, "bits": 1, "batch": (2, 2)},
+        "eight bits": {"inputs": 9, "gates": 1, "bits": 8, "batch": (1,)},
+        "no words": {"inputs": 3, "gates": 2, "bits": 2, "batch": (0,)},
+        "no gates": {"inputs": 0, "gates": 0, "bits": 2, "batch": (2,)},
+    },
+    "scale_gradient": {
+        "float32": {"batch": (2, 3)},
+        "bfloat16": {"batch": (5,), **_BF16},
+        "scalar": {"batch": ()},
+        "nothing": {"batch": (0,)},
+        "float64": {"batch": (3,), **_F64},
+    },
+}
+
+
+def is_float64(sizes: Sizes) -> bool:
+    """Whether JAX has to know float64 for these sizes."""
+    return "float64" in _dtypes(sizes)
+
+
+def several(op: str, sizes: st.SearchStrategy[Sizes], n: int) -> st.SearchStrategy[tuple[Sizes, list[Call]]]:
+    """Strategy that draws sizes, and n calls of them, which share one compiled program."""
+
+    @st.composite
+    def drawn(draw: Draw) -> tuple[Sizes, list[Call]]:
+        of = draw(sizes)
+        return of, [CALLS[op](draw, of) for _ in range(n)]
+
+    return drawn()
+
+
+# ------------------------------------------------------------------------------------- sizes, free
+_SIZE = st.sampled_from((0, 1, 2, 3, 5, 7, 13))
+_SOME = st.sampled_from((1, 2, 3, 5, 7, 13))
+_BATCH = st.sampled_from(((), (0,), (1,), (3,), (2, 3), (1, 0, 2), (33,)))
+_DTYPE = st.sampled_from(("float32", "float32", "bfloat16", "float16", "float64"))
+_SCALE = st.sampled_from((None, None, 2.0**4, 2.0**10))
+
+
+@st.composite
+def _free_lut(draw: Draw) -> Sizes:
+    detectors = draw(_SIZE)
+    bits = draw(st.integers(0, 6))
+    sizes = {
+        "batch": draw(_BATCH),
+        "inputs": draw(_SOME if detectors * bits else _SIZE),
+        "detectors": detectors,
+        "bits": bits,
+        "outputs": draw(_SIZE),
+        "slots": draw(_SIZE),
+        "row_lists": draw(st.booleans()),
+        "table_lists": draw(st.booleans()),
+        "epsilon": draw(st.sampled_from((0.0, 0.0, 0.75))),
+        "accumulate": draw(_SCALE),
+        "x_dtype": draw(_DTYPE),
+        "dtype": draw(_DTYPE),
+    }
+    if math.prod(sizes["batch"]) * detectors * max(sizes["outputs"], sizes["slots"]) > 2000:
+        sizes |= {"batch": (2,)}
+    return sizes
+
+
+@st.composite
+def _free_attention(draw: Draw, cross: bool, pairs: bool) -> Sizes:
+    inputs, bits = draw(st.integers(1, 5)), draw(st.integers(0, 3))
+    sizes = {
+        "batch": draw(st.sampled_from(((), (0,), (1,), (3,), (2, 1, 2)))),
+        "queries": draw(st.sampled_from((0, 1, 2, 3, 5, 7))),
+        "inputs": inputs,
+        "detectors": draw(st.integers(0, 3)),
+        "bits": bits,
+        "outputs": draw(st.sampled_from((0, 1, 3, 5))),
+        "window": draw(st.sampled_from((None, None, 0, 1, 2, 3, 11))),
+        "segments": draw(st.sampled_from((None, None, "each", "shared"))),
+        "position_bits": draw(st.sampled_from((None, 0, 1, 2))),
+        "shared": draw(st.booleans()),
+        "spare_distances": draw(st.integers(0, 3)),
+        "x_dtype": draw(_DTYPE),
+        "dtype": draw(_DTYPE),
+        "accumulate": draw(_SCALE),
+    }
+    if pairs and draw(st.integers(0, 4)) == 4:
+        sizes |= {"interleave": True, "position_bits": inputs}
+    if pairs:
+        sizes["epsilon"] = draw(st.sampled_from((0.0, 0.0, 0.75)))
+    if cross:
+        if draw(st.booleans()):
+            sizes["keys"] = draw(st.sampled_from((0, 1, 2, 3, 5, 7)))
+        if not pairs:
+            sizes["key_bits"] = draw(st.integers(0, 2))
+        sizes["starts"] = draw(st.sampled_from((None, "traced", (0, 0), (2, 2), (5, 1), (1, 4), (-3, -1))))
+        if sizes["starts"] is None:
+            del sizes["starts"]
+    if sizes["position_bits"] is None:
+        del sizes["position_bits"]
+    return sizes
+
+
+@st.composite
+def _free_gates(draw: Draw, tables: bool) -> Sizes:
+    gates = draw(_SIZE)
+    return {
+        "batch": draw(_BATCH),
+        "inputs": draw(_SOME if gates else _SIZE),
+        "gates": gates,
+        "bits": draw(st.integers(1, 6)) if tables else 2,
+        "readers": draw(st.booleans()),
+        "features_first": draw(st.booleans()),
+        "hard": draw(st.booleans()),
+        "x_dtype": draw(_DTYPE),
+        "dtype": draw(_DTYPE),
+    }
+
+
+SIZES: dict[str, st.SearchStrategy[Sizes]] = {
+    "gate_coefficients": st.fixed_dictionaries(
+        {"gates": _SIZE, "axis": st.sampled_from((-1, 0)), "hard": st.booleans(), "dtype": _DTYPE}
+    ),
+    "scale_gradient": st.fixed_dictionaries({"batch": _BATCH, "x_dtype": _DTYPE}),
+    **dict.fromkeys(("detect", "detect_signs", "lookup", "lut", "sparse_lookup", "sparse_lut"), _free_lut()),
+    "lookup_attention": _free_attention(cross=True, pairs=False),
+    "lut_attention": _free_attention(cross=False, pairs=False),
+    "lut_pair_attention": _free_attention(cross=True, pairs=True),
+    **dict.fromkeys(("bilinear_gates", "logic_gates"), _free_gates(tables=False)),
+    **dict.fromkeys(("soft_lut", "binary_lut", "packed_lut"), _free_gates(tables=True)),
+}

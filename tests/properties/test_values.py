@@ -1,0 +1,207 @@
+"""Values and every cotangent of every op, as defined, on drawn arguments.
+
+Sizes come from a pool by name, so that each is tried in every run; values are drawn. ``pytest -m slow`` draws sizes too.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import lutjax
+from properties import checking, definitions as D
+from properties.strategies import FINITE, POOLS, SIZES, Values, calls, is_float64, several
+
+FORMULATIONS = ("accelerator", "tpu")
+EVERYWHERE = {  # what plain JAX computes in another way on accelerators
+    "lookup": ("primes", "bfloat16", "fixed point"),
+    "sparse_lookup": ("primes", "one list", "fixed point"),
+    "lookup_attention": ("self, positions", "fewer keys", "traced, window, segments", "fixed point"),
+    "lut_pair_attention": ("self, positions", "decoding"),
+    "bilinear_gates": ("primes",),
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [pytest.param(op, name, id=f"{op}-{name}") for op, pool in POOLS.items() for name in pool]
+)
+def test_values_and_cotangents(op, name):
+    _check_all(calls(op, POOLS[op][name]), is_float64(POOLS[op][name]), "cpu")
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [pytest.param(op, name, id=f"{op}-{name}") for op, names in EVERYWHERE.items() for name in names],
+)
+def test_formulations_for_accelerators(op, name, formulation, request):
+    request.getfixturevalue(f"{formulation}_formulation")
+    sizes = POOLS[op][name]
+    if formulation == "tpu":  # a product with a one-hot matrix meets every row, infinite ones too
+        sizes = {**sizes, "kinds": FINITE}
+    _check_all(calls(op, sizes), is_float64(sizes), formulation)
+
+
+def _check_all(strategy, x64, formulation):
+    @given(strategy)
+    def check(call):
+        checking.check(call, formulation)
+
+    with jax.enable_x64(x64):
+        check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formulation", ["cpu", *FORMULATIONS])
+@pytest.mark.parametrize("op", SIZES)
+def test_drawn_sizes(op, formulation, request):
+    if formulation != "cpu":
+        if op not in EVERYWHERE:
+            pytest.skip("computed in one way everywhere")
+        request.getfixturevalue(f"{formulation}_formulation")
+    sizes = SIZES[op]
+    if formulation == "tpu":
+        sizes = sizes.map(lambda s: {**s, "kinds": FINITE})
+
+    @settings(settings.get_profile("long"))
+    @given(several(op, sizes, 10))
+    def check(drawn):
+        sizes, of_sizes = drawn
+        with jax.enable_x64(is_float64(sizes)):
+            for call in of_sizes:
+                checking.check(call, formulation)
+
+    check()
+    jax.clear_caches()
+
+
+# ------------------------------------------------------------------------------------- ids that do not fit int32
+def _assert_same(found, wanted):
+    problems = [
+        differs for n, want in wanted.items() if (differs := checking.differs(n, found[n], want, np.float32))
+    ]
+    assert not problems, "\n".join(problems)
+
+
+@given(st.data())
+def test_ids_beyond_int32_are_clamped(data):
+    """In NumPy arrays of int64, as a checkpoint may hold them: no id becomes another by losing its upper bits."""
+    v = Values(data.draw, FINITE)
+    x, dy = v.floats((3, 5), "float32"), v.floats((3, 4), "float32")
+    anchors = v.far_ids((2, 3, 2), 5)
+    d, pullback = jax.vjp(lambda x: lutjax.detect(x, anchors).margin, x)
+    wanted = D.detect(x, anchors)
+    of_x = D.detect_vjp(x, anchors, D.exactly(dy[:, :2]))
+    _assert_same(
+        {"margin": d, "d x": pullback(jnp.asarray(dy[:, :2]))[0]},
+        {"margin": D.exactly(wanted.margin), "d x": of_x},
+    )
+
+    weights = v.floats((2, 8, 4), "float32")
+    targets = v.far_ids((2, 1, 4), 4)
+    y = lutjax.sparse_lookup(weights, lutjax.detect(x, anchors), targets, 4)
+    _assert_same({"y": y}, {"y": D.sparse_lookup(weights, wanted, targets, 4)})
+
+    wires, truth = v.far_ids((3, 2), 5), v.integers(0, 1, (3, 4)).astype(bool)
+    coefficients, table = v.floats((4, 3), "float32"), v.floats((3, 4), "float32")
+    for op, parameter in (
+        (lutjax.bilinear_gates, coefficients),
+        (lutjax.soft_lut, table),
+        (lutjax.binary_lut, table),
+    ):
+        y = op(x, parameter, wires)
+        _assert_same({"y": y}, {"y": getattr(D, op.__name__)(x, parameter, wires)})
+    words = v.integers(0, 2**31 - 1, (5, 2)).astype(np.uint32)
+    np.testing.assert_array_equal(lutjax.packed_lut(words, truth, wires), D.packed_lut(words, truth, wires))
+
+    of_pairs = v.far_ids((2, 3, 2), 10)
+    y = lutjax.lut_pair_attention(x, weights, of_pairs)
+    _assert_same({"y": y}, {"y": D.lut_pair_attention(x, x, weights, of_pairs)})
+
+
+# ------------------------------------------------------------------------------------- around the ops
+_COUNT = st.sampled_from((0, 1, 2, 31, 32, 33, 64, 65))
+
+
+@given(
+    st.sampled_from((0, 1, 3)), _COUNT, st.integers(0, 2**16), st.sampled_from((bool, np.float32, np.int32))
+)
+def test_packing_bits(n_features, n_samples, seed, dtype):
+    rng = np.random.default_rng(seed)
+    bits = rng.choice([0, 0, 1, 2, -1], (n_features, n_samples)).astype(dtype)
+    words = np.asarray(lutjax.pack_bits(bits))
+    assert words.dtype == np.uint32
+    np.testing.assert_array_equal(words, D.pack_bits(bits))
+    full = rng.integers(0, 2**32, words.shape, dtype=np.uint32)
+    for of in (words, full):
+        np.testing.assert_array_equal(lutjax.unpack_bits(of, n_samples), D.unpack_bits(of, n_samples))
+
+
+@given(st.data())
+def test_readers_are_all_places_that_read(data):
+    n_inputs, shape = data.draw(st.sampled_from(((5, (7, 2)), (1, (3, 2)), (9, (0, 3)), (3, (5, 4)))))
+    wires = Values(data.draw, FINITE).ids(shape, n_inputs, wild=False)
+    wanted = D.readers(wires, n_inputs)
+    np.testing.assert_array_equal(lutjax.readers(wires, n_inputs), wanted)
+    room = wires.size + 1
+    wanted = D.readers(wires, n_inputs, room)
+    np.testing.assert_array_equal(lutjax.readers(wires, n_inputs, fan_out=room), wanted)
+    traced = jax.jit(lambda w: lutjax.readers(w, n_inputs, fan_out=room))(wires)
+    np.testing.assert_array_equal(traced, wanted)
+
+
+@pytest.mark.parametrize("n_candidates", [None, 2, 3, 5])
+def test_anchors_are_drawn_uniformly_from_the_ordered_pairs(n_candidates):
+    """Each pair as often as the others: the number of one of n pairs lies within 6 standard deviations, in all of 100
+    comparisons with a probability beyond 1 - 1e-6."""
+    n_inputs, n_draws = 6, 3000
+    lists = None
+    if n_candidates is not None:
+        rng = np.random.default_rng(n_candidates)
+        lists = np.stack([rng.permutation(n_inputs)[:n_candidates] for _ in range(2)])
+        lists = np.concatenate(
+            [lists[:, :1], np.full((2, 2), -1), lists[:, 1:]], 1
+        )  # unused slots among them
+    anchors = np.asarray(lutjax.sample_anchors(jax.random.key(3), n_inputs, 2, n_draws, candidates=lists))
+    assert anchors.dtype == np.int32
+    assert anchors.shape == (2, n_draws, 2)
+    for t in range(2):
+        legal = D.ordered_pairs(range(n_inputs) if lists is None else lists[t])
+        found, times = np.unique(anchors[t], axis=0, return_counts=True)
+        assert {tuple(map(int, pair)) for pair in found} == legal
+        mean = n_draws / len(legal)
+        assert np.all(np.abs(times - mean) < 6 * np.sqrt(mean))
+    assert not np.array_equal(*anchors)  # detectors are drawn independently
+
+
+# ------------------------------------------------------------------------------------- updates of tables
+_RULES = {
+    "SGD": {},
+    "SGD, decay": {"weight_decay": 0.25},
+    "RowAdagrad": {"eps": 2.0**-10},
+    "RowMomentum": {"momentum": 0.5},
+    "RowAdam": {"b2": 0.75, "eps": 2.0**-10},
+    "RowAdam, b1": {"b1": 0.5, "b2": 0.75, "eps": 2.0**-10, "weight_decay": 0.25},
+}
+_UPDATES = [
+    *(("lookup", "primes", rule) for rule in _RULES),
+    ("lookup", "bfloat16", "SGD"),
+    ("lookup", "bfloat16", "RowAdam, b1"),
+    ("lookup", "empty batch", "RowMomentum"),
+    ("sparse_lookup", "primes", "SGD"),
+    ("sparse_lookup", "one list", "RowAdam, b1"),
+    ("lookup_attention", "fewer keys", "SGD"),
+    ("lookup_attention", "traced, window, segments", "RowMomentum"),
+    ("lut_pair_attention", "fewer keys", "SGD"),
+    ("lut_pair_attention", "segments", "RowAdam"),
+]
+
+
+@pytest.mark.parametrize(("op", "name", "rule"), _UPDATES)
+def test_updates_of_tables(op, name, rule):
+    @given(calls(op, {**POOLS[op][name], "kinds": ("grid",)}), st.integers(0, 2**16))
+    def check(call, seed):
+        checking.check_update(call, rule.partition(",")[0], _RULES[rule], np.random.default_rng(seed))
+
+    check()
