@@ -1,0 +1,958 @@
+"""What every op computes, in NumPy: the semantics as code, and independent of the package.
+
+Each function is one formula. `x`, `weights` and so on are NumPy arrays of the dtypes that an op takes, with any leading
+axes ``...`` where the formula has a batch. Comparisons are made in the dtype of the margin, because which row is addressed
+is decided there; all sums are made in float64.
+
+A function with the suffix ``_vjp`` returns the cotangents of an op's arguments by name, for a cotangent `dy` of its
+output. What is a sum is returned as a `Sum`: its value, and what is needed to say how far rounding may lead away from it.
+
+``accumulate`` is None, or the scale of fixed-point sums. Infinities and NaN are values like others: call these functions
+within ``numpy.errstate(all="ignore")``.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+INT32 = np.iinfo(np.int32)
+
+
+# ------------------------------------------------------------------------------------- sums, and their rounding
+class Sum(NamedTuple):
+    """Sums, and the bound of what a computation with rounding may differ from them.
+
+    Attributes:
+      value: the sums, float64.
+      size: sums of the magnitudes of the addends.
+      depth: how many roundings an addend passes at most on its way into the result.
+      error: what a result may differ by beyond rounding: a unit of fixed point where it is not decided whether an addend
+        is above or below a whole number. Infinite where the result is not defined (integers that wrap).
+    """
+
+    value: np.ndarray
+    size: np.ndarray
+    depth: np.ndarray
+    error: np.ndarray
+
+    def times(self, factor: Any, roundings: int = 1) -> "Sum":
+        """Each sum times a number that is itself rounded so many times."""
+        factor = np.asarray(factor, np.float64)
+        # A sum without addends stays 0, and an error of 0 stays 0, be the factor infinite or NaN.
+        error = np.where(self.error == 0, 0, self.error * np.abs(factor))
+        return Sum(self.value * factor, self.size * np.abs(factor), self.depth + roundings, error)
+
+    def map(self, function: Any) -> "Sum":
+        """The same function of all four arrays: a reshape, a part, ..."""
+        return Sum(*map(function, self))
+
+    def bound(self, dtype: Any) -> np.ndarray:
+        """How far a result may lie from `value` if each rounding is one of `dtype`, in which it is accumulated.
+
+        ``n`` roundings of ``1 + e`` with ``|e| <= eps / 2`` change an addend by less than ``n * eps`` of its
+        magnitude, for all ``n * eps < 1``; an addend that underflows loses less than the smallest normal number.
+        """
+        info = ml_dtypes.finfo(dtype)
+        rounding = self.depth * float(info.eps) * self.size
+        return np.where(self.depth == 0, 0, rounding + self.depth * float(info.tiny)) + self.error
+
+
+def exactly(value: Any) -> Sum:
+    """Numbers that no rounding has touched."""
+    value = np.asarray(value, np.float64)
+    zero = np.zeros(value.shape)
+    return Sum(value, np.abs(value), zero, zero)
+
+
+class Totals:
+    """Sums under construction: ``total[at] += addends``, each index as often as it occurs.
+
+    With a scale an addend counts as the integer ``trunc(addend * scale)``, the product in the dtype of the addends;
+    one that does not fit saturates and NaN is 0. The result is ``total / scale``. Sums must fit int32.
+    """
+
+    def __init__(self, shape: tuple[int, ...], accumulate: float | None = None, dtype: Any = np.float32):
+        self.value, self.size, self.error = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.added, self.inner = np.zeros(shape), np.zeros(shape)
+        self.scale, self.dtype = accumulate, np.dtype(dtype)
+
+    def add(self, at: Any, addends: "Sum | np.ndarray | float") -> None:
+        """``total[at] += addends``; `at` is a tuple of index arrays that broadcast with the addends."""
+        of = addends if isinstance(addends, Sum) else exactly(addends)
+        shape = np.broadcast_shapes(np.shape(of.value), *(np.shape(a) for a in at))
+        value, size, depth, error = (np.broadcast_to(a, shape) for a in of)
+        if self.scale is not None:
+            value, error = self._quantised(value, depth, size, error)
+            size = np.zeros(shape)
+        at = tuple(np.broadcast_to(a, shape) for a in at)
+        for total, addend in ((self.value, value), (self.size, size), (self.error, error), (self.added, 1)):
+            np.add.at(total, at, addend)
+        np.maximum.at(self.inner, at, depth)
+
+    def _quantised(self, value: Any, depth: Any, size: Any, error: Any) -> tuple[np.ndarray, np.ndarray]:
+        product = np.asarray(value, self.dtype) * self.dtype.type(self.scale)
+        product = np.asarray(product, np.float64)
+        integer = np.where(np.isnan(product), 0, np.trunc(np.clip(product, INT32.min + 1, INT32.max)))
+        # The largest number of the dtype that fits int32 is a little below: 2**31 - 128 in float32.
+        saturated = np.abs(integer) > 2**31 - 129
+        uncertain = (depth > 0) | (error > 0)
+        units = error * self.scale + np.where(saturated, 128, 0) + np.where(uncertain, 1, 0)
+        return integer, units
+
+    def sum(self) -> Sum:
+        if self.scale is None:
+            depth = np.where(self.added > 0, self.added + self.inner, 0)
+            return Sum(self.value, self.size, depth, self.error)
+        undefined = np.abs(self.value) + self.error > INT32.max
+        error = np.where(undefined, np.inf, self.error / self.scale)
+        value = self.value / self.scale
+        # The integer becomes a float, and is divided.
+        return Sum(value, np.abs(value), np.where(value == 0, 0, 2.0), error)
+
+
+def inner_product(a: Any, b: Any, accumulate: float | None = None, dtype: Any = np.float32) -> Sum:
+    """``sum_o a[..., o] * b[..., o]``."""
+    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
+    totals = Totals(a.shape[:-1], accumulate, dtype)
+    where = np.indices(a.shape, sparse=True)[:-1] if a.ndim > 1 else ()
+    if accumulate is None:
+        products = exactly(a * b)._replace(
+            depth=np.full(a.shape, 2.0)
+        )  # the difference that a is, and the product
+    else:  # rounded where they are made, then made integers
+        rounded = np.asarray(np.asarray(a, dtype) * np.asarray(b, dtype), np.float64)
+        products = exactly(rounded)
+    if where:
+        totals.add(where, products)
+        return totals.sum()
+    totals = Totals((1,), accumulate, dtype)
+    totals.add((np.zeros(a.shape, int),), products)
+    return totals.sum().map(lambda s: s[0])
+
+
+def accumulator(*dtypes: Any) -> np.dtype:
+    """Dtype in which values are compared and summed: the widest of them, at least float32."""
+    return np.dtype(np.float64) if any(np.dtype(d).itemsize == 8 for d in dtypes) else np.dtype(np.float32)
+
+
+def clamped(ids: Any, n: int) -> np.ndarray:
+    """Ids that exist, 0 to n - 1: those out of range become the nearest one."""
+    return np.clip(np.asarray(ids).astype(np.int64), 0, max(n - 1, 0))
+
+
+def wide(a: Any) -> np.ndarray:
+    return np.asarray(a).astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------- detection
+class Detection(NamedTuple):
+    """``index``, ``flip``: int64; ``margin``: of the dtype in which it was compared; each ``[..., T]``."""
+
+    index: np.ndarray
+    flip: np.ndarray
+    margin: np.ndarray
+    bits: int
+
+
+def detect_signs(deltas: np.ndarray, epsilon: float = 0.0) -> Detection:
+    """``[..., C]`` deltas to one detection ``[...]``.
+
+    bit_r  = delta_r > 0 and not |delta_r| < epsilon        0, -0 and NaN give 0
+    index  = sum_r bit_r << r
+    r*     = the first r that minimises |delta_r|            NaN counts as the smallest
+    margin = delta_{r*},   flip = 1 << r*
+    C = 0:   index = 0,    flip = 0,  margin = +inf
+    """
+    deltas = np.asarray(deltas)
+    deltas = deltas.astype(accumulator(deltas.dtype))
+    *batch, bits = deltas.shape
+    if bits == 0:
+        return Detection(np.zeros(batch, int), np.zeros(batch, int), np.full(batch, np.inf, deltas.dtype), 0)
+    bit = (deltas > 0) & ~(np.abs(deltas) < deltas.dtype.type(epsilon))
+    closest = np.argmin(np.where(np.isnan(deltas), -1, np.abs(deltas)), -1)
+    index = np.sum(bit.astype(np.int64) << np.arange(bits), -1)
+    margin = np.take_along_axis(deltas, closest[..., None], -1)[..., 0]
+    return Detection(index, np.left_shift(1, closest), margin, bits)
+
+
+def detect_signs_vjp(deltas: np.ndarray, d_margin: Sum) -> Sum:
+    """The cotangent of the margin goes to ``delta_{r*}``, all others receive 0."""
+    bits = np.shape(deltas)[-1]
+    if bits == 0:
+        return exactly(np.zeros(np.shape(deltas)))
+    is_closest = (detect_signs(deltas).flip[..., None] >> np.arange(bits)) & 1
+    return d_margin.map(lambda a: np.where(is_closest, a[..., None], 0))
+
+
+def deltas_of(x: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+    """``delta_r = x[a_r] - x[b_r]``: ``[..., I]`` and ``[T, C, 2]`` to ``[..., T, C]``, subtracted in at least float32."""
+    x = np.asarray(x)
+    if np.size(anchors) == 0:
+        return np.zeros((*x.shape[:-1], *anchors.shape[:2]), accumulator(x.dtype))
+    x, ids = x.astype(accumulator(x.dtype)), clamped(anchors, x.shape[-1])
+    return x[..., ids[..., 0]] - x[..., ids[..., 1]]
+
+
+def detect(x: np.ndarray, anchors: np.ndarray, epsilon: float = 0.0) -> Detection:
+    """`detect_signs` of the deltas of each detector."""
+    return detect_signs(deltas_of(x, anchors), epsilon)
+
+
+def detect_vjp(x: np.ndarray, anchors: np.ndarray, d_margin: Sum, accumulate: float | None = None) -> Sum:
+    """``margin = x[a_{r*}] - x[b_{r*}]``: its cotangent is added to ``x[a_{r*}]`` and subtracted from ``x[b_{r*}]``."""
+    x = np.asarray(x)
+    of_deltas = detect_signs_vjp(deltas_of(x, anchors), d_margin)
+    flip = detect(x, anchors).flip
+    totals = Totals(x.shape, accumulate, accumulator(x.dtype))
+    ids = clamped(anchors, x.shape[-1])
+    for t, r in np.ndindex(anchors.shape[:2]):
+        chosen = np.nonzero(flip[..., t] == 1 << r)
+        addends = of_deltas.map(lambda a, t=t, r=r, c=chosen: a[..., t, r][c])
+        totals.add((*chosen, ids[t, r, 0]), addends)
+        totals.add((*chosen, ids[t, r, 1]), addends._replace(value=-addends.value))
+    return totals.sum()
+
+
+def slope(margin: np.ndarray) -> np.ndarray:
+    """``U'(u) = 0.5 * s(u) / (1 + |u|)**2`` with ``s(u) = +1 if u > 0 else -1``: the derivative of the surrogate."""
+    u = wide(margin)
+    value = np.where(u > 0, 0.5, -0.5) / (1 + np.abs(u)) ** 2
+    # At margins beyond the square root of what the dtype holds it is 0 there.
+    return wide(value.astype(np.asarray(margin).dtype))
+
+
+SLOPE_ROUNDINGS = (
+    6  # of 1 + |u| (counted twice, it is squared), the square, the quotient, the product, the difference
+)
+
+
+# ------------------------------------------------------------------------------------- look-ups
+def lookup(weights: np.ndarray, d: Detection, accumulate: float | None = None) -> Sum:
+    """``y[b] = sum_t weights[t, index[b, t]]``."""
+    n_detectors, n_rows, n_outputs = weights.shape
+    rows = wide(weights)[np.arange(n_detectors), clamped(d.index, n_rows)]  # [..., T, O]
+    totals = Totals((*d.index.shape[:-1], n_outputs), accumulate, accumulator(weights.dtype))
+    *batch, _, output = np.indices(rows.shape, sparse=True)
+    totals.add((*batch, output), rows)
+    return totals.sum()
+
+
+def lookup_vjp(
+    weights: np.ndarray, d: Detection, dy: np.ndarray, accumulate: float | None = None
+) -> dict[str, Sum]:
+    """Only the addressed row receives `dy`; the margin compares it with the flipped row.
+
+    d weights[t, index[b, t]] += dy[b]
+    d margin[b, t]             = U'(margin[b, t]) * <dy[b], weights[t, index] - weights[t, index ^ flip]>
+    """
+    n_detectors, n_rows, _ = weights.shape
+    dtype = accumulator(weights.dtype)
+    index, flipped = clamped(d.index, n_rows), clamped(d.index ^ d.flip, n_rows)
+    detector = np.arange(n_detectors)
+    totals = Totals(weights.shape, accumulate, dtype)
+    output = np.arange(weights.shape[2])
+    totals.add((detector[:, None], index[..., None], output), wide(dy)[..., None, :])
+    inner = inner_product(
+        difference(weights, detector, index, flipped), wide(dy)[..., None, :], accumulate, dtype
+    )
+    return {"weights": totals.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
+
+
+def difference(weights: np.ndarray, detector: Any, row: Any, flipped: Any) -> np.ndarray:
+    """``weights[t, row] - weights[t, flipped]``, as a number of the dtype in which it is computed."""
+    w = weights.astype(accumulator(weights.dtype))
+    return w[detector, row] - w[detector, flipped]
+
+
+def slots_of(targets: np.ndarray, shape: tuple[int, ...], n_outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The target of each slot of each row, and which slots are used: a negative target is none, one too large the last output."""
+    targets = np.broadcast_to(np.asarray(targets).astype(np.int64), shape)
+    return clamped(targets, n_outputs), (targets >= 0) & (n_outputs > 0)
+
+
+def sparse_lookup(
+    weights: np.ndarray, d: Detection, targets: np.ndarray, n_outputs: int, accumulate: float | None = None
+) -> Sum:
+    """``y[b, o] = sum over t, k with targets[t, index, k] == o of weights[t, index, k]``."""
+    target, used = slots_of(targets, weights.shape, n_outputs)
+    totals = Totals((*d.index.shape[:-1], n_outputs), accumulate, accumulator(weights.dtype))
+    index = clamped(d.index, weights.shape[1])
+    for b in np.ndindex(d.index.shape[:-1]):
+        for t, k in itertools.product(range(weights.shape[0]), range(weights.shape[2])):
+            row = index[(*b, t)]
+            if used[t, row, k]:
+                totals.add((*b, target[t, row, k]), wide(weights[t, row, k]))
+    return totals.sum()
+
+
+def sparse_lookup_vjp(
+    weights: np.ndarray, d: Detection, targets: np.ndarray, dy: np.ndarray, accumulate: float | None = None
+) -> dict[str, Sum]:
+    """A slot takes part with the cotangent of its target; the two rows may have different targets.
+
+    g(t, row)                 = sum over used k of weights[t, row, k] * dy[targets[t, row, k]]
+    d margin[b, t]            = U'(margin) * (g(t, index) - g(t, index ^ flip))
+    d weights[t, index, k]   += dy[targets[t, index, k]]
+    """
+    dtype = accumulator(weights.dtype)
+    target, used = slots_of(targets, weights.shape, np.shape(dy)[-1])
+    n_rows = weights.shape[1]
+    index, flipped = clamped(d.index, n_rows), clamped(d.index ^ d.flip, n_rows)
+    of_weights, of_margin = Totals(weights.shape, accumulate, dtype), Totals(d.index.shape, accumulate, dtype)
+    dy = wide(dy)
+    for at in np.ndindex(d.index.shape):
+        *b, t = at
+        row, other = index[at], flipped[at]
+        for k in range(weights.shape[2]):
+            if used[t, row, k]:
+                of_weights.add((t, row, k), dy[(*b, target[t, row, k])])
+            for r, sign in ((row, 1), (other, -1)):
+                if used[t, r, k]:
+                    product = wide(weights[t, r, k]) * dy[(*b, target[t, r, k])]
+                    if accumulate is not None:
+                        product = wide(np.asarray(product, dtype))
+                    of_margin.add(at, sign * product)
+    inner = of_margin.sum()
+    inner = inner._replace(depth=inner.depth + (0 if accumulate else 1))
+    return {"weights": of_weights.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
+
+
+# ------------------------------------------------------------------------------------- attention
+def pairs(
+    n_queries: int, n_keys: int, query_start: int = 0, key_start: int = 0, window: int | None = None
+) -> list[tuple[int, int, int]]:
+    """All ``(j, i, d)``: query j meets key i at distance ``d = (query_start + j) - (key_start + i) - 1``.
+
+    A pair counts when ``d >= 0`` and, with a window, ``d < window``.
+    """
+    every = itertools.product(range(n_queries), range(n_keys))
+    distances = ((j, i, query_start + j - key_start - i - 1) for j, i in every)
+    return [(j, i, d) for j, i, d in distances if d >= 0 and (window is None or d < window)]
+
+
+def meeting(
+    batch: tuple[int, ...], query_segments: Any, key_segments: Any, j: int, i: int
+) -> tuple[np.ndarray, ...]:
+    """The samples in which query j and key i are of one segment."""
+    if query_segments is None:
+        return np.nonzero(np.ones(batch, bool))
+    same = np.asarray(query_segments)[..., j] == np.asarray(key_segments)[..., i]
+    return np.nonzero(np.broadcast_to(same, batch))
+
+
+class Where(NamedTuple):
+    """Which pairs of attention count."""
+
+    window: int | None = None
+    query_start: int = 0
+    key_start: int = 0
+    query_segments: Any = None
+    key_segments: Any = None
+
+    def walk(self, batch: tuple[int, ...], n_queries: int, n_keys: int) -> Any:
+        """``samples, j, i, d`` of every pair that counts somewhere; samples index the leading axes."""
+        for j, i, d in pairs(n_queries, n_keys, self.query_start, self.key_start, self.window):
+            b = meeting(batch, self.query_segments, self.key_segments, j, i)
+            if b == () or len(b[0]):
+                yield b, j, i, d
+
+
+def _flat_batch(arrays: tuple[Any, ...], rank: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
+    batch = np.shape(arrays[0])[: np.ndim(arrays[0]) - rank]
+    n = int(np.prod(batch, dtype=int))
+    return batch, [np.asarray(a).reshape(n, *np.shape(a)[len(batch) :]) for a in arrays]
+
+
+def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
+    def flat(s: Any) -> Any:
+        if s is None:
+            return None
+        s = np.asarray(s)
+        return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(int(np.prod(batch, dtype=int)), s.shape[-1])
+
+    return where._replace(query_segments=flat(where.query_segments), key_segments=flat(where.key_segments))
+
+
+def _attention_rows(
+    weights: np.ndarray, query: Any, key: Any, position: Any, b: Any, j: int, i: int, d: int
+) -> np.ndarray:
+    """``row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]``, ``[samples, T]``."""
+    shift = 0 if position is None else position.bits
+    row = query.index[*b, j] << (key.bits + shift) | key.index[*b, i] << shift
+    return row if position is None else row | of_distance(position.index, d)
+
+
+def of_distance(a: np.ndarray, d: int) -> np.ndarray:
+    """What belongs to a distance; the last one's where it is beyond them."""
+    return a[min(d, len(a) - 1)]
+
+
+def lookup_attention(
+    weights: np.ndarray,
+    query: Detection,
+    key: Detection,
+    position: Detection | None = None,
+    where: Where = Where(),  # noqa: B008: a tuple
+    accumulate: float | None = None,
+) -> Sum:
+    """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, row(j, i)]``."""
+    batch, query, key, where = _flat_detections(query, key, where)
+    n_detectors, n_rows, n_outputs = weights.shape
+    n_queries = query.index.shape[1]
+    totals = Totals((*query.index.shape[:1], n_queries, n_outputs), accumulate, accumulator(weights.dtype))
+    for b, j, i, d in where.walk(query.index.shape[:1], n_queries, key.index.shape[1]):
+        row = clamped(_attention_rows(weights, query, key, position, b, j, i, d), n_rows)
+        rows = wide(weights)[np.arange(n_detectors), row]  # [samples, T, O]
+        totals.add((b[0][:, None, None], j, np.arange(n_outputs)), rows)
+    return totals.sum().map(lambda a: a.reshape(*batch, n_queries, n_outputs))
+
+
+def _flat_detections(query: Detection, key: Detection, where: Where) -> Any:
+    batch, parts = _flat_batch((*query[:3], *key[:3]), 2)
+    flat = Detection(*parts[:3], query.bits), Detection(*parts[3:], key.bits)
+    return batch, *flat, _flat_segments(where, batch)
+
+
+def lookup_attention_vjp(
+    weights: np.ndarray,
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    dy: np.ndarray,
+    where: Where = Where(),  # noqa: B008
+    accumulate: float | None = None,
+) -> dict[str, Sum]:
+    """Per pair and detector, everything added up:
+
+    d weights[row] += dy[j]
+    one of query and key: the query's margin if |q.margin[j]| < |k.margin[i]| (strict), else the key's, receives
+        U'(margin) * <dy[j], weights[row] - weights[row ^ that flip]>
+    in addition the position's margin, where |e.margin[d]| is strictly smaller than both, in the same way.
+    """
+    batch, query, key, where = _flat_detections(query, key, where)
+    n_detectors, n_rows, n_outputs = weights.shape
+    dy = wide(dy).reshape(query.index.shape[0], query.index.shape[1], n_outputs)
+    dtype = accumulator(weights.dtype)
+    detector = np.arange(n_detectors)
+    shift = 0 if position is None else position.bits
+    totals = {
+        "weights": Totals(weights.shape, accumulate, dtype),
+        "query": Totals(query.index.shape, accumulate, dtype),
+        "key": Totals(key.index.shape, accumulate, dtype),
+        "position": Totals((0, 0) if position is None else position.index.shape, accumulate, dtype),
+    }
+
+    def receive(name: str, at: Any, margin: Any, chosen: Any, row: Any, flip: Any, of_output: Any) -> None:
+        at, margin, row, flip = (np.broadcast_to(a, chosen.shape)[chosen] for a in (at, margin, row, flip))
+        t, sample = np.broadcast_to(detector, chosen.shape)[chosen], np.nonzero(chosen)[0]
+        gap = difference(weights, t, clamped(row, n_rows), clamped(row ^ flip, n_rows))
+        inner = inner_product(gap, of_output[sample], accumulate, dtype).times(slope(margin), SLOPE_ROUNDINGS)
+        totals[name].add(places(name, sample, at, t), inner)
+
+    def places(name: str, sample: Any, at: Any, t: Any) -> Any:
+        if name == "position":  # shared by samples, and perhaps by detectors
+            return at, t if position.index.shape[1] > 1 else np.zeros_like(t)
+        return samples[sample], at, t
+
+    for b, j, i, d in where.walk(query.index.shape[:1], query.index.shape[1], key.index.shape[1]):
+        (samples,) = b
+        row = _attention_rows(weights, query, key, position, b, j, i, d)
+        of_output = dy[samples, j]
+        totals["weights"].add(
+            (detector[:, None], clamped(row, n_rows)[..., None], np.arange(n_outputs)), of_output[:, None]
+        )
+        q, k = query.margin[samples, j], key.margin[samples, i]  # [samples, T]
+        to_query = np.abs(q) < np.abs(k)
+        receive("query", j, q, to_query, row, query.flip[samples, j] << (key.bits + shift), of_output)
+        receive("key", i, k, ~to_query, row, key.flip[samples, i] << shift, of_output)
+        if position is not None and position.bits:
+            e = np.broadcast_to(of_distance(position.margin, d), q.shape)
+            to_position = (np.abs(e) < np.abs(q)) & (np.abs(e) < np.abs(k))
+            flip = of_distance(position.flip, d)
+            receive("position", min(d, len(position.index) - 1), e, to_position, row, flip, of_output)
+
+    shapes = {"query": (*batch, *query.index.shape[1:]), "key": (*batch, *key.index.shape[1:])}
+    sums = {name: total.sum() for name, total in totals.items()}
+    return {n: s.map(lambda a, n=n: a.reshape(shapes.get(n, a.shape))) for n, s in sums.items()}
+
+
+def lut_pair_attention(
+    x: np.ndarray,
+    keys: np.ndarray,
+    weights: np.ndarray,
+    anchors: np.ndarray,
+    positions: np.ndarray | None = None,
+    where: Where = Where(),  # noqa: B008
+    *,
+    interleave: bool = False,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> Sum:
+    """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, index(z)]``, see `pair_inputs`."""
+    return _pair_attention(
+        x, keys, weights, anchors, positions, None, where, interleave, epsilon, accumulate
+    )["y"]
+
+
+def lut_pair_attention_vjp(
+    x: np.ndarray,
+    keys: np.ndarray,
+    weights: np.ndarray,
+    anchors: np.ndarray,
+    positions: np.ndarray | None,
+    dy: np.ndarray,
+    where: Where = Where(),  # noqa: B008
+    *,
+    interleave: bool = False,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> dict[str, Sum]:
+    """Per pair and detector, everything added up:
+
+    d weights[t, index(z)]  += dy[j]
+    d margin(z)              = U'(margin) * <dy[j], weights[t, index] - weights[t, index ^ flip]>
+    which goes with sign + and - to the two elements of z that the closest comparison has, and from there to
+    whichever of key, query and position each of them is.
+    """
+    every = _pair_attention(x, keys, weights, anchors, positions, dy, where, interleave, epsilon, accumulate)
+    return {name: every[name] for name in ("x", "keys", "weights", "positions")}
+
+
+def pair_inputs(n_inputs: int, n_positions: int, interleave: bool) -> list[tuple[str, int]]:
+    """What each element of z is: ``z = [key (I), query (I), position (N)]``; interleaved ``z[3s : 3s + 3] = key[s], query[s], position[s]``."""
+    parts = [[(name, s) for s in range(n_inputs)] for name in ("keys", "x")]
+    parts.append([("positions", s) for s in range(n_positions)])
+    if interleave:
+        return [part[s] for s in range(n_inputs) for part in parts]
+    return [element for part in parts for element in part]
+
+
+def _pair_attention(
+    x: Any, keys: Any, weights: Any, anchors: Any, positions: Any, dy: Any, where: Where,
+    interleave: bool, epsilon: float, accumulate: float | None,
+) -> dict[str, Sum]:  # fmt: skip
+    batch, (flat_x, flat_keys) = _flat_batch((x, keys), 2)
+    where = _flat_segments(where, batch)
+    n_detectors, n_rows, n_outputs = weights.shape
+    n_positions = 0 if positions is None else positions.shape[2]
+    elements = pair_inputs(flat_x.shape[2], n_positions, interleave)
+    dtypes = [flat_x.dtype] + ([] if positions is None else [positions.dtype])
+    dtype, sums_dtype = accumulator(*dtypes), accumulator(weights.dtype)
+    totals = {
+        "y": Totals((*flat_x.shape[:2], n_outputs), accumulate, sums_dtype),
+        "x": Totals(flat_x.shape, accumulate, dtype),
+        "keys": Totals(flat_keys.shape, accumulate, dtype),
+        "positions": Totals((0, 0, 0) if positions is None else positions.shape, accumulate, dtype),
+        "weights": Totals(weights.shape, accumulate, sums_dtype),
+    }
+    dy = None if dy is None else wide(dy).reshape(*flat_x.shape[:2], n_outputs)
+    output = np.arange(n_outputs)
+    for (samples,), j, i, d in where.walk(flat_x.shape[:1], flat_x.shape[1], flat_keys.shape[1]):
+        distance = 0 if positions is None else min(d, len(positions) - 1)
+        for t in range(n_detectors):
+            shared = 0 if positions is None or positions.shape[1] == 1 else t
+            place = {
+                "keys": lambda s, i=i: (samples, i, s),
+                "x": lambda s, j=j: (samples, j, s),
+                "positions": lambda s, at=(distance, shared): (*at, s),
+            }
+            source = {"keys": flat_keys, "x": flat_x, "positions": positions}
+            columns = [
+                np.broadcast_to(source[n][place[n](s)], samples.shape).astype(dtype) for n, s in elements
+            ]
+            z = np.stack(columns, -1) if columns else np.zeros((len(samples), 0), dtype)
+            found = detect(z, anchors[t : t + 1], epsilon)
+            index, flipped = (clamped(a[:, 0], n_rows) for a in (found.index, found.index ^ found.flip))
+            totals["y"].add((samples[:, None], j, output), wide(weights)[t, index])
+            if dy is None:
+                continue
+            totals["weights"].add((t, index[:, None], output), dy[samples, j])
+            gap = difference(weights, t, index, flipped)
+            of_margin = inner_product(gap, dy[samples, j], accumulate, sums_dtype)
+            of_margin = of_margin.times(slope(found.margin[:, 0]), SLOPE_ROUNDINGS)
+            ids = clamped(anchors[t], len(elements))
+            for r, side in np.ndindex(ids.shape):
+                name, s = elements[ids[r, side]]
+                for n in np.nonzero(found.flip[:, 0] == 1 << r)[0]:
+                    addend = of_margin.map(lambda a, n=n: a[n])
+                    at = place[name](s)
+                    at = (samples[n], *at[1:]) if name != "positions" else at
+                    totals[name].add(at, addend._replace(value=addend.value * (1 - 2 * side)))
+    sums = {name: total.sum() for name, total in totals.items()}
+    of_batch = {"y", "x", "keys"}
+    return {
+        n: s.map(lambda a: a.reshape(*batch, *a.shape[1:])) if n in of_batch else s for n, s in sums.items()
+    }
+
+
+# ------------------------------------------------------------------------------------- compositions
+def lut_vjp(
+    x: Any, weights: Any, anchors: Any, dy: Any, epsilon: float = 0.0, accumulate: float | None = None
+) -> dict[str, Sum]:
+    """``lookup(weights, detect(x, anchors))``."""
+    of = lookup_vjp(weights, detect(x, anchors, epsilon), dy, accumulate)
+    return {"weights": of["weights"], "x": detect_vjp(x, anchors, of["margin"], accumulate)}
+
+
+def sparse_lut_vjp(
+    x: Any,
+    weights: Any,
+    anchors: Any,
+    targets: Any,
+    dy: Any,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> dict[str, Sum]:
+    """``sparse_lookup(weights, detect(x, anchors), targets, n_outputs)``."""
+    of = sparse_lookup_vjp(weights, detect(x, anchors, epsilon), targets, dy, accumulate)
+    return {"weights": of["weights"], "x": detect_vjp(x, anchors, of["margin"], accumulate)}
+
+
+def lut_attention(
+    x: Any,
+    weights: Any,
+    anchors: Any,
+    positions: Any = None,
+    where: Where = Where(),  # noqa: B008
+    *,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> Sum:
+    """``lookup_attention(weights, d, d, detect_signs(positions))`` with ``d = detect(x, anchors)``."""
+    d = detect(x, anchors, epsilon)
+    e = None if positions is None else detect_signs(positions)
+    return lookup_attention(weights, d, d, e, where, accumulate)
+
+
+def lut_attention_vjp(
+    x: Any,
+    weights: Any,
+    anchors: Any,
+    positions: Any,
+    dy: Any,
+    where: Where = Where(),  # noqa: B008
+    *,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> dict[str, Sum]:
+    """Of one detection as query and as key: the sum of both cotangents of its margin."""
+    d = detect(x, anchors, epsilon)
+    e = None if positions is None else detect_signs(positions)
+    of = lookup_attention_vjp(weights, d, d, e, dy, where, accumulate)
+    q, k = of["query"], of["key"]
+    both = Sum(q.value + k.value, q.size + k.size, np.maximum(q.depth, k.depth) + 1, q.error + k.error)
+    cotangents = {"weights": of["weights"], "x": detect_vjp(x, anchors, both, accumulate)}
+    if positions is not None:
+        cotangents["positions"] = detect_signs_vjp(positions, of["position"])
+    return cotangents
+
+
+# ------------------------------------------------------------------------------------- logic
+# Gate g of inputs a, b answers bit 3 - (2 a + b) of g: its truth table, read most significant bit first over ab = 00, 01, 10, 11.
+TRUTH = np.array([[g >> 3 - address & 1 for address in range(4)] for g in range(16)], np.float64)
+# Coefficients of 1, a, b, ab of the polynomial through (f00, f01, f10, f11).
+GATES = TRUTH @ np.array([[1, 0, 0, 0], [-1, 0, 1, 0], [-1, 1, 0, 0], [1, -1, -1, 1]], np.float64).T
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """``exp(logits) / sum(exp(logits))`` over the last axis."""
+    z = wide(logits)
+    e = np.exp(z - np.max(z, -1, keepdims=True, initial=-np.inf))
+    return e / np.sum(e, -1, keepdims=True)
+
+
+LOGITS_DEPTH = (
+    64  # softmax of 16 (a difference, the exponential: 2 units; a sum, a quotient) and a sum of 16 products
+)
+
+
+def gate_coefficients(logits: np.ndarray, hard: bool = False) -> Sum:
+    """``c = softmax(logits) @ M``, ``[G, 16]`` to ``[4, G]``; hard: the row of M of the (first) largest logit."""
+    if hard:
+        return exactly(GATES[np.argmax(wide(logits), -1)].T)
+    p = softmax(logits)
+    value, size = (p @ GATES).T, (p @ np.abs(GATES)).T
+    # The exponential of a difference has the relative error of the difference's rounding.
+    spread = np.ptp(wide(logits), -1) if logits.size else np.zeros(logits.shape[:1])
+    return Sum(value, size, np.broadcast_to(LOGITS_DEPTH + 2 * spread, value.shape), np.zeros(value.shape))
+
+
+def gate_coefficients_vjp(logits: np.ndarray, s: Sum, hard: bool = False) -> Sum:
+    """``u = M s;  d logits_i = p_i (u_i - p . u)``; 0 where the gate is chosen. s: ``[4, G]``, of the coefficients."""
+    if hard:
+        return exactly(np.zeros(logits.shape))
+    p = softmax(logits)
+    u, size = s.value.T @ GATES.T, s.size.T @ np.abs(GATES).T
+    depth = LOGITS_DEPTH + 2 * (np.ptp(wide(logits), -1) if logits.size else 0) + 4
+    depth = depth[:, None] + np.max(s.depth, 0, initial=0)[:, None]
+    value = p * (u - np.sum(p * u, -1, keepdims=True))
+    size = p * (size + np.sum(p * size, -1, keepdims=True))
+    return Sum(value, size, np.broadcast_to(depth, value.shape), np.zeros(value.shape))
+
+
+def read(x: np.ndarray, wires: np.ndarray) -> np.ndarray:
+    """The inputs of each gate: ``[..., I]`` and ``[G, n]`` to ``[..., G, n]``."""
+    if np.size(wires) == 0:
+        return np.zeros((*np.shape(x)[:-1], *np.shape(wires)))
+    return wide(x)[..., clamped(wires, np.shape(x)[-1])]
+
+
+def write(x: np.ndarray, wires: np.ndarray, addends: Sum) -> Sum:
+    """The reverse of `read`: each input receives the sum over the places that read it."""
+    totals = Totals(np.shape(x))
+    *batch, _, _ = np.indices(addends.value.shape, sparse=True)
+    if np.size(wires):
+        totals.add((*batch, clamped(wires, np.shape(x)[-1])), addends)
+    return totals.sum()
+
+
+def over_samples(addends: Sum, rank: int = 1) -> Sum:
+    """The sum over all leading axes of ``[..., G]``, or of what has another rank."""
+    shape = addends.value.shape[addends.value.ndim - rank :]
+    totals = Totals(shape)
+    totals.add(tuple(np.indices(addends.value.shape, sparse=True)[addends.value.ndim - rank :]), addends)
+    return totals.sum()
+
+
+def _rounded(value: np.ndarray, size: np.ndarray, depth: float) -> Sum:
+    value, size = np.broadcast_arrays(value, size)
+    return Sum(value, size, np.full(value.shape, float(depth)), np.zeros(value.shape))
+
+
+def bilinear_gates(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray) -> Sum:
+    """``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``."""
+    c, (a, b) = wide(coefficients), np.moveaxis(read(x, wires), -1, 0)
+    terms = [c[0] + 0 * a, c[1] * a, c[2] * b, c[3] * a * b]
+    return _rounded(c[0] + c[1] * a + c[2] * b + c[3] * a * b, sum(np.abs(t) for t in terms), 8)
+
+
+def bilinear_gates_vjp(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, dy: Any) -> dict[str, Sum]:
+    """``d a = g (c1 + c3 b)``, ``d b = g (c2 + c3 a)``; ``d c`` = sums over samples of ``g, g a, g b, g a b``."""
+    c, g, (a, b) = wide(coefficients), wide(dy), np.moveaxis(read(x, wires), -1, 0)
+    ends = np.stack([g * (c[1] + c[3] * b), g * (c[2] + c[3] * a)], -1)
+    size = np.stack(
+        [np.abs(g) * (np.abs(c[1]) + np.abs(c[3] * b)), np.abs(g) * (np.abs(c[2]) + np.abs(c[3] * a))], -1
+    )
+    of_coefficients = [over_samples(_rounded(v, np.abs(v), 3)) for v in (g, g * a, g * b, g * a * b)]
+    stacked = Sum(*(np.stack(parts) for parts in zip(*of_coefficients, strict=True)))
+    return {"x": write(x, wires, _rounded(ends, size, 6)), "coefficients": stacked}
+
+
+def logic_gates(x: np.ndarray, logits: np.ndarray, wires: np.ndarray, hard: bool = False) -> Sum:
+    """``bilinear_gates(x, gate_coefficients(logits), wires)``."""
+    c = gate_coefficients(logits, hard)
+    y = bilinear_gates(x, c.value, wires)
+    a, b = np.moveaxis(np.abs(read(x, wires)), -1, 0)
+    size = c.size[0] + c.size[1] * a + c.size[2] * b + c.size[3] * a * b
+    return Sum(y.value, size, y.depth + np.max(c.depth, 0), y.error)
+
+
+def logic_gates_vjp(
+    x: np.ndarray, logits: np.ndarray, wires: np.ndarray, dy: Any, hard: bool = False
+) -> dict[str, Sum]:
+    c = gate_coefficients(logits, hard)
+    of = bilinear_gates_vjp(x, c.value, wires, dy)
+    sizes = bilinear_gates_vjp(np.abs(wide(x)), c.size, wires, np.abs(wide(dy)))["x"].size
+    depth = of["x"].depth + np.max(c.depth, initial=0)
+    return {
+        "x": Sum(of["x"].value, sizes, depth, of["x"].error),
+        "logits": gate_coefficients_vjp(logits, of["coefficients"], hard),
+    }
+
+
+def soft_lut(x: np.ndarray, table: np.ndarray, wires: np.ndarray) -> Sum:
+    """``y[g] = sum_k table[g, k] prod_l (x_l if bit l of k else 1 - x_l)`` with ``x_l = x[wires[g, l]]``."""
+    inputs, t = read(x, wires), wide(table)
+    n = np.shape(wires)[1]
+    value = sum(t[:, k] * share(inputs, k) for k in range(2**n))
+    size = sum(np.abs(t[:, k]) for k in range(2**n)) * np.prod(1 + 2 * np.abs(inputs), -1)
+    return _rounded(value, size, 2**n + 4 * n)
+
+
+def share(inputs: np.ndarray, k: int, without: int | None = None) -> np.ndarray:
+    """``prod over l of (x_l if bit l of k else 1 - x_l)``; `without` leaves one l out."""
+    n = inputs.shape[-1]
+    factors = [inputs[..., i] if k >> i & 1 else 1 - inputs[..., i] for i in range(n) if i != without]
+    return np.prod(np.stack(factors, -1), -1) if factors else np.ones(inputs.shape[:-1])
+
+
+def soft_lut_vjp(x: np.ndarray, table: np.ndarray, wires: np.ndarray, dy: Any) -> dict[str, Sum]:
+    """The derivatives of the formula:
+
+    d table[g, k] = sum over samples of dy * prod_l (...)
+    d x_l        += dy * sum_k table[g, k] * (+1 if bit l of k else -1) * prod over the others (...)
+    """
+    inputs, t, g = read(x, wires), wide(table), wide(dy)
+    n = np.shape(wires)[1]
+    shares = np.stack([g * share(inputs, k) for k in range(2**n)], -1)
+    largest = np.prod(1 + np.abs(inputs), -1)[..., None]
+    of_table = over_samples(_rounded(shares, np.abs(g)[..., None] * largest, 3 * n + 1), rank=2)
+    ends, sizes = [], []
+    for i in range(n):
+        signed = [t[:, k] * (1 if k >> i & 1 else -1) * share(inputs, k, i) for k in range(2**n)]
+        ends.append(g * sum(signed))
+        others = np.prod(1 + 2 * np.abs(np.delete(inputs, i, -1)), -1)
+        sizes.append(np.abs(g) * np.sum(np.abs(t), -1) * others)
+    of_x = _rounded(np.stack(ends, -1), np.stack(sizes, -1), 2**n + 4 * n)
+    return {"x": write(x, wires, of_x), "table": of_table}
+
+
+def address(x: np.ndarray, wires: np.ndarray) -> np.ndarray:
+    """Bit l is ``x[wires[g, l]] > 0``, wire 0 the least significant: ``[..., G]``."""
+    bits = read(x, wires) > 0
+    return np.sum(bits.astype(np.int64) << np.arange(np.shape(wires)[1]), -1)
+
+
+def binary_lut(x: np.ndarray, table: np.ndarray, wires: np.ndarray) -> Sum:
+    """``y[g] = table[g, address]``."""
+    return exactly(wide(table)[np.arange(len(table)), address(x, wires)])
+
+
+def binary_lut_vjp(x: np.ndarray, table: np.ndarray, wires: np.ndarray, dy: Any) -> dict[str, Sum]:
+    """The extended finite difference:
+
+    d table[g, address] += dy
+    d x_l += dy * alpha * sum_k beta**H(k, address; not counting l) * (+1 if bit l of k else -1) * table[g, k]
+    with alpha = 0.5 * 0.75**(n - 1), beta = 1/3, H the number of bits that differ
+    """
+    g, t, at = wide(dy), wide(table), address(x, wires)
+    n = np.shape(wires)[1]
+    hit = at[..., None] == np.arange(2**n)
+    of_table = over_samples(_rounded(np.where(hit, g[..., None], 0), np.abs(g)[..., None] * hit, 1), rank=2)
+    ends, sizes = [], []
+    for i in range(n):
+        total, size = np.zeros(g.shape), np.zeros(g.shape)
+        for k in range(2**n):
+            differing = np.bitwise_count((k ^ at) & ~(1 << i))
+            addend = 0.5 * 0.75 ** (n - 1) * (1 / 3) ** differing * (1 if k >> i & 1 else -1) * t[:, k]
+            total, size = total + addend, size + np.abs(addend)
+        ends.append(g * total)
+        sizes.append(np.abs(g) * size)
+    of_x = _rounded(np.stack(ends, -1), np.stack(sizes, -1), 2**n + 4)
+    return {"x": write(x, wires, of_x), "table": of_table}
+
+
+def pack_bits(bits: np.ndarray) -> np.ndarray:
+    """Sample ``32 w + j`` is bit j of word w, what is not 0 is 1: ``[F, B]`` to uint32 ``[F, ceil(B / 32)]``."""
+    n_features, n_samples = bits.shape
+    words = np.zeros((n_features, -(-n_samples // 32)), np.uint32)
+    for feature, sample in np.ndindex(bits.shape):
+        if bits[feature, sample] != 0:
+            words[feature, sample // 32] |= np.uint32(1 << sample % 32)
+    return words
+
+
+def unpack_bits(words: np.ndarray, n_samples: int) -> np.ndarray:
+    """The reverse: bool ``[F, n_samples]``."""
+    bits = np.zeros((len(words), n_samples), bool)
+    for feature, sample in np.ndindex(bits.shape):
+        bits[feature, sample] = int(words[feature, sample // 32]) >> sample % 32 & 1
+    return bits
+
+
+def packed_lut(words: np.ndarray, truth: np.ndarray, wires: np.ndarray) -> np.ndarray:
+    """Bit j of ``[I, ...]`` words: ``y[g] = truth[g, address]``, bit l of the address from ``words[wires[g, l]]``."""
+    y = np.zeros((len(truth), *words.shape[1:]), np.uint32)
+    ids = clamped(wires, len(words))
+    for g, at in itertools.product(range(len(truth)), np.ndindex(words.shape[1:])):
+        read_words = [int(words[(i, *at)]) for i in ids[g]]
+        for j in range(32):
+            slot = sum((w >> j & 1) << place for place, w in enumerate(read_words))
+            y[(g, *at)] |= np.uint32(int(truth[g, slot]) << j)
+    return y
+
+
+# ------------------------------------------------------------------------------------- around the ops
+def scale_gradient_vjp(dy: Any, factor: float) -> Sum:
+    """The identity, its cotangent times `factor`."""
+    return exactly(dy).times(factor)
+
+
+def readers(wires: np.ndarray, n_inputs: int, fan_out: int | None = None) -> np.ndarray:
+    """For each input the places ``n * gate + place`` that read it, ascending, filled up with -1."""
+    places: list[list[int]] = [[] for _ in range(n_inputs)]
+    for place, i in enumerate(np.ravel(wires)):
+        places[int(i)].append(place)
+    fan_out = max(map(len, places), default=0) if fan_out is None else fan_out
+    return np.array([p + [-1] * (fan_out - len(p)) for p in places], int).reshape(n_inputs, fan_out)
+
+
+def ordered_pairs(candidates: Any) -> set[tuple[int, int]]:
+    """The ``n (n - 1)`` ordered pairs of distinct candidates that an anchor pair is drawn from, uniformly."""
+    return set(itertools.permutations([int(c) for c in candidates if c >= 0], 2))
+
+
+# ------------------------------------------------------------------------------------- updates of tables
+def touched_by_lookup(n_rows: int, d: Detection) -> np.ndarray:
+    """Which rows were looked up, however often: bool ``[T, R]``."""
+    touched = np.zeros((d.index.shape[-1], n_rows), bool)
+    touched[np.arange(d.index.shape[-1]), clamped(d.index, n_rows)] = True
+    return touched
+
+
+def touched_by_attention(
+    weights: np.ndarray,
+    query: Detection,
+    key: Detection,
+    position: Detection | None,
+    where: Where = Where(),  # noqa: B008
+) -> np.ndarray:
+    """Which rows a pair that counts has looked up."""
+    _, query, key, where = _flat_detections(query, key, where)
+    touched = np.zeros(weights.shape[:2], bool)
+    for b, j, i, d in where.walk(query.index.shape[:1], query.index.shape[1], key.index.shape[1]):
+        row = clamped(_attention_rows(weights, query, key, position, b, j, i, d), weights.shape[1])
+        touched[np.arange(len(touched)), row] = True
+    return touched
+
+
+def updated(
+    weights: np.ndarray,
+    gradient: np.ndarray,
+    touched: np.ndarray,
+    rate: float,
+    rule: str,
+    state: dict[str, np.ndarray],
+    *,
+    weight_decay: float = 0.0,
+    eps: float = 0.0,
+    momentum: float = 0.0,
+    b1: float = 0.0,
+    b2: float = 0.0,
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """A table ``[T, R, O]`` and the state of its rows after a step of a rule; rows that were not touched stay.
+
+    row -= rate * (direction + weight_decay * row), with the gradient g of a row summed over all its look-ups:
+
+    SGD          direction = g
+    RowAdagrad   s += mean(g**2);                                 direction = g / sqrt(s + eps)
+    RowMomentum  v = momentum * v + g;                            direction = v
+    RowAdam      n += 1; v = b2 * v + (1 - b2) * mean(g**2); m = b1 * m + (1 - b1) * g
+                 direction = m / (1 - b1**n) / (sqrt(v / (1 - b2**n)) + eps)
+    """
+    w, g = wide(weights), wide(gradient)
+    s = {name: wide(a) for name, a in state.items()}
+    square = np.mean(g**2, -1, keepdims=True) if g.shape[-1] else np.zeros((*g.shape[:-1], 1))
+    if rule == "SGD":
+        direction, new = g, {}
+    elif rule == "RowAdagrad":
+        new = {"sum_of_squares": s["sum_of_squares"] + square}
+        direction = g / np.sqrt(new["sum_of_squares"] + eps)
+    elif rule == "RowMomentum":
+        new = {"velocity": momentum * s["velocity"] + g}
+        direction = new["velocity"]
+    elif rule == "RowAdam":
+        n = s["count"] + 1
+        new = {"count": n, "second_moment": b2 * s["second_moment"] + (1 - b2) * square}
+        first = g
+        if b1:
+            new["first_moment"] = b1 * s["first_moment"] + (1 - b1) * g
+            first = new["first_moment"] / (1 - b1**n)
+        direction = first / (np.sqrt(new["second_moment"] / (1 - b2**n)) + eps)
+    else:
+        raise ValueError(f"updated: rule is {rule!r}; expected SGD, RowAdagrad, RowMomentum or RowAdam.")
+    moved = w - rate * (direction + weight_decay * w)
+    where = touched[..., None]
+    return np.where(where, moved, w), {name: np.where(where, a, s[name]) for name, a in new.items()}

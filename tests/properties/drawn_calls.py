@@ -1,0 +1,97 @@
+"""Strategies that draw calls of an op: arguments and options from small pools, and stacks of transformations."""
+
+import dataclasses
+from typing import Any
+
+import hypothesis.strategies as st
+
+from properties.calls import OPS, SIZES, Call, Layer, Map, Source
+
+LAYERS = ("jit", "remat", "cond")
+CONTEXTS = ("", "", "", "", "", "", "x64", "debug_nans", "standard", "xla", "auto mesh", "explicit mesh")
+DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
+
+
+def names(call: Call) -> dict[str, int]:
+    """The arguments of a call, and their ranks without mapped axes."""
+    op = OPS[call.op]
+    arrays = op.arrays(Source(call.dtype, 0), SIZES[call.size], call.options)
+    return {name: a.ndim for name, a in arrays.items()}
+
+
+@st.composite
+def kinds(draw: Any, op: str) -> Call:
+    """A call without transformations: of some size and dtype, with some options."""
+    options = {
+        name: draw(st.sampled_from(values[1:]))
+        for name, values in OPS[op].options.items()
+        if draw(st.sampled_from((False, False, False, True)))
+    }
+    return Call(
+        op, size=draw(st.sampled_from(tuple(SIZES))), dtype=draw(st.sampled_from(DTYPES)), options=options
+    )
+
+
+@st.composite
+def calls(draw: Any, kind: Call, *, late: bool = False) -> Call:
+    """A call of a kind, with gradients and transformations; `late`: one whose backward pass can be made later."""
+    of, ranks = OPS[kind.op], names(kind)
+    context = draw(st.sampled_from([c for c in CONTEXTS if not late or "mesh" not in c]))
+    recurrent = of.recurrent and draw(st.sampled_from((False, False, False, False, True)))
+    call = dataclasses.replace(
+        kind,
+        dtype="float64" if context == "x64" and draw(st.booleans()) else kind.dtype,
+        contexts=(context,) if context else (),
+        steps=2 if recurrent else 1,
+        how="grad" if context == "explicit mesh" else draw(st.sampled_from(("vjp", "vjp", "grad"))),
+        seed=draw(st.integers(0, 2)),
+        wanted=draw(wanted([n for n in of.differentiable if n in ranks], at_least=int(late))),
+    )
+    may_shard = "mesh" not in context
+    outer = draw(_one_layer(ranks) if late else _layers(ranks, may_shard))
+    mapped = any(isinstance(layer, Map) for layer in outer)
+    inner = draw(_layers(ranks, may_shard and not mapped))
+    return dataclasses.replace(call, outer=outer, inner=inner)
+
+
+@st.composite
+def wanted(draw: Any, possible: list[str], at_least: int) -> tuple[str, ...]:
+    """The arguments to differentiate; half of the time all of them."""
+    if draw(st.booleans()):
+        return tuple(possible)
+    chosen = draw(st.lists(st.sampled_from(possible), min_size=at_least, max_size=len(possible), unique=True))
+    return tuple(n for n in possible if n in chosen)
+
+
+@st.composite
+def _map(draw: Any, ranks: dict[str, int], hows: tuple[str, ...]) -> Map:
+    """A map of some arguments, at least one."""
+    how = draw(st.sampled_from(hows))
+    chosen = draw(st.lists(st.sampled_from(list(ranks)), min_size=1, max_size=3, unique=True))
+    if {"wires", "readers"} & set(chosen) and "readers" in ranks:
+        chosen = list(dict.fromkeys([*chosen, "wires", "readers"]))  # the reverse of each other
+    axes = {n: draw(st.integers(0, min(ranks[n], 1))) if how == "vmap" else 0 for n in chosen}
+    return Map(how, axes)
+
+
+@st.composite
+def _layers(draw: Any, ranks: dict[str, int], may_shard: bool) -> tuple[Layer, ...]:
+    """Up to two layers; the first map of them may be a ``shard_map``."""
+    layers: list[Layer] = []
+    for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2)))):
+        if draw(st.booleans()):
+            layers.append(draw(st.sampled_from(LAYERS)))
+        else:
+            first = not any(isinstance(layer, Map) for layer in layers)
+            hows = ("vmap", "vmap", "scan", *(("shard_map",) if may_shard and first else ()))
+            layers.append(draw(_map(ranks, hows)))
+    return tuple(layers)
+
+
+@st.composite
+def _one_layer(draw: Any, ranks: dict[str, int]) -> tuple[Layer, ...]:
+    """A layer that can return pullbacks, or none."""
+    which = draw(st.sampled_from(("none", "none", "jit", "map")))
+    if which == "map":
+        return (draw(_map(ranks, ("vmap", "scan"))),)
+    return ("jit",) if which == "jit" else ()
