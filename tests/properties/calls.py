@@ -244,27 +244,27 @@ def _call_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
 
 
 def _lut_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    B, L, T, C, I = z["batch"], z["length"], z["detectors"], z["pairs"], z["inputs"]
+    B, L, T, C, n_inputs = z["batch"], z["length"], z["detectors"], z["pairs"], z["inputs"]
     N = z["position_bits"] if o.get("positions", True) else 0
     return {
-        "x": s.grid(B, L, I, steps=40),
+        "x": s.grid(B, L, n_inputs, steps=40),
         "weights": s.grid(T, 2 ** (2 * C + N), z["outputs"]),
-        "anchors": s.anchors(I, T, C),
+        "anchors": s.anchors(n_inputs, T, C),
         **({"positions": s.grid(L - 1, 1, N)} if N else {}),
         **({"segments": s.ids(0, 2, B, L)} if o.get("segments") else {}),
     }
 
 
 def _pair_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    B, L, T, C, I = z["batch"], z["length"], z["detectors"], z["bits"], z["inputs"]
-    N = I if o.get("interleave") else z["position_bits"] if o.get("positions", True) else 0
+    B, L, T, C, n_inputs = z["batch"], z["length"], z["detectors"], z["bits"], z["inputs"]
+    N = n_inputs if o.get("interleave") else z["position_bits"] if o.get("positions", True) else 0
     keys = _n_keys(z, o)
     arrays = {
-        "x": s.grid(B, L, I),
+        "x": s.grid(B, L, n_inputs),
         "weights": s.grid(T, 2**C, z["outputs"]),
-        "anchors": s.anchors(2 * I + N, T, C),
+        "anchors": s.anchors(2 * n_inputs + N, T, C),
         **({"positions": s.grid(L + 1, T, N)} if N else {}),
-        **({"keys": s.grid(B, keys, I)} if "keys" in o else {}),
+        **({"keys": s.grid(B, keys, n_inputs)} if "keys" in o else {}),
         **_starts(o),
     }
     if o.get("segments"):
@@ -508,7 +508,9 @@ def _batch_axis(name: str, call: Call, ndim: int) -> int | None:
 
 
 # ------------------------------------------------------------------------------------- what is right
-def expected(call: Call, arrays: Arrays, of_outputs: Callable[[Arrays], np.ndarray | None]) -> tuple[Arrays, Arrays]:
+def expected(
+    call: Call, arrays: Arrays, of_outputs: Callable[[Arrays], np.ndarray | None]
+) -> tuple[Arrays, Arrays]:
     """Outputs and cotangents, from the definition of each element.
 
     of_outputs: the cotangent of all outputs, given them; with the axes of all maps in front.
@@ -517,7 +519,9 @@ def expected(call: Call, arrays: Arrays, of_outputs: Callable[[Arrays], np.ndarr
     indices = list(itertools.product(*map(range, sizes)))
     found = {at: define(call, _element(call, arrays, at)) for at in indices}
     outputs = {
-        name: np.stack([found[at][0][name] for at in indices]).reshape((*sizes, *found[indices[0]][0][name].shape))
+        name: np.stack([found[at][0][name] for at in indices]).reshape(
+            (*sizes, *found[indices[0]][0][name].shape)
+        )
         for name in found[indices[0]][0]
     }
     if not call.wanted:
@@ -529,9 +533,7 @@ def expected(call: Call, arrays: Arrays, of_outputs: Callable[[Arrays], np.ndarr
     for name in call.wanted:
         # Where a map shares an argument, its cotangent is a sum if the map is within the gradient, or if the
         # devices of a mesh share it.
-        kept = [
-            name in m.axes or (i < n_outer and m.how != "shard_map") for i, m in enumerate(call.maps)
-        ]
+        kept = [name in m.axes or (i < n_outer and m.how != "shard_map") for i, m in enumerate(call.maps)]
         core = of_elements[indices[0]][name].shape
         all_of_them = np.stack([of_elements[at][name] for at in indices]).reshape((*sizes, *core))
         total = all_of_them.sum(axis=tuple(i for i, k in enumerate(kept) if not k))
@@ -700,7 +702,9 @@ def _of_gates(name: str, parameter: str) -> Callable[..., tuple[Arrays, Pullback
 
         def pull(ct: np.ndarray) -> Arrays:
             of = _values(
-                backward(x, a[parameter], a["wires"], np.moveaxis(ct, o.get("feature_axis", -1), -1), **options)
+                backward(
+                    x, a[parameter], a["wires"], np.moveaxis(ct, o.get("feature_axis", -1), -1), **options
+                )
             )
             return {**of, "x": placed(of["x"])}
 
@@ -874,7 +878,9 @@ def _sharded(layer: Map, f: Callable[..., Any], wanted: tuple[str, ...]) -> Call
         of_arguments = {n: split if n in layer.axes else PartitionSpec() for n in a}
         # Of the cotangents, those of shared arguments are the same on all devices: they are sums.
         out: Any = (
-            (split, split, {n: split if n in layer.axes else PartitionSpec() for n in wanted}) if ct else split
+            (split, split, {n: split if n in layer.axes else PartitionSpec() for n in wanted})
+            if ct
+            else split
         )
         return jax.shard_map(
             shard,
@@ -939,9 +945,7 @@ class Late:
 
             def forward(a: Arrays) -> tuple[Any, Any]:
                 rest = {n: v for n, v in a.items() if n not in call.wanted}
-                y, pull, _ = jax.vjp(
-                    lambda w: f({**rest, **w}), {n: a[n] for n in call.wanted}, has_aux=True
-                )
+                y, pull, _ = jax.vjp(lambda w: f({**rest, **w}), {n: a[n] for n in call.wanted}, has_aux=True)
                 return y, pull
 
             for layer in reversed(call.outer):
