@@ -22,6 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import lutjax
 from lutjax import FixedPoint
 from lutjax.testing import assert_close
+from lutjax.training.tables import value_and_grad as value_and_factored_grad
 from properties import definitions
 
 Arrays = dict[str, Any]
@@ -932,6 +933,40 @@ def check(call: Call, functions: dict[str, Any] | None = None) -> None:
         g = functions.setdefault(call.function_key, gradient(call))
         y, others, of_wanted = g(given) if ct is None else g(given, ct)
     compare(call, {OPS[call.op].output: y, **others, **of_wanted}, {**outputs, **cotangents})
+
+
+WATCHED = (
+    "lookup",
+    "sparse_lookup",
+    "lookup_attention",
+    "lut",
+    "sparse_lut",
+    "lut_attention",
+    "lut_pair_attention",
+)
+"""The ops whose table can have a gradient in factors."""
+
+
+def check_factored(call: Call) -> None:
+    """As `check` of a call without transformations, with the gradient of the table in factors."""
+    arrays = arguments(call)
+    call = dataclasses.replace(call, wanted=tuple(n for n in OPS[call.op].differentiable if n in arrays))
+    f = function(call)
+    outputs, pull = define(call, arrays)
+    ct = cotangent(call, outputs["y"])
+    rest = {n: jnp.asarray(a) for n, a in arrays.items() if n not in call.wanted}
+
+    def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
+        y, _ = f({**rest, **params})
+        return jnp.sum(y * ct), y
+
+    value_and_grad = value_and_factored_grad(loss, has_aux=True)
+    (_, y), gradients = value_and_grad({n: jnp.asarray(arrays[n]) for n in call.wanted})
+    actual = {**gradients, "weights": gradients["weights"].to_dense()}
+    of_all = pull(ct)
+    compare(
+        f"{call}, factored", {"y": y, **actual}, {"y": outputs["y"], **{n: of_all[n] for n in call.wanted}}
+    )
 
 
 class Late:

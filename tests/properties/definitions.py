@@ -12,6 +12,7 @@ within ``numpy.errstate(all="ignore")``.
 """
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -29,7 +30,8 @@ class Sum(NamedTuple):
       size: sums of the magnitudes of the addends.
       depth: how many roundings an addend passes at most on its way into the result.
       error: what a result may differ by beyond rounding: a unit of fixed point where it is not decided whether an addend
-        is above or below a whole number. Infinite where the result is not defined (integers that wrap).
+        is above or below a whole number. Infinite where the result is not defined: integers that wrap, finite numbers
+        whose partial sums may overflow.
     """
 
     value: np.ndarray
@@ -40,13 +42,18 @@ class Sum(NamedTuple):
     def times(self, factor: Any, roundings: int = 1) -> "Sum":
         """Each sum times a number that is itself rounded so many times."""
         factor = np.asarray(factor, np.float64)
-        # A sum without addends stays 0, and an error of 0 stays 0, be the factor infinite or NaN.
         error = np.where(self.error == 0, 0, self.error * np.abs(factor))
+        error = np.where(np.isinf(self.error), np.inf, error)
         return Sum(self.value * factor, self.size * np.abs(factor), self.depth + roundings, error)
 
     def map(self, function: Any) -> "Sum":
         """The same function of all four arrays: a reshape, a part, ..."""
         return Sum(*map(function, self))
+
+    def fitting(self, dtype: Any) -> "Sum":
+        """Not defined where finite addends do not fit a dtype."""
+        overflows = np.isfinite(self.size) & (self.size > float(ml_dtypes.finfo(dtype).max))
+        return self._replace(error=np.where(overflows, np.inf, self.error))
 
     def bound(self, dtype: Any) -> np.ndarray:
         """How far a result may lie from `value` if each rounding is one of `dtype`, in which it is accumulated.
@@ -64,6 +71,11 @@ def exactly(value: Any) -> Sum:
     value = np.asarray(value, np.float64)
     zero = np.zeros(value.shape)
     return Sum(value, np.abs(value), zero, zero)
+
+
+def added(a: Sum, b: Sum) -> Sum:
+    """``a + b``."""
+    return Sum(a.value + b.value, a.size + b.size, np.maximum(a.depth, b.depth) + 1, a.error + b.error)
 
 
 class Totals:
@@ -104,7 +116,7 @@ class Totals:
     def sum(self) -> Sum:
         if self.scale is None:
             depth = np.where(self.added > 0, self.added + self.inner, 0)
-            return Sum(self.value, self.size, depth, self.error)
+            return Sum(self.value, self.size, depth, self.error).fitting(self.dtype)
         undefined = np.abs(self.value) + self.error > INT32.max
         error = np.where(undefined, np.inf, self.error / self.scale)
         value = self.value / self.scale
@@ -112,24 +124,28 @@ class Totals:
         return Sum(value, np.abs(value), np.where(value == 0, 0, 2.0), error)
 
 
-def inner_product(a: Any, b: Any, accumulate: float | None = None, dtype: Any = np.float32) -> Sum:
-    """``sum_o a[..., o] * b[..., o]``."""
-    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
-    totals = Totals(a.shape[:-1], accumulate, dtype)
-    where = np.indices(a.shape, sparse=True)[:-1] if a.ndim > 1 else ()
+def inner_product(
+    dy: np.ndarray, row: np.ndarray, other: np.ndarray, accumulate: float | None, dtype: Any, result: Any
+) -> Sum:
+    """``<dy, row - other> = sum_o dy[o] * (row[o] - other[o])`` over the last axis of ``[n, O]``.
+
+    The difference is taken first: where rows are large and close it has no rounding error, and the difference of two
+    sums would have a large one. `dtype`: in which it is computed, `result`: in which it is returned.
+    """
+    n, n_outputs = row.shape
+    totals = Totals((n,), accumulate, dtype)
+    at = (np.arange(n)[:, None],)
     if accumulate is None:
-        products = exactly(a * b)._replace(
-            depth=np.full(a.shape, 2.0)
-        )  # the difference that a is, and the product
-    else:  # rounded where they are made, then made integers
-        rounded = np.asarray(np.asarray(a, dtype) * np.asarray(b, dtype), np.float64)
-        products = exactly(rounded)
-    if where:
-        totals.add(where, products)
-        return totals.sum()
-    totals = Totals((1,), accumulate, dtype)
-    totals.add((np.zeros(a.shape, int),), products)
-    return totals.sum().map(lambda s: s[0])
+        gap = wide(row) - wide(other)
+        products = exactly(wide(dy) * gap)
+        overflows = np.isfinite(gap) & (np.abs(gap) > ml_dtypes.finfo(dtype).max)
+        # Rounded as a difference, and as a product.
+        products = products._replace(depth=np.full((n, n_outputs), 2.0), error=np.where(overflows, np.inf, 0))
+    else:
+        gap = row.astype(dtype) - other.astype(dtype)
+        products = exactly(gap * dy.astype(dtype))  # an addend is rounded as often, and then made an integer
+    totals.add(at, products)
+    return totals.sum().fitting(result)
 
 
 def accumulator(*dtypes: Any) -> np.dtype:
@@ -202,17 +218,19 @@ def detect(x: np.ndarray, anchors: np.ndarray, epsilon: float = 0.0) -> Detectio
 
 def detect_vjp(x: np.ndarray, anchors: np.ndarray, d_margin: Sum, accumulate: float | None = None) -> Sum:
     """``margin = x[a_{r*}] - x[b_{r*}]``: its cotangent is added to ``x[a_{r*}]`` and subtracted from ``x[b_{r*}]``."""
-    x = np.asarray(x)
+    shape, n_inputs = np.shape(x), np.shape(x)[-1]
+    n = math.prod(shape[:-1])
+    x, d_margin = np.reshape(x, (n, n_inputs)), d_margin.map(lambda a: np.reshape(a, (n, len(anchors))))
     of_deltas = detect_signs_vjp(deltas_of(x, anchors), d_margin)
     flip = detect(x, anchors).flip
     totals = Totals(x.shape, accumulate, accumulator(x.dtype))
-    ids = clamped(anchors, x.shape[-1])
+    ids = clamped(anchors, n_inputs)
     for t, r in np.ndindex(anchors.shape[:2]):
-        chosen = np.nonzero(flip[..., t] == 1 << r)
-        addends = of_deltas.map(lambda a, t=t, r=r, c=chosen: a[..., t, r][c])
-        totals.add((*chosen, ids[t, r, 0]), addends)
-        totals.add((*chosen, ids[t, r, 1]), addends._replace(value=-addends.value))
-    return totals.sum()
+        (b,) = np.nonzero(flip[:, t] == 1 << r)
+        addends = of_deltas.map(lambda a, at=(b, t, r): a[at])
+        totals.add((b, ids[t, r, 0]), addends)
+        totals.add((b, ids[t, r, 1]), addends._replace(value=-addends.value))
+    return totals.sum().map(lambda a: a.reshape(shape))
 
 
 def slope(margin: np.ndarray) -> np.ndarray:
@@ -254,16 +272,11 @@ def lookup_vjp(
     totals = Totals(weights.shape, accumulate, dtype)
     output = np.arange(weights.shape[2])
     totals.add((detector[:, None], index[..., None], output), wide(dy)[..., None, :])
-    inner = inner_product(
-        difference(weights, detector, index, flipped), wide(dy)[..., None, :], accumulate, dtype
-    )
+    rows, others = weights[detector, index], weights[detector, flipped]  # [..., T, O]
+    dy = np.broadcast_to(np.asarray(dy)[..., None, :], rows.shape)
+    flat = (a.reshape(d.index.size, weights.shape[2]) for a in (dy, rows, others))
+    inner = inner_product(*flat, accumulate, dtype, d.margin.dtype).map(lambda a: a.reshape(d.index.shape))
     return {"weights": totals.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
-
-
-def difference(weights: np.ndarray, detector: Any, row: Any, flipped: Any) -> np.ndarray:
-    """``weights[t, row] - weights[t, flipped]``, as a number of the dtype in which it is computed."""
-    w = weights.astype(accumulator(weights.dtype))
-    return w[detector, row] - w[detector, flipped]
 
 
 def slots_of(targets: np.ndarray, shape: tuple[int, ...], n_outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -295,28 +308,39 @@ def sparse_lookup_vjp(
     g(t, row)                 = sum over used k of weights[t, row, k] * dy[targets[t, row, k]]
     d margin[b, t]            = U'(margin) * (g(t, index) - g(t, index ^ flip))
     d weights[t, index, k]   += dy[targets[t, index, k]]
+
+    Where a slot reaches one output from both rows its two weights are subtracted first, as in `lookup_vjp`.
     """
     dtype = accumulator(weights.dtype)
     target, used = slots_of(targets, weights.shape, np.shape(dy)[-1])
     n_rows = weights.shape[1]
     index, flipped = clamped(d.index, n_rows), clamped(d.index ^ d.flip, n_rows)
     of_weights, of_margin = Totals(weights.shape, accumulate, dtype), Totals(d.index.shape, accumulate, dtype)
-    dy = wide(dy)
+    w = weights.astype(dtype)
     for at in np.ndindex(d.index.shape):
         *b, t = at
         row, other = index[at], flipped[at]
         for k in range(weights.shape[2]):
-            if used[t, row, k]:
-                of_weights.add((t, row, k), dy[(*b, target[t, row, k])])
-            for r, sign in ((row, 1), (other, -1)):
-                if used[t, r, k]:
-                    product = wide(weights[t, r, k]) * dy[(*b, target[t, r, k])]
-                    if accumulate is not None:
-                        product = wide(np.asarray(product, dtype))
-                    of_margin.add(at, sign * product)
-    inner = of_margin.sum()
-    inner = inner._replace(depth=inner.depth + (0 if accumulate else 1))
+            of_row, of_other = (dy[(*b, target[t, r, k])] if used[t, r, k] else None for r in (row, other))
+            if of_row is not None:
+                of_weights.add((t, row, k), wide(of_row))
+            if used[t, row, k] and used[t, other, k] and target[t, row, k] == target[t, other, k]:
+                products = [(w[t, row, k] - w[t, other, k], of_row)]
+            else:
+                products = [(w[t, row, k], of_row), (-w[t, other, k], of_other)]
+            for weight, cotangent in products:
+                if cotangent is not None:
+                    of_margin.add(at, _product(weight, cotangent, accumulate, dtype))
+    inner = of_margin.sum().fitting(d.margin.dtype)
     return {"weights": of_weights.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
+
+
+def _product(weight: Any, cotangent: Any, accumulate: float | None, dtype: Any) -> Sum:
+    if accumulate is None:
+        return exactly(wide(weight) * wide(cotangent))._replace(depth=np.array(2.0))
+    # Slots of one row that reach one output may be multiplied together: what is below a unit is lost once, or for each.
+    product = exactly(weight * np.asarray(cotangent, dtype))
+    return product._replace(error=np.array(1 / accumulate))
 
 
 # ------------------------------------------------------------------------------------- attention
@@ -359,9 +383,12 @@ class Where(NamedTuple):
                 yield b, j, i, d
 
 
+EVERY_PAIR = Where()
+
+
 def _flat_batch(arrays: tuple[Any, ...], rank: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
     batch = np.shape(arrays[0])[: np.ndim(arrays[0]) - rank]
-    n = int(np.prod(batch, dtype=int))
+    n = math.prod(batch)
     return batch, [np.asarray(a).reshape(n, *np.shape(a)[len(batch) :]) for a in arrays]
 
 
@@ -370,7 +397,7 @@ def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
         if s is None:
             return None
         s = np.asarray(s)
-        return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(int(np.prod(batch, dtype=int)), s.shape[-1])
+        return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(math.prod(batch), s.shape[-1])
 
     return where._replace(query_segments=flat(where.query_segments), key_segments=flat(where.key_segments))
 
@@ -394,7 +421,7 @@ def lookup_attention(
     query: Detection,
     key: Detection,
     position: Detection | None = None,
-    where: Where = Where(),  # noqa: B008: a tuple
+    where: Where = EVERY_PAIR,
     accumulate: float | None = None,
 ) -> Sum:
     """``y[j] = sum over keys i before j that count, and detectors t, of weights[t, row(j, i)]``."""
@@ -421,7 +448,7 @@ def lookup_attention_vjp(
     key: Detection,
     position: Detection | None,
     dy: np.ndarray,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     accumulate: float | None = None,
 ) -> dict[str, Sum]:
     """Per pair and detector, everything added up:
@@ -447,9 +474,9 @@ def lookup_attention_vjp(
     def receive(name: str, at: Any, margin: Any, chosen: Any, row: Any, flip: Any, of_output: Any) -> None:
         at, margin, row, flip = (np.broadcast_to(a, chosen.shape)[chosen] for a in (at, margin, row, flip))
         t, sample = np.broadcast_to(detector, chosen.shape)[chosen], np.nonzero(chosen)[0]
-        gap = difference(weights, t, clamped(row, n_rows), clamped(row ^ flip, n_rows))
-        inner = inner_product(gap, of_output[sample], accumulate, dtype).times(slope(margin), SLOPE_ROUNDINGS)
-        totals[name].add(places(name, sample, at, t), inner)
+        rows, others = (weights[t, clamped(r, n_rows)] for r in (row, row ^ flip))
+        inner = inner_product(of_output[sample], rows, others, accumulate, dtype, query.margin.dtype)
+        totals[name].add(places(name, sample, at, t), inner.times(slope(margin), SLOPE_ROUNDINGS))
 
     def places(name: str, sample: Any, at: Any, t: Any) -> Any:
         if name == "position":  # shared by samples, and perhaps by detectors
@@ -484,7 +511,7 @@ def lut_pair_attention(
     weights: np.ndarray,
     anchors: np.ndarray,
     positions: np.ndarray | None = None,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     interleave: bool = False,
     epsilon: float = 0.0,
@@ -503,7 +530,7 @@ def lut_pair_attention_vjp(
     anchors: np.ndarray,
     positions: np.ndarray | None,
     dy: np.ndarray,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     interleave: bool = False,
     epsilon: float = 0.0,
@@ -554,8 +581,8 @@ def _pair_attention(
         for t in range(n_detectors):
             shared = 0 if positions is None or positions.shape[1] == 1 else t
             place = {
-                "keys": lambda s, i=i: (samples, i, s),
-                "x": lambda s, j=j: (samples, j, s),
+                "keys": lambda s, at=(samples, i): (*at, s),
+                "x": lambda s, at=(samples, j): (*at, s),
                 "positions": lambda s, at=(distance, shared): (*at, s),
             }
             source = {"keys": flat_keys, "x": flat_x, "positions": positions}
@@ -569,8 +596,8 @@ def _pair_attention(
             if dy is None:
                 continue
             totals["weights"].add((t, index[:, None], output), dy[samples, j])
-            gap = difference(weights, t, index, flipped)
-            of_margin = inner_product(gap, dy[samples, j], accumulate, sums_dtype)
+            rows, others = weights[t, index], weights[t, flipped]
+            of_margin = inner_product(dy[samples, j], rows, others, accumulate, sums_dtype, dtype)
             of_margin = of_margin.times(slope(found.margin[:, 0]), SLOPE_ROUNDINGS)
             ids = clamped(anchors[t], len(elements))
             for r, side in np.ndindex(ids.shape):
@@ -615,7 +642,7 @@ def lut_attention(
     weights: Any,
     anchors: Any,
     positions: Any = None,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     epsilon: float = 0.0,
     accumulate: float | None = None,
@@ -632,7 +659,7 @@ def lut_attention_vjp(
     anchors: Any,
     positions: Any,
     dy: Any,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
     *,
     epsilon: float = 0.0,
     accumulate: float | None = None,
@@ -641,8 +668,7 @@ def lut_attention_vjp(
     d = detect(x, anchors, epsilon)
     e = None if positions is None else detect_signs(positions)
     of = lookup_attention_vjp(weights, d, d, e, dy, where, accumulate)
-    q, k = of["query"], of["key"]
-    both = Sum(q.value + k.value, q.size + k.size, np.maximum(q.depth, k.depth) + 1, q.error + k.error)
+    both = added(of["query"], of["key"])
     cotangents = {"weights": of["weights"], "x": detect_vjp(x, anchors, both, accumulate)}
     if positions is not None:
         cotangents["positions"] = detect_signs_vjp(positions, of["position"])
@@ -685,8 +711,8 @@ def gate_coefficients_vjp(logits: np.ndarray, s: Sum, hard: bool = False) -> Sum
         return exactly(np.zeros(logits.shape))
     p = softmax(logits)
     u, size = s.value.T @ GATES.T, s.size.T @ np.abs(GATES).T
-    depth = LOGITS_DEPTH + 2 * (np.ptp(wide(logits), -1) if logits.size else 0) + 4
-    depth = depth[:, None] + np.max(s.depth, 0, initial=0)[:, None]
+    spread = np.ptp(wide(logits), -1) if logits.size else np.zeros(len(logits))
+    depth = (LOGITS_DEPTH + 2 * spread + 4 + np.max(s.depth, 0, initial=0))[:, None]
     value = p * (u - np.sum(p * u, -1, keepdims=True))
     size = p * (size + np.sum(p * size, -1, keepdims=True))
     return Sum(value, size, np.broadcast_to(depth, value.shape), np.zeros(value.shape))
@@ -897,7 +923,7 @@ def touched_by_attention(
     query: Detection,
     key: Detection,
     position: Detection | None,
-    where: Where = Where(),  # noqa: B008
+    where: Where = EVERY_PAIR,
 ) -> np.ndarray:
     """Which rows a pair that counts has looked up."""
     _, query, key, where = _flat_detections(query, key, where)

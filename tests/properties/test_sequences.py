@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -28,7 +28,8 @@ from hypothesis.stateful import (
 )
 
 import lutjax
-from properties.calls import FINE, OPS, Call, Late, Map, arguments, check, function
+from properties.bounds import bounded
+from properties.calls import FINE, OPS, WATCHED, Call, Late, Map, arguments, check, check_factored, function
 from properties.drawn_calls import calls, kinds as kinds_of, names
 from properties.marked_lookup import MARK
 
@@ -63,6 +64,11 @@ def sequences(op: str) -> type[RuleBasedStateMachine]:
         def call_more(self, call: Call) -> None:
             check(call, self.functions)
 
+        @precondition(lambda self: op in WATCHED)
+        @rule(kind=kinds, seed=st.integers(0, 2))
+        def call_for_factors(self, kind: Call, seed: int) -> None:
+            check_factored(dataclasses.replace(kind, seed=seed))
+
         @rule(target=waiting, call=kinds.flatmap(late_calls))
         def begin(self, call: Call) -> Late:
             return Late(call)
@@ -78,28 +84,15 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
     return calls(kind, late=True)
 
 
-def profile(examples: int, steps: int) -> settings:
-    """Bounded and the same in every run."""
-    return settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_no_call_depends_on_earlier_ones(op):
-    run_state_machine_as_test(sequences(op), settings=profile(2, 12))
+    run_state_machine_as_test(sequences(op), settings=bounded(2, 12))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_no_call_depends_on_earlier_ones_in_long_sequences(op):
-    run_state_machine_as_test(sequences(op), settings=profile(40, 40))
+    run_state_machine_as_test(sequences(op), settings=bounded(40, 40))
 
 
 # ------------------------------------------------------------------------------------- all, one, all in a fresh context
@@ -259,7 +252,7 @@ def turns_of(draw: Any) -> tuple[list[Any], list[int]]:
     return choices, draw(st.permutations([i for i in range(len(choices)) for _ in range(4)]))
 
 
-@profile(20, 1)
+@bounded(20, 1)
 @given(turns_of())
 def _coroutines(drawn: tuple[list[Any], list[int]]) -> None:
     choices, turns = drawn
