@@ -193,14 +193,20 @@ def marked():
 
 
 CHOICES: tuple[Any, ...] = (None, "xla", "pallas", {"lookup": "pallas"}, ("pallas", "xla"))
-WEIGHTS, DETECTION = np.ones((1, 2, 1), np.float32), lutjax.detect_signs(np.ones((1, 1), np.float32))
+WEIGHTS = np.ones((1, 2, 1), np.float32)
+DETECTION = lutjax.Detection(*(jnp.asarray(np.zeros((1, 1), t)) for t in (np.int32, np.int32, np.float32)), 1)
 
 
-def marks(choice: Any) -> list[float]:
-    """What two calls return, one of them jitted; the choice is in force."""
-    del choice
-    look_up = lambda weights: lutjax.lookup(weights, DETECTION)[0]  # noqa: E731
-    return [float(f(WEIGHTS)) - 1 for f in (look_up, jax.jit(look_up))]
+def look_up(weights: Any) -> jax.Array:
+    return lutjax.lookup(weights, DETECTION)[0, 0]
+
+
+JITTED = jax.jit(look_up)
+
+
+def marks() -> list[float]:
+    """By how much two calls exceed what is right; one of them is jitted."""
+    return [float(f(WEIGHTS)) - 1 for f in (look_up, JITTED)]
 
 
 def expected_marks(choice: Any) -> list[float]:
@@ -219,11 +225,11 @@ def in_turns(choices: list[Any], turns: list[int]) -> list[list[float]]:
         await turn.get()
         with contextlib.nullcontext() if choice is None else lutjax.use_implementation(choice):
             await next_turn()
-            found += marks(choice)
+            found += marks()
             await next_turn()
-            found += marks(choice)
+            found += marks()
         await next_turn()
-        assert marks(None) == [0.0, 0.0], "after the block"
+        assert marks() == [0.0, 0.0], "after the block"
         done.put_nowait(None)
         return found
 
@@ -271,7 +277,7 @@ def test_threads_do_not_see_each_others_implementation():
     def one(choice: Any) -> list[float]:
         with contextlib.nullcontext() if choice is None else lutjax.use_implementation(choice):
             barrier.wait()
-            found = marks(choice)
+            found = marks()
             barrier.wait()
         return found
 
