@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 from hypothesis import given
 
@@ -45,7 +46,9 @@ def test_many_steps(training):
     check(training)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule", [r if r.weight_decay or r.moves_without_gradient else slow(r) for r in RULES], ids=str
+)
 def test_every_rule(rule):
     check(Training((Table("lut"),), rule, size="b"))
 

@@ -86,7 +86,7 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
 
 @pytest.mark.parametrize("op", OPS)
 def test_no_call_depends_on_earlier_ones(op):
-    run_state_machine_as_test(sequences(op), settings=bounded(2, 12))
+    run_state_machine_as_test(sequences(op), settings=bounded(2, 10))
 
 
 @pytest.mark.slow
@@ -115,9 +115,11 @@ ALL_AT_ONCE = {
     op: Call(op, wanted=tuple(n for n in of.differentiable if n in names(Call(op)))) for op, of in OPS.items()
 }
 SEVERAL = [op for op, call in ALL_AT_ONCE.items() if len(call.wanted) > 1]
-FAST = ("lut",)
+FAST = ("lut",)  # in every context; in that of vmap all ops but two whose relatives are there
 CASES = [
-    (context, op) if context == "vmap" or op in FAST else slow(context, op)
+    (context, op)
+    if op in FAST or (context == "vmap" and op not in ("lookup_attention", "lut_pair_attention"))
+    else slow(context, op)
     for context in IN_CONTEXT
     for op in SEVERAL
     if OPS[op].recurrent or not context.startswith("a scan whose carry")
