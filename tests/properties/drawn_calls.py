@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from properties.calls import OPS, SIZES, Call, Layer, Map, Source
 
 LAYERS = ("jit", "remat", "cond")
-CONTEXTS = ("", "", "", "", "", "", "x64", "debug_nans", "standard", "xla", "auto mesh", "explicit mesh")
+CONTEXTS = ("", "", "", "", "", "", "", "x64", "debug_nans", "standard", "xla", "auto mesh", "explicit mesh")
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 
 
@@ -21,14 +21,22 @@ def names(call: Call) -> dict[str, int]:
 
 @st.composite
 def kinds(draw: Any, op: str) -> Call:
-    """A call without transformations: of some size and dtype, with some options."""
+    """A call without transformations: of some size and dtype, with some options, in a context.
+
+    Calls of one kind share traces, so that one can disturb the other.
+    """
     options = {
         name: draw(st.sampled_from(values[1:]))
         for name, values in OPS[op].options.items()
         if draw(st.sampled_from((False, False, False, True)))
     }
+    context = draw(st.sampled_from(CONTEXTS))
     return Call(
-        op, size=draw(st.sampled_from(tuple(SIZES))), dtype=draw(st.sampled_from(DTYPES)), options=options
+        op,
+        size=draw(st.sampled_from(tuple(SIZES))),
+        dtype="float64" if context == "x64" and draw(st.booleans()) else draw(st.sampled_from(DTYPES)),
+        options=options,
+        contexts=(context,) if context else (),
     )
 
 
@@ -36,30 +44,33 @@ def kinds(draw: Any, op: str) -> Call:
 def calls(draw: Any, kind: Call, *, late: bool = False) -> Call:
     """A call of a kind, with gradients and transformations; `late`: one whose backward pass can be made later."""
     of, ranks = OPS[kind.op], names(kind)
-    context = draw(st.sampled_from([c for c in CONTEXTS if not late or "mesh" not in c]))
+    if late:
+        kind = dataclasses.replace(kind, contexts=tuple(c for c in kind.contexts if "mesh" not in c))
+    on_mesh = any("mesh" in c for c in kind.contexts)
     recurrent = of.recurrent and draw(st.sampled_from((False, False, False, False, True)))
     call = dataclasses.replace(
         kind,
-        dtype="float64" if context == "x64" and draw(st.booleans()) else kind.dtype,
-        contexts=(context,) if context else (),
         steps=2 if recurrent else 1,
-        how="grad" if context == "explicit mesh" else draw(st.sampled_from(("vjp", "vjp", "grad"))),
+        how="grad" if "explicit mesh" in kind.contexts else draw(st.sampled_from(("vjp", "vjp", "grad"))),
         seed=draw(st.integers(0, 2)),
-        wanted=draw(wanted([n for n in of.differentiable if n in ranks], at_least=int(late))),
+        wanted=draw(_wanted([n for n in of.differentiable if n in ranks], none=not late)),
     )
-    may_shard = "mesh" not in context
-    outer = draw(_one_layer(ranks) if late else _layers(ranks, may_shard))
+    outer = draw(_one_layer(ranks) if late else _layers(ranks, not on_mesh))
     mapped = any(isinstance(layer, Map) for layer in outer)
-    inner = draw(_layers(ranks, may_shard and not mapped))
+    inner = draw(_layers(ranks, not on_mesh and not mapped))
     return dataclasses.replace(call, outer=outer, inner=inner)
 
 
 @st.composite
-def wanted(draw: Any, possible: list[str], at_least: int) -> tuple[str, ...]:
-    """The arguments to differentiate; half of the time all of them."""
-    if draw(st.booleans()):
+def _wanted(draw: Any, possible: list[str], none: bool) -> tuple[str, ...]:
+    """The arguments to differentiate: often all of them, often one, some of them, or none."""
+    which = draw(st.sampled_from(("all", "all", "all", "one", "one", "some", "none" if none else "one")))
+    if which == "none":
+        return ()
+    if which == "all":
         return tuple(possible)
-    chosen = draw(st.lists(st.sampled_from(possible), min_size=at_least, max_size=len(possible), unique=True))
+    most = 1 if which == "one" else len(possible)
+    chosen = draw(st.lists(st.sampled_from(possible), min_size=1, max_size=most, unique=True))
     return tuple(n for n in possible if n in chosen)
 
 
