@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lutjax
-from lutjax import FixedPoint
+from lutjax import FixedPoint, _compat
 from lutjax.testing import assert_close
 from lutjax.training.tables import value_and_grad as value_and_factored_grad
 from properties import definitions
@@ -62,6 +62,7 @@ class Call:
       contexts: managers around all of it, names of `CONTEXTS`.
       steps: more than 1: a scan of so many steps ``x = x + op(x, ...)`` takes the place of the op.
       how: ``"vjp"``, or ``"grad"`` of a scalar.
+      reference: whether it is the function of `lutjax.reference`.
     """
 
     op: str
@@ -76,6 +77,7 @@ class Call:
     steps: int = 1
     how: str = "vjp"
     seed: int = 0
+    reference: bool = False
 
     def __repr__(self) -> str:
         changed = {
@@ -779,13 +781,14 @@ def function(call: Call) -> Callable[[Arrays], tuple[Any, Arrays]]:
     op, options = OPS[call.op], _sizes_and_options(call)
 
     def base(a: Arrays) -> Arrays:
-        return op.call(lutjax, a, options)
+        return op.call(lutjax.reference if call.reference else lutjax, a, options)
 
     def repeated(a: Arrays) -> Arrays:
         def step(x: Any, _: None) -> tuple[Any, None]:
             return x + base({**a, "x": x})["y"], None
 
-        return {"y": jax.lax.scan(step, a["x"], None, length=call.steps)[0]}
+        axes = frozenset[str]().union(*map(_compat.varying_axes, a.values()))
+        return {"y": jax.lax.scan(step, _compat.cast_varying(a["x"], axes), None, length=call.steps)[0]}
 
     f: Callable[[Arrays], Arrays] = base if call.steps == 1 else repeated
     for layer in reversed(call.inner):

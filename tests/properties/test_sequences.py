@@ -167,6 +167,24 @@ def test_other_shapes_bits_and_dtypes_between_two_traces():
         check(mapped, functions)
 
 
+# ------------------------------------------------------------------------------------- what only some arguments have
+@pytest.mark.parametrize("inner", [(), ("jit",), ("remat",), ("cond",)], ids=str)
+@pytest.mark.parametrize("reference", [False, slow(True)])
+def test_a_mapped_factor_of_a_gradient_that_is_not_mapped(reference, inner):
+    mapped = Map("vmap", {"factor": 0})
+    call = Call("scale_gradient", wanted=("x",), inner=(*inner, mapped), reference=reference)
+    check(call)
+    check(dataclasses.replace(call, inner=(mapped, *inner)))
+
+
+@pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in SEVERAL])
+def test_the_reference_with_one_mapped_argument(op):
+    every = dataclasses.replace(ALL_AT_ONCE[op], reference=True)
+    for name in every.wanted:
+        for inner in (("jit", Map("vmap", {name: 0})), (Map("vmap", {name: 0}), "remat")):
+            check(dataclasses.replace(every, inner=inner))
+
+
 # ------------------------------------------------------------------------------------- modes that are not supported
 @pytest.mark.parametrize("op", ["lut", "binary_lut"])
 def test_forward_mode_where_no_tangent_reaches_the_op(op):
