@@ -1,0 +1,17 @@
+"""How many examples are drawn."""
+
+from hypothesis import HealthCheck, Phase, settings
+
+
+def bounded(examples: int, steps: int = 1) -> settings:
+    """So many examples, of so many steps if they are sequences; the same in every run."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
