@@ -207,8 +207,7 @@ def train(*words: object) -> Result:
 
 def arrays(out: Path) -> list[np.ndarray]:
     step, record = runs.read(out, training.Record)
-    target = np.array([[[b == "1" for b in row] for row in c] for c in record.target])
-    run = training.Run(record.model, record.training, target)
+    run = training.Run(record.model, record.training, training.pattern(record))
     return [step, *map(np.asarray, jax.tree.leaves(models.restore(out, step, run)))]
 
 
@@ -226,6 +225,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_and_gates(finished: Path) -> None:
     assert (finished / "automaton.gif").read_bytes().startswith(b"GIF89a")
     assert "a xor b" in (finished / "gates.txt").read_text()
+    model, record = training.load_model(finished)
+    assert circuits.table(model, 1) == (finished / "gates.txt").read_text()
+    assert record.training.experiment == "checkerboard-async"
 
 
 @pytest.mark.slow  # runs of all three commands share what stops and resumes them

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lutjax.training import checkpoints
+from lutjax.training import automaton, checkpoints, lm_runs, runs
 from lutjax.training.checkpoints import CheckpointError
 
 TREES = {
@@ -101,3 +101,17 @@ def test_differences() -> None:
     assert checkpoints.differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5}) == [
         "b is 2 in the checkpoint, not 5"
     ]
+
+
+@pytest.mark.parametrize("kind", runs.KINDS)
+def test_the_kind_of_a_run(tmp_path: Path, kind: str) -> None:
+    meta = {"lutjax": "0.1", runs.KINDS[kind]: {}, "model": {}}
+    for step, more in ((1, {"kind": kind}), (2, {})):  # with, and as older versions wrote it
+        checkpoints.save(tmp_path / runs.FOLDER, step, TREES, {**meta, **more})
+        assert runs.kind(tmp_path) == kind
+        record = next(r for r in (lm_runs.Record, automaton.Record) if r.kind != kind)
+        with pytest.raises(CheckpointError, match=f"holds a run of train {kind}, not of train {record.kind}"):
+            runs.read(tmp_path, record)
+    checkpoints.save(tmp_path / runs.FOLDER, 3, TREES, {"kind": "sound"})
+    with pytest.raises(CheckpointError, match=r"a run of the kind sound; lutjax .* knows lm, digits, ca"):
+        runs.kind(tmp_path)

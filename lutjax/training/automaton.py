@@ -1,7 +1,8 @@
 """Training of a `LogicCA`: what is particular to it; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jaxtyping import Bool
 import lutjax
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import runs
+from lutjax.training import models, runs
 from lutjax.training.loop import Advance, repeat
 from lutjax.training.models import ModelRun, State, Structure
 
@@ -74,7 +75,7 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass
-class Record:
+class Record(runs.Record):
     """What a checkpoint holds beside arrays.
 
     Attributes:
@@ -83,6 +84,8 @@ class Record:
       options: what the program that trains wants to remember and may change, such as intervals.
       history: losses of the soft automaton, and wrong bits of the best hard one, a grid.
     """
+
+    kind: ClassVar[str] = "ca"
 
     model: LogicCAConfig
     training: TrainingConfig
@@ -227,6 +230,24 @@ class Run(ModelRun[LogicCA]):
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.circuit, first, n_steps, update_key)
         return (last[: len(target)] != target).sum() / target.shape[1]
+
+
+def load_model(folder: Path) -> tuple[LogicCA, Record]:
+    """The best hard automaton of the latest checkpoint in the folder of a run.
+
+    Raises:
+      CheckpointError: there is none, it is damaged, or a wire is not an input.
+    """
+    step, record = runs.read(folder, Record)
+    run = Run(record.model, record.training, pattern(record))
+    return run.best(models.restore(folder, step, run)), record
+
+
+def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
+    """The bits that a run is to draw; None in the Game of Life."""
+    if record.target is None:
+        return None
+    return np.array([[[bit == "1" for bit in row] for row in channel] for channel in record.target])
 
 
 def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch height width"]:

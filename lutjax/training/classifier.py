@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -184,7 +184,7 @@ class SamplesIdentity:
 
 
 @dataclasses.dataclass
-class Record:
+class Record(runs.Record):
     """What a checkpoint holds beside arrays.
 
     Attributes:
@@ -193,6 +193,8 @@ class Record:
       options: what the program that trains wants to remember and may change, such as intervals.
       history: training losses, and accuracies of the hard network on the test part.
     """
+
+    kind: ClassVar[str] = "digits"
 
     model: LogicClassifierConfig
     training: TrainingConfig

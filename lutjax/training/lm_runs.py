@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import models, runs
@@ -19,7 +19,7 @@ class TextIdentity:
 
 
 @dataclasses.dataclass
-class Record:
+class Record(runs.Record):
     """What a checkpoint holds beside arrays.
 
     Attributes:
@@ -28,6 +28,8 @@ class Record:
       options: what the program that trains wants to remember and may change, such as intervals.
       history: losses so far, in nats per byte.
     """
+
+    kind: ClassVar[str] = "lm"
 
     model: LUTTransformerConfig
     training: TrainingConfig

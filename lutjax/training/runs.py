@@ -7,7 +7,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import lutjax
 from lutjax.training import checkpoints
@@ -16,7 +16,19 @@ from lutjax.training.checkpoints import CheckpointError
 FOLDER = "checkpoints"
 """Where the checkpoints are in the folder of a run."""
 
-R = TypeVar("R")
+KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
+"""Kinds of runs, named as ``lutjax train`` names them; each with the field by which records without a kind are known."""
+
+
+@dataclasses.dataclass
+class Record:
+    """A base of dataclasses of what a checkpoint holds beside arrays: what decides the run, and its `History`."""
+
+    kind: ClassVar[str]
+    """One of `KINDS`."""
+
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclasses.dataclass
@@ -37,30 +49,52 @@ def exists(folder: Path) -> bool:
     return bool(checkpoints.steps(folder / FOLDER))
 
 
-def save(folder: Path, step: int, trees: Mapping[str, Any], record: Any) -> None:
+def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> None:
     """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
-      record: a dataclass of what JSON can hold and of such dataclasses.
+      record: a dataclass of what JSON can hold and of such dataclasses, whose class attribute `kind` is one of `KINDS`.
     """
-    meta = {"lutjax": lutjax.__version__, **dataclasses.asdict(record)}
+    meta = {"lutjax": lutjax.__version__, "kind": record.kind, **dataclasses.asdict(record)}
     checkpoints.save(folder / FOLDER, step, trees, meta)
 
 
-def read(folder: Path, kind: type[R]) -> tuple[int, R]:
+def kind(folder: Path) -> str:
+    """The kind of the run in a folder, one of `KINDS`.
+
+    Raises:
+      CheckpointError: there is no checkpoint, it is damaged, or of a kind that this version does not know.
+    """
+    return _kind(folder, checkpoints.read_meta(folder / FOLDER)[1])
+
+
+def _kind(folder: Path, meta: Mapping[str, Any]) -> str:
+    found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
+    if found not in KINDS:
+        raise CheckpointError(
+            f"{folder} holds a run of the kind {found}; lutjax {lutjax.__version__} knows {', '.join(KINDS)}."
+        )
+    return found
+
+
+def read(folder: Path, record: type[R]) -> tuple[int, R]:
     """The steps done at the latest checkpoint, and its record.
 
     Args:
-      kind: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
+      record: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
         fields.
 
     Raises:
       CheckpointError: there is none, or it is damaged, or of a version with other fields, or of another kind of run.
     """
     step, meta = checkpoints.read_meta(folder / FOLDER)
+    found, wanted = _kind(folder, meta), record.kind
+    if found != wanted:
+        raise CheckpointError(f"{folder} holds a run of train {found}, not of train {wanted}.")
     version = meta.pop("lutjax", None)
+    meta.pop("kind", None)
     try:
-        return step, _made(kind, meta)
+        return step, _made(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {version} and does not fit this command and "
