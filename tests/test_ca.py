@@ -273,7 +273,7 @@ def test_interrupted_run_ends_the_same(
         (["--experiment=lizard"], "size is 6; a lizard needs 20"),
         (["--experiment=life", "--target=red.png"], "the Game of Life has none"),
         (["--experiment=fish"], "'fish' is not one of 'life'"),
-        (["--resume"], "holds no checkpoint"),
+        (["--resume"], "run does not exist"),
     ],
 )
 @pytest.mark.usefixtures("without_typechecking")
@@ -314,7 +314,7 @@ def test_an_image_is_a_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_the_game_of_life_is_learnt(seed: int) -> None:
     from lutjax.cli._run import make
-    from lutjax.cli._train_ca import EXPERIMENTS
+    from lutjax.training.presets import EXPERIMENTS
 
     values = {**EXPERIMENTS["life"], "experiment": "life", "seed": seed}
     run = training.Run(make(LogicCAConfig, values), make(training.TrainingConfig, values), None)

@@ -1,5 +1,6 @@
 """The command line: training, resuming, generating, and every kind of bad input."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import lutjax
 from lutjax.cli import _progress, _train_lm, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli
+from lutjax.training import loop
 
 SIZES = [
     f"--{name}={value}"
@@ -171,7 +173,7 @@ def test_killed_run_goes_on(
     [
         (["--n-detectors", "5"], "n_detectors is 4 in the checkpoint, not 5"),
         (["--learning-rate", "0.5"], "learning_rate is 0.03 in the checkpoint, not 0.5"),
-        (["--steps", "50", "--seed", "3"], "steps is 24 in the checkpoint, not 50; seed is 0"),
+        (["--steps", "50", "--seed", "3"], "another configuration: seed is 0 in the checkpoint, not 3."),
         (["--preset", "reference"], "belongs to another configuration"),
     ],
 )
@@ -199,17 +201,40 @@ def test_checkpoint_of_another_text(finished: tuple[Path, Result], text: Path, t
 def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
-    largest = max((out / "checkpoints" / "24").rglob("*"), key=lambda p: p.stat().st_size)
+    checkpoints = out / "checkpoints"
+    damage(checkpoints / "24")
+    before = contents(out)
+    text = lutjax_command("generate", "--prompt", "x", "--bytes=5", "--checkpoint", out)
+    assert text.exit_code == 0
+    assert "24 is damaged: " in text.stderr
+    assert "The one of step 16 takes its place." in text.stderr
+    assert text.stdout.startswith("x")
+    assert contents(out) == before
+    resumed = lutjax_command("train", "lm", "--resume", "--out", out, "--log-every=1")
+    assert resumed.exit_code == 0
+    assert resumed.output.count("24 is damaged: ") == 1
+    assert "resumed after 16 steps" in resumed.output
+    assert history(out) == history(finished[0])
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["16", "24"]
+
+    for step in (16, 24):
+        damage(checkpoints / str(step))
+    for words in (
+        ["train", "lm", "--resume", "--seed=0", "--out"],
+        ["generate", "--prompt=x", "--checkpoint"],
+    ):
+        result = lutjax_command(*words, out)
+        assert result.exit_code == 1
+        assert "every checkpoint in" in result.output
+        assert "16 is damaged" in result.output
+        assert result.output.count("Error") == 1
+
+
+def damage(checkpoint: Path) -> None:
+    largest = max(checkpoint.rglob("*"), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
-    before = contents(out)
-    for words in (["train", "lm", "--resume", "--out"], ["generate", "--prompt", "x", "--checkpoint"]):
-        result = lutjax_command(*words, out)
-        assert result.exit_code == 1
-        assert "24 is damaged" in result.output
-        assert "go on from step 16" in result.output
-    assert contents(out) == before
 
 
 @pytest.mark.parametrize(
@@ -230,7 +255,7 @@ def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> No
         (["--microbatches", "5"], 2, "microbatches is 5; it must divide the batch size"),
         (["--log-every", "0"], 2, "log_every is 0"),
         (["--cooldown", "2"], 2, "cooldown is 2.0"),
-        (["--resume"], 1, "holds no checkpoint"),
+        (["--resume"], 1, "run does not exist"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(
@@ -266,34 +291,37 @@ def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -
     assert message in result.output
 
 
-def test_diverging_run_says_so(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverge(*args: object, **kwargs: object) -> None:
-        raise FloatingPointError("the training loss is nan after 3 steps.")
-
-    monkeypatch.setattr(_train_lm, "_train", diverge)
-    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path, *SIZES)
-    assert result.exit_code == 1
-    assert "nan after 3 steps. Lower --learning-rate." in result.output
-
-
-def test_a_device_out_of_memory_leaves_checkpoints(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FloatingPointError("the training loss is nan after 3 steps."), "after 3 steps. Lower --learning-rate."),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory."), "the device is out of memory. Checkpoints"),
+        (MemoryError("Unable to allocate 4 TiB"), "out of memory: Unable to allocate 4 TiB Checkpoints are whole"),
+        (OSError(errno.ENOSPC, "No space left on device", "x/16"), "No space left on device (x/16). Free some space"),
+        (OSError(errno.EROFS, "Read-only file system", "x"), "Read-only file system (x). Choose a folder"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
+    error: Exception,
+    message: str,
+    finished: tuple[Path, Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "run"
-    assert (
-        lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS, "--steps=8").exit_code
-        == 0
-    )
-    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    shutil.copytree(finished[0], out)
+    shutil.rmtree(out / "checkpoints" / "24")
+    before = contents(out / "checkpoints")
 
-    def short_of_memory(*args: object, **kwargs: object) -> None:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate.")
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise error
 
-    monkeypatch.setattr(_train_lm, "_train", short_of_memory)
-    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path / "other", *SIZES)
+    monkeypatch.setattr(loop, "run", refuse)
+    result = lutjax_command("train", "lm", "--resume", "--out", out)
     assert result.exit_code == 1
-    assert "the device is out of memory. Checkpoints in" in result.output
-    assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert message in result.output
+    assert result.output.splitlines()[-1].startswith("Error: ")
+    assert contents(out / "checkpoints") == before
 
 
 def test_every_field_is_a_flag() -> None:

@@ -1,6 +1,7 @@
 """Training of a `LogicCA`: what is particular to it; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,8 +14,8 @@ from jaxtyping import Bool
 import lutjax
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import models, runs
-from lutjax.training.loop import Advance, repeat
+from lutjax.training import checkpoints, models, optimizers, runs
+from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 
 STARTS = ("boards", "random", "seed", "zero")
@@ -73,6 +74,17 @@ class TrainingConfig:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
 
+    def rate(self) -> optax.Schedule:
+        """The learning rate of every step, counted from 0."""
+        return optimizers.learning_rate(
+            "constant",
+            rate=self.learning_rate,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            warmup=0.0,
+            cooldown=0.0,
+        )
+
 
 @dataclasses.dataclass
 class Record(runs.Record):
@@ -111,14 +123,9 @@ class Run(ModelRun[LogicCA]):
       training: everything else that decides the run.
       target: the bits that the first channels are to have; None for the Game of Life.
 
-    Attributes:
-      advance: runs steps; see `lutjax.training.loop.run`.
-
     Raises:
       ValueError: the target does not fit the model or the grid, or is missing.
     """
-
-    advance: Advance
 
     def __init__(
         self,
@@ -143,7 +150,7 @@ class Run(ModelRun[LogicCA]):
         )
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
         super().__init__(structure, self._first, training.seed)
-        self.advance = repeat(self.step)
+        self.advance = Repeated(self.step)
         self._wrong = jax.jit(self._wrong_of)
 
     def _first(self, params: Any) -> Optimizer:
@@ -232,13 +239,18 @@ class Run(ModelRun[LogicCA]):
         return (last[: len(target)] != target).sum() / target.shape[1]
 
 
-def load_model(folder: Path) -> tuple[LogicCA, Record]:
+def load_model(
+    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
+) -> tuple[LogicCA, Record]:
     """The best hard automaton of the latest checkpoint in the folder of a run.
 
+    Args:
+      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+
     Raises:
-      CheckpointError: there is none, it is damaged, or a wire is not an input.
+      CheckpointError: there is none, none is whole, or a wire is not an input.
     """
-    step, record = runs.read(folder, Record)
+    step, record = runs.read(folder, Record, on_damage=on_damage)
     run = Run(record.model, record.training, pattern(record))
     return run.best(models.restore(folder, step, run)), record
 
