@@ -75,7 +75,7 @@ def _explain_missing_device() -> str | None:
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        asked = jax.config.jax_platforms
+        asked = jax.config.jax_platforms  # type: ignore[attr-defined]
         why = str(error).split("(set JAX_PLATFORMS")[0].strip()
         return (
             f"JAX finds no device of the platform {asked} here{': ' if why else '.'}{why} Set JAX_PLATFORMS to another one, "

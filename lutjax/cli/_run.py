@@ -121,7 +121,7 @@ def train(
                 options=changed,
                 same={name: value for name, value in given.items() if name != "steps"},
                 steps=given.get("steps"),
-                look=not given and not other_source,
+                look=not other_source,
             )
         else:
             if not dry_run:

@@ -62,7 +62,8 @@ def lm(
 
     def new() -> LanguageModel:
         values = {**PRESETS[preset or "demo"], **fields}
-        return LanguageModel.new(*(_run.make(config, values) for config in _configs()), text_path)
+        model, training, intervals = (_run.make(config, values) for config in _configs())
+        return LanguageModel.new(model, training, intervals, text_path)
 
     given = dict(fields)
     if resume and preset:  # the steps of a run are its own, unless they are asked for

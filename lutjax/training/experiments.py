@@ -174,6 +174,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
       StoppedError: a signal came; `resume` goes on.
       FloatingPointError: the loss is not finite any more.
     """
+    jax.local_devices()  # raises where there is none, before anything is written
     with runs.lock(folder):
         check_new(folder)
         runs.check_space(folder, _bytes(experiment.run.abstract()))
@@ -212,7 +213,8 @@ def resume(
       options: new values of the record's options.
       same: values of what decides the run, which must be those of the record.
       steps: a new number of steps in all.
-      look: a run that is recorded as finished is left alone without its data and checkpoints being read.
+      look: a run that is recorded as finished is left alone without its data and checkpoints being read, if nothing else
+        is asked for.
 
     Raises:
       CheckpointError: no run, another kind of run, other values than `same`, or no checkpoint that is whole.
@@ -220,7 +222,7 @@ def resume(
       InUseError, StoppedError, FloatingPointError: as `start`.
     """
     runs.check_kind(folder, record.kind)
-    finished = runs.Finished.read(folder) if look else None
+    finished = runs.Finished.read(folder) if look and not (options or same or steps) else None
     if finished is not None and finished.complete(folder):
         show.line(_finished(folder, finished))
         return
@@ -270,7 +272,7 @@ def dry_run(experiment: Experiment, show: Show) -> None:
         step = seconds(count) / count
     steps = experiment.record.training.steps
     show.line(
-        f"time: {experiment.speed(step)}, measured in {count} steps; {steps} steps take {_duration(step * steps)}, "
+        f"time: {1e3 * step:.2f} ms/step, measured in {count} steps; {steps} steps take {_duration(step * steps)}, "
         f"besides tests, checkpoints and {compiling:.0f} s of compilation"
     )
 

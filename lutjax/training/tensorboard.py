@@ -17,8 +17,11 @@ class Events(Watcher):
     def __init__(self, folder: Path, names: tuple[str, str], done: int):
         from tensorboardX import SummaryWriter
 
-        self._names = names
+        self._names = [name.replace(" ", "_") for name in names]  # as TensorBoard wants them
         self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+
+    def __enter__(self) -> "Events":
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._writer.close()
