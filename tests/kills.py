@@ -65,11 +65,13 @@ def check(words: list[str], expected: Path, folder: Path, cache: Path, n_kills: 
     while total < n_kills:
         out, number = folder / f"run{number}", number + 1
         while True:
-            # Half of them among the first events: a process that only finishes has few.
-            most = rng.choice((10, 120))
+            # Anywhere, in checkpoints, and where a run is finished and drawn.
+            pattern, most = rng.choice(
+                (("", 120), ("^/checkpoints/", 80), (r"^/(\.unfinished|finished)", 20))
+            )
             count = rng.randint(1, most) if total < n_kills else 0
             again = [*words[:2], "--resume"] if runs.exists(out) else words
-            place = run(out, again, cache, count=count)
+            place = run(out, again, cache, pattern, count)
             if place is None:
                 break
             total += 1

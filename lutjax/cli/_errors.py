@@ -25,43 +25,50 @@ class Commands(click.Group):
             AssertionError,
             FloatingPointError,
         ) as error:
-            message = explain(error)
+            message = explain(error, training=ctx.invoked_subcommand == "train")
             if message is None:
                 raise
             raise click.ClickException(message) from error
 
 
-def explain(error: BaseException) -> str | None:
-    """What an error says to who gave the command; None if it is not the machine's or a run's, but a mistake in lutjax."""
-    match error:
-        case RunError():
-            return str(error)
-        case FloatingPointError():
-            return f"{error} Lower --learning-rate."
-        case OSError():
-            return _explain_os_error(error)
-        case MemoryError():
-            return f"this machine is out of memory: {error} {_SMALLER}".replace(":  ", ". ")
-    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-        return f"the device is out of memory. {_SMALLER}"
+def explain(error: BaseException, *, training: bool) -> str | None:
+    """What an error says to who gave the command; None if it is not the machine's or a run's, but a mistake in lutjax.
+
+    Args:
+      training: whether the command trains, so that there may be checkpoints.
+    """
+    if isinstance(error, RunError):
+        return str(error)
+    if isinstance(error, FloatingPointError):
+        return f"{error} Lower --learning-rate." if training else None
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    ):
+        where = "this machine" if isinstance(error, MemoryError) else "the device"
+        advice = (
+            "Checkpoints are whole: go on with --resume where more is free, or start again in another folder with a "
+            "smaller --batch-size or model."
+            if training
+            else "Choose smaller sizes."
+        )
+        return f"{where} is out of memory. {advice}"
+    if isinstance(error, OSError):
+        return _explain_os_error(error, training)
     return _explain_missing_device()
 
 
-_SMALLER = (
-    "Checkpoints are whole: go on with --resume where more is free, or start again in another folder with a smaller "
-    "--batch-size or model."
-)
-
-
-def _explain_os_error(error: OSError) -> str | None:
+def _explain_os_error(error: OSError, training: bool) -> str | None:
     if error.errno is None or error.errno == errno.EPIPE:
         return None
     where = "" if error.filename is None else f" ({error.filename})"
+    full = " Free some space, or choose another place" + (
+        "; checkpoints are whole, and --resume goes on." if training else "."
+    )
     advice = {
-        errno.ENOSPC: " Free some space, or choose another folder; checkpoints are whole, and --resume goes on.",
-        errno.EDQUOT: " Free some space, or choose another folder; checkpoints are whole, and --resume goes on.",
-        errno.EROFS: " Choose a folder that can be written.",
-        errno.EACCES: " Choose a folder that can be read and written.",
+        errno.ENOSPC: full,
+        errno.EDQUOT: full,
+        errno.EROFS: " Choose a place that can be written.",
+        errno.EACCES: " Choose a place that can be read and written.",
     }.get(error.errno, "")
     return f"{error.strerror or os.strerror(error.errno)}{where}.{advice}"
 

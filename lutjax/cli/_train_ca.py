@@ -23,7 +23,10 @@ def _configs() -> Sequence[type]:
 @click.option(
     "--experiment",
     type=click.Choice(list(EXPERIMENTS)),
-    help="What to learn, with the published sizes; the options below override them. Default: life.",
+    help="What to learn, with the published sizes; the options below override them. Default: life. All steps, with "
+    "compilation, took on two cores of a Xeon (on an H100): life half a minute (34 s), checkerboard and "
+    "checkerboard-async 2.5 minutes (26 and 37 s), lizard 12 minutes (23 s), letter 4.5 minutes (22 s); a run ends "
+    "earlier where the task is solved.",
 )
 @click.option(
     "--target",
@@ -47,8 +50,7 @@ def ca(
 ) -> None:
     """Train a cellular automaton whose rule is a circuit of logic gates.
 
-    Losses are squared errors of a grid; hard is the number of wrong bits of a grid when each gate is the likeliest
-    one. The best automaton so far is kept. A run that was stopped goes on with --resume, and ends exactly as if
+    Losses are squared errors of a grid; wrong bits are those of a grid when each gate is the likeliest one. The best automaton so far is kept. A run that was stopped goes on with --resume, and ends exactly as if
     it had never been stopped.
     """
     from lutjax.training.automaton_runs import Automaton, Record, target

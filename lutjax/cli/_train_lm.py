@@ -30,8 +30,8 @@ def _configs() -> Sequence[type]:
     "--preset",
     type=click.Choice(list(PRESETS)),
     help="Sizes and rates; the options below override them. demo (default): 10.7 M parameters, about 3 minutes on two CPU "
-    "cores. small: 811.1 M parameters (3.2 GB), 2 minutes on a data-centre GPU. reference, the published model: 812.7 M "
-    "parameters (3.3 GB), 4 ms a step on an H200. --dry-run measures it here.",
+    "cores. small: 811 M parameters (3.2 GB), 2.6 minutes on an H100. reference, the published model: 813 M parameters "
+    "(3.3 GB), a minute on an H100. --dry-run measures it here.",
 )
 @_run.options("runs/lm")
 @click.option(
