@@ -72,6 +72,7 @@ class Descent(experiments.Experiment):
 
     options = Options
     curves = ("training loss", "size")
+    ends_early = "--stop-below"
 
     def __init__(self, record: Record):
         self.record = record
@@ -280,6 +281,10 @@ def test_a_run_that_is_solved_ends(whole: Path, tmp_path: Path) -> None:
     assert "finished, as small enough after 4 of 12 steps" in lines[-1]
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [3, 4]
     assert "is finished: small enough after 4 of 12 steps" in resume(tmp_path / "run")[-1]
+    with pytest.raises(
+        RunError, match=r"steps is 20, .* as --stop-below asks \(small enough\): change that option"
+    ):
+        resume(tmp_path / "run", steps=20)
     # The same where it was ended in between.
     with pytest.raises(PowerError):
         start(tmp_path / "ended", Shown(at=4, error=PowerError()), stop_below=limit)

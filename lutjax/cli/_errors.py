@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from typing import Any
 
@@ -42,7 +43,7 @@ def explain(error: BaseException, *, training: bool) -> str | None:
     if isinstance(error, FloatingPointError):
         return f"{error} Lower --learning-rate." if training else None
     if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        isinstance(error, RuntimeError) and re.search("RESOURCE_EXHAUSTED|Out of memory", str(error))
     ):
         where = "this machine" if isinstance(error, MemoryError) else "the device"
         advice = (

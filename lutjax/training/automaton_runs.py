@@ -40,6 +40,7 @@ class Automaton(Experiment):
 
     options = Options
     curves = ("training loss", "wrong bits")
+    ends_early = "--stop-when-solved"
 
     record: Record
     run: Run

@@ -39,6 +39,7 @@ class Classifier(Experiment):
 
     options = Options
     curves = ("training loss", "hard accuracy")
+    ends_early = "--patience"
 
     record: Record
     run: Run

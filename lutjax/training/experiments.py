@@ -61,6 +61,7 @@ class Experiment(ABC):
     Attributes:
       options: the class of what may change while a run goes on; the record's `options` are its fields.
       curves: names of the training loss and of what a test measures.
+      ends_early: the option by which `solved` decides.
       record: see `lutjax.training.runs`. Its `training` is a dataclass with the fields `steps` and `seed` and the method
         `rate`, the learning rate of every step.
       run: steps, and states.
@@ -68,6 +69,7 @@ class Experiment(ABC):
 
     options: ClassVar[type[Intervals]] = Intervals
     curves: ClassVar[tuple[str, str]]
+    ends_early: ClassVar[str] = ""
 
     record: Any
     run: ModelRun[Any]
@@ -218,7 +220,7 @@ def resume(
 
     Raises:
       CheckpointError: no run, another kind of run, other values than `same`, or no checkpoint that is whole.
-      RunError: `steps` are fewer than are done.
+      RunError: `steps` are fewer than are done, or the run has ended before its last step.
       InUseError, StoppedError, FloatingPointError: as `start`.
     """
     runs.check_kind(folder, record.kind)
@@ -293,7 +295,12 @@ def _of_other_length(
     experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
 ) -> Experiment:
     """The same run with another number of steps, and a line that says how honest that is."""
-    record = experiment.record
+    record, why = experiment.record, experiment.solved()
+    if why is not None:
+        raise RunError(
+            f"steps is {steps}, but the run has ended before its last step, as {experiment.ends_early} asks ({why}): change "
+            "that option, too, to go on."
+        )
     if steps < done:
         raise RunError(f"steps is {steps}, but {done} steps are done; give at least as many.")
     training = dataclasses.replace(record.training, steps=steps)
