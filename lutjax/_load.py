@@ -1,8 +1,8 @@
 """Reading the model of a run, of whatever kind."""
 
 import dataclasses
+import importlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class Loaded:
         if name.startswith("__") or "record" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.record, name)
+
+
+_READERS = {"lm": "lm_runs", "digits": "classifier", "ca": "automaton"}
+"""The module that reads the models of each kind of run."""
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
@@ -75,65 +79,17 @@ def load(folder: str | os.PathLike[str]) -> Any:
     if not path.exists():
         raise FileNotFoundError(f"load: the folder {path} does not exist.")
     with needed_by("lutjax.load"):
-        kind = _kind(path)
-        steps, record, model = _LOADERS[kind](path)
+        from lutjax.training import checkpoints, runs
+
+        kind = runs.kind(path)
+        steps = checkpoints.steps(path / runs.FOLDER)
+
+        def passed_over(message: str) -> None:
+            steps.pop()
+            checkpoints.warn(message)
+
+        reader = importlib.import_module(f"lutjax.training.{_READERS[kind]}")
+        model, record = reader.load_model(path, on_damage=passed_over)
     model.eval()
-    model.record = Loaded(kind, path, steps, record)
+    model.record = Loaded(kind, path, steps[-1], record)
     return model
-
-
-_FIELDS = {"lm": "text", "digits": "samples", "ca": "target"}
-"""Each kind of run, and the field that only its record has."""
-
-
-def _kind(folder: Path) -> str:
-    """The kind of the run in a folder.
-
-    Raises:
-      CheckpointError: there is none, or of no known kind.
-    """
-    from lutjax.training import checkpoints, runs
-
-    if not runs.exists(folder):
-        around = next((p for p in folder.absolute().parents if runs.exists(p)), None)
-        advice = f"it is a part of one: give {around}" if around else "give what `lutjax train` got as --out"
-        raise checkpoints.CheckpointError(f"load: {folder} is not the folder of a run; {advice}.")
-    _, meta = checkpoints.read_meta(folder / runs.FOLDER)
-    for kind, field in _FIELDS.items():
-        if field in meta:
-            return kind
-    raise checkpoints.CheckpointError(
-        f"load: {folder} holds a run that this version of lutjax does not know."
-    )
-
-
-def _lm(folder: Path) -> tuple[int, Any, Any]:
-    from lutjax.training import lm, lm_runs, models, runs
-
-    steps, record = runs.read(folder, lm_runs.Record)
-    return steps, record, models.load(folder, steps, lm.structure_of(record.model))
-
-
-def _digits(folder: Path) -> tuple[int, Any, Any]:
-    from lutjax.models import LogicClassifier
-    from lutjax.training import classifier, models, runs
-
-    steps, record = runs.read(folder, classifier.Record)
-    structure = models.Structure(lambda rngs: LogicClassifier(record.model, rngs=rngs))
-    return steps, record, models.load(folder, steps, structure)
-
-
-def _ca(folder: Path) -> tuple[int, Any, Any]:
-    import numpy as np
-
-    from lutjax.training import automaton, models, runs
-
-    steps, record = runs.read(folder, automaton.Record)
-    target = None
-    if record.target is not None:
-        target = np.array([[[bit == "1" for bit in row] for row in channel] for channel in record.target])
-    run = automaton.Run(record.model, record.training, target)
-    return steps, record, run.best(models.restore(folder, steps, run))
-
-
-_LOADERS: dict[str, Callable[[Path], tuple[int, Any, Any]]] = {"lm": _lm, "digits": _digits, "ca": _ca}

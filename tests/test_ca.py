@@ -1,10 +1,12 @@
 """The logic automaton: against a simulation in numpy, packed against float, gradients, memory, and the command."""
 
+import shutil
 import signal
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import kills
 import numpy as np
 import pytest
 from cases import slow
@@ -16,7 +18,7 @@ from lutjax import reference
 from lutjax.cli import _progress
 from lutjax.cli._main import cli
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import automaton as training, circuits, models, patterns, runs
+from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, runs
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
@@ -198,6 +200,9 @@ SIZES = ["--channels=2", "--kernels=2", "--perception=8,2", "--update=8,2", "--s
 STEPS = ["--steps=8", "--log-every=1", "--eval-every=4", "--checkpoint-every=3"]
 
 
+WORDS = ["--experiment=checkerboard-async", *SIZES, *STEPS]
+
+
 def train(*words: object) -> Result:
     result = CliRunner().invoke(cli, ["train", "ca", *map(str, words)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -207,15 +212,14 @@ def train(*words: object) -> Result:
 
 def arrays(out: Path) -> list[np.ndarray]:
     step, record = runs.read(out, training.Record)
-    target = np.array([[[b == "1" for b in row] for row in c] for c in record.target])
-    run = training.Run(record.model, record.training, target)
+    run = training.Run(record.model, record.training, training.pattern(record))
     return [step, *map(np.asarray, jax.tree.leaves(models.restore(out, step, run)))]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ca") / "run"
-    result = train("--experiment=checkerboard-async", "--out", out, *SIZES, *STEPS)
+    result = train(*WORDS, "--out", out)
     assert result.exit_code == 0, result.output
     assert "training checkerboard-async" in result.output
     assert "a cleared quarter after 6 steps" in result.output
@@ -226,6 +230,54 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_and_gates(finished: Path) -> None:
     assert (finished / "automaton.gif").read_bytes().startswith(b"GIF89a")
     assert "a xor b" in (finished / "gates.txt").read_text()
+    model, record = training.load_model(finished)
+    assert circuits.table(model, 1) == (finished / "gates.txt").read_text()
+    assert record.training.experiment == "checkerboard-async"
+
+
+def test_killed_while_it_is_drawn(finished: Path, tmp_path: Path, compilation_cache_directory: Path) -> None:
+    out = tmp_path / "run"
+    assert kills.run(out, ["train", "ca", *WORDS], compilation_cache_directory, r"automaton\.gif", 2)
+    assert sorted(p.name for p in out.glob("*automaton.gif")) == [".unfinished-automaton.gif"]
+    resumed = train("--resume", "--out", out)
+    assert resumed.exit_code == 0
+    assert "resumed after" not in resumed.output  # no step is taken again
+    assert "drawing the automaton ..." in resumed.output
+    assert "counting its gates" not in resumed.output  # done before
+    kills.assert_same(out, finished)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(finished: Path, tmp_path: Path, compilation_cache_directory: Path) -> None:
+    kills.check(["train", "ca", *WORDS], finished, tmp_path, compilation_cache_directory)
+
+
+def test_pictures_are_drawn_later(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    for name in ("finished.json", "automaton.gif"):
+        (out / name).unlink()
+    train("--resume", "--no-pictures", "--out", out)
+    assert not (out / "automaton.gif").exists()
+    train("--resume", "--pictures", "--out", out)
+    assert (out / "automaton.gif").read_bytes() == (finished / "automaton.gif").read_bytes()
+
+
+def test_solved_is_without_a_wrong_bit_three_times() -> None:
+    model = LogicCAConfig(channels=1, kernels=1, perception=(8, 1), update=(2, 1), periodic=True)
+    config = training.TrainingConfig(experiment="life", start="boards")
+
+    def solved(*wrong: float, **options: bool) -> str | None:
+        run = automaton_runs.Automaton.new(model, config, automaton_runs.Options(**options), None)
+        run.record.history.test = [(100 * n, w) for n, w in enumerate(wrong, 1)]
+        return run.over(100 * len(wrong))
+
+    assert solved(0, 0, 1, 0, 0) is None
+    assert solved(4, 0, 0, 0) == "no wrong bit in 3 tests one after the other after 400 of 1000 steps"
+    assert solved(4, 0, 0, 0, stop_when_solved=False) is None
+    old = automaton_runs.Automaton.new(model, config, automaton_runs.Options(), None).record
+    del old.options["stop_when_solved"]  # as older versions wrote it
+    assert not automaton_runs.Automaton(old).intervals.stop_when_solved
 
 
 @pytest.mark.slow  # runs of all three commands share what stops and resumes them
@@ -271,7 +323,7 @@ def test_interrupted_run_ends_the_same(
         (["--experiment=lizard"], "size is 6; a lizard needs 20"),
         (["--experiment=life", "--target=red.png"], "the Game of Life has none"),
         (["--experiment=fish"], "'fish' is not one of 'life'"),
-        (["--resume"], "holds no checkpoint"),
+        (["--resume"], "run does not exist"),
     ],
 )
 @pytest.mark.usefixtures("without_typechecking")
@@ -312,7 +364,7 @@ def test_an_image_is_a_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_the_game_of_life_is_learnt(seed: int) -> None:
     from lutjax.cli._run import make
-    from lutjax.cli._train_ca import EXPERIMENTS
+    from lutjax.training.presets import EXPERIMENTS
 
     values = {**EXPERIMENTS["life"], "experiment": "life", "seed": seed}
     run = training.Run(make(LogicCAConfig, values), make(training.TrainingConfig, values), None)

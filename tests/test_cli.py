@@ -1,16 +1,18 @@
 """The command line: training, resuming, generating, and every kind of bad input."""
 
+import errno
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
 import jax
+import kills
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,6 +20,8 @@ import lutjax
 from lutjax.cli import _progress, _train_lm, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli
+from lutjax.training import loop, runs
+from lutjax.training.tensorboard import Events
 
 SIZES = [
     f"--{name}={value}"
@@ -142,28 +146,27 @@ def test_interrupted_run_goes_on(
     assert history(out) == history(finished[0])
 
 
-def test_killed_run_goes_on(
+WORDS = ["train", "lm", *SIZES, *STEPS]
+
+
+def test_killed_in_the_middle_of_a_checkpoint(
     finished: tuple[Path, Result], text: Path, tmp_path: Path, compilation_cache_directory: Path
 ) -> None:
-    out = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lutjax.cli", "train", "lm", "--text", text, "--out", out, *SIZES, *STEPS],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(compilation_cache_directory)},
-    )
-    try:
-        while not (out / "checkpoints" / "8").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    assert not (out / "checkpoints" / "24").exists()
+    out, words = tmp_path / "run", [*WORDS, "--text", str(text)]
+    assert kills.run(out, words, compilation_cache_directory, r"\.16\.tmp/checkpoint\.json", 1)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [".16.tmp", "8"]
     resumed = lutjax_command("train", "lm", "--resume", "--out", out)
     assert resumed.exit_code == 0
-    assert "resumed after" in resumed.output
-    assert history(out) == history(finished[0])
+    assert "resumed after 8 steps" in resumed.output
+    kills.assert_same(out, finished[0])
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["16", "24"]
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(
+    finished: tuple[Path, Result], text: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    kills.check([*WORDS, "--text", str(text)], finished[0], tmp_path, compilation_cache_directory)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_killed_run_goes_on(
     [
         (["--n-detectors", "5"], "n_detectors is 4 in the checkpoint, not 5"),
         (["--learning-rate", "0.5"], "learning_rate is 0.03 in the checkpoint, not 0.5"),
-        (["--steps", "50", "--seed", "3"], "steps is 24 in the checkpoint, not 50; seed is 0"),
+        (["--steps", "50", "--seed", "3"], "another configuration: seed is 0 in the checkpoint, not 3."),
         (["--preset", "reference"], "belongs to another configuration"),
     ],
 )
@@ -183,33 +186,155 @@ def test_checkpoint_of_another_configuration(
     assert message in " ".join(result.output.split())
 
 
+def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    result = lutjax_command(
+        "train", "lm", "--resume", "--out", out, "--steps=32", "--preset=demo", "--cooldown=0.5"
+    )
+    assert "n_detectors is 4 in the checkpoint, not 8" in result.output
+    result = lutjax_command("train", "lm", "--resume", "--out", out, "--steps=26")
+    assert result.exit_code == 0
+    assert "11 of them, the first of them step 14, were taken at another rate" in result.output
+    assert "resumed after 24 steps" in result.output
+    assert "finished, as all 26 steps are done" in result.output
+    assert [step for step, _ in history(out)["train"]] == list(range(1, 27))
+
+
+def test_runs_of_others_and_folders_that_are_none(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    out = finished[0]
+    for words, message in (
+        (["train", "ca", "--resume", "--out", out], f"{out} is a run of train lm, not of train ca: go on with it by"),
+        (["train", "lm", "--resume", "--out", out.parent], f"is not the folder of a run, but holds 1: give {out}."),
+        (["train", "lm", "--resume", "--out", out / "checkpoints"], f"is a part of a run: give {out}."),
+        (["generate", "--prompt=x", "--checkpoint", out / "checkpoints" / "24"], f"is a part of a run: give {out}."),
+        (["generate", "--prompt=x", "--checkpoint", tmp_path / "none"], "none does not exist."),
+        (["generate", "--prompt=x", "--checkpoint", tmp_path], f"{tmp_path} holds no checkpoint."),
+    ):  # fmt: skip
+        result = lutjax_command(*words)
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
+        assert message in result.output
+
+
+def test_a_folder_in_use_is_refused(finished: tuple[Path, Result], text: Path, tmp_path: Path) -> None:
+    with runs.lock(tmp_path):
+        result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path, *SIZES, *STEPS)
+    assert result.exit_code == 1
+    assert f"{tmp_path} is in use: process {os.getpid()} trains there" in result.output
+    assert "training on" not in result.output
+
+
+def test_a_dry_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = lutjax_command("train", "lm", "--text", text, *SIZES, *STEPS, "--dry-run")
+    assert result.exit_code == 0
+    assert "parameters: 10,552 (0.0 MB)" in result.output
+    assert "24 steps take" in result.output
+    assert not list(tmp_path.iterdir())
+    assert lutjax_command("train", "lm", "--dry-run", "--resume").exit_code == 2
+
+
+def test_tensorboard_is_an_extra(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "tensorboardX" else find_spec(name)
+    )
+    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path / "run", "--tensorboard")
+    assert result.exit_code == 1
+    assert result.output == 'Error: --tensorboard needs tensorboardX: pip install "lutjax[tensorboard]"\n'
+
+
+def test_events_of_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    with Events(tmp_path, ("training loss", "hard accuracy"), done=3) as events:
+        events.training(4, 1.5)
+        events.test(4, 0.25)
+    (file,) = tmp_path.iterdir()
+    data, found = file.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        found.append(Event.FromString(data[12 : 12 + size]))
+        data = data[16 + size :]
+    scalars = [(event.step, v.tag, v.simple_value) for event in found for v in event.summary.value]
+    assert scalars == [(4, "training_loss", 1.5), (4, "hard_accuracy", 0.25)]
+    assert any(
+        event.session_log.status == 1 and event.step == 4 for event in found
+    )  # forgets what was after step 3
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lutjax.cli", "train", "digits"],
+        env={**os.environ, "JAX_PLATFORMS": "tpu"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: JAX finds no device of the platform tpu here")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_checkpoint_of_another_text(finished: tuple[Path, Result], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
     shutil.rmtree(out / "checkpoints" / "24")
     other = tmp_path / "other.txt"
     other.write_bytes(text.read_bytes().upper())
-    before = contents(out)
+    with runs.lock(out):
+        before = contents(out)
     result = lutjax_command("train", "lm", "--resume", "--out", out, "--text", other)
     assert result.exit_code == 1
     assert "belongs to another text" in result.output
     assert contents(out) == before
+    # A finished run does not need the text, but says so if it is given another one.
+    result = lutjax_command("train", "lm", "--resume", "--out", finished[0], "--text", other)
+    assert result.exit_code == 1
+    assert "belongs to another text" in result.output
 
 
 def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
-    largest = max((out / "checkpoints" / "24").rglob("*"), key=lambda p: p.stat().st_size)
+    checkpoints = out / "checkpoints"
+    damage(checkpoints / "24")
+    before = contents(out)
+    text = lutjax_command("generate", "--prompt", "x", "--bytes=5", "--checkpoint", out)
+    assert text.exit_code == 0
+    assert "24 is damaged: " in text.stderr
+    assert "The one of step 16 takes its place." in text.stderr
+    assert text.stdout.startswith("x")
+    assert contents(out) == before
+    resumed = lutjax_command("train", "lm", "--resume", "--out", out, "--log-every=1")
+    assert resumed.exit_code == 0
+    assert resumed.output.count("24 is damaged: ") == 1
+    assert "resumed after 16 steps" in resumed.output
+    assert history(out) == history(finished[0])
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["16", "24"]
+
+    for step in (16, 24):
+        damage(checkpoints / str(step))
+    for words in (
+        ["train", "lm", "--resume", "--seed=0", "--out"],
+        ["generate", "--prompt=x", "--checkpoint"],
+    ):
+        result = lutjax_command(*words, out)
+        assert result.exit_code == 1
+        assert "every checkpoint in" in result.output
+        assert "16 is damaged" in result.output
+        assert result.output.count("Error") == 1
+
+
+def damage(checkpoint: Path) -> None:
+    largest = max(checkpoint.rglob("*"), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
-    before = contents(out)
-    for words in (["train", "lm", "--resume", "--out"], ["generate", "--prompt", "x", "--checkpoint"]):
-        result = lutjax_command(*words, out)
-        assert result.exit_code == 1
-        assert "24 is damaged" in result.output
-        assert "go on from step 16" in result.output
-    assert contents(out) == before
 
 
 @pytest.mark.parametrize(
@@ -230,7 +355,7 @@ def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> No
         (["--microbatches", "5"], 2, "microbatches is 5; it must divide the batch size"),
         (["--log-every", "0"], 2, "log_every is 0"),
         (["--cooldown", "2"], 2, "cooldown is 2.0"),
-        (["--resume"], 1, "holds no checkpoint"),
+        (["--resume"], 1, "run does not exist"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(
@@ -266,34 +391,38 @@ def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -
     assert message in result.output
 
 
-def test_diverging_run_says_so(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverge(*args: object, **kwargs: object) -> None:
-        raise FloatingPointError("the training loss is nan after 3 steps.")
-
-    monkeypatch.setattr(_train_lm, "_train", diverge)
-    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path, *SIZES)
-    assert result.exit_code == 1
-    assert "nan after 3 steps. Lower --learning-rate." in result.output
-
-
-def test_a_device_out_of_memory_leaves_checkpoints(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FloatingPointError("the training loss is nan after 3 steps."), "after 3 steps. Lower --learning-rate."),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory."), "the device is out of memory. Checkpoints"),
+        (jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes."), "the device is out of memory."),
+        (MemoryError("Unable to allocate 4 TiB"), "this machine is out of memory. Checkpoints are whole"),
+        (OSError(errno.ENOSPC, "No space left on device", "x/16"), "No space left on device (x/16). Free some space"),
+        (OSError(errno.EROFS, "Read-only file system", "x"), "Read-only file system (x). Choose a place"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
+    error: Exception,
+    message: str,
+    finished: tuple[Path, Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "run"
-    assert (
-        lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS, "--steps=8").exit_code
-        == 0
-    )
-    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    shutil.copytree(finished[0], out)
+    shutil.rmtree(out / "checkpoints" / "24")
+    before = contents(out / "checkpoints")
 
-    def short_of_memory(*args: object, **kwargs: object) -> None:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate.")
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise error
 
-    monkeypatch.setattr(_train_lm, "_train", short_of_memory)
-    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path / "other", *SIZES)
+    monkeypatch.setattr(loop, "run", refuse)
+    result = lutjax_command("train", "lm", "--resume", "--out", out)
     assert result.exit_code == 1
-    assert "the device is out of memory. Checkpoints in" in result.output
-    assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert message in result.output
+    assert result.output.splitlines()[-1].startswith("Error: ")
+    assert contents(out / "checkpoints") == before
 
 
 def test_every_field_is_a_flag() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import kills
 import numpy as np
 import pytest
 from cases import slow
@@ -16,7 +17,7 @@ from click.testing import CliRunner, Result
 import lutjax
 from lutjax.cli._main import cli
 from lutjax.models import LogicClassifier, LogicClassifierConfig, PackedClassifier, packed
-from lutjax.training import classifier, loop, models, runs
+from lutjax.training import classifier, classifier_runs, loop, models, runs
 from lutjax.training.augment import warp
 from lutjax.training.samples import Samples, SamplesError, load_digits, load_samples, samples, split
 
@@ -255,20 +256,60 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
     path, out = folder / "blobs.npz", folder / "run"
     whole = blobs()
     np.savez(path, x=whole.x.reshape(-1, 2, 3), y=whole.y)
-    sizes = [
-        "--layers",
-        "30,30",
-        "--n-thresholds",
-        2,
-        "--steps",
-        12,
-        "--batch-size",
-        20,
-        "--estimator",
-        "gumbel",
-    ]
-    intervals = ["--log-every", 6, "--eval-every", 6, "--checkpoint-every", 6]
-    return path, out, lutjax_command("train", "digits", "--data", path, "--out", out, *sizes, *intervals)
+    return path, out, lutjax_command(*WORDS, "--data", path, "--out", out)
+
+
+WORDS = [
+    "train",
+    "digits",
+    "--layers=30,30",
+    "--n-thresholds=2",
+    "--steps=12",
+    "--batch-size=20",
+    "--estimator=gumbel",
+    *("--log-every=6", "--eval-every=6", "--checkpoint-every=6"),
+]
+
+
+def test_killed_while_it_finishes(
+    finished: tuple[Path, Path, Result], tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    data, expected, _ = finished
+    out = tmp_path / "run"
+    words = [*WORDS, "--data", str(data)]
+    assert kills.run(out, words, compilation_cache_directory, r"finished\.json", 4)
+    assert runs.finished(out).parts
+    assert not runs.finished(out).why
+    resumed = lutjax_command("train", "digits", "--resume", "--out", out)
+    assert resumed.exit_code == 0
+    assert "resumed after" not in resumed.output  # no step is taken again
+    kills.assert_same(out, expected)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(
+    finished: tuple[Path, Path, Result], tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    data, expected, _ = finished
+    kills.check([*WORDS, "--data", str(data)], expected, tmp_path, compilation_cache_directory)
+
+
+def test_patience(finished: tuple[Path, Path, Result]) -> None:
+    whole, config = blobs(), dataclasses.replace(CONFIG, layers=(12, 12))
+    options = dataclasses.asdict(classifier_runs.Options(patience=2))
+    identity = classifier.SamplesIdentity(None, 60, whole.digest)
+    record = classifier.Record(config, TRAINING, identity, {}, options, runs.History())
+    run = classifier_runs.Classifier(record, *split(whole, 0))
+    for number, (accuracy, over) in enumerate(
+        [(0.5, 0), (0.7, 0), (0.6, 0), (0.8, 0), (0.7, 0), (0.8, 1)], 1
+    ):
+        record.history.test.append((number, accuracy))
+        assert bool(run.over(number)) == bool(over), number
+    assert run.over(6) == "no better hard network in 2 tests after 6 of 40 steps"
+    record.options["patience"] = None
+    assert run.over(6) is None
+    with pytest.raises(ValueError, match="patience is 0; it must be at least 1"):
+        classifier_runs.Options(patience=0)
 
 
 def test_the_command_trains(finished: tuple[Path, Path, Result]) -> None:

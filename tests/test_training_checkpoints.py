@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lutjax.training import checkpoints
-from lutjax.training.checkpoints import CheckpointError
+from lutjax.training import automaton, checkpoints, lm_runs, runs
+from lutjax.training.errors import CheckpointError, DamagedError
 
 TREES = {
     "model": {"layers": {0: {"weights": jnp.ones((4, 3)), "anchors": jnp.arange(6)}}},
@@ -47,6 +47,34 @@ def test_never_overwritten(directory: Path) -> None:
         checkpoints.save(directory, 10, TREES, {})
 
 
+def test_a_damaged_one_is_written_again(directory: Path) -> None:
+    (directory / "10" / "checkpoint.json").unlink()
+    checkpoints.save(directory, 10, TREES, {"name": "again"})
+    assert checkpoints.read_meta(directory) == (10, {"name": "again"})
+    assert sorted(p.name for p in directory.iterdir()) == ["10", "5"]
+    checkpoints.set_aside(directory, 10)
+    assert checkpoints.steps(directory) == [5]
+    assert (directory / "10.damaged").exists()  # until the next one is complete
+    checkpoints.save(directory, 7, TREES, {})
+    assert sorted(p.name for p in directory.iterdir()) == ["5", "7"]
+
+
+def test_all_are_damaged(directory: Path) -> None:
+    for step in (5, 10):
+        (directory / str(step) / "checkpoint.json").write_text("{")
+    with pytest.raises(DamagedError, match=r"every checkpoint in .*10 is damaged: .*5 is damaged: "):
+        checkpoints.read_meta(directory)
+    checkpoints.set_aside(directory, 10)
+    with pytest.raises(DamagedError, match=r"5 is damaged: checkpoint.json is not JSON. There is no other"):
+        checkpoints.read_meta(directory)
+
+
+def test_a_renamed_one_is_not_taken_for_another_step(directory: Path) -> None:
+    (directory / "10").rename(directory / "11")
+    with pytest.raises(CheckpointError, match=r"11 is that of step 10: rename it to .*/10"):
+        checkpoints.read_meta(directory)
+
+
 @pytest.mark.parametrize("path", ["missing", "."])
 def test_not_a_checkpoint(tmp_path: Path, path: str) -> None:
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
@@ -62,13 +90,14 @@ def test_every_damaged_file_is_noticed(directory: Path) -> None:
             if broken == data:
                 continue
             path.write_bytes(broken)
-            with pytest.raises(
-                CheckpointError, match=r"10 is damaged: .* Remove that folder to go on from step 5"
-            ):
-                checkpoints.read_meta(directory)
+            with pytest.warns(match=r"10 is damaged: .* The one of step 5 takes its place"):
+                assert checkpoints.read_meta(directory) == (5, {"name": "first"})
+            with pytest.raises(DamagedError, match="10 is damaged"):
+                checkpoints.read_meta(directory, 10)
         path.unlink()
-        with pytest.raises(CheckpointError, match="is damaged"):
-            checkpoints.read_meta(directory)
+        messages: list[str] = []
+        assert checkpoints.read_meta(directory, on_damage=messages.append)[0] == 5
+        assert len(messages) == 1
         path.write_bytes(data)
     assert checkpoints.read_meta(directory)[0] == 10
 
@@ -78,8 +107,8 @@ def test_edited_metadata_is_noticed(directory: Path) -> None:
     content = json.loads(path.read_text())
     content["meta"]["name"] = "third"
     path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="has changed since it was written"):
-        checkpoints.read_meta(directory)
+    with pytest.raises(DamagedError, match="has changed since it was written"):
+        checkpoints.read_meta(directory, 10)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +130,17 @@ def test_differences() -> None:
     assert checkpoints.differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5}) == [
         "b is 2 in the checkpoint, not 5"
     ]
+
+
+@pytest.mark.parametrize("kind", runs.KINDS)
+def test_the_kind_of_a_run(tmp_path: Path, kind: str) -> None:
+    meta = {"lutjax": "0.1", runs.KINDS[kind]: {}, "model": {}}
+    for step, more in ((1, {"kind": kind}), (2, {})):  # with, and as older versions wrote it
+        checkpoints.save(tmp_path / runs.FOLDER, step, TREES, {**meta, **more})
+        assert runs.kind(tmp_path) == kind
+        record = next(r for r in (lm_runs.Record, automaton.Record) if r.kind != kind)
+        with pytest.raises(CheckpointError, match=f"is a run of train {kind}, not of train {record.kind}"):
+            runs.read(tmp_path, record)
+    checkpoints.save(tmp_path / runs.FOLDER, 3, TREES, {"kind": "sound"})
+    with pytest.raises(CheckpointError, match=r"a run of the kind sound; lutjax .* knows lm, digits, ca"):
+        runs.kind(tmp_path)

@@ -28,14 +28,14 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
         loop.Hook(4, lambda n, loss, s: calls.append(("log", n, loss))),
         loop.Hook(6, lambda n, loss, s: calls.append(("test", n, loss))),
     ]
-    state, done = loop.run(loop.repeat(counting_step, DATA), new_state(), first=0, steps=9, hooks=hooks)
+    state, done = loop.run(loop.Repeated(counting_step, DATA), new_state(), first=0, steps=9, hooks=hooks)
     assert done == 9
     assert state["sum"] == sum(range(9))
     assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
 
 
 def test_stop_and_go_on() -> None:
-    advance, calls = loop.repeat(counting_step, DATA), []
+    advance, calls = loop.Repeated(counting_step, DATA), []
     hooks = [loop.Hook(4, lambda n, loss, s: calls.append((n, loss)))]
     state, done = loop.run(advance, new_state(), first=0, steps=9, hooks=hooks, stopped=lambda: bool(calls))
     assert done == 4
@@ -51,7 +51,7 @@ def test_loss_that_is_not_finite_reaches_no_hook() -> None:
     calls = []
     with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
         loop.run(
-            loop.repeat(step),
+            loop.Repeated(step),
             new_state(),
             first=0,
             steps=9,

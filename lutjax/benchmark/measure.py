@@ -94,13 +94,13 @@ def device_time(
         state, seconds = run(state, calls)
         times.append(seconds / calls)
     p20, p50, p80 = (float(p) for p in np.percentile(times, [20, 50, 80]))
-    return Timing(p20, p50, p80, calls, len(times), _peak_bytes(compiled))
+    return Timing(p20, p50, p80, calls, len(times), planned_bytes(compiled))
 
 
 def peak_bytes(f: Callable[..., Any], *args: Any, in_place: bool = False) -> int | None:
     """`Timing.peak_bytes`, without running anything: arguments may be `jax.ShapeDtypeStruct`."""
     state, args = (args[0], args[1:]) if in_place else ((), args)
-    return _peak_bytes(_any_count(f, in_place, state, args))
+    return planned_bytes(_any_count(f, in_place, state, args))
 
 
 def copy_bandwidth(n_bytes: int | None = None) -> float:
@@ -142,7 +142,7 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
     return jax.jit(calls, donate_argnums=0)
 
 
-def _peak_bytes(compiled: jax.stages.Compiled) -> int | None:
+def planned_bytes(compiled: jax.stages.Compiled) -> int | None:
     plan = compiled.memory_analysis()
     if plan is None:
         return None

@@ -1,12 +1,8 @@
 """``lutjax generate``: text from a trained model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from lutjax.models import LUTTransformer
 
 
 @click.command()
@@ -37,29 +33,9 @@ def generate(
     if not prompt:
         raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint="--prompt")
 
-    from lutjax.training.checkpoints import CheckpointError
-    from lutjax.training.lm_runs import load_model
+    from lutjax.training import lm_runs
 
-    try:
-        model, _ = load_model(folder)
-    except CheckpointError as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(prompt + sample(model, prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed))
-
-
-def sample(
-    model: "LUTTransformer",
-    prompt: str,
-    n_bytes: int,
-    *,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    seed: int = 0,
-) -> str:
-    """The text that a model adds to `prompt`; bytes that are not UTF-8 become replacement characters."""
-    import jax
-    import numpy as np
-
-    tokens = np.frombuffer(prompt.encode(errors="surrogateescape"), np.uint8).astype(np.int32)
-    added = model.generate(tokens, n_bytes, key=jax.random.key(seed), temperature=temperature, top_k=top_k)
-    return np.asarray(added).astype(np.uint8).tobytes().decode(errors="replace")
+    model, _ = lm_runs.load_model(folder, on_damage=lambda message: click.echo(message, err=True))
+    click.echo(
+        prompt + lm_runs.sample(model, prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed)
+    )

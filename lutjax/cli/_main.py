@@ -4,6 +4,7 @@ import click
 
 from lutjax._version import __version__
 from lutjax.cli._bench import bench
+from lutjax.cli._errors import Commands
 from lutjax.cli._generate import generate
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
@@ -12,7 +13,7 @@ from lutjax.cli._train_lm import lm
 from lutjax.cli._tune import tune
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Look-up-table networks and differentiable logic for JAX."""

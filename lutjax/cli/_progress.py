@@ -5,13 +5,14 @@ Speed and time left are those of the latest interval; the first one holds the co
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import rich.progress
 from rich.console import Console
 
+from lutjax.training.experiments import Watcher
 
-class Report:
+
+class Report(Watcher):
     """Shows steps, losses, speed and the time left. A context manager.
 
     Args:
@@ -48,9 +49,7 @@ class Report:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -1,182 +1,208 @@
-"""What every command that trains shares: intervals, progress, checkpoints, stopping, resuming, and errors."""
+"""What the commands that train share: their options, what they print, and how they start and go on with a run."""
 
 import dataclasses
+import importlib.util
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lutjax.training.errors import InUseError, RunError
+
 if TYPE_CHECKING:
-    from lutjax.cli._progress import Report
-    from lutjax.training.loop import Advance
-    from lutjax.training.runs import History
+    from lutjax.training.experiments import Experiment
+    from lutjax.training.runs import Record
 
 
-@dataclasses.dataclass(frozen=True)
-class Intervals:
-    """What happens how often, in steps. They change nothing in what is learnt, so a resumed run may change them.
+def options(out: str) -> Callable[[Any], Any]:
+    """The options that every command that trains has; `out` is the folder that ``--out`` names by default."""
 
-    Attributes:
-      log_every: steps between two training losses.
-      eval_every: steps between two tests.
-      checkpoint_every: steps between two checkpoints.
-    """
+    def decorate(command: Any) -> Any:
+        for option in (
+            click.option(
+                "--tensorboard",
+                is_flag=True,
+                help="Write losses and tests for TensorBoard, too, into --out/tensorboard.",
+            ),
+            click.option(
+                "--dry-run",
+                is_flag=True,
+                help="Only show parameters, memory, and time as measured in a few steps on this machine; write nothing.",
+            ),
+            click.option(
+                "--resume",
+                is_flag=True,
+                help="Go on from the latest checkpoint in --out, which knows its own options, or finish what is missing "
+                "at the end. --steps makes the run longer.",
+            ),
+            click.option(
+                "--out",
+                type=click.Path(path_type=Path, file_okay=False),
+                default=Path(out),
+                show_default=True,
+                help="Folder for checkpoints and pictures.",
+            ),
+        ):
+            command = option(command)
+        return command
 
-    log_every: int = 50
-    eval_every: int = 500
-    checkpoint_every: int = 500
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1.")
-
-
-def out_option(default: str) -> Callable[[Any], Any]:
-    """The option ``--out``, with the folder that it names by default."""
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path(default),
-        show_default=True,
-        help="Folder for checkpoints and pictures.",
-    )
-
-
-resume_option = click.option(
-    "--resume", is_flag=True, help="Go on from the latest checkpoint in --out; it knows its own options."
-)
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """A value that a config refuses is bad usage."""
-    try:
-        yield
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    return decorate
 
 
 def make(config: type, values: Mapping[str, Any]) -> Any:
     """A config of those values that are its fields."""
+    return config(**fields_of(config, values))
+
+
+def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values that are fields of a config."""
     names = {field.name for field in dataclasses.fields(config)}
-    return config(**{name: value for name, value in values.items() if name in names})
-
-
-def check_new(out: Path) -> None:
-    """Refuses a folder that holds a run.
-
-    Raises:
-      click.UsageError: it does.
-    """
-    from lutjax.training import runs
-
-    if runs.exists(out):
-        raise click.UsageError(
-            f"{out} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."
-        )
-
-
-def check_same(out: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses options that would make another run of the one in a folder.
-
-    Args:
-      saved: what decides the run.
-      wanted: options that were given; those that `saved` does not have are ignored.
-
-    Raises:
-      CheckpointError: a value is another one.
-    """
-    from lutjax.training import checkpoints
-
-    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k in saved})
-    if different:
-        raise checkpoints.CheckpointError(
-            f"the checkpoint in {out} belongs to another configuration: {'; '.join(different)}. "
-            "Leave these options out to go on with it, or choose another folder (--out)."
-        )
-
-
-@contextmanager
-def errors(out: Path) -> Iterator[None]:
-    """What can happen to any run, as one message: a bad checkpoint, a loss that is not finite, too little memory."""
-    import jax
-
-    from lutjax.training.checkpoints import CheckpointError
-
-    try:
-        yield
-    except CheckpointError as error:
-        raise click.ClickException(str(error)) from error
-    except FloatingPointError as error:
-        raise click.ClickException(f"{error} Lower --learning-rate.") from error
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise click.ClickException(
-            f"the device is out of memory. Checkpoints in {out} are whole: go on with --resume where more is free, or "
-            "start again in another folder with a smaller --batch-size or model."
-        ) from error
+    return {name: value for name, value in values.items() if name in names}
 
 
 def train(
-    advance: "Advance",
-    state: Any,
+    kind: "type[Experiment]",
+    record: "type[Record]",
     *,
-    done: int,
-    steps: int,
-    intervals: Intervals,
-    history: "History",
-    report: "Report",
-    evaluate: Callable[[int, Any], float],
-    save: Callable[[int, Any], None],
-    again: str,
-) -> Any:
-    """Runs the steps of a run that are not done, and shows them.
+    new: "Callable[[], Experiment]",
+    of: "Callable[[Any], Experiment]",
+    source: tuple[type[ValueError], str],
+    given: Mapping[str, Any],
+    out: Path,
+    resume: bool,
+    dry_run: bool,
+    tensorboard: bool,
+    other_source: bool = False,
+) -> "Experiment | None":
+    """Starts a run or goes on with one.
 
     Args:
-      history: gets every training loss and test.
-      evaluate: a test of a state after so many steps.
-      save: writes a checkpoint of it.
-      again: the command that goes on with the run.
+      record: the class of the kind's record.
+      new: makes a new run.
+      of: makes the run of a record.
+      source: the error that its data raise, and the option that names them.
+      given: fields of configs that were given.
+      other_source: whether data were given.
 
     Returns:
-      the state after the last step.
-
-    Raises:
-      SystemExit: with code 130, after a checkpoint, if the run was stopped by Ctrl-C.
+      the run, where it took steps or was finished now.
     """
-    from lutjax.training import loop
+    from lutjax.training import experiments
 
-    def log(number: int, loss: float, state: Any) -> None:
-        history.train.append((number, loss))
-        report.training(number, loss)
+    if tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        raise click.ClickException('--tensorboard needs tensorboardX: pip install "lutjax[tensorboard]"')
+    if dry_run and resume:
+        raise click.UsageError("--dry-run shows a run that is not there yet; leave --resume out.")
 
-    def test(number: int, loss: float, state: Any) -> None:
-        history.test.append((number, evaluate(number, state)))
-        report.test(*history.test[-1])
+    made: list[Experiment] = []
 
-    def checkpoint(number: int, loss: float, state: Any) -> None:
-        save(number, state)
-        report.resume()
+    def checked(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
+        def call(*arguments: Any) -> "Experiment":
+            with _usage_errors(*source):
+                made.append(make(*arguments))
+            return made[-1]
 
-    hooks = [
-        loop.Hook(intervals.log_every, log),
-        loop.Hook(intervals.eval_every, test),
-        loop.Hook(intervals.checkpoint_every, checkpoint),
-    ]
-    first = done
-    with report, loop.stop_on_signal() as stopped:
-        state, done = loop.run(advance, state, first=done, steps=steps, hooks=hooks, stopped=stopped)
-        if done < steps and done % intervals.checkpoint_every and done > first:
-            save(done, state)
-    if done < steps:
-        click.echo(f"stopped after {done} of {steps} steps. Go on with:\n  {again}")
-        raise SystemExit(130)
-    return state
+        return call
+
+    show = _terminal(out, tensorboard)
+    try:
+        if resume:
+            changed = fields_of(kind.options, given)
+            with _usage_errors(*source):
+                kind.options(**changed)
+            experiments.resume(
+                out,
+                record,
+                checked(of),
+                show,
+                options=changed,
+                same={name: value for name, value in given.items() if name != "steps"},
+                steps=given.get("steps"),
+                look=not other_source,
+            )
+        else:
+            if not dry_run:
+                _check_new(out)
+            experiment = checked(new)()
+            if dry_run:
+                experiments.dry_run(experiment, show)
+                return None
+            experiments.start(experiment, out, show)
+    except experiments.StoppedError as error:
+        steps = made[-1].record.training.steps
+        what = (
+            f"stopped after {error.done} of {steps} steps."
+            if made[-1].over(error.done) is None
+            else "stopped after the last step, before all was finished."
+        )
+        longer = ["--steps", str(steps)] if resume and "steps" in given else []
+        again = command("train", record.kind, "--resume", *longer, "--out", str(out))
+        click.echo(f"{what} Go on with:\n  {again}")
+        raise SystemExit(130) from None
+    return made[-1] if made else None
+
+
+def _check_new(out: Path) -> None:
+    from lutjax.training import experiments
+
+    try:
+        experiments.check_new(out)
+    except InUseError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@contextmanager
+def _usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
+    """A value that a config refuses is bad usage, and so are data that cannot be used."""
+    try:
+        yield
+    except RunError:
+        raise
+    except source as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _terminal(out: Path, tensorboard: bool) -> Any:
+    """Shows a run on a terminal, or in lines where there is none."""
+    from rich.console import Console
+
+    from lutjax.cli._progress import Report
+    from lutjax.training import experiments
+
+    class Terminal(experiments.Show):
+        console = Console()
+
+        def line(self, text: str) -> None:
+            click.echo(text)
+
+        def doing(self, text: str) -> AbstractContextManager[object]:
+            if self.console.is_terminal:
+                return self.console.status(f"{text} ...")
+            click.echo(f"{text} ...")
+            return super().doing(text)
+
+        def watchers(self, experiment: "Experiment", done: int) -> "list[experiments.Watcher]":
+            found: list[experiments.Watcher] = [
+                Report(
+                    self.console,
+                    first=done,
+                    steps=experiment.record.training.steps,
+                    speed=experiment.speed,
+                    measure=experiment.curves[1],
+                )
+            ]
+            if tensorboard:
+                from lutjax.training.tensorboard import Events
+
+                found.append(Events(out / "tensorboard", experiment.curves, done))
+            return found
+
+    return Terminal()
 
 
 def command(*words: str) -> str:

@@ -1,7 +1,9 @@
 """Training of a `LogicCA`: what is particular to it; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,8 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import runs
-from lutjax.training.loop import Advance, repeat
+from lutjax.training import checkpoints, models, optimizers, runs
+from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 
 with needed_by(__name__):
@@ -76,9 +78,20 @@ class TrainingConfig:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
 
+    def rate(self) -> optax.Schedule:
+        """The learning rate of every step, counted from 0."""
+        return optimizers.learning_rate(
+            "constant",
+            rate=self.learning_rate,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            warmup=0.0,
+            cooldown=0.0,
+        )
+
 
 @dataclasses.dataclass
-class Record:
+class Record(runs.Record):
     """What a checkpoint holds beside arrays.
 
     Attributes:
@@ -87,6 +100,8 @@ class Record:
       options: what the program that trains wants to remember and may change, such as intervals.
       history: losses of the soft automaton, and wrong bits of the best hard one, a grid.
     """
+
+    kind: ClassVar[str] = "ca"
 
     model: LogicCAConfig
     training: TrainingConfig
@@ -112,14 +127,9 @@ class Run(ModelRun[LogicCA]):
       training: everything else that decides the run.
       target: the bits that the first channels are to have; None for the Game of Life.
 
-    Attributes:
-      advance: runs steps; see `lutjax.training.loop.run`.
-
     Raises:
       ValueError: the target does not fit the model or the grid, or is missing.
     """
-
-    advance: Advance
 
     def __init__(
         self,
@@ -144,7 +154,7 @@ class Run(ModelRun[LogicCA]):
         )
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
         super().__init__(structure, self._first, training.seed)
-        self.advance = repeat(self.step)
+        self.advance = Repeated(self.step)
         self._wrong = jax.jit(self._wrong_of)
 
     def _first(self, params: Any) -> Optimizer:
@@ -231,6 +241,29 @@ class Run(ModelRun[LogicCA]):
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.circuit, first, n_steps, update_key)
         return (last[: len(target)] != target).sum() / target.shape[1]
+
+
+def load_model(
+    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
+) -> tuple[LogicCA, Record]:
+    """The best hard automaton of the latest checkpoint in the folder of a run.
+
+    Args:
+      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+
+    Raises:
+      CheckpointError: there is none, none is whole, or a wire is not an input.
+    """
+    step, record = runs.read(folder, Record, on_damage=on_damage)
+    run = Run(record.model, record.training, pattern(record))
+    return run.best(models.restore(folder, step, run)), record
+
+
+def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
+    """The bits that a run is to draw; None in the Game of Life."""
+    if record.target is None:
+        return None
+    return np.array([[[bit == "1" for bit in row] for row in channel] for channel in record.target])
 
 
 def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch height width"]:

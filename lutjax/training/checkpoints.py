@@ -2,15 +2,20 @@
 
 A checkpoint is the folder ``<directory>/<step>``: one Orbax folder for each tree, and ``checkpoint.json`` with
 the metadata, the shape and dtype of every array and the SHA-256 of every file. It is written under another name
-and renamed when complete, so a run that is killed leaves the previous checkpoint, never half of one. The digests
-are compared before Orbax opens anything, because Orbax returns some damaged arrays without an error.
+and renamed when complete, and renamed before it is deleted, so a run that is killed leaves the previous checkpoint, never
+half of one. The digests are compared before Orbax opens anything, because Orbax returns some damaged arrays without an
+error. A damaged checkpoint is passed over for the one before it.
 """
 
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,8 @@ with needed_by(__name__):
     import orbax.checkpoint as ocp
 
 
+from lutjax.training.errors import CheckpointError, DamagedError
+
 FORMAT = 1
 """Version of the layout described above."""
 
@@ -29,10 +36,12 @@ KEEP = 2
 """Checkpoints that stay in a directory; older ones are deleted when a new one is complete."""
 
 _META = "checkpoint.json"
+_DAMAGED = ".damaged"
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that does not exist, is damaged, or belongs to another configuration."""
+def warn(message: str) -> None:
+    """Warns of a damaged checkpoint, as the functions here do if they are not told otherwise."""
+    warnings.warn(message, stacklevel=2)
 
 
 def steps(directory: Path) -> list[int]:
@@ -40,6 +49,11 @@ def steps(directory: Path) -> list[int]:
     if not directory.is_dir():
         return []
     return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and p.is_dir())
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, whatever its name."""
+    return (folder / _META).is_file()
 
 
 def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -51,56 +65,136 @@ def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str
       meta: anything that JSON can hold.
 
     Raises:
-      CheckpointError: there is a checkpoint of this step.
+      CheckpointError: there is a checkpoint of this step, and it is whole.
+      OSError: it cannot be written; nothing of it is left, and earlier ones stay.
     """
     target = directory / str(step)
     if target.exists():
-        raise CheckpointError(f"{target} exists; a checkpoint is never overwritten.")
+        try:
+            read_meta(directory, step)
+        except DamagedError:
+            set_aside(directory, step)
+        else:
+            raise CheckpointError(f"{target} exists; a checkpoint is never overwritten.")
     directory.mkdir(parents=True, exist_ok=True)
     for unfinished in directory.glob(".*.tmp"):
         shutil.rmtree(unfinished)
     temporary = directory.absolute() / f".{step}.tmp"
-    temporary.mkdir()
+    try:
+        _write(temporary, step, trees, meta)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in [*(directory / str(s) for s in steps(directory)[:-KEEP]), *directory.glob(f"*{_DAMAGED}")]:
+        unfinished = directory / f".{old.name}.tmp"
+        os.replace(old, unfinished)
+        shutil.rmtree(unfinished)
+
+
+def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    folder.mkdir()
     arrays = {name: _flat(tree) for name, tree in trees.items()}
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+    with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
-            writer.save(temporary / name, args=ocp.args.StandardSave(flat))
+            writer.save(folder / name, args=ocp.args.StandardSave(flat))
     content = {
         "format": FORMAT,
+        "step": step,
         "meta": dict(meta),
         "arrays": {name: _signature(flat) for name, flat in arrays.items()},
         "files": {
-            path.relative_to(temporary).as_posix(): _digest(path)
-            for path in sorted(temporary.rglob("*"))
+            path.relative_to(folder).as_posix(): _digest(path)
+            for path in sorted(folder.rglob("*"))
             if path.is_file()
         },
     }
     content["digest"] = _content_digest(content)
-    (temporary / _META).write_text(json.dumps(content))
-    os.replace(temporary, target)
-    for old in steps(directory)[:-KEEP]:
-        shutil.rmtree(directory / str(old))
+    (folder / _META).write_text(json.dumps(content))
 
 
-def read_meta(directory: Path, step: int | None = None) -> tuple[int, dict[str, Any]]:
-    """The step and metadata of the latest checkpoint (or of that at `step`), every file of which is whole.
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Makes an OSError of the error with which Orbax says that a file cannot be written.
+
+    Its threads print theirs, too; one error is enough.
+    """
+    logger = logging.getLogger("absl")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    except ValueError as error:
+        found = re.search(r"os_error_code='(\d+)'", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(folder.parent)) from error
+    finally:
+        logger.disabled = disabled
+
+
+def set_aside(directory: Path, step: int) -> None:
+    """Gives a checkpoint another name, under which it stays until the next one is complete."""
+    aside = directory / f"{step}{_DAMAGED}"
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(directory / str(step), aside)
+
+
+def peek(directory: Path) -> tuple[int, dict[str, Any], str]:
+    """The step, metadata and digest of the latest checkpoint, of which only this is compared with what was written.
 
     Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
+      CheckpointError: there is no checkpoint, or its metadata are damaged.
+    """
+    found = steps(directory)
+    if not found:
+        raise CheckpointError(f"{directory} holds no checkpoint.")
+    content = _content(directory / str(found[-1]))
+    return found[-1], content["meta"], _content_digest(content)
+
+
+def read_meta(
+    directory: Path, step: int | None = None, *, on_damage: Callable[[str], None] = warn
+) -> tuple[int, dict[str, Any]]:
+    """The step and metadata of the latest checkpoint (or of that at `step`) every file of which is whole.
+
+    Args:
+      on_damage: is told of every damaged checkpoint that was passed over.
+
+    Raises:
+      CheckpointError: there is no checkpoint.
+      DamagedError: none is whole, or that at `step` is not.
     """
     found = steps(directory)
     if not found or (step is not None and step not in found):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"{directory} holds {what}.")
-    step = found[-1] if step is None else step
-    folder = directory / str(step)
+    if step is not None:
+        return step, _whole(directory / str(step))
+    damaged: list[str] = []
+    for step in reversed(found):
+        try:
+            meta = _whole(directory / str(step))
+        except DamagedError as error:
+            damaged.append(str(error))
+            continue
+        for message in damaged:
+            on_damage(f"{message} The one of step {step} takes its place.")
+        return step, meta
+    if len(damaged) > 1:
+        raise DamagedError(f"every checkpoint in {directory} is damaged: {' '.join(damaged)}")
+    raise DamagedError(f"{damaged[0]} There is no other.")
+
+
+def _whole(folder: Path) -> dict[str, Any]:
+    """The metadata of a checkpoint of which every file has been compared."""
     content = _content(folder)
     for name, digest in content["files"].items():
         if not (folder / name).is_file():
             raise _damaged(folder, f"{name} is missing")
         if _digest(folder / name) != digest:
             raise _damaged(folder, f"{name} has changed since it was written")
-    return step, content["meta"]
+    meta: dict[str, Any] = content["meta"]
+    return meta
 
 
 def restore(directory: Path, step: int, name: str, template: Any) -> Any:
@@ -151,13 +245,15 @@ def _content(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"the checkpoint {folder} has format {content.get('format')!r}; this version reads {FORMAT}."
         )
+    if str(content.get("step", folder.name)) != folder.name:  # older versions did not write it
+        raise CheckpointError(
+            f"the checkpoint {folder} is that of step {content['step']}: rename it to {folder.with_name(str(content['step']))}."
+        )
     return content
 
 
-def _damaged(folder: Path, why: str) -> CheckpointError:
-    earlier = [s for s in steps(folder.parent) if s < int(folder.name)]
-    advice = f" Remove that folder to go on from step {earlier[-1]}." if earlier else ""
-    return CheckpointError(f"the checkpoint {folder} is damaged: {why}.{advice}")
+def _damaged(folder: Path, why: str) -> DamagedError:
+    return DamagedError(f"the checkpoint {folder} is damaged: {why}.")
 
 
 def _flat(tree: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Training of a `LogicClassifier`: what is particular to it; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig
-from lutjax.training import models, optimizers, runs
+from lutjax.training import checkpoints, models, optimizers, runs
 from lutjax.training.augment import warp
-from lutjax.training.loop import Advance, repeat
+from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.samples import Samples
 
@@ -69,6 +70,17 @@ class TrainingConfig:
             if not 0 <= getattr(self, name) < 2**32:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {2**32 - 1}.")
 
+    def rate(self) -> optax.Schedule:
+        """The learning rate of every step, counted from 0."""
+        return optimizers.learning_rate(
+            "constant",
+            rate=self.learning_rate,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            warmup=0.0,
+            cooldown=self.cooldown,
+        )
+
 
 class Run(ModelRun[LogicClassifier]):
     """A classifier and how it is trained, without the arrays that training changes.
@@ -78,14 +90,9 @@ class Run(ModelRun[LogicClassifier]):
       training: everything else that decides the run.
       train: what to train on.
 
-    Attributes:
-      advance: runs steps; see `lutjax.training.loop.run`.
-
     Raises:
       ValueError: samples are not of the size of the model, or have more classes.
     """
-
-    advance: Advance
 
     def __init__(self, model: LogicClassifierConfig, training: TrainingConfig, train: Samples):
         if train.x.shape[1] != model.in_features or train.n_classes > model.n_classes:
@@ -99,19 +106,11 @@ class Run(ModelRun[LogicClassifier]):
             thresholds = lutjax.thermometer_thresholds(
                 jnp.asarray(train.x), model.n_thresholds, method=training.thresholds
             )
-        rate = optimizers.learning_rate(
-            "constant",
-            rate=training.learning_rate,
-            steps=training.steps,
-            batch_size=training.batch_size,
-            warmup=0.0,
-            cooldown=training.cooldown,
-        )
-        self._optimizer = optimizers.optimizer("adam", rate)
+        self._optimizer = optimizers.optimizer("adam", training.rate())
         structure = Structure(lambda rngs: LogicClassifier(model, thresholds=thresholds, rngs=rngs))
         super().__init__(structure, self._optimizer.init, training.seed)
         self._image = train.shape if len(train.shape) == 2 and training.augment else None
-        self.advance = repeat(self.step, (jnp.asarray(train.x), jnp.asarray(train.y)))
+        self.advance = Repeated(self.step, (jnp.asarray(train.x), jnp.asarray(train.y)))
         self._classes = jax.jit(self._classes_of, static_argnames="hard")
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
@@ -189,7 +188,7 @@ class SamplesIdentity:
 
 
 @dataclasses.dataclass
-class Record:
+class Record(runs.Record):
     """What a checkpoint holds beside arrays.
 
     Attributes:
@@ -199,6 +198,8 @@ class Record:
       history: training losses, and accuracies of the hard network on the test part.
     """
 
+    kind: ClassVar[str] = "digits"
+
     model: LogicClassifierConfig
     training: TrainingConfig
     samples: SamplesIdentity
@@ -207,12 +208,17 @@ class Record:
     history: runs.History
 
 
-def load_model(folder: Path) -> tuple[LogicClassifier, Record]:
+def load_model(
+    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
+) -> tuple[LogicClassifier, Record]:
     """The classifier of the latest checkpoint in the folder of a run.
 
+    Args:
+      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+
     Raises:
-      CheckpointError: there is none, it is damaged, or a wire is not an input.
+      CheckpointError: there is none, none is whole, or a wire is not an input.
     """
-    step, record = runs.read(folder, Record)
+    step, record = runs.read(folder, Record, on_damage=on_damage)
     structure = Structure(lambda rngs: LogicClassifier(record.model, rngs=rngs))
     return models.load(folder, step, structure), record

@@ -12,7 +12,7 @@ from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
-from lutjax.training.loop import Advance, repeat
+from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
 
@@ -91,6 +91,17 @@ class TrainingConfig:
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
 
+    def rate(self) -> optax.Schedule:
+        """The learning rate of every step, counted from 0."""
+        return optimizers.learning_rate(
+            self.schedule,
+            rate=self.learning_rate,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            warmup=self.warmup,
+            cooldown=self.cooldown,
+        )
+
 
 def structure_of(config: LUTTransformerConfig) -> Structure[LUTTransformer]:
     """How arrays make a model of this config."""
@@ -105,31 +116,19 @@ class Run(ModelRun[LUTTransformer]):
       training: everything else that decides the run.
       train: the bytes to train on.
 
-    Attributes:
-      advance: runs steps; see `lutjax.training.loop.run`.
-
     Raises:
       ValueError: the vocabulary is not that of bytes.
     """
-
-    advance: Advance
 
     def __init__(self, model: LUTTransformerConfig, training: TrainingConfig, train: Bytes):
         if model.vocab_size != 256:
             raise ValueError(f"vocab_size is {model.vocab_size}; a language model of bytes needs 256.")
         self.config, self.training = model, training
-        rate = optimizers.learning_rate(
-            training.schedule,
-            rate=training.learning_rate,
-            steps=training.steps,
-            batch_size=training.batch_size,
-            warmup=training.warmup,
-            cooldown=training.cooldown,
-        )
+        rate = training.rate()
         rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer](weight_decay=training.table_weight_decay)
         self._optimizer = tables.Optimizer(rule, rate, rest=optimizers.optimizer(training.optimizer, rate))
         super().__init__(structure_of(model), self._optimizer.init, training.seed)
-        self.advance = repeat(self.step, jnp.asarray(train))
+        self.advance = Repeated(self.step, jnp.asarray(train))
         self._evaluate = jax.jit(self._total_loss)
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:

@@ -1,12 +1,26 @@
-"""Runs of language models: what decides how to go on, and the model of one."""
+"""Runs of language models: what decides how to go on, what is done at the end, and the model of one."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
 
 from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.training import models, runs
-from lutjax.training.lm import TrainingConfig, structure_of
+from lutjax.training import checkpoints, models, runs
+from lutjax.training.errors import CheckpointError
+from lutjax.training.experiments import Experiment, Intervals, Part
+from lutjax.training.lm import Run, TrainingConfig, structure_of
+from lutjax.training.models import State
+from lutjax.training.text import Text, bigram_loss, load_text
+
+EVALUATION_WINDOWS = 1024
+"""Windows of the test part that are evaluated while a run goes on; at its end it is the whole part."""
+
+SAMPLE_BYTES = 300
+"""Length of the text that is written at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +33,7 @@ class TextIdentity:
 
 
 @dataclasses.dataclass
-class Record:
+class Record(runs.Record):
     """What a checkpoint holds beside arrays.
 
     Attributes:
@@ -29,6 +43,8 @@ class Record:
       history: losses so far, in nats per byte.
     """
 
+    kind: ClassVar[str] = "lm"
+
     model: LUTTransformerConfig
     training: TrainingConfig
     text: TextIdentity
@@ -37,11 +53,130 @@ class Record:
     history: runs.History
 
 
-def load_model(folder: Path) -> tuple[LUTTransformer, Record]:
+def load_model(
+    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
+) -> tuple[LUTTransformer, Record]:
     """The model of the latest checkpoint in the folder of a run, ready to generate.
 
+    Args:
+      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+
     Raises:
-      CheckpointError: there is none, it is damaged, or an anchor is not an input.
+      CheckpointError: there is none, none is whole, or an anchor is not an input.
     """
-    step, record = runs.read(folder, Record)
+    step, record = runs.read(folder, Record, on_damage=on_damage)
     return models.load(folder, step, structure_of(record.model)), record
+
+
+class LanguageModel(Experiment):
+    """A language model on a text: an `Experiment`."""
+
+    curves = ("training loss", "test loss")
+
+    record: Record
+    run: Run
+
+    def __init__(self, record: Record, run: Run, text: Text):
+        self.record, self.run, self.text = record, run, text
+
+    @classmethod
+    def new(
+        cls, model: LUTTransformerConfig, training: TrainingConfig, intervals: Intervals, path: Path | None
+    ) -> "LanguageModel":
+        """A run that has no step yet, on the text at `path`; see `load_text`.
+
+        Raises:
+          TextError: it cannot be used.
+          ValueError: the vocabulary is not that of bytes.
+        """
+        text = load_text(path, context=model.context)
+        record = Record(
+            model=model,
+            training=training,
+            text=TextIdentity(None if path is None else str(path.absolute()), text.size, text.digest),
+            bigram=bigram_loss(text.train, text.test),
+            options=dataclasses.asdict(intervals),
+            history=runs.History(),
+        )
+        return cls(record, Run(model, training, text.train), text)
+
+    @classmethod
+    def of(cls, record: Record, path: Path | None = None) -> "LanguageModel":
+        """The run of a record; the text is read from `path`, or from where it was.
+
+        Raises:
+          TextError: it cannot be read.
+          CheckpointError: it is another text.
+        """
+        path = path or (None if record.text.path is None else Path(record.text.path))
+        text = load_text(path, context=record.model.context)
+        if text.digest != record.text.digest:
+            raise CheckpointError(
+                f"the run belongs to another text: it was {record.text.size} bytes of "
+                f"{record.text.path or 'the standard library'}, now {text.size} other bytes of {text.name}."
+            )
+        return cls(record, Run(record.model, record.training, text.train), text)
+
+    def describe(self) -> str:
+        training = self.record.training
+        return (
+            f"on {self.text.name} ({self.text.size:,} bytes): {self.run.structure.n_parameters():,} parameters, "
+            f"bigram baseline {self.record.bigram:.4f} nats per byte, {training.steps} steps of {training.batch_size} x "
+            f"{self.record.model.context} bytes"
+        )
+
+    def speed(self, seconds: float) -> str:
+        n_bytes = self.record.training.batch_size * self.record.model.context
+        return f"{n_bytes / seconds / 1000:.1f} kB/s"
+
+    def evaluate(self, state: State) -> float:
+        return self.run.evaluate(state, self.text.test, max_windows=EVALUATION_WINDOWS)
+
+    def draw(self, folder: Path) -> None:
+        with runs.atomically(folder / "loss.png") as path:
+            self._draw_losses(path)
+
+    def parts(self) -> list[Part]:
+        return [
+            Part("test", "testing the whole test part", self._test),
+            Part("loss.png", "drawing the losses", lambda state, path: self._draw_losses(path)),
+            self.curves_part(),
+            Part("sample.txt", "writing a sample", self._sample),
+        ]
+
+    @property
+    def prompt(self) -> str:
+        """How the sample begins: the first line of the test part."""
+        lines = self.text.test[: self.record.model.context].tobytes().decode(errors="ignore").splitlines()
+        return next((line for line in lines if line.strip()), " ")
+
+    def _test(self, state: State, path: Path) -> list[str]:
+        loss = self.run.evaluate(state, self.text.test)
+        return [f"test loss {loss:.4f} nats per byte, bigram baseline {self.record.bigram:.4f}."]
+
+    def _draw_losses(self, path: Path) -> list[str]:
+        from lutjax.cli._plot import plot_losses
+
+        plot_losses(self.record, path)
+        return []
+
+    def _sample(self, state: State, path: Path) -> list[str]:
+        model = self.run.structure.model(state.params, state.others)
+        text = self.prompt + sample(model, self.prompt, SAMPLE_BYTES)
+        path.write_text(text)
+        return ["sample:", "", text, ""]
+
+
+def sample(
+    model: LUTTransformer,
+    prompt: str,
+    n_bytes: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> str:
+    """The text that a model adds to `prompt`; bytes that are not UTF-8 become replacement characters."""
+    tokens = np.frombuffer(prompt.encode(errors="surrogateescape"), np.uint8).astype(np.int32)
+    added = model.generate(tokens, n_bytes, key=jax.random.key(seed), temperature=temperature, top_k=top_k)
+    return np.asarray(added).astype(np.uint8).tobytes().decode(errors="replace")

@@ -35,24 +35,40 @@ class Hook:
     call: Callable[[int, float, State], None]
 
 
-def repeat(step: Step, data: Any = None) -> Advance:
-    """Many steps in one jitted call, in the state's own memory; `data`, a pytree, is passed to every step.
+class Repeated:
+    """Many steps in one jitted call, in the state's own memory: an `Advance`. `data`, a pytree, is passed to every step.
 
     The number of steps is not static: one program serves every chunk, so where chunks begin and end changes
     nothing in the result.
     """
 
-    def advance(state: State, first: Array, count: Array, data: Any) -> tuple[State, Array]:
-        def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-            state, total = carry
-            state, loss = step(state, first + i, data)
-            return state, total + loss.astype(jnp.float32)
+    def __init__(self, step: Step, data: Any = None):
+        def advance(state: State, first: Array, count: Array, data: Any) -> tuple[State, Array]:
+            def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+                state, total = carry
+                state, loss = step(state, first + i, data)
+                return state, total + loss.astype(jnp.float32)
 
-        state, total = jax.lax.fori_loop(0, count, body, (state, jnp.float32(0)))
-        return state, total / count.astype(jnp.float32)
+            state, total = jax.lax.fori_loop(0, count, body, (state, jnp.float32(0)))
+            return state, total / count.astype(jnp.float32)
 
-    jitted = jax.jit(advance, donate_argnums=0)
-    return lambda state, first, count: jitted(state, jnp.int32(first), jnp.int32(count), data)
+        self._jitted, self._data = jax.jit(advance, donate_argnums=0), data
+
+    def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
+        """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        result: tuple[State, Array] = self._jitted(state, jnp.int32(first), jnp.int32(count), self._data)
+        return result
+
+    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
+        """The program for states of these shapes and dtypes, and how to call it."""
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        program = self._jitted.lower(state, number, number, self._data).compile()
+
+        def advance(state: State, first: int, count: int) -> tuple[State, Array]:
+            result: tuple[State, Array] = program(state, jnp.int32(first), jnp.int32(count), self._data)
+            return result
+
+        return program, advance
 
 
 def run(
@@ -69,7 +85,7 @@ def run(
     A chunk ends wherever a hook is due, so where chunks end does not depend on where a run was resumed.
 
     Args:
-      advance: runs some steps; `repeat` makes one of a pure step.
+      advance: runs some steps; `Repeated` makes one of a pure step.
       state: consumed.
       stopped: asked after every chunk; true ends the run early.
 

@@ -10,7 +10,8 @@ import numpy as np
 from lutjax._extras import needed_by
 from lutjax.layers import nnx as layers
 from lutjax.training import runs
-from lutjax.training.checkpoints import CheckpointError
+from lutjax.training.errors import CheckpointError
+from lutjax.training.loop import Repeated
 from lutjax.training.nnx import filled
 
 with needed_by(__name__):
@@ -78,7 +79,12 @@ class ModelRun(Generic[M]):
       structure: of the model.
       optimizer: makes the optimiser's state of `State.params`.
       seed: of the model.
+
+    Attributes:
+      advance: runs steps; see `lutjax.training.loop.run`.
     """
+
+    advance: Repeated
 
     def __init__(self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int):
         self.structure, self._init_optimizer, self._seed = structure, optimizer, seed
@@ -94,7 +100,7 @@ class ModelRun(Generic[M]):
         return State(params, others, jax.eval_shape(self._init_optimizer, params))
 
 
-def save(folder: Path, step: int, state: State, record: Any) -> None:
+def save(folder: Path, step: int, state: State, record: runs.Record) -> None:
     """Writes a checkpoint into the folder of a run; see `runs.save`."""
     trees = {"model": _model_tree(state.params, state.others), "optimizer": state.optimizer}
     runs.save(folder, step, trees, record)

@@ -1,4 +1,4 @@
-"""Named sets of sizes and rates; every value can be overridden by name."""
+"""Named sets of sizes and rates; every value can be overridden by name. `lutjax train --help` reads them without JAX."""
 
 from typing import Any
 
@@ -60,3 +60,67 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Values of the fields of `LUTTransformerConfig`, `TrainingConfig` and the intervals, by preset."""
+
+_CHECKERBOARD = {"start": "random", "channels": 8, "kernels": 16, "perception": (8, 4, 2), "hard_share": 0.2}
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "life": {
+        "start": "boards",
+        "channels": 1,
+        "kernels": 16,
+        "perception": (8, 4, 2, 1),
+        "update": (*[128] * 17, 64, 32, 16, 8, 4, 2, 1),
+        "periodic": True,
+        "steps": 3000,
+        "weight_decay": 0.1,
+        "log_every": 100,
+        "eval_every": 100,
+    },
+    "checkerboard": {
+        **_CHECKERBOARD,
+        "update": (*[256] * 10, 128, 64, 32, 16, 8, 8),
+        "size": 16,
+        "n_steps": 20,
+        "batch_size": 2,
+        "eval_every": 50,
+    },
+    "checkerboard-async": {
+        **_CHECKERBOARD,
+        "update": (*[256] * 14, 128, 64, 32, 16, 8, 8),
+        "update_rate": 0.6,
+        "size": 14,
+        "n_steps": 50,
+        "batch_size": 1,
+        "steps": 800,
+        "eval_every": 50,
+    },
+    "lizard": {
+        "channels": 128,
+        "kernels": 4,
+        "perception": (8, 4, 2, 1),
+        "update": (*[512] * 8, 256, 128),
+        "periodic": True,
+        "residual": 7.0,
+        "start": "seed",
+        "size": 20,
+        "n_steps": 12,
+        "batch_size": 1,
+        "steps": 3500,
+        "learning_rate": 0.06,
+        "hard_share": 0.1,
+        "eval_every": 100,
+    },
+    "letter": {
+        "channels": 64,
+        "kernels": 4,
+        "perception": (8, 4, 2),
+        "update": (*[512] * 8, 256, 128, 64),
+        "start": "zero",
+        "size": 16,
+        "n_steps": 15,
+        "batch_size": 1,
+        "steps": 3000,
+        "learning_rate": 0.06,
+        "eval_every": 100,
+    },
+}
+"""Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""

@@ -1,30 +1,66 @@
-"""Runs of any model: what a checkpoint holds beside arrays, written and read field by field.
+"""Runs of any model, on a disk: what a checkpoint holds beside arrays, and what else is in the folder of a run.
 
 A kind of run says what decides it and what it remembers in one dataclass, its record, whose last field is a `History`.
 """
 
+import contextlib
+import csv
 import dataclasses
+import errno
+import json
+import os
+import shutil
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import lutjax
 from lutjax.training import checkpoints
-from lutjax.training.checkpoints import CheckpointError
+from lutjax.training.errors import CheckpointError, DamagedError, InUseError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes are not kept apart
+    fcntl = None  # type: ignore[assignment]
 
 FOLDER = "checkpoints"
 """Where the checkpoints are in the folder of a run."""
 
-R = TypeVar("R")
+CURVES = "curves.csv"
+"""All that was measured, in the folder of a run."""
+
+LOCK = ".lock"
+"""Locked by the process that writes into the folder of a run; holds its id."""
+
+_FINISHED = "finished.json"
+
+KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
+"""Kinds of runs, named as ``lutjax train`` names them; each with the field by which records without a kind are known."""
+
+
+@dataclasses.dataclass
+class Record:
+    """A base of dataclasses of what a checkpoint holds beside arrays: what decides the run, and its `History`."""
+
+    kind: ClassVar[str]
+    """One of `KINDS`."""
+
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclasses.dataclass
 class History:
-    """What was measured so far, each with the number of steps done: training losses, and what tests found."""
+    """What was measured so far, each with the number of steps done: training losses, and what tests found.
+
+    `lengths` are the steps in all with which the run was started or gone on with, if they were changed.
+    """
 
     train: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     test: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    lengths: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "History":
@@ -32,40 +68,255 @@ class History:
         return cls(**{name: [(s, x) for s, x in points] for name, points in fields.items()})
 
 
+@dataclasses.dataclass
+class Finished:
+    """Which of the things that are done after the last step are done.
+
+    Attributes:
+      digest: of the checkpoint that they were done with.
+      parts: for each by its name, whether there is a file of that name, and lines that were shown.
+      why: why there was no further step, in words; empty until all is done.
+    """
+
+    digest: str
+    parts: dict[str, tuple[bool, list[str]]] = dataclasses.field(default_factory=dict)
+    why: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Finished | None":
+        """What is recorded in the folder of a run; None if nothing is, or not of its latest checkpoint."""
+        try:
+            fields = json.loads((folder / _FINISHED).read_bytes())
+            parts = {name: (file, lines) for name, (file, lines) in fields["parts"].items()}
+            found = cls(fields["digest"], parts, fields["why"])
+            return found if found.digest == checkpoints.peek(folder / FOLDER)[2] else None
+        except (FileNotFoundError, KeyError, TypeError, ValueError):  # none, or of another version
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Records it in the folder of a run."""
+        with atomically(folder / _FINISHED) as path:
+            path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    def has(self, folder: Path, part: str) -> bool:
+        """Whether a part is done, and its file is there."""
+        return part in self.parts and (not self.parts[part][0] or (folder / part).is_file())
+
+    def complete(self, folder: Path) -> bool:
+        """Whether all is done."""
+        return bool(self.why) and all(self.has(folder, part) for part in self.parts)
+
+
+def finished(folder: Path) -> Finished:
+    """What is recorded of the latest checkpoint in the folder of a run."""
+    return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """Where to write a file that appears at `path` when the block ends; if it is not written, nothing happens.
+
+    An error, or the end of the process, leaves what was there before.
+    """
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        yield unfinished
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_curves(path: Path, history: History, names: tuple[str, str]) -> None:
+    """Writes all that was measured as a table: step, kind, value. `names` are those of the two kinds."""
+    rows = [
+        (step, name, repr(value))
+        for name, points in zip(names, (history.train, history.test), strict=True)
+        for step, value in points
+    ]
+    rows.sort(key=lambda row: row[0])
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([("step", "kind", "value"), *rows])
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keeps other processes from writing into the folder of a run, which is made if it is missing.
+
+    The operating system takes the lock away from a process that ends, however it ends.
+
+    Raises:
+      InUseError: another process holds the lock.
+      OSError: nothing can be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise InUseError(
+                    f"{folder} is in use: process {file.read() or '?'} trains there. Wait until it has ended, or choose "
+                    "another folder."
+                ) from None
+            except OSError as error:  # some file systems have no locks
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def check_space(folder: Path, n_bytes: int) -> None:
+    """Refuses a disk without room for one checkpoint.
+
+    Args:
+      n_bytes: of the arrays of a checkpoint.
+
+    Raises:
+      OSError: there is less.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {n_bytes / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
+            str(folder),
+        )
+
+
 def exists(folder: Path) -> bool:
     """Whether the folder of a run holds a checkpoint."""
     return bool(checkpoints.steps(folder / FOLDER))
 
 
-def save(folder: Path, step: int, trees: Mapping[str, Any], record: Any) -> None:
+def check(folder: Path) -> None:
+    """Refuses a folder that is none of a run, and says what it is.
+
+    Raises:
+      CheckpointError: it holds no checkpoint.
+    """
+    if exists(folder):
+        return
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist.")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; give the folder of a run.")
+    for outer in folder.absolute().parents:
+        if exists(outer):
+            raise CheckpointError(f"{folder} is a part of a run: give {_as_given(outer, folder)}.")
+    if checkpoints.is_checkpoint(folder):
+        raise CheckpointError(
+            f"{folder} is a checkpoint without its run: put it into a folder RUN as RUN/{FOLDER}/STEP, and give RUN."
+        )
+    if _holds_checkpoints(folder):
+        raise CheckpointError(
+            f'{folder} holds checkpoints, but is not named "{FOLDER}": rename it so, and give the folder around it.'
+        )
+    inner = sorted(path for path in folder.iterdir() if path.is_dir())
+    found = [path for path in inner if exists(path)]
+    if found:
+        names = " or ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+        raise CheckpointError(f"{folder} is not the folder of a run, but holds {len(found)}: give {names}.")
+    for path in inner:
+        if _holds_checkpoints(path):
+            raise CheckpointError(
+                f"{folder} holds no checkpoint, but {path} does: rename that folder to {folder / FOLDER}."
+                if path.name != FOLDER
+                else f"{path} holds a checkpoint whose name is not its step: rename it to the number of its steps."
+            )
+    stopped = (folder / LOCK).exists()
+    advice = (
+        ": the run was stopped before its first one. Start it again, without --resume." if stopped else "."
+    )
+    raise CheckpointError(f"{folder} holds no checkpoint{advice}")
+
+
+def _holds_checkpoints(folder: Path) -> bool:
+    return any(checkpoints.is_checkpoint(path) for path in folder.iterdir() if path.is_dir())
+
+
+def _as_given(found: Path, folder: Path) -> str:
+    return str(found) if folder.is_absolute() else os.path.relpath(found)
+
+
+def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> None:
     """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
-      record: a dataclass of what JSON can hold and of such dataclasses.
+      record: a dataclass of what JSON can hold and of such dataclasses, whose class attribute `kind` is one of `KINDS`.
     """
-    meta = {"lutjax": lutjax.__version__, **dataclasses.asdict(record)}
+    meta = {"lutjax": lutjax.__version__, "kind": record.kind, **dataclasses.asdict(record)}
     checkpoints.save(folder / FOLDER, step, trees, meta)
 
 
-def read(folder: Path, kind: type[R]) -> tuple[int, R]:
-    """The steps done at the latest checkpoint, and its record.
-
-    Args:
-      kind: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
-        fields.
+def kind(folder: Path) -> str:
+    """The kind of the run in a folder, one of `KINDS`.
 
     Raises:
-      CheckpointError: there is none, or it is damaged, or of a version with other fields, or of another kind of run.
+      CheckpointError: there is no run, its checkpoints are damaged, or it is of a kind that this version does not know.
     """
-    step, meta = checkpoints.read_meta(folder / FOLDER)
-    version = meta.pop("lutjax", None)
+    check(folder)
     try:
-        return step, _made(kind, meta)
+        meta = checkpoints.peek(folder / FOLDER)[1]
+    except DamagedError:
+        meta = checkpoints.read_meta(folder / FOLDER, on_damage=lambda message: None)[1]
+    found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
+    if found not in KINDS:
+        raise CheckpointError(
+            f"{folder} holds a run of the kind {found}; lutjax {lutjax.__version__} knows {', '.join(KINDS)}."
+        )
+    return found
+
+
+def check_kind(folder: Path, wanted: str) -> None:
+    """Refuses the folder of a run of another kind.
+
+    Raises:
+      CheckpointError: it is, or as `kind`.
+    """
+    found = kind(folder)
+    if found != wanted:
+        raise CheckpointError(
+            f"{folder} is a run of train {found}, not of train {wanted}: go on with it by "
+            f"lutjax train {found} --resume --out {folder}"
+        )
+
+
+def read(
+    folder: Path, record: type[R], *, on_damage: Callable[[str], None] = checkpoints.warn
+) -> tuple[int, R]:
+    """The steps done at the latest checkpoint that is whole, and its record.
+
+    Args:
+      record: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
+        fields.
+      on_damage: is told of every damaged checkpoint that was passed over.
+
+    Raises:
+      CheckpointError: there is none, or it is of a version with other fields, or of another kind of run.
+    """
+    check_kind(folder, record.kind)
+    step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
+    version = meta.pop("lutjax", None)
+    meta.pop("kind", None)
+    try:
+        return step, _made(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {version} and does not fit this command and "
             f"version, {lutjax.__version__}: {error}"
         ) from error
+
+
+def set_aside_damaged(folder: Path, step: int) -> None:
+    """Gives the checkpoints after that of a step, which `read` has passed over, another name."""
+    for later in checkpoints.steps(folder / FOLDER):
+        if later > step:
+            checkpoints.set_aside(folder / FOLDER, later)
 
 
 def restore(folder: Path, step: int, name: str, template: Any) -> Any:

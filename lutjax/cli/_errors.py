@@ -1,0 +1,92 @@
+"""Errors that say what is wrong with a machine, a folder or a run, for every command: one line instead of a traceback."""
+
+import errno
+import os
+import re
+import sys
+from typing import Any
+
+import click
+
+from lutjax.training.errors import RunError
+
+
+class Commands(click.Group):
+    """A group of commands whose errors are one line and a status that is not 0, where the machine or a run is at fault."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except (
+            RunError,
+            OSError,
+            MemoryError,
+            RuntimeError,
+            AssertionError,
+            FloatingPointError,
+        ) as error:
+            message = explain(error, training=ctx.invoked_subcommand == "train")
+            if message is None:
+                raise
+            raise click.ClickException(message) from error
+
+
+def explain(error: BaseException, *, training: bool) -> str | None:
+    """What an error says to who gave the command; None if it is not the machine's or a run's, but a mistake in lutjax.
+
+    Args:
+      training: whether the command trains, so that there may be checkpoints.
+    """
+    if isinstance(error, RunError):
+        return str(error)
+    if isinstance(error, FloatingPointError):
+        return f"{error} Lower --learning-rate." if training else None
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and re.search("RESOURCE_EXHAUSTED|Out of memory", str(error))
+    ):
+        where = "this machine" if isinstance(error, MemoryError) else "the device"
+        advice = (
+            "Checkpoints are whole: go on with --resume where more is free, or start again in another folder with a "
+            "smaller --batch-size or model."
+            if training
+            else "Choose smaller sizes."
+        )
+        return f"{where} is out of memory. {advice}"
+    if isinstance(error, OSError):
+        return _explain_os_error(error, training)
+    return _explain_missing_device()
+
+
+def _explain_os_error(error: OSError, training: bool) -> str | None:
+    if error.errno is None or error.errno == errno.EPIPE:
+        return None
+    where = "" if error.filename is None else f" ({error.filename})"
+    full = " Free some space, or choose another place" + (
+        "; checkpoints are whole, and --resume goes on." if training else "."
+    )
+    advice = {
+        errno.ENOSPC: full,
+        errno.EDQUOT: full,
+        errno.EROFS: " Choose a place that can be written.",
+        errno.EACCES: " Choose a place that can be read and written.",
+    }.get(error.errno, "")
+    return f"{error.strerror or os.strerror(error.errno)}{where}.{advice}"
+
+
+def _explain_missing_device() -> str | None:
+    """That there is no device to run on, if it is so: only asking JAX again tells."""
+    if "jax" not in sys.modules:
+        return None
+    import jax
+
+    try:
+        jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+        why = str(error).split("(set JAX_PLATFORMS")[0].strip()
+        return (
+            f"JAX finds no device of the platform {asked} here{': ' if why else '.'}{why} Set JAX_PLATFORMS to another one, "
+            "such as cpu, or leave it out."
+        )
+    return None

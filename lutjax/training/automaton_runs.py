@@ -1,0 +1,192 @@
+"""Runs of automata: what they draw, when they are solved, and what is checked and drawn at the end."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool
+
+from lutjax.models import LogicCA, LogicCAConfig
+from lutjax.training import circuits, patterns, runs
+from lutjax.training.automaton import N_BOARDS, Record, Run, TrainingConfig, life, pattern
+from lutjax.training.experiments import Experiment, Intervals, Part
+from lutjax.training.models import State
+
+SOLVED_TESTS = 3
+"""Tests one after the other without a wrong bit, after which an automaton has nothing to learn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Intervals):
+    """What may change while a run goes on.
+
+    Attributes:
+      log_every: steps between two training losses.
+      eval_every: steps between two tests.
+      checkpoint_every: steps between two checkpoints.
+      stop_when_solved: whether a run ends before its last step where three tests, one after the other, have found no
+        wrong bit. Default: it does.
+      pictures: whether the automaton is drawn at the end; needs Pillow. Default: it is.
+    """
+
+    stop_when_solved: bool = True
+    pictures: bool = True
+
+
+class Automaton(Experiment):
+    """An automaton that learns a rule or a pattern: an `Experiment`."""
+
+    options = Options
+    curves = ("training loss", "wrong bits")
+    ends_early = "--stop-when-solved"
+
+    record: Record
+    run: Run
+
+    def __init__(self, record: Record):
+        # Runs that were started before this option was there went on to their last step.
+        record.options = {"stop_when_solved": False, **record.options}
+        self.record = record
+        self.run = Run(record.model, record.training, pattern(record))
+
+    @classmethod
+    def new(
+        cls,
+        model: LogicCAConfig,
+        training: TrainingConfig,
+        options: Options,
+        target: Bool[np.ndarray, "channels height width"] | None,
+    ) -> "Automaton":
+        """A run that has no step yet.
+
+        Raises:
+          ValueError: the target does not fit the model or the grid.
+        """
+        rows = None
+        if target is not None:
+            rows = [["".join("01"[bit] for bit in row) for row in channel] for channel in target.tolist()]
+        return cls(Record(model, training, rows, dataclasses.asdict(options), runs.History()))
+
+    def describe(self) -> str:
+        training, config = self.record.training, self.run.config
+        return (
+            f"{training.experiment}: {config.n_gates} gates, {training.steps} steps of {training.batch_size} grids of "
+            f"{training.size} x {training.size} cells of {config.channels} bits, {training.n_steps} steps of the automaton,"
+        )
+
+    def evaluate(self, state: State) -> float:
+        return self.run.wrong(state)
+
+    def solved(self) -> str | None:
+        last = [wrong for _, wrong in self.record.history.test[-SOLVED_TESTS:]]
+        if not self.intervals.stop_when_solved or len(last) < SOLVED_TESTS or any(last):
+            return None
+        return f"no wrong bit in {SOLVED_TESTS} tests one after the other"
+
+    def parts(self) -> list[Part]:
+        film_part = Part("automaton.gif", "drawing the automaton", self._draw)
+        return [
+            Part("checks", "checking the automaton where it was not trained", self._check),
+            Part("gates.txt", "counting its gates", self._count),
+            self.curves_part(),
+            *([film_part] if self.intervals.pictures else []),
+        ]
+
+    def _check(self, state: State, path: Path) -> list[str]:
+        wrong = self.record.history.test[-1][1]
+        return [
+            f"Best hard automaton: {wrong:g} wrong bits of a grid.",
+            *checks(self.run, self.run.best(state)),
+        ]
+
+    def _count(self, state: State, path: Path) -> list[str]:
+        text = circuits.table(self.run.best(state), 1 if self.run.target is None else len(self.run.target))
+        path.write_text(text)
+        return ["", text]
+
+    def _draw(self, state: State, path: Path) -> list[str]:
+        from lutjax.cli._animate import animate, film
+
+        panels, captions = film(self.run, self.run.best(state))
+        animate(panels, path, captions=captions)
+        return []
+
+
+def target(
+    experiment: str, size: int, path: Path | None, threshold: float | None
+) -> Bool[np.ndarray, "channels height width"] | None:
+    """What an experiment draws: its own pattern, or an image; None in the Game of Life.
+
+    Raises:
+      PatternError: the image cannot be used.
+      ValueError: the Game of Life has no image, or the grid is smaller than the pattern.
+    """
+    if experiment == "life":
+        if path is not None:
+            raise patterns.PatternError("the Game of Life has none; choose another --experiment.")
+        return None
+    if path is not None:
+        return patterns.read_image(path, size, 3 if experiment == "letter" else 1, threshold=threshold)
+    drawn = {"lizard": patterns.lizard, "letter": patterns.letter}
+    return drawn.get(experiment, patterns.checkerboard)(size)
+
+
+def checks(run: Run, model: LogicCA) -> list[str]:
+    """What the hard automaton does where it was not trained, in words."""
+    key = jax.random.key(1)
+    training, channels = run.training, run.config.channels
+
+    def after(state: np.ndarray | jax.Array, n_steps: int) -> jax.Array:
+        return model(jnp.asarray(state), n_steps, key=key, deterministic=True)
+
+    if run.target is None:
+        boards = (np.arange(N_BOARDS)[:, None] >> np.arange(9) & 1).astype(bool).reshape(-1, 3, 3)
+        grid = np.asarray(jax.random.bernoulli(key, shape=(64, 64)))
+
+        def hidden(boards: np.ndarray) -> np.ndarray:
+            return np.concatenate([boards[..., None], np.zeros((*boards.shape, channels - 1), bool)], -1)
+
+        right = np.asarray(after(hidden(boards), 1)[..., 0] == life(boards)).all((1, 2))
+        expected, got = grid, hidden(grid)
+        for _ in range(64):
+            expected, got = np.asarray(life(expected)), hidden(np.asarray(after(got, 1))[..., 0])
+        return [
+            f"boards of 3 x 3 cells: {right.sum()} of {N_BOARDS} right",
+            f"64 x 64 cells, 64 steps: {(got[..., 0] != expected).sum()} wrong",
+        ]
+    n = len(run.target)
+    target = np.moveaxis(run.target, 0, -1)
+
+    def wrong(state: np.ndarray | jax.Array, target: np.ndarray) -> int:
+        return int((np.asarray(state)[..., :n] != target).sum())
+
+    if training.start == "random":
+        whole = after(
+            jax.random.bernoulli(key, shape=(training.size, training.size, channels)), training.n_steps
+        )
+        half, steps = training.size // 2, 2 * training.n_steps
+        damaged = jnp.asarray(whole).at[:half, :half].set(False)
+        lines = [f"a cleared quarter after {steps} steps: {wrong(after(damaged, steps), target)} bits wrong"]
+        if np.array_equal(run.target, patterns.checkerboard(training.size)):
+            # As many squares more as make the pattern the same from each corner.
+            large, steps = 4 * training.size + -3 * training.size % 4, 4 * training.n_steps
+            noise = jax.random.bernoulli(key, shape=(large, large, channels))
+            expected = np.moveaxis(patterns.checkerboard(large), 0, -1)
+            lines.append(
+                f"{large} x {large} cells, {steps} steps: {wrong(after(noise, steps), expected)} bits wrong"
+            )
+        return lines
+    if training.start == "seed":
+        double = 2 * training.size
+        state = np.zeros((double, double, channels), bool)
+        state[training.size, training.size] = True
+        pad = training.size - training.size // 2
+        around = ((pad, training.size - pad), (pad, training.size - pad), (0, 0))
+        expected = np.pad(target, around)
+        return [
+            f"{double} x {double} cells, {training.n_steps} steps: "
+            f"{wrong(after(state, training.n_steps), expected)} bits wrong"
+        ]
+    return []

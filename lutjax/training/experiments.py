@@ -1,0 +1,438 @@
+"""Training runs from their first step to what they leave at their end.
+
+An `Experiment` is what a kind of run has of its own: data, model, tests, and what is done after the last step. How a run is
+started, stopped, gone on with, made longer and finished stands here, once for all kinds; who calls shows it.
+"""
+
+import contextlib
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from lutjax.training import checkpoints, loop, models, runs
+from lutjax.training.errors import CheckpointError, InUseError, RunError
+from lutjax.training.models import ModelRun, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """What happens how often, in steps. They change nothing in what is learnt, so a resumed run may change them.
+
+    Attributes:
+      log_every: steps between two training losses.
+      eval_every: steps between two tests.
+      checkpoint_every: steps between two checkpoints.
+    """
+
+    log_every: int = 50
+    eval_every: int = 500
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+class Part(NamedTuple):
+    """One thing that is done after the last step.
+
+    Attributes:
+      name: of it, and of the file that it writes, if it writes one.
+      doing: what is shown while it is done.
+      do: gets the last state and the path at which to write the file, and returns lines to be shown.
+    """
+
+    name: str
+    doing: str
+    do: Callable[[State, Path], Sequence[str]]
+
+
+class Experiment(ABC):
+    """A run of one kind: its data, its model and its record.
+
+    Attributes:
+      options: the class of what may change while a run goes on; the record's `options` are its fields.
+      curves: names of the training loss and of what a test measures.
+      ends_early: the option by which `solved` decides.
+      record: see `lutjax.training.runs`. Its `training` is a dataclass with the fields `steps` and `seed` and the method
+        `rate`, the learning rate of every step.
+      run: steps, and states.
+    """
+
+    options: ClassVar[type[Intervals]] = Intervals
+    curves: ClassVar[tuple[str, str]]
+    ends_early: ClassVar[str] = ""
+
+    record: Any
+    run: ModelRun[Any]
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The data, the model and the steps in words."""
+
+    @abstractmethod
+    def evaluate(self, state: State) -> float:
+        """A test of a state, while the run goes on."""
+
+    @abstractmethod
+    def parts(self) -> list[Part]:
+        """What is done after the last step, the results first."""
+
+    def curves_part(self) -> Part:
+        """The table of all that was measured: one of the parts of every kind."""
+
+        def write(state: State, path: Path) -> list[str]:
+            runs.write_curves(path, self.record.history, self.curves)
+            return []
+
+        return Part(runs.CURVES, "writing the curves", write)
+
+    def prepare(self) -> None:  # noqa: B027 (many kinds have nothing to do here)
+        """Computes what the record holds beside sizes and rates, before the first step of a new run."""
+
+    def speed(self, seconds: float) -> str:
+        """The speed in words, of the seconds that a step takes."""
+        return f"{1e3 * seconds:.2f} ms/step"
+
+    def solved(self) -> str | None:
+        """Why no further step is taken, if that is so before the last one."""
+        return None
+
+    def draw(self, folder: Path) -> None:  # noqa: B027
+        """Draws what is drawn at every checkpoint into the folder of the run."""
+
+    @property
+    def intervals(self) -> Any:
+        """The record's options, as an instance of `options`."""
+        return self.options(**self.record.options)
+
+    def over(self, done: int) -> str | None:
+        """Why there is no further step after so many, or None if there is one."""
+        if done >= self.record.training.steps:
+            return f"all {done} steps are done"
+        why = self.solved()
+        return why and f"{why} after {done} of {self.record.training.steps} steps"
+
+
+class Watcher:
+    """Sees the steps of a run. A context manager around them. This one does nothing with what it sees."""
+
+    def __enter__(self) -> "Watcher":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def training(self, done: int, loss: float) -> None:
+        """Steps were run, and `loss` is their mean."""
+
+    def test(self, done: int, value: float) -> None:
+        """A test was made after `done` steps."""
+
+    def resume(self) -> None:
+        """Something else than training took time until now."""
+
+
+class Show:
+    """Shows a run to who started it. This one shows nothing."""
+
+    def line(self, text: str) -> None:
+        """Shows a line."""
+
+    def doing(self, text: str) -> AbstractContextManager[object]:
+        """Shows what is done in a block."""
+        return contextlib.nullcontext()
+
+    def watchers(self, experiment: Experiment, done: int) -> list[Watcher]:
+        """What sees the steps of a run from step `done` on."""
+        return []
+
+
+class StoppedError(Exception):
+    """A run that was stopped by a signal; there is a checkpoint of all that was done.
+
+    Attributes:
+      done: its steps.
+    """
+
+    def __init__(self, done: int):
+        super().__init__(f"stopped after {done} steps")
+        self.done = done
+
+
+def start(experiment: Experiment, folder: Path, show: Show) -> None:
+    """Runs all steps of a new run and finishes it.
+
+    Raises:
+      InUseError: the folder holds a run, or another process writes into it.
+      StoppedError: a signal came; `resume` goes on.
+      FloatingPointError: the loss is not finite any more.
+    """
+    jax.local_devices()  # raises where there is none, before anything is written
+    with runs.lock(folder):
+        check_new(folder)
+        runs.check_space(folder, _bytes(experiment.run.abstract()))
+        experiment.prepare()
+        _go_on(experiment, folder, 0, show)
+
+
+def check_new(folder: Path) -> None:
+    """Refuses a folder that holds a run.
+
+    Raises:
+      InUseError: it does.
+    """
+    if runs.exists(folder):
+        raise InUseError(
+            f"{folder} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."
+        )
+
+
+def resume(
+    folder: Path,
+    record: type[runs.Record],
+    make: Callable[[Any], Experiment],
+    show: Show,
+    *,
+    options: Mapping[str, Any] | None = None,
+    same: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    look: bool = True,
+) -> None:
+    """Goes on with a run from its latest checkpoint that is whole, or finishes it, or says that it is finished.
+
+    Args:
+      record: the class of its record.
+      make: makes the experiment of a record; reads its data.
+      options: new values of the record's options.
+      same: values of what decides the run, which must be those of the record.
+      steps: a new number of steps in all.
+      look: a run that is recorded as finished is left alone without its data and checkpoints being read, if nothing else
+        is asked for.
+
+    Raises:
+      CheckpointError: no run, another kind of run, other values than `same`, or no checkpoint that is whole.
+      RunError: `steps` are fewer than are done, or the run has ended before its last step.
+      InUseError, StoppedError, FloatingPointError: as `start`.
+    """
+    runs.check_kind(folder, record.kind)
+    finished = runs.Finished.read(folder) if look and not (options or same or steps) else None
+    if finished is not None and finished.complete(folder):
+        show.line(_finished(folder, finished))
+        return
+    with runs.lock(folder):
+        done, found = runs.read(folder, record, on_damage=show.line)
+        _check_same(folder, found, same or {})
+        experiment = make(found)
+        experiment.record.options = dataclasses.asdict(
+            experiment.options(**{**experiment.record.options, **(options or {})})
+        )
+        if steps is not None and steps != experiment.record.training.steps:
+            experiment = _of_other_length(experiment, make, steps, done, show)
+        runs.set_aside_damaged(folder, done)
+        runs.check_space(folder, 0 if experiment.over(done) else _bytes(experiment.run.abstract()))
+        _go_on(experiment, folder, done, show)
+
+
+def dry_run(experiment: Experiment, show: Show) -> None:
+    """Shows parameters, memory and time of a run that is not started. Writes nothing."""
+    from lutjax.benchmark.measure import planned_bytes
+
+    params = experiment.run.abstract().params
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    show.line(f"dry run of training {experiment.describe()} on {jax.local_devices()[0].device_kind}")
+    show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
+    show.line(f"state: {_size(_bytes(experiment.run.abstract()))}, the size of a checkpoint")
+    start = time.perf_counter()
+    with show.doing("compiling"):
+        program, advance = experiment.run.advance.compiled(experiment.run.abstract())
+    compiling = time.perf_counter() - start
+    planned = planned_bytes(program)
+    if planned is not None:
+        show.line(f"memory for training: {_size(planned)}, without tests, as the compiler plans it")
+    with show.doing("measuring steps"):
+        state, first = experiment.run.init(), 0
+
+        def seconds(count: int) -> float:
+            nonlocal state, first
+            start = time.perf_counter()
+            state, loss = advance(state, first, count)
+            float(loss)
+            first += count
+            return time.perf_counter() - start
+
+        seconds(1)
+        count = min(max(3, int(2 / seconds(2) * 2)), 1000)
+        step = seconds(count) / count
+    steps = experiment.record.training.steps
+    show.line(
+        f"time: {1e3 * step:.2f} ms/step, measured in {count} steps; {steps} steps take {_duration(step * steps)}, "
+        f"besides tests, checkpoints and {compiling:.0f} s of compilation"
+    )
+
+
+def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
+    saved = {**dataclasses.asdict(record.model), **dataclasses.asdict(record.training)}
+    if hasattr(record.model, "to_dict"):
+        saved.update(record.model.to_dict())
+    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k in saved})
+    if different:
+        raise CheckpointError(
+            f"the checkpoint in {folder} belongs to another configuration: {'; '.join(different)}. "
+            "Leave these options out to go on with it, or choose another folder (--out)."
+        )
+
+
+def _of_other_length(
+    experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
+) -> Experiment:
+    """The same run with another number of steps, and a line that says how honest that is."""
+    record, why = experiment.record, experiment.solved()
+    if why is not None:
+        raise RunError(
+            f"steps is {steps}, but the run has ended before its last step, as {experiment.ends_early} asks ({why}): change "
+            "that option, too, to go on."
+        )
+    if steps < done:
+        raise RunError(f"steps is {steps}, but {done} steps are done; give at least as many.")
+    training = dataclasses.replace(record.training, steps=steps)
+    lengths = record.history.lengths or [(0, record.training.steps)]
+    starts = [first for first, _ in lengths]
+    taken = np.empty(done, np.float32)  # the rate of every step so far
+    for first, last, length in zip(starts, [*starts[1:], done], (n for _, n in lengths), strict=True):
+        rate = dataclasses.replace(record.training, steps=length).rate()
+        taken[first:last] = rate(np.arange(first, last))
+    other = np.flatnonzero(taken != training.rate()(np.arange(done)))
+    if other.size:
+        show.line(
+            f"goes on to {steps} steps: from here on at the learning rates of a run of {steps} steps. Those before depended on the "
+            f"number of steps, too: {other.size} of them, the first of them step {other[0] + 1}, were taken at another "
+            f"rate than in a run started with --steps {steps}, so the result is not that of such a run."
+        )
+    else:
+        show.line(
+            f"goes on to {steps} steps; what is learnt is what a run started with --steps {steps} learns."
+        )
+    history = dataclasses.replace(record.history, lengths=[*lengths, (done, steps)])
+    return make(dataclasses.replace(record, training=training, history=history))
+
+
+def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
+    state: State | None = None
+    if experiment.over(done) is None:
+        start, first = time.perf_counter(), done
+        resumed = f"; resumed after {done} steps" if done else ""
+        show.line(f"training {experiment.describe()} on {jax.local_devices()[0].device_kind}{resumed}")
+        state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
+        state, done = _train(experiment, state, folder, done, show)
+        show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
+    finished = runs.finished(folder)
+    if finished.why and all(finished.has(folder, part.name) for part in experiment.parts()):
+        show.line(_finished(folder, finished))
+        return
+    if state is None:
+        state = models.restore(folder, done, experiment.run)
+    try:
+        _finish(experiment, state, folder, done, finished, show)
+    except KeyboardInterrupt:
+        raise StoppedError(done) from None
+
+
+def _train(experiment: Experiment, state: State, folder: Path, done: int, show: Show) -> tuple[State, int]:
+    """Runs the steps that are not done: the state after them, of which there is a checkpoint, and their number."""
+    record, intervals, saved = experiment.record, experiment.intervals, done
+    history = record.history
+
+    def log(number: int, loss: float, state: State) -> None:
+        history.train.append((number, loss))
+        for watcher in watchers:
+            watcher.training(number, loss)
+
+    def test(number: int, loss: float, state: State) -> None:
+        history.test.append((number, experiment.evaluate(state)))
+        for watcher in watchers:
+            watcher.test(*history.test[-1])
+
+    def save(number: int, loss: float | None, state: State) -> None:
+        nonlocal saved
+        models.save(folder, number, state, record)
+        saved = number
+        with runs.atomically(folder / runs.CURVES) as path:
+            runs.write_curves(path, history, experiment.curves)
+        experiment.draw(folder)
+        for watcher in watchers:
+            watcher.resume()
+
+    hooks = [
+        loop.Hook(intervals.log_every, log),
+        loop.Hook(intervals.eval_every, test),
+        loop.Hook(intervals.checkpoint_every, save),
+    ]
+    with ExitStack() as stack:
+        stopped = stack.enter_context(loop.stop_on_signal())
+        watchers = [stack.enter_context(watcher) for watcher in show.watchers(experiment, done)]
+        state, done = loop.run(
+            experiment.run.advance,
+            state,
+            first=done,
+            steps=record.training.steps,
+            hooks=hooks,
+            stopped=lambda: stopped() or experiment.solved() is not None,
+        )
+        if done != saved:
+            save(done, None, state)
+        if stopped():
+            raise StoppedError(done)
+    return state, done
+
+
+def _finish(
+    experiment: Experiment, state: State, folder: Path, done: int, finished: runs.Finished, show: Show
+) -> None:
+    """Does what is done after the last step and is not done yet."""
+    why = experiment.over(done)
+    assert why is not None
+    if finished.why:  # its parts have changed, or a file was deleted
+        finished.why = ""
+        finished.write(folder)
+    parts = experiment.parts()
+    for part in parts:
+        if not finished.has(folder, part.name):
+            with show.doing(part.doing), runs.atomically(folder / part.name) as path:
+                lines = list(part.do(state, path))
+                written = path.exists()
+            finished.parts[part.name] = (written, lines)
+            finished.write(folder)
+        for line in finished.parts[part.name][1]:
+            show.line(line)
+    finished.why = why
+    finished.write(folder)
+    files = [part.name for part in parts if finished.parts[part.name][0]]
+    show.line(f"finished, as {why}. In {folder}: {runs.FOLDER}, {', '.join(files)}")
+
+
+def _finished(folder: Path, finished: runs.Finished) -> str:
+    results = next((lines[0] for _, lines in finished.parts.values() if lines), "")
+    return f"{folder} is finished: {finished.why}. {results}".rstrip()
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:,.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

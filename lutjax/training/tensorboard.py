@@ -1,0 +1,35 @@
+"""Losses and tests for TensorBoard, by tensorboardX: ``pip install "lutjax[tensorboard]"``."""
+
+from pathlib import Path
+
+from lutjax.training.experiments import Watcher
+
+
+class Events(Watcher):
+    """Writes what is measured as scalars.
+
+    Args:
+      folder: for the files of TensorBoard.
+      names: of the training loss and of tests.
+      done: steps before; what an earlier process wrote of later ones is not shown.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, str], done: int):
+        from tensorboardX import SummaryWriter
+
+        self._names = [name.replace(" ", "_") for name in names]  # as TensorBoard wants them
+        self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+
+    def __enter__(self) -> "Events":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.close()
+
+    def training(self, done: int, loss: float) -> None:
+        """Writes a training loss."""
+        self._writer.add_scalar(self._names[0], loss, done)
+
+    def test(self, done: int, value: float) -> None:
+        """Writes what a test measured."""
+        self._writer.add_scalar(self._names[1], value, done)

@@ -1,0 +1,114 @@
+"""Runs of `lutjax` that are killed, and what has to be the same afterwards.
+
+As a program, ``kills.py FOLDER PATTERN COUNT lutjax-arguments...`` runs the command and kills itself, by SIGKILL, at the
+COUNT-th thing that it does to a file of FOLDER whose path fits PATTERN: it opens, makes, renames or deletes it.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+
+
+def main(folder: str, pattern: str, count: str, *words: str) -> None:
+    seen = 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if event not in EVENTS or not isinstance(arguments[0], str | os.PathLike):
+            return
+        path = os.path.abspath(arguments[0])
+        if path.startswith(folder) and re.search(pattern, path.removeprefix(folder)):
+            seen += 1
+            if seen == int(count):
+                os.write(1, f"\nkilled before {event} {path.removeprefix(folder)}".encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    sys.argv[1:] = words
+    from lutjax.cli import main as lutjax
+
+    lutjax()
+
+
+def run(out: Path, words: list[str], cache: Path, pattern: str = "", count: int = 0) -> str | None:
+    """Runs a command in a process of its own, killed at the `count`-th event (0: never): at which, or None."""
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, __file__, str(out), pattern, str(count), *words, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
+    return done.stdout.splitlines()[-1] if done.returncode else None
+
+
+def check(words: list[str], expected: Path, folder: Path, cache: Path, n_kills: int = 20) -> None:
+    """Starts runs in a folder, kills their processes at random events, and compares those that get to their end.
+
+    Events are counted from the start of each process, which goes on with the run of the one before.
+    """
+    from lutjax.training import runs
+
+    rng, total, number = random.Random(0), 0, 0
+    while total < n_kills:
+        out, number = folder / f"run{number}", number + 1
+        while True:
+            # Anywhere, in checkpoints, and where a run is finished and drawn.
+            pattern, most = rng.choice(
+                (("", 120), ("^/checkpoints/", 80), (r"^/(\.unfinished|finished)", 20))
+            )
+            count = rng.randint(1, most) if total < n_kills else 0
+            again = [*words[:2], "--resume"] if runs.exists(out) else words
+            place = run(out, again, cache, pattern, count)
+            if place is None:
+                break
+            total += 1
+            print(f"{out.name}: {place}", flush=True)
+        assert_same(out, expected)
+    print(f"{total} kills, {number} runs", flush=True)
+
+
+def assert_same(out: Path, expected: Path) -> None:
+    """Asserts that two finished runs have the same checkpoint bit for bit, the same curves and the same outputs."""
+    import jax
+    import numpy as np
+
+    from lutjax.training import automaton_runs, classifier_runs, lm_runs, models, runs
+
+    kinds = {
+        "lm": (lm_runs.Record, lm_runs.LanguageModel.of),
+        "digits": (classifier_runs.Record, classifier_runs.Classifier.of),
+        "ca": (automaton_runs.Record, automaton_runs.Automaton),
+    }
+    record_class, of = kinds[runs.kind(expected)]
+    found = []
+    for folder in (out, expected):
+        step, record = runs.read(folder, record_class)
+        leaves = jax.tree.leaves(models.restore(folder, step, of(record).run))
+        keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+        arrays = [jax.random.key_data(a) if key else a for a, key in zip(leaves, keys, strict=True)]
+        found.append((step, record, [np.asarray(array).tobytes() for array in arrays]))
+    assert found[0] == found[1]
+    finished = [runs.Finished.read(folder) for folder in (out, expected)]
+    assert finished[0].complete(out)
+    assert finished[1].complete(expected)
+    assert finished[0].parts == finished[1].parts
+    for name, (is_file, _) in finished[1].parts.items():
+        assert not is_file or (out / name).read_bytes() == (expected / name).read_bytes(), name
+    assert not list(out.glob(".unfinished-*"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,452 @@
+"""Runs from start to end, of a kind as small as one can be: stopped, finished, made longer, solved."""
+
+import csv
+import dataclasses
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from lutjax.training import checkpoints, experiments, loop, models, optimizers, runs
+from lutjax.training.errors import CheckpointError, InUseError, RunError
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    steps: int = 12
+    cooldown: float = 0.0
+    seed: int = 0
+
+    def rate(self) -> optax.Schedule:
+        return optimizers.learning_rate(
+            "constant", rate=0.5, steps=self.steps, batch_size=1, warmup=0.0, cooldown=self.cooldown
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    features: int = 2
+
+
+@dataclasses.dataclass
+class Record(runs.Record):
+    kind: ClassVar[str] = "ca"
+
+    model: Size
+    training: Training
+    options: dict[str, Any]
+    history: runs.History
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(experiments.Intervals):
+    log_every: int = 2
+    eval_every: int = 4
+    checkpoint_every: int = 3
+    stop_below: float = 0.0
+    picture: bool = True
+
+
+class Weights(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.w = nnx.Param(jax.random.normal(rngs.params(), (2,)))
+
+
+class Descent(experiments.Experiment):
+    """Weights go to zero."""
+
+    options = Options
+    curves = ("training loss", "size")
+    ends_early = "--stop-below"
+
+    def __init__(self, record: Record):
+        self.record = record
+        structure = models.Structure(lambda rngs: Weights(rngs))
+        self.run = models.ModelRun(structure, lambda params: (jnp.int32(0),), record.training.seed)
+        rate = record.training.rate()
+
+        def step(state: models.State, number: jax.Array, data: None) -> tuple[models.State, jax.Array]:
+            params = jax.tree.map(lambda w: w * (1 - 0.1 * rate(number)), state.params)
+            return models.State(params, state.others, (state.optimizer[0] + 1,)), jnp.sum(params["w"] ** 2)
+
+        self.run.advance = loop.Repeated(step)
+
+    def describe(self) -> str:
+        return f"{self.record.training.steps} steps"
+
+    def evaluate(self, state: models.State) -> float:
+        return float(jnp.abs(state.params["w"]).max())
+
+    def solved(self) -> str | None:
+        tests = self.record.history.test
+        return "small enough" if tests and tests[-1][1] < self.intervals.stop_below else None
+
+    def parts(self) -> list[experiments.Part]:
+        picture = experiments.Part("picture.txt", "drawing", self.draw_picture)
+        return [
+            experiments.Part("test", "testing", lambda state, path: [f"size {self.evaluate(state):.6f}"]),
+            *([picture] if self.intervals.picture else []),
+            self.curves_part(),
+        ]
+
+    def draw_picture(self, state: models.State, path: Path) -> list[str]:
+        path.write_text(str(np.asarray(state.params["w"])))
+        return []
+
+
+class Shown(experiments.Show):
+    """Keeps what is shown, and does something at a training loss."""
+
+    def __init__(self, at: int | None = None, error: BaseException | None = None):
+        self.lines: list[str] = []
+        self.at, self.error = at, error
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def watchers(self, experiment: experiments.Experiment, done: int) -> list[experiments.Watcher]:
+        show = self
+
+        class At(experiments.Watcher):
+            def training(self, done: int, loss: float) -> None:
+                if done == show.at:
+                    assert show.error is not None
+                    raise show.error
+
+        return [At()]
+
+
+def new(steps: int = 12, cooldown: float = 0.0, **options: Any) -> Descent:
+    record = Record(Size(), Training(steps, cooldown), dataclasses.asdict(Options(**options)), runs.History())
+    return Descent(record)
+
+
+def start(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
+    show = show or Shown()
+    experiments.start(new(**options), folder, show)
+    return show.lines
+
+
+def resume(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
+    show = show or Shown()
+    experiments.resume(folder, Record, Descent, show, **options)
+    return show.lines
+
+
+def state_of(folder: Path) -> tuple[int, bytes, runs.History]:
+    step, record = runs.read(folder, Record)
+    state = models.restore(folder, step, Descent(record).run)
+    return step, np.asarray(state.params["w"]).tobytes(), record.history
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped. Not to be changed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    lines = start(folder)
+    assert lines[0].startswith("training 12 steps on ")
+    assert (
+        lines[-1] == f"finished, as all 12 steps are done. In {folder}: checkpoints, picture.txt, curves.csv"
+    )
+    return folder
+
+
+def curves(folder: Path) -> list[dict[str, str]]:
+    with (folder / "curves.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class PowerError(Exception):
+    """As if the process ended."""
+
+
+def test_a_finished_run_is_left_alone(whole: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    size = next(iter(runs.finished(whole).parts["test"][1]))
+    for look in (True, False):
+        assert resume(whole, look=look)[-1] == f"{whole} is finished: all 12 steps are done. {size}"
+    with pytest.raises(InUseError, match="holds a checkpoint already"):
+        start(whole)
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == {
+        path: time for path, time in before.items() if path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize("place", ["picture.txt", "finished.json", "curves.csv"])
+def test_finishing_goes_on_where_it_was_ended(whole: Path, tmp_path: Path, place: str) -> None:
+    folder, replace, seen = tmp_path / "run", os.replace, []
+
+    def end(source: Any, target: Any) -> None:
+        seen.append(os.path.basename(target))
+        if runs.exists(folder) and "12" in os.listdir(folder / "checkpoints") and seen[-1] == place:
+            raise PowerError
+        replace(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", end)
+        with pytest.raises(PowerError):
+            start(folder)
+    lines = resume(folder)
+    assert not any("resumed after" in line for line in lines)  # no step is taken again
+    assert lines[-1].startswith("finished, as all 12 steps are done")
+    assert state_of(folder) == state_of(whole)
+    for name in ("picture.txt", "curves.csv"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert runs.finished(folder).complete(folder)
+    (folder / "picture.txt").unlink()
+    assert resume(folder)[-1].startswith("finished, as")
+    assert (folder / "picture.txt").exists()
+
+
+def test_an_interrupted_finish_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> list[str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Descent, "draw_picture", interrupt)
+        with pytest.raises(experiments.StoppedError) as stopped:
+            start(tmp_path)
+    assert stopped.value.done == 12
+    assert resume(tmp_path)[-1].startswith("finished, as")
+
+
+def test_steps_after_the_last_checkpoint_are_taken_again(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(PowerError):
+        start(tmp_path, Shown(at=8, error=PowerError()))
+    assert checkpoints.steps(tmp_path / "checkpoints") == [3, 6]
+    rows = curves(tmp_path)
+    assert {int(row["step"]) for row in rows} == {2, 4, 6}
+    assert any("resumed after 6 steps" in line for line in resume(tmp_path))
+    assert state_of(tmp_path) == state_of(whole)
+
+
+def test_curves_are_a_table(whole: Path) -> None:
+    history = state_of(whole)[2]
+    rows = curves(whole)
+    for kind, points in (("training loss", history.train), ("size", history.test)):
+        assert [(int(r["step"]), float(r["value"])) for r in rows if r["kind"] == kind] == points
+    assert len(rows) == len(history.train) + len(history.test) == 6 + 3
+
+
+def test_other_options_and_another_length(whole: Path, tmp_path: Path) -> None:
+    start(tmp_path / "short", steps=6)
+    lines = resume(tmp_path / "short", steps=12)
+    assert lines[0] == "goes on to 12 steps; what is learnt is what a run started with --steps 12 learns."
+    step, weights, history = state_of(tmp_path / "short")
+    assert (step, weights) == state_of(whole)[:2]
+    assert history.lengths == [(0, 6), (6, 12)]
+    assert (tmp_path / "short" / "picture.txt").read_text() == (whole / "picture.txt").read_text()
+    with pytest.raises(RunError, match="steps is 3, but 12 steps are done"):
+        resume(tmp_path / "short", steps=3)
+    with pytest.raises(CheckpointError, match="features is 2 in the checkpoint, not 5"):
+        resume(tmp_path / "short", same={"features": 5})
+
+
+def test_a_schedule_that_depends_on_the_length(tmp_path: Path) -> None:
+    for steps in (6, 12, 24):
+        start(tmp_path / str(steps), steps=steps, cooldown=0.5)
+    lines = resume(tmp_path / "6", steps=12)
+    assert "2 of them, the first of them step 5, were taken at another rate" in lines[0]
+    assert "not that of such a run" in lines[0]
+    assert state_of(tmp_path / "6")[1] != state_of(tmp_path / "12")[1]
+    # The rates of steps 5 and 6 were never those of a run of 24 steps, though a run of 12 has them.
+    with pytest.raises(PowerError):
+        resume(tmp_path / "6", Shown(at=14, error=PowerError()), steps=24)
+    # Nothing was cooled before it was made longer.
+    with pytest.raises(PowerError):
+        start(tmp_path / "early", Shown(at=8, error=PowerError()), steps=12, cooldown=0.5)
+    lines = resume(tmp_path / "early", steps=24)
+    assert "what a run started with --steps 24 learns" in lines[0]
+    assert state_of(tmp_path / "early")[:2] == state_of(tmp_path / "24")[:2]
+
+
+def test_a_run_that_is_solved_ends(whole: Path, tmp_path: Path) -> None:
+    limit = state_of(whole)[2].test[0][1] + 1e-6
+    lines = start(tmp_path / "run", stop_below=limit)
+    assert "finished, as small enough after 4 of 12 steps" in lines[-1]
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [3, 4]
+    assert "is finished: small enough after 4 of 12 steps" in resume(tmp_path / "run")[-1]
+    with pytest.raises(
+        RunError, match=r"steps is 20, .* as --stop-below asks \(small enough\): change that option"
+    ):
+        resume(tmp_path / "run", steps=20)
+    # The same where it was ended in between.
+    with pytest.raises(PowerError):
+        start(tmp_path / "ended", Shown(at=4, error=PowerError()), stop_below=limit)
+    resume(tmp_path / "ended")
+    assert state_of(tmp_path / "ended") == state_of(tmp_path / "run")
+    # Without the rule it goes on, to what it would have been.
+    resume(tmp_path / "run", options={"stop_below": 0.0}, look=False)
+    assert state_of(tmp_path / "run")[:2] == state_of(whole)[:2]
+
+
+def test_parts_that_are_asked_for_later(tmp_path: Path) -> None:
+    start(tmp_path, picture=False)
+    assert not (tmp_path / "picture.txt").exists()
+    resume(tmp_path, options={"picture": True}, look=False)
+    assert (tmp_path / "picture.txt").exists()
+
+
+LOCKED = """
+import sys, pathlib
+from lutjax.training import runs
+with runs.lock(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_are_kept_apart(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(PowerError):
+        start(tmp_path, Shown(at=8, error=PowerError()))
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCKED, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        message = rf"{tmp_path} is in use: process {process.pid} trains there"
+        with pytest.raises(InUseError, match=message):
+            resume(tmp_path)
+        with pytest.raises(InUseError, match=message):
+            start(tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+    resume(tmp_path)
+    assert state_of(tmp_path) == state_of(whole)
+
+
+def test_a_disk_without_room_is_noticed_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3))
+    with pytest.raises(OSError, match=r"a checkpoint needs 0\.0 MB, 0\.0 MB are free") as refused:
+        start(tmp_path)
+    assert refused.value.errno == errno.ENOSPC
+    assert not runs.exists(tmp_path)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_whole_checkpoints(
+    tiny_disk: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small, large = ({"model": {"w": jax.random.normal(jax.random.key(0), (n,))}} for n in (100, 10**6))
+    checkpoints.save(tiny_disk, 1, small, {})
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        checkpoints.save(tiny_disk, 2, large, {})
+    assert refused.value.errno == errno.ENOSPC
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
+    assert [p.name for p in tiny_disk.iterdir()] == ["1"]
+    checkpoints.save(tiny_disk, 2, small, {})
+    assert checkpoints.read_meta(tiny_disk)[0] == 2
+
+
+def test_an_output_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text("old")
+
+    def write() -> None:
+        with runs.atomically(path) as unfinished:
+            unfinished.write_text("half")
+            assert path.read_text() == "old"
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write()
+    assert [p.name for p in tmp_path.iterdir()] == ["output.txt"]
+    assert path.read_text() == "old"
+
+
+def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    show = Shown()
+    experiments.dry_run(new(steps=1000), show)
+    words = " ".join(show.lines)
+    assert "dry run of training 1000 steps" in words
+    assert "parameters: 2 (0.0 MB)" in words
+    assert "memory for training: 0.0 MB" in words
+    assert re.search(r"time: [0-9.]+ ms/step, measured in \d+ steps; 1000 steps take \d+ s", words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> None:
+    import shutil
+
+    def refused(folder: Path) -> str:
+        with pytest.raises(CheckpointError) as error:
+            resume(folder)
+        return str(error.value)
+
+    parent = tmp_path / "all"
+    shutil.copytree(whole, parent / "lm0")
+    run = parent / "lm0"
+    assert refused(tmp_path / "none") == f"{tmp_path / 'none'} does not exist."
+    assert refused(parent).endswith(f"holds 1: give {run}.")
+    assert refused(run / "checkpoints").endswith(f"is a part of a run: give {run}.")
+    assert refused(run / "checkpoints" / "12").endswith(f"is a part of a run: give {run}.")
+    assert "is a file" in refused(run / "picture.txt")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert refused(empty) == f"{empty} holds no checkpoint."
+    with runs.lock(empty):
+        pass
+    assert "was stopped before its first one. Start it again" in refused(empty)
+    (run / "checkpoints").rename(run / "kept")
+    assert refused(run).endswith(f"rename that folder to {run / 'checkpoints'}.")
+    assert 'is not named "checkpoints"' in refused(run / "kept")
+    assert "is a checkpoint without its run" in refused(run / "kept" / "12")
+    (run / "kept").rename(run / "checkpoints")
+    shutil.rmtree(run / "checkpoints" / "9")
+    (run / "checkpoints" / "12").rename(run / "checkpoints" / "best")
+    assert "rename it to the number of its steps" in refused(run)
+    (run / "checkpoints" / "best").rename(run / "checkpoints" / "13")
+    assert f"is that of step 12: rename it to {run / 'checkpoints' / '12'}." in refused(run)
+    with pytest.raises(
+        CheckpointError, match="is a run of train ca, not of train lm: go on with it by lutjax"
+    ):
+        runs.check_kind(whole, "lm")
+
+
+def test_records_of_older_versions_are_read(whole: Path, tmp_path: Path) -> None:
+    """Without the step, the kind and the lengths that were asked for."""
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    path = folder / "checkpoints" / "12" / "checkpoint.json"
+    content = json.loads(path.read_text())
+    del content["step"], content["digest"], content["meta"]["kind"], content["meta"]["history"]["lengths"]
+    content["meta"]["target"] = None  # by which a run of train ca is known
+    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+    assert runs.kind(folder) == "ca"
+    del content["meta"]["target"]
+    content["meta"]["kind"] = "ca"
+    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+    assert runs.read(folder, Record)[1].history == state_of(whole)[2]
