@@ -86,10 +86,22 @@ def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0
 
 
 # ------------------------------------------------------------------------------------- surrogate
+def _mapped_as(value: jax.Array, *others: jax.Array) -> jax.Array:
+    """`value`, mapped by a `jax.vmap` in scope as soon as one of the others is.
+
+    JAX (0.12) returns wrong numbers or a TypeError, under `vmap` of `jit` or `checkpoint`, for a custom derivative that is
+    mapped where its value is not.
+    """
+    for other in others:
+        value = jnp.where(other == other, value, value)  # compilers leave the value alone
+    return value
+
+
 @jax.custom_jvp
 def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
     """Zero, whose derivative in `margin` is the surrogate derivative times `difference`."""
-    return jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
+    zeros = jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
+    return _mapped_as(zeros, margin, difference)
 
 
 @_surrogate.defjvp
@@ -121,7 +133,7 @@ def _read(
 @jax.custom_jvp
 def _with_derivative_of(value: jax.Array, other: jax.Array) -> jax.Array:
     """`value`, with the derivative of `other`."""
-    return value
+    return _mapped_as(value, other)
 
 
 @_with_derivative_of.defjvp
@@ -508,12 +520,12 @@ def packed_lut(
 # ------------------------------------------------------------------------------------- gradients
 @jax.custom_jvp
 def _scale_gradient(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return x
+    return _mapped_as(x, factor)
 
 
 @_scale_gradient.defjvp
 def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    return primals[0], tangents[0] * primals[1]
+    return _scale_gradient(*primals), tangents[0] * primals[1]
 
 
 def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[Array, "*shape"]:

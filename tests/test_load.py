@@ -104,14 +104,14 @@ def test_folders_that_hold_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "notes.txt").write_text("none")
     for folder, kind, message in (
         (tmp_path / "ran", FileNotFoundError, r"load: the folder .*/ran does not exist"),
-        (tmp_path, ValueError, r"is not the folder of a run; give what `lutjax train` got as --out"),
-        (tmp_path / "notes.txt", ValueError, r"notes.txt is not the folder of a run"),
-        (tmp_path / "run" / "checkpoints" / "3", ValueError, r"it is a part of one: give .*/run\."),
+        (tmp_path, ValueError, r"is not the folder of a run, but holds 1: give .*/run\."),
+        (tmp_path / "notes.txt", ValueError, r"notes.txt is a file; give the folder of a run"),
+        (tmp_path / "run" / "checkpoints" / "3", ValueError, r"checkpoints/3 is .* give .*/run\."),
     ):
         with pytest.raises(kind, match=message):
             lutjax.load(folder)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"checkpoints is not .* give .*/run\."):
+    with pytest.raises(ValueError, match=r"run/checkpoints is a part of a run: give run\."):
         lutjax.load("run/checkpoints")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "3" / "model")
     with pytest.raises(ValueError, match="is missing"):
