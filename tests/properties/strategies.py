@@ -63,14 +63,19 @@ class Values:
             kinds = tuple(k for k in kinds if k != left_out)
         self._kinds = kinds
         self._rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-        # A third of the calls is on grids throughout, where sums are exact.
-        self._common = draw(st.sampled_from((GRID, None, None)))
+        # A quarter of the calls is on grids throughout, where sums are exact; in another one all tables are large.
+        theme = draw(st.sampled_from((GRID, LARGE, None, None)))
+        self._common = GRID if theme == GRID else None
+        self._large_tables = theme == LARGE and LARGE in kinds
         self.exact = True
 
     def floats(self, shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...] | None = None) -> np.ndarray:
         kind = self._common or self._draw(st.sampled_from(kinds or self._kinds))
         self.exact &= kind in (GRID, TIES)
         return self._of_kind(kind, shape, np.dtype(dtype))
+
+    def table(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return self.floats(shape, dtype, (LARGE,) if self._large_tables else None)
 
     def _of_kind(self, kind: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         rng = self._rng
@@ -198,7 +203,7 @@ def lookup(draw: Draw, sizes: Sizes) -> Call:
     v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
     batch, t, c, o = sizes["batch"], sizes["detectors"], sizes["bits"], sizes["outputs"]
     arguments = {
-        "weights": v.floats((t, 2**c, o), dtype),
+        "weights": v.table((t, 2**c, o), dtype),
         **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
     }
     names, options = ("weights", "detection.margin"), {"detection.bits": c}
@@ -210,7 +215,7 @@ def lut(draw: Draw, sizes: Sizes) -> Call:
     batch, n, t, c, o = (sizes[name] for name in ("batch", "inputs", "detectors", "bits", "outputs"))
     arguments = {
         "x": v.floats((*batch, n), x_dtype),
-        "weights": v.floats((t, 2**c, o), dtype),
+        "weights": v.table((t, 2**c, o), dtype),
         "anchors": v.ids((t, c, 2), n),
     }
     return _call(v, "lut", arguments, ("x", "weights"), sizes, {}, v.floats((*batch, o), dtype))
@@ -226,7 +231,7 @@ def sparse_lookup(draw: Draw, sizes: Sizes) -> Call:
     v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
     batch, t, c, o = sizes["batch"], sizes["detectors"], sizes["bits"], sizes["outputs"]
     arguments = {
-        "weights": v.floats((t, 2**c, sizes["slots"]), dtype),
+        "weights": v.table((t, 2**c, sizes["slots"]), dtype),
         **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
         "targets": _targets(v, sizes),
     }
@@ -239,7 +244,7 @@ def sparse_lut(draw: Draw, sizes: Sizes) -> Call:
     batch, n, t, c, o = (sizes[name] for name in ("batch", "inputs", "detectors", "bits", "outputs"))
     arguments = {
         "x": v.floats((*batch, n), x_dtype),
-        "weights": v.floats((t, 2**c, sizes["slots"]), dtype),
+        "weights": v.table((t, 2**c, sizes["slots"]), dtype),
         "anchors": v.ids((t, c, 2), n),
         "targets": _targets(v, sizes),
     }
@@ -292,7 +297,7 @@ def lookup_attention(draw: Draw, sizes: Sizes) -> Call:
     key_bits, n = sizes.get("key_bits", c), sizes.get("position_bits")
     where, options = _pairs_of(v, sizes)
     arguments = {
-        "weights": v.floats((t, 2 ** (c + key_bits + (n or 0)), o), dtype),
+        "weights": v.table((t, 2 ** (c + key_bits + (n or 0)), o), dtype),
         **v.detection("query", (*batch, queries, t), c, x_dtype, wild=True),
         **v.detection("key", (*batch, keys, t), key_bits, x_dtype, wild=True),
         **where,
@@ -321,7 +326,7 @@ def lut_attention(draw: Draw, sizes: Sizes) -> Call:
     where, options = _pairs_of(v, sizes)
     arguments = {
         "x": v.floats((*batch, sizes["queries"], i), x_dtype),
-        "weights": v.floats((t, 2 ** (2 * c + sizes.get("position_bits", 0)), o), dtype),
+        "weights": v.table((t, 2 ** (2 * c + sizes.get("position_bits", 0)), o), dtype),
         "anchors": v.ids((t, c, 2), i),
         "positions": _positions(v, sizes),
         "segments": where.get("query_segments"),
@@ -342,7 +347,7 @@ def lut_pair_attention(draw: Draw, sizes: Sizes) -> Call:
     elements = 2 * i + (0 if positions is None else positions.shape[-1])
     arguments = {
         "x": v.floats((*batch, sizes["queries"], i), x_dtype),
-        "weights": v.floats((t, 2**c, o), dtype),
+        "weights": v.table((t, 2**c, o), dtype),
         "anchors": v.ids((t, c, 2), elements),
         "positions": positions,
         "keys": v.floats((*batch, sizes["keys"], i), x_dtype) if "keys" in sizes else None,
@@ -470,6 +475,7 @@ _LOOK_UPS: dict[str, Sizes] = {
     "no detectors": {**_LUT, "detectors": 0},
     "no inputs, no detectors": {**_LUT, "inputs": 0, "detectors": 0},
     "one of each": {"batch": (1,), "inputs": 1, "detectors": 1, "bits": 1, "outputs": 1},
+    "more samples than rows": {**_LUT, "batch": (5,), "bits": 2},
     "beyond a block": {"batch": (17,), "inputs": 3, "detectors": 19, "bits": 2, "outputs": 37},
     "bfloat16": {**_LUT, **_BF16, "batch": (13,), "bits": 1},  # rows that are read often
     "float16 inputs": {**_LUT, **_F16, "dtype": "float32"},

@@ -189,6 +189,7 @@ _UPDATES = [
     ("lookup", "bfloat16", "SGD"),
     ("lookup", "bfloat16", "RowAdam, b1"),
     ("lookup", "empty batch", "RowMomentum"),
+    ("lookup", "more samples than rows", "RowMomentum"),  # whose gradient is made whole
     ("sparse_lookup", "primes", "SGD"),
     ("sparse_lookup", "one list", "RowAdam, b1"),
     ("lookup_attention", "fewer keys", "SGD"),
