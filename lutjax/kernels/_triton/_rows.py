@@ -187,7 +187,7 @@ def number(total, ACC: tl.constexpr, SCALE: tl.constexpr):
 
 @kernel
 def slope(margin):
-    """``U'(margin)``, section 2 of the semantics."""
+    """The surrogate derivative, section 2 of the semantics."""
     wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
     half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
     distance = 1 + tl.abs(wide)

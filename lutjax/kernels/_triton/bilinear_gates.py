@@ -139,10 +139,10 @@ def _apply(
     gate, exists, part = _wires.place(n_gates, FEATURES)
     of_a = _wires.input_of(wires, 2 * gate, n_inputs)
     of_b = _wires.input_of(wires, 2 * gate + 1, n_inputs)
-    c0 = _coefficient(coefficients, 0, gate, n_gates, ACC)
-    c1 = _coefficient(coefficients, 1, gate, n_gates, ACC)
-    c2 = _coefficient(coefficients, 2, gate, n_gates, ACC)
-    c3 = _coefficient(coefficients, 3, gate, n_gates, ACC)
+    c0 = _coefficient(coefficients, 0, gate, None, n_gates, ACC)
+    c1 = _coefficient(coefficients, 1, gate, None, n_gates, ACC)
+    c2 = _coefficient(coefficients, 2, gate, None, n_gates, ACC)
+    c3 = _coefficient(coefficients, 3, gate, None, n_gates, ACC)
     for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
         sample, _ = _rows.block(SAMPLES, n_samples, block)
         a = _wires.read(x, of_a, sample, n_samples, SAMPLES, ACC)
@@ -172,9 +172,9 @@ def _reduce(
     gate, exists, part = _wires.place(n_gates, FEATURES)
     of_a = _wires.input_of(wires, 2 * gate, n_inputs)
     of_b = _wires.input_of(wires, 2 * gate + 1, n_inputs)
-    c1 = _coefficient(coefficients, 1, gate, n_gates, ACC)
-    c2 = _coefficient(coefficients, 2, gate, n_gates, ACC)
-    c3 = _coefficient(coefficients, 3, gate, n_gates, ACC)
+    c1 = _coefficient(coefficients, 1, gate, None, n_gates, ACC)
+    c2 = _coefficient(coefficients, 2, gate, None, n_gates, ACC)
+    c3 = _coefficient(coefficients, 3, gate, None, n_gates, ACC)
     of_1 = tl.zeros((FEATURES, SAMPLES), ACC)
     of_a_alone = tl.zeros((FEATURES, SAMPLES), ACC)
     of_b_alone = tl.zeros((FEATURES, SAMPLES), ACC)
@@ -251,8 +251,9 @@ def _gather(
         for u in tl.static_range(UNROLLED):
             wire = _wires.wire_of(numbers[u], 2 * n_gates)
             gate, second = wire // 2, wire % 2
-            slope = _coefficient(coefficients, 1 + second, gate, n_gates, ACC)
-            cross = _coefficient(coefficients, 3, gate, n_gates, ACC)
+            # 0 for readers that do not exist, whose gate may hold NaN.
+            slope = _coefficient(coefficients, 1 + second, gate, numbers[u] >= 0, n_gates, ACC)
+            cross = _coefficient(coefficients, 3, gate, numbers[u] >= 0, n_gates, ACC)
             total += gs[u] * (slope + cross * bs[u])
             if SUMS:
                 of_own = gs[u] * own
@@ -263,6 +264,9 @@ def _gather(
 
 
 @kernel
-def _coefficient(coefficients, number, gate, n_gates: tl.constexpr, ACC: tl.constexpr):
-    """A coefficient of each gate, beside its samples."""
-    return tl.load(coefficients + number * n_gates + gate).to(ACC)[:, None]
+def _coefficient(coefficients, number, gate, exists, n_gates: tl.constexpr, ACC: tl.constexpr):
+    """A coefficient of each gate, beside its samples; `exists`: None, or where it is not 0."""
+    found = tl.load(
+        coefficients + number * n_gates + gate, mask=exists, other=0 if exists is not None else None
+    )
+    return found.to(ACC)[:, None]

@@ -45,7 +45,7 @@ def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device
 
 
 def slope(margin: jax.Array) -> jax.Array:
-    """``U'(margin)``, section 2 of the semantics."""
+    """The surrogate derivative, section 2 of the semantics."""
     return jnp.where(margin > 0, 0.5, -0.5).astype(margin.dtype) / jnp.square(1 + jnp.abs(margin))
 
 

@@ -52,11 +52,18 @@ def to_inputs(
             dx = dx + read(flat, by_reader[:, f])
         return dx
     ids = clamped(wires, n_inputs).reshape(wires.size)
-    if n_inputs <= _FEW_INPUTS:
-        reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
-        return jnp.dot(reads, flat, precision="highest")
-    dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
-    return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
+
+    def scattered() -> jax.Array:
+        dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
+        return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
+
+    if n_inputs > _FEW_INPUTS:
+        return scattered()
+    reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
+    dx = jnp.dot(reads, flat, precision="highest")
+    # A product carries a NaN or an infinity to every input of its sample: then sums are made one by one.
+    ones = jnp.ones((1, n_inputs), dx.dtype)
+    return jax.lax.cond(jnp.isfinite(jnp.sum(ones @ dx)), lambda: dx, scattered)
 
 
 def sum_over_samples(addends: list[jax.Array], parts: int = 1) -> jax.Array:

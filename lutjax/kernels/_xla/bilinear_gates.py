@@ -61,6 +61,6 @@ def _from_readers(
         gate, second = place // 2, place % 2
         other = read(x, read(wires, gate, 1 - second)).astype(dtype)
         slope = jnp.where(second == 1, read(c2, gate), read(c1, gate))
-        slope, cross = (jnp.where(exists, c, 0)[:, None] for c in (slope, read(c3, gate)))
-        dx = dx + read(dy, gate) * (slope + cross * other)
+        cotangent = read(dy, gate) * (slope[:, None] + read(c3, gate)[:, None] * other)
+        dx = dx + jnp.where(exists[:, None], cotangent, 0)
     return dx
