@@ -20,7 +20,7 @@ Sizes = dict[str, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Call:
     """An op, its arguments by name, and the cotangent of its output.
 
@@ -38,6 +38,24 @@ class Call:
     options: dict[str, Any]
     dy: np.ndarray | None
     exact: bool
+
+    def __repr__(self) -> str:
+        """Short; a failed comparison prints `code`."""
+        arrays = {n: f"{a.dtype}{list(a.shape)}" for n, a in self.arguments.items()}
+        return f"<{self.op} of {arrays}, {self.options}>"
+
+    def code(self) -> str:
+        """What makes the same call again, where ``nan``, ``inf`` and `np` are defined."""
+        fields = ("op", "arguments", "differentiated", "options", "dy", "exact")
+
+        def text(value: Any) -> str:
+            if isinstance(value, np.ndarray):
+                return f"np.array({value.tolist()}, '{value.dtype}').reshape({value.shape})"
+            if isinstance(value, dict):
+                return "{" + ", ".join(f"{k!r}: {text(v)}" for k, v in value.items()) + "}"
+            return repr(value)
+
+        return "Call(" + ", ".join(f"{f}={text(getattr(self, f))}" for f in fields) + ")"
 
 
 # ------------------------------------------------------------------------------------- values
@@ -614,12 +632,14 @@ POOLS: dict[str, dict[str, Sizes]] = {
     "soft_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
+        "no gates, six bits": {**_TABLES, "bits": 6, "gates": 0},
         "eight bits": {**_TABLES, "bits": 8, "gates": 3},
         "five bits, readers": {**_TABLES, "bits": 5, "gates": 3, "readers": True},
     },
     "binary_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
+        "no gates, six bits": {**_TABLES, "bits": 6, "gates": 0},
         "eight bits": {**_TABLES, "bits": 8, "gates": 3},
     },
     "gate_coefficients": {
