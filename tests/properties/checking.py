@@ -241,7 +241,7 @@ def check(call: Call, formulation: str = "cpu") -> None:
             )
         )
     ]
-    assert not problems, "\n".join(problems)
+    assert not problems, "\n".join([*problems, call.code()])
 
 
 def differs(name: str, got: np.ndarray, want: D.Sum, dtype: Any, *, exact: bool = False) -> str:

@@ -110,8 +110,11 @@ class Totals:
         integer = np.where(np.isnan(product), 0, np.trunc(np.clip(product, INT32.min + 1, INT32.max)))
         # The largest number of the dtype that fits int32 is a little below: 2**31 - 128 in float32.
         saturated = np.abs(integer) > 2**31 - 129
-        uncertain = (depth > 0) | (error > 0)
-        units = error * self.scale + np.where(saturated, 128, 0) + np.where(uncertain, 1, 0)
+        # An addend that has been rounded may be on the other side of a whole number, and more if it is large.
+        rounding = np.where(depth > 0, depth * float(ml_dtypes.finfo(self.dtype).eps) * size, 0) + error
+        units = (
+            rounding * self.scale + np.where(saturated, 128, 0) + np.where((depth > 0) | (error > 0), 1, 0)
+        )
         return integer, units
 
     def sum(self) -> Sum:
@@ -467,9 +470,8 @@ def lookup_attention_vjp(
     dy = np.reshape(dy, (of.n_samples, of.n_queries, n_outputs))
     detectors = np.arange(of.n_detectors)
     shapes = {"query": of.query.index.shape, "key": of.key.index.shape, "position": of.position.index.shape}
-    totals = {
-        n: Totals(shape, accumulate, dtype) for n, shape in {"weights": weights.shape, **shapes}.items()
-    }
+    totals = {n: Totals(shape, accumulate, of.query.margin.dtype) for n, shape in shapes.items()}
+    totals["weights"] = Totals(weights.shape, accumulate, dtype)
 
     def receive(name: str, at: tuple[Any, ...], margin: Any, flip: Any, chosen: np.ndarray) -> None:
         """The margins of a part of the pairs, ``[samples, T]``, which stand at these places of their detection."""

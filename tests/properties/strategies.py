@@ -20,7 +20,7 @@ Sizes = dict[str, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Call:
     """An op, its arguments by name, and the cotangent of its output.
 
@@ -38,6 +38,27 @@ class Call:
     options: dict[str, Any]
     dy: np.ndarray | None
     exact: bool
+
+    def __repr__(self) -> str:
+        """Short; a failed comparison prints `code`."""
+        arrays = {n: f"{a.dtype}{list(a.shape)}" for n, a in self.arguments.items()}
+        return f"<{self.op} of {arrays}, {self.options}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # hypothesis would print every field
+        printer.text(repr(self))
+
+    def code(self) -> str:
+        """What makes the same call again, where ``nan``, ``inf`` and `np` are defined."""
+        fields = ("op", "arguments", "differentiated", "options", "dy", "exact")
+
+        def text(value: Any) -> str:
+            if isinstance(value, np.ndarray):
+                return f"np.array({value.tolist()}, '{value.dtype}').reshape({value.shape})"
+            if isinstance(value, dict):
+                return "{" + ", ".join(f"{k!r}: {text(v)}" for k, v in value.items()) + "}"
+            return repr(value)
+
+        return "Call(" + ", ".join(f"{f}={text(getattr(self, f))}" for f in fields) + ")"
 
 
 # ------------------------------------------------------------------------------------- values
@@ -494,7 +515,7 @@ _PAIRS: dict[str, Sizes] = {
         **_ATTENTION, "position_bits": 1, "shared": True, "spare_distances": 3,
     },
     "window": {**_ATTENTION, "queries": 7, "window": 2, "position_bits": 1},
-    "window of 0": {**_ATTENTION, "window": 0},
+    "window of 0": {**_ATTENTION, "window": 0, "position_bits": 1},
     "window beyond all": {**_ATTENTION, "window": 11, "position_bits": 1},
     "segments": {**_ATTENTION, "queries": 7, "segments": "each"},
     "segments shared, window": {**_ATTENTION, "segments": "shared", "window": 3, "position_bits": 1},
@@ -518,11 +539,11 @@ _CROSS: dict[str, Sizes] = {
     "more keys": {**_ATTENTION, "queries": 3, "keys": 7, "position_bits": 1},
     "more keys, segments": {**_ATTENTION, "queries": 3, "keys": 5, "segments": "each"},
     "no keys": {**_ATTENTION, "keys": 0},
-    "no keys, a start": {**_ATTENTION, "queries": 3, "keys": 0, "starts": (4, 0)},
+    "no keys, a start": {**_ATTENTION, "queries": 3, "keys": 0, "starts": (4, 0), "position_bits": 1},
     "equal starts": {**_ATTENTION, "queries": 5, "keys": 3, "starts": (3, 3), "position_bits": 1},
     "queries later": {**_ATTENTION, "queries": 3, "keys": 5, "starts": (6, 2), "position_bits": 1},
     "queries earlier": {**_ATTENTION, "queries": 5, "keys": 4, "starts": (1, 3), "window": 1, "position_bits": 1},
-    "queries before all keys": {**_ATTENTION, "queries": 3, "keys": 3, "starts": (-2, 5)},
+    "queries before all keys": {**_ATTENTION, "queries": 3, "keys": 3, "starts": (-2, 5), "position_bits": 1},
     "decoding": {**_ATTENTION, "queries": 1, "keys": 7, "starts": "traced", "position_bits": 2, "spare_distances": 5},
     "traced, window, segments": {
         **_ATTENTION, "queries": 4, "keys": 5, "starts": "traced", "window": 3, "segments": "each",
@@ -598,7 +619,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
         ),
         **_with(
             _CROSS,
-            "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries earlier; decoding;"
+            "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries before all keys; queries earlier; decoding;"
             "traced, window, segments; traced, float64",
             bits=2,
         ),
@@ -614,12 +635,14 @@ POOLS: dict[str, dict[str, Sizes]] = {
     "soft_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
+        "no gates, six bits": {**_TABLES, "bits": 6, "gates": 0},
         "eight bits": {**_TABLES, "bits": 8, "gates": 3},
         "five bits, readers": {**_TABLES, "bits": 5, "gates": 3, "readers": True},
     },
     "binary_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
+        "no gates, six bits": {**_TABLES, "bits": 6, "gates": 0},
         "eight bits": {**_TABLES, "bits": 8, "gates": 3},
     },
     "gate_coefficients": {
