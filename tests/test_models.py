@@ -306,7 +306,7 @@ def test_trains(name):
         return loss
 
     before = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-    losses = [step(model, optimiser, tokens) for _ in range(4)]
+    losses = [step(model, optimiser, tokens) for _ in range(8)]
     assert losses[-1] < losses[0]
     after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
     for (path, a), b in zip(jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True):

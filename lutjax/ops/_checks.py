@@ -160,6 +160,11 @@ def capacity(
     )
 
 
+def some_distance(p: Any) -> Any:
+    """Positions that are not empty: kernels read one, also where no pair counts and none is asked for."""
+    return jax.tree.map(lambda a: a if a.shape[0] else jnp.zeros((1, *a.shape[1:]), a.dtype), p)
+
+
 def segments(
     op: str,
     query_segments: Any,

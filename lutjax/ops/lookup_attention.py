@@ -187,6 +187,7 @@ def lookup_attention(
         bits, whose = bits + position.bits, "query, key and position together"
         if position.bits:
             _checks.capacity(op, position, n_queries, n_keys, window, query_start, key_start)
+            position = _checks.some_distance(position)
         else:
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)

@@ -182,6 +182,7 @@ def lut_pair_attention(
         _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:
             _checks.capacity(op, positions, n_queries, n_keys, window, query_start, key_start)
+            positions = _checks.some_distance(positions)
         elif not interleave:
             positions = None
     if interleave:

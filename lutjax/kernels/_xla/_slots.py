@@ -97,7 +97,8 @@ def _bits(values: jax.Array, n: int, dtype: jnp.dtype) -> jax.Array:
 def _by_high_bits(table: jax.Array, n_high: int) -> tuple[jax.Array, jax.Array]:
     """The values of the high bits, ``[2**n_high, n_high]``, and the slots of each, ``[2**n_high, 2**n_low, G]``."""
     values = jnp.arange(2**n_high)
-    return _bits(values, n_high, table.dtype), table.T.reshape(2**n_high, -1, table.shape[0])
+    n_gates, n_slots = table.shape
+    return _bits(values, n_high, table.dtype), table.T.reshape(2**n_high, n_slots >> n_high, n_gates)
 
 
 def _shares(bits: jax.Array, x: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
