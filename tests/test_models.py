@@ -225,6 +225,15 @@ def test_generate_equals_full_passes(name):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+def test_generates_where_integers_are_int64():
+    prompt = tokens_of(2, 3)
+    expected = model_of().generate(prompt, 4, key=jax.random.key(0), temperature=0)
+    with jax.enable_x64(True):
+        model = model_of()
+        for tokens in (prompt, jnp.asarray(np.asarray(prompt), jnp.int64)):
+            assert model.generate(tokens, 4, key=jax.random.key(0), temperature=0).shape == expected.shape
+
+
 def test_generate_does_not_compile_twice():
     model = model_of()
     one = model.generate(tokens_of(2, 3), 4, key=jax.random.key(0))

@@ -305,6 +305,22 @@ def test_functions_are_explained_for_other_devices(name, device):
     assert "chosen" in text
 
 
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+def test_leading_axes_do_not_change_the_choice(leading):
+    """Implementations are chosen by the shapes that kernels get."""
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice("TPU v5 lite", None, "tpu")
+    )
+
+    def attention(x, weights):
+        d = lutjax.detect(x, ANCHORS)
+        return lutjax.lookup_attention(weights, d, d)
+
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*leading, 5, 4), (5, 16, 3)))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert jax.eval_shape(attention, *shapes).shape == (*leading, 5, 3)
+
+
 def test_updates_are_explained(weights, detection):
     _, gradient = tables.value_and_grad(lambda p: lutjax.lookup(p["weights"], detection).sum())(
         {"weights": weights}

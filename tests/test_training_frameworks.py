@@ -76,6 +76,19 @@ def test_nnx_equals_its_own_training_with_dense_gradients():
     assert int(optimizer.state.step[...]) == 2
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+def test_flax_own_optimizer_refuses_factors(jitted):
+    model = nnx_layers.LUT(FEATURES, 3, rngs=nnx.Rngs(0), **SIZES)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+
+    def step(model, optimizer):
+        _, gradients = nnx_training.value_and_grad(lambda model: jnp.mean(model(X)))(model)
+        optimizer.update(model, gradients)
+
+    with pytest.raises(TypeError, match=r"lutjax\.training\.tables\.Optimizer"):
+        (nnx.jit(step) if jitted else step)(model, optimizer)
+
+
 class Indexed(nnx_layers.LUT):
     def _arrays(self):
         return {**super()._arrays(), "weights": self.weights[...] * 1}

@@ -347,7 +347,7 @@ def _differentiable(
     in_floats = _in_floats(options)
     twin = None if in_floats is None else _kernel(op, "forward", choice, None, in_floats)
     devices = tuple(device for device, _ in choice)
-    accumulate = dict(options).get("accumulate")
+    accumulate: Any = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
     def run(*args: Any) -> Any:
