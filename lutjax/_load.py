@@ -13,9 +13,9 @@ from lutjax._extras import needed_by
     frozen=True, eq=False
 )  # equal to itself alone, because models are compared by their attributes
 class Loaded:
-    """What is known of the run that a model comes from.
+    """Record of the run that a model comes from.
 
-    What its checkpoint says is an attribute too: `model` and `training` decide the run, beside `text` of a language model,
+    Fields of its checkpoint are attributes too: `model` and `training` decide the run, beside `text` of a language model,
     `samples` of a classifier or `target` of an automaton; `history` has the losses and tests so far; `options` is
     what the command remembers.
 

@@ -33,7 +33,7 @@ class Commands(click.Group):
 
 
 def explain(error: BaseException, *, training: bool) -> str | None:
-    """What an error says to who gave the command; None if it is not the machine's or a run's, but a mistake in lutjax.
+    """Return the message of an error for whoever gave the command; None if it is a mistake in lutjax, not of the machine or a run.
 
     Args:
       training: whether the command trains, so that there may be checkpoints.

@@ -1,4 +1,4 @@
-"""What the commands that train share: their options, what they print, and how they start and go on with a run."""
+"""Options, messages, start and resumption that all commands that train share."""
 
 import dataclasses
 import importlib.util

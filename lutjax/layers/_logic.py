@@ -172,7 +172,7 @@ class _LogicSpec(Spec):
 
     @property
     def _n_readable(self) -> int:
-        """How many values wires choose from."""
+        """Number of values that wires choose from."""
         raise NotImplementedError
 
     def _check_shape(self, variable: Variable, array: Any) -> None:

@@ -20,7 +20,7 @@ SOLVED_TESTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Options(Intervals):
-    """What may change while a run goes on.
+    """Options that may change while a run goes on.
 
     Attributes:
       log_every: steps between two training losses.
@@ -117,7 +117,7 @@ class Automaton(Experiment):
 def target(
     experiment: str, size: int, path: Path | None, threshold: float | None
 ) -> Bool[np.ndarray, "channels height width"] | None:
-    """What an experiment draws: its own pattern, or an image; None in the Game of Life.
+    """Return the pattern that an experiment draws: its own, or an image; None in the Game of Life.
 
     Raises:
       PatternError: the image cannot be used.
@@ -134,7 +134,7 @@ def target(
 
 
 def checks(run: Run, model: LogicCA) -> list[str]:
-    """What the hard automaton does where it was not trained, in words."""
+    """Return, in words, the behaviour of the hard automaton where it was not trained."""
     key = jax.random.key(1)
     training, channels = run.training, run.config.channels
 

@@ -16,7 +16,7 @@ from lutjax.training.samples import Samples, load_digits, load_samples, split
 
 @dataclasses.dataclass(frozen=True)
 class Options(Intervals):
-    """What may change while a run goes on.
+    """Options that may change while a run goes on.
 
     Attributes:
       log_every: steps between two training losses.

@@ -23,7 +23,7 @@ from lutjax.training.models import ModelRun, State
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """What happens how often, in steps. They change nothing in what is learnt, so a resumed run may change them.
+    """Intervals between measurements and checkpoints, in steps. They change nothing in what is learnt, so a resumed run may change them.
 
     Attributes:
       log_every: steps between two training losses.
@@ -84,7 +84,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def parts(self) -> list[Part]:
-        """What is done after the last step, the results first."""
+        """Parts of the work after the last step, the results first."""
 
     def curves_part(self) -> Part:
         """The table of all that was measured: one of the parts of every kind."""
@@ -152,7 +152,7 @@ class Show:
         return contextlib.nullcontext()
 
     def watchers(self, experiment: Experiment, done: int) -> list[Watcher]:
-        """What sees the steps of a run from step `done` on."""
+        """Hooks for the steps of a run from step `done` on."""
         return []
 
 

@@ -53,7 +53,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclasses.dataclass
 class History:
-    """What was measured so far, each with the number of steps done: training losses, and what tests found.
+    """Measurements so far, each with the number of steps done: training losses, and results of tests.
 
     `lengths` are the steps in all with which the run was started or gone on with, if they were changed.
     """
@@ -84,7 +84,7 @@ class Finished:
 
     @classmethod
     def read(cls, folder: Path) -> "Finished | None":
-        """What is recorded in the folder of a run; None if nothing is, or not of its latest checkpoint."""
+        """Return the record of finishing in the folder of a run; None if there is none for its latest checkpoint."""
         try:
             fields = json.loads((folder / _FINISHED).read_bytes())
             parts = {name: (file, lines) for name, (file, lines) in fields["parts"].items()}
@@ -108,7 +108,7 @@ class Finished:
 
 
 def finished(folder: Path) -> Finished:
-    """What is recorded of the latest checkpoint in the folder of a run."""
+    """Return the record of the latest checkpoint in the folder of a run."""
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
 
 

@@ -64,7 +64,7 @@ class Layer(nnx.Module):
 
     @property
     def spec(self) -> Any:
-        """What the layer is, with the sizes that its arrays have."""
+        """Specification of the layer, with the sizes that its arrays have."""
         return self._declared.fitted(self._arrays())
 
     def __getattr__(self, name: str) -> Any:
