@@ -120,13 +120,15 @@ def apply(
 
 def _shapes_of_kernel(op: Operation, args: tuple[Any, ...], feature_axis: int) -> tuple[Any, ...]:
     """Shapes of the arguments as kernels get them, with one batch axis: by these an implementation is chosen."""
-    batch = () if op.features_first else _batch_shape(op, args)
+    n = 0 if op.features_first else math.prod(_batch_shape(op, args))
 
-    def shape(a: jax.Array, rank: int) -> jax.ShapeDtypeStruct:
+    def shape(a: jax.Array, rank: int) -> jax.Array | jax.ShapeDtypeStruct:
         if op.features_first:
             features = a.shape[feature_axis]
-            return jax.ShapeDtypeStruct((features, a.size // max(features, 1)), a.dtype)
-        return jax.ShapeDtypeStruct((math.prod(batch), *a.shape[a.ndim - rank :]), a.dtype)
+            shape = (features, a.size // max(features, 1))
+        else:
+            shape = (n, *a.shape[a.ndim - rank :])
+        return a if a.shape == shape else jax.ShapeDtypeStruct(shape, a.dtype)
 
     return tuple(
         arg if rank is None else jax.tree.map(functools.partial(shape, rank=rank), arg)
