@@ -123,12 +123,11 @@ def _shapes_of_kernel(op: Operation, args: tuple[Any, ...], feature_axis: int) -
     n = 0 if op.features_first else math.prod(_batch_shape(op, args))
 
     def shape(a: jax.Array, rank: int) -> jax.Array | jax.ShapeDtypeStruct:
+        wanted: tuple[int, ...] = (n, *a.shape[a.ndim - rank :])
         if op.features_first:
             features = a.shape[feature_axis]
-            shape = (features, a.size // max(features, 1))
-        else:
-            shape = (n, *a.shape[a.ndim - rank :])
-        return a if a.shape == shape else jax.ShapeDtypeStruct(shape, a.dtype)
+            wanted = (features, a.size // max(features, 1))
+        return a if a.shape == wanted else jax.ShapeDtypeStruct(wanted, a.dtype)
 
     return tuple(
         arg if rank is None else jax.tree.map(functools.partial(shape, rank=rank), arg)
