@@ -9,9 +9,8 @@ from typing import Any
 from lutjax._extras import needed_by
 
 
-@dataclasses.dataclass(
-    frozen=True, eq=False
-)  # equal to itself alone, because models are compared by their attributes
+# Equal to itself alone, because models are compared by their attributes.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Loaded:
     """Record of the run that a model comes from.
 

@@ -1,4 +1,4 @@
-"""How many examples are drawn."""
+"""Numbers of examples that are drawn."""
 
 from hypothesis import HealthCheck, Phase, settings
 

@@ -92,7 +92,7 @@ class Call:
 
     @property
     def function_key(self) -> str:
-        """What calls have in common that are the same function of other numbers."""
+        """Key that calls share which are the same function of other numbers."""
         return repr(dataclasses.replace(self, seed=0))
 
     @property
@@ -103,7 +103,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """What a call has to know of an op.
+    """Properties of an op that a call needs.
 
     Attributes:
       arrays: draws the arguments without mapped axes: from a `Source`, sizes and options.
@@ -880,7 +880,7 @@ def _sharded(layer: Map, f: Callable[..., Any], wanted: tuple[str, ...]) -> Call
 
         split = PartitionSpec("shards")
         of_arguments = {n: split if n in layer.axes else PartitionSpec() for n in a}
-        # Of the cotangents, those of shared arguments are the same on all devices: they are sums.
+        # Cotangents of shared arguments are the same on all devices: they are sums.
         out: Any = (
             (split, split, {n: split if n in layer.axes else PartitionSpec() for n in wanted})
             if ct
