@@ -1,48 +1,26 @@
-"""What ops on gates share: how they are described, and how they are called."""
+"""What the ops on gates share: the fields of their calls."""
 
-from typing import Any
+import dataclasses
 
 import jax
 
-from lutjax._ids import as_int32
-from lutjax.kernels.registry import Implementation
-from lutjax.ops._transforms import Operation, apply
+from lutjax.kernels.contract import Call, batched, shared
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableGates(Call, op="", features_first=True):
+    """Base of the calls of ops on tables over bits.
 
+    Attributes:
+      x: ``[I, B]`` floats, features first.
+      table: ``[G, 2**n]`` floats.
+      wires: int32 ``[G, n]``, ids that may lie beyond the inputs.
+      readers: int32 ``[I, F]`` of `lutjax.readers`, or None.
 
-def operation(name: str) -> Operation:
-    """An op on inputs, a parameter of each gate, wires and perhaps readers."""
-    return Operation(
-        name,
-        ranks=(1, None, None, None),
-        save=_save,
-        saved_batched=(True, False, False, False),
-        features_first=True,
-    )
+    Output and its cotangent: ``[G, B]``. Differentiable: `x`, `table`.
+    """
 
-
-def call(
-    op: Operation,
-    x: Any,
-    parameter: Any,
-    wires: Any,
-    readers: Any,
-    *,
-    feature_axis: int,
-    implementation: Implementation,
-) -> jax.Array:
-    """Calls it; everything has been checked."""
-    y: jax.Array = apply(
-        op,
-        x,
-        parameter,
-        as_int32(wires),
-        None if readers is None else as_int32(readers),
-        implementation=implementation,
-        options={},
-        feature_axis=feature_axis,
-    )
-    return y
+    x: jax.Array = batched(1)
+    table: jax.Array = shared()
+    wires: jax.Array = shared()
+    readers: jax.Array | None = shared(default=None)

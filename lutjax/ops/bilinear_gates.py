@@ -1,11 +1,17 @@
 """Gates of two inputs, by the coefficients of their multilinear polynomials."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from lutjax._ids import as_int32
 from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, shared
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _gates
+from lutjax.ops import _checks
+from lutjax.ops._transforms import apply
 
 # Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether
 # features come first.
@@ -21,7 +27,23 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-OPERATION = _gates.operation("bilinear_gates")
+@dataclasses.dataclass(frozen=True, eq=False)
+class BilinearGates(Call, op="bilinear_gates", features_first=True):
+    """The call of `lutjax.bilinear_gates`.
+
+    Attributes:
+      x: ``[I, B]`` floats, features first.
+      coefficients: ``[4, G]`` floats.
+      wires: int32 ``[G, 2]``, ids that may lie beyond the inputs.
+      readers: int32 ``[I, F]`` of `lutjax.readers`, or None.
+
+    Output and its cotangent: ``[G, B]``. Differentiable: `x`, `coefficients`.
+    """
+
+    x: jax.Array = batched(1)
+    coefficients: jax.Array = shared()
+    wires: jax.Array = shared()
+    readers: jax.Array | None = shared(default=None)
 
 
 def bilinear_gates(
@@ -87,6 +109,5 @@ def bilinear_gates(
         coefficients,
         f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires",
     )
-    return _gates.call(
-        OPERATION, x, coefficients, wires, readers, feature_axis=feature_axis, implementation=implementation
-    )
+    call = BilinearGates(x, coefficients, as_int32(wires), None if readers is None else as_int32(readers))
+    return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

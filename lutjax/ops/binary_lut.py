@@ -1,14 +1,22 @@
 """Tables over bits, with the gradient of a softened address."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from lutjax._ids import as_int32
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _gates, _nan
+from lutjax.ops import _checks, _nan
+from lutjax.ops._gates import TableGates
+from lutjax.ops._transforms import apply
 from lutjax.ops.soft_lut import SHAPES as SHAPES
 
-OPERATION = _gates.operation("binary_lut")
+@dataclasses.dataclass(frozen=True, eq=False)
+class BinaryLut(TableGates, op="binary_lut", features_first=True):
+    """The call of `lutjax.binary_lut`; see `TableGates`."""
 
 
 def binary_lut(
@@ -64,7 +72,6 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    y = _gates.call(
-        OPERATION, x, table, wires, readers, feature_axis=feature_axis, implementation=implementation
-    )
+    call = BinaryLut(x, table, as_int32(wires), None if readers is None else as_int32(readers))
+    y = jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
     return _nan.shown(y, x)

@@ -1,16 +1,18 @@
 """Comparing pairs of inputs."""
 
-from typing import Any
+import dataclasses
 
+import jax
 from jaxtyping import Float
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 # Sizes at which it is tested, measured and tuned: batch, inputs, detectors, anchor pairs.
 SHAPES: dict[str, dict[str, int]] = {
@@ -23,11 +25,28 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def _save(args: tuple[Any, ...], outputs: Detection) -> tuple[Any, ...]:
-    return args[1], outputs.flip
+@dataclasses.dataclass(frozen=True, eq=False)
+class Detect(Call, op="detect"):
+    """The call of `lutjax.detect`.
 
+    Attributes:
+      x: ``[B, I]`` floats; None in the backward pass.
+      anchors: int32 ``[T, C, 2]``, ids that may lie beyond the inputs.
+      flip: int32 ``[B, T]``, that of the detection; None in the forward pass.
+      epsilon: dead zone. n_inputs: ``I``. accumulate: as the op takes it.
 
-OPERATION = Operation("detect", ranks=(1, None), save=_save, saved_batched=(False, True))
+    Cotangent: of the margin, ``[B, T]``. Differentiable: `x`.
+    """
+
+    x: jax.Array | None = batched(1)
+    anchors: jax.Array = shared()
+    flip: jax.Array | None = batched(1, default=None)
+    epsilon: float = static(default=0.0)
+    n_inputs: int = static()
+    accumulate: FixedPoint | None = static(default=None)
+
+    def residuals(self, outputs: Detection) -> "Detect":
+        return dataclasses.replace(self, x=None, flip=outputs.flip)
 
 
 def detect(
@@ -85,14 +104,11 @@ def detect(
     _checks.require(
         x.shape[-1] > 0 or not anchors.size, "detect", "x", x, "detectors need at least 2 inputs to compare"
     )
-    return apply(
-        OPERATION,
+    call = Detect(
         x,
         as_int32(anchors),
-        implementation=implementation,
-        options={
-            "epsilon": _checks.finite_epsilon("detect", epsilon),
-            "n_inputs": x.shape[-1],
-            "accumulate": _checks.accumulation("detect", accumulate),
-        },
+        epsilon=_checks.finite_epsilon("detect", epsilon),
+        n_inputs=x.shape[-1],
+        accumulate=_checks.accumulation("detect", accumulate),
     )
+    return apply(call, implementation=implementation)

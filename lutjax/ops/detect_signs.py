@@ -1,14 +1,16 @@
 """Reading the signs of values as bits."""
 
-from typing import Any
+import dataclasses
 
+import jax
 from jaxtyping import Float
 
 from lutjax._detection import Detection
 from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 SHAPES: dict[str, dict[str, int]] = {
     "one": {"batch": 1, "bits": 1},
@@ -19,11 +21,25 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def _save(args: tuple[Any, ...], outputs: Detection) -> tuple[Any, ...]:
-    return (outputs,)
+@dataclasses.dataclass(frozen=True, eq=False)
+class DetectSigns(Call, op="detect_signs"):
+    """The call of `lutjax.detect_signs`.
 
+    Attributes:
+      positions: ``[B, N]`` floats; None in the backward pass.
+      flip: int32 ``[B]``, that of the detection; None in the forward pass.
+      epsilon: dead zone. n_bits: ``N``.
 
-OPERATION = Operation("detect_signs", ranks=(1,), save=_save, saved_batched=(True,))
+    Cotangent: of the margin, ``[B]``. Differentiable: `positions`.
+    """
+
+    positions: jax.Array | None = batched(1)
+    flip: jax.Array | None = batched(0, default=None)
+    epsilon: float = static(default=0.0)
+    n_bits: int = static()
+
+    def residuals(self, outputs: Detection) -> "DetectSigns":
+        return dataclasses.replace(self, positions=None, flip=outputs.flip)
 
 
 def detect_signs(
@@ -70,9 +86,6 @@ def detect_signs(
         positions,
         f"a detection has at most {_checks.MAX_BITS} bits",
     )
-    return apply(
-        OPERATION,
-        positions,
-        implementation=implementation,
-        options={"epsilon": _checks.finite_epsilon("detect_signs", epsilon)},
-    )
+    epsilon = _checks.finite_epsilon("detect_signs", epsilon)
+    call = DetectSigns(positions, epsilon=epsilon, n_bits=positions.shape[-1])
+    return apply(call, implementation=implementation)

@@ -1,6 +1,6 @@
 """Summing the rows that detectors address."""
 
-from typing import Any
+import dataclasses
 
 import jax
 from jaxtyping import Float
@@ -8,9 +8,10 @@ from jaxtyping import Float
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 # Sizes at which it is tested, measured and tuned: batch, detectors, bits, outputs.
 SHAPES: dict[str, dict[str, int]] = {
@@ -23,11 +24,21 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lookup(Call, op="lookup", table="weights"):
+    """The call of `lutjax.lookup`.
 
+    Attributes:
+      weights: ``[T, R, O]`` floats.
+      detection: arrays ``[B, T]``; ids may lie beyond the rows.
+      accumulate: as the op takes it.
 
-OPERATION = Operation("lookup", ranks=(None, 1), save=_save, saved_batched=(False, True), table=0)
+    Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
+    """
+
+    weights: jax.Array = shared()
+    detection: Detection = batched(1)
+    accumulate: FixedPoint | None = static(default=None)
 
 
 def lookup(
@@ -81,11 +92,5 @@ def lookup(
     """
     detection = _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    y = apply(
-        OPERATION,
-        weights,
-        detection,
-        implementation=implementation,
-        options={"accumulate": _checks.accumulation("lookup", accumulate)},
-    )
-    return _nan.shown(y, detection.margin)
+    call = Lookup(weights, detection, accumulate=_checks.accumulation("lookup", accumulate))
+    return _nan.shown(apply(call, implementation=implementation), detection.margin)

@@ -1,6 +1,6 @@
 """Attention without multiplications: rows addressed by a query, a key and their distance."""
 
-from typing import Any
+import dataclasses
 
 import jax
 from jaxtyping import Float, Int
@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 # Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
 SHAPES: dict[str, dict[str, int]] = {
@@ -56,17 +57,31 @@ SHAPES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
+@dataclasses.dataclass(frozen=True, eq=False)
+class LookupAttention(Call, op="lookup_attention", table="weights"):
+    """The call of `lutjax.lookup_attention`.
 
+    Attributes:
+      weights: ``[T, R, O]`` floats.
+      query: arrays ``[B, Lq, T]``. key: arrays ``[B, Lk, T]``. Ids may lie beyond those of their bits.
+      position: arrays ``[distances, T or 1]`` of at least one bit and one distance; None: no bits.
+      start: int32 scalar, the place of the first query minus that of the first key; None: 0.
+      query_segments, key_segments: int32 ``[B, Lq]`` and ``[B, Lk]``, or both None.
+      window: only pairs with a smaller distance count; None: all earlier ones.
+      accumulate: as the op takes it.
 
-OPERATION = Operation(
-    "lookup_attention",
-    ranks=(None, 2, 2, None, None, 1, 1),
-    save=_save,
-    saved_batched=(False, True, True, False, False, True, True),
-    table=0,
-)
+    Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
+    """
+
+    weights: jax.Array = shared()
+    query: Detection = batched(2)
+    key: Detection = batched(2)
+    position: Detection | None = shared(default=None)
+    start: jax.Array | None = shared(default=None)
+    query_segments: jax.Array | None = batched(1, default=None)
+    key_segments: jax.Array | None = batched(1, default=None)
+    window: int | None = static(default=None)
+    accumulate: FixedPoint | None = static(default=None)
 
 
 def lookup_attention(
@@ -192,15 +207,10 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    y = apply(
-        OPERATION,
-        weights,
-        query,
-        key,
-        position,
-        _checks.starts(op, query_start, key_start),
-        *segments,
-        implementation=implementation,
-        options={"window": window, "accumulate": _checks.accumulation(op, accumulate)},
+    start = _checks.starts(op, query_start, key_start)
+    accumulate = _checks.accumulation(op, accumulate)
+    call = LookupAttention(
+        weights, query, key, position, start, *segments, window=window, accumulate=accumulate
     )
+    y = apply(call, implementation=implementation)
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -1,6 +1,6 @@
 """Attention whose detectors compare inputs of the query, of the key and positions with each other."""
 
-from typing import Any
+import dataclasses
 
 import jax
 from jaxtyping import Float, Int
@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array, Integer, Positions
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 # Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
 SHAPES: dict[str, dict[str, int]] = {
@@ -54,17 +55,33 @@ SHAPES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
+@dataclasses.dataclass(frozen=True, eq=False)
+class LutPairAttention(Call, op="lut_pair_attention", table="weights"):
+    """The call of `lutjax.lut_pair_attention`.
 
+    Attributes:
+      x: ``[B, Lq, I]`` floats. keys: ``[B, Lk, I]`` of the same dtype; in self-attention the same array.
+      weights: ``[T, R, O]`` floats.
+      anchors: int32 ``[T, C, 2]``, ids that may lie beyond ``z``.
+      positions: floats ``[distances, T or 1, N]`` of at least one distance; None: ``N = 0``.
+      start, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
+      interleave, epsilon: as the op takes them.
 
-OPERATION = Operation(
-    "lut_pair_attention",
-    ranks=(2, 2, None, None, None, None, 1, 1),
-    save=_save,
-    saved_batched=(True, True, False, False, False, False, True, True),
-    table=2,
-)
+    Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
+    """
+
+    x: jax.Array = batched(2)
+    keys: jax.Array = batched(2)
+    weights: jax.Array = shared()
+    anchors: jax.Array = shared()
+    positions: jax.Array | None = shared(default=None)
+    start: jax.Array | None = shared(default=None)
+    query_segments: jax.Array | None = batched(1, default=None)
+    key_segments: jax.Array | None = batched(1, default=None)
+    interleave: bool = static(default=False)
+    window: int | None = static(default=None)
+    epsilon: float = static(default=0.0)
+    accumulate: FixedPoint | None = static(default=None)
 
 
 def lut_pair_attention(
@@ -196,8 +213,7 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    y = apply(
-        OPERATION,
+    call = LutPairAttention(
         x,
         keys,
         weights,
@@ -206,12 +222,10 @@ def lut_pair_attention(
         _checks.starts(op, query_start, key_start),
         segments,
         key_segments,
-        implementation=implementation,
-        options={
-            "interleave": bool(interleave),
-            "window": window,
-            "epsilon": _checks.finite_epsilon(op, epsilon),
-            "accumulate": _checks.accumulation(op, accumulate),
-        },
+        interleave=bool(interleave),
+        window=window,
+        epsilon=_checks.finite_epsilon(op, epsilon),
+        accumulate=_checks.accumulation(op, accumulate),
     )
+    y = apply(call, implementation=implementation)
     return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))

@@ -1,5 +1,7 @@
 """Tables over bits, for 32 samples in each machine word."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,14 +10,30 @@ from jaxtyping import Bool, Int, Num, UInt32
 from lutjax import reference
 from lutjax._ids import as_int32
 from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, shared
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 _pack = jax.jit(reference.pack_bits)
 _unpack = jax.jit(reference.unpack_bits, static_argnums=1)
 
-OPERATION = Operation("packed_lut", ranks=(1, None, None), features_first=True)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True):
+    """The call of `lutjax.packed_lut`.
+
+    Attributes:
+      words: uint32 ``[I, B]``, features first.
+      truth: bool ``[G, 2**n]``.
+      wires: int32 ``[G, n]``, ids that may lie beyond the inputs.
+
+    Output: uint32 ``[G, B]``.
+    """
+
+    words: jax.Array = batched(1)
+    truth: jax.Array = shared()
+    wires: jax.Array = shared()
 
 
 def packed_lut(
@@ -62,15 +80,8 @@ def packed_lut(
     if not (isinstance(truth, jax.Array | np.ndarray) and truth.dtype == bool):
         raise TypeError(f"{op}: truth is {_checks.describe(truth)}; its dtype must be bool.")
     _checks.slots(op, "truth", truth, wires)
-    return apply(
-        OPERATION,
-        words,
-        truth,
-        as_int32(wires),
-        implementation=implementation,
-        options={},
-        feature_axis=0,
-    )
+    call = PackedLut(words, truth, as_int32(wires))
+    return jnp.asarray(apply(call, implementation=implementation, feature_axis=0))
 
 
 def pack_bits(

@@ -1,11 +1,17 @@
 """Tables over bits between 0 and 1."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from lutjax._ids import as_int32
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _gates
+from lutjax.ops import _checks
+from lutjax.ops._gates import TableGates
+from lutjax.ops._transforms import apply
 
 # As those of bilinear_gates; bits: inputs of each table.
 SHAPES: dict[str, dict[str, int]] = {
@@ -21,7 +27,9 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-OPERATION = _gates.operation("soft_lut")
+@dataclasses.dataclass(frozen=True, eq=False)
+class SoftLut(TableGates, op="soft_lut", features_first=True):
+    """The call of `lutjax.soft_lut`; see `TableGates`."""
 
 
 def soft_lut(
@@ -74,6 +82,5 @@ def soft_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
-    return _gates.call(
-        OPERATION, x, table, wires, readers, feature_axis=feature_axis, implementation=implementation
-    )
+    call = SoftLut(x, table, as_int32(wires), None if readers is None else as_int32(readers))
+    return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

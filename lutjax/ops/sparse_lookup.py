@@ -1,7 +1,7 @@
 """Summing rows that reach only some of the outputs."""
 
+import dataclasses
 import operator
-from typing import Any
 
 import jax
 from jaxtyping import Float, Int
@@ -10,9 +10,10 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
-from lutjax.ops._transforms import Operation, apply
+from lutjax.ops._transforms import apply
 
 # Sizes at which it is tested, measured and tuned; lists: one for each table (and row), or one for all.
 SHAPES: dict[str, dict[str, int]] = {
@@ -34,13 +35,24 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def _save(args: tuple[Any, ...], outputs: jax.Array) -> tuple[Any, ...]:
-    return args
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseLookup(Call, op="sparse_lookup", table="weights"):
+    """The call of `lutjax.sparse_lookup`.
 
+    Attributes:
+      weights: ``[T, R, K]`` floats.
+      detection: arrays ``[B, T]``; ids may lie beyond the rows.
+      targets: int32 ``[T or 1, R or 1, K]``; negative ids are unused slots, others may lie beyond the outputs.
+      n_outputs: ``O``. accumulate: as the op takes it.
 
-OPERATION = Operation(
-    "sparse_lookup", ranks=(None, 1, None), save=_save, saved_batched=(False, True, False), table=0
-)
+    Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
+    """
+
+    weights: jax.Array = shared()
+    detection: Detection = batched(1)
+    targets: jax.Array = shared()
+    n_outputs: int = static()
+    accumulate: FixedPoint | None = static(default=None)
 
 
 def sparse_lookup(
@@ -110,12 +122,6 @@ def sparse_lookup(
     _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
     n_outputs = operator.index(n_outputs)
     _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
-    y = apply(
-        OPERATION,
-        weights,
-        detection,
-        as_int32(targets),
-        implementation=implementation,
-        options={"n_outputs": n_outputs, "accumulate": _checks.accumulation(op, accumulate)},
-    )
-    return _nan.shown(y, detection.margin)
+    accumulate = _checks.accumulation(op, accumulate)
+    call = SparseLookup(weights, detection, as_int32(targets), n_outputs=n_outputs, accumulate=accumulate)
+    return _nan.shown(apply(call, implementation=implementation), detection.margin)

@@ -1,0 +1,143 @@
+"""The contract of a kernel: what it is given, and what it returns.
+
+Each op declares one subclass of `Call`, a frozen dataclass of its arrays and static options, in ``lutjax/ops/<op>.py``. A kernel is a
+module with functions of it::
+
+    forward(call, *, device) -> outputs
+    backward(call, cotangent, needs, *, device) -> cotangents of arrays, by their names
+    update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an optimiser step
+
+- `call` has one batch axis in front of every array of it that is declared `batched`.
+- `device` is the `lutjax.kernels.registry.Device` that will run the call.
+- `cotangent` is that of the output. The cotangent of an output or array that is a `Detection` is that of its margin.
+- `needs` has the names of the arrays that are differentiated. The cotangents of others are not read, and work on them is wasted.
+- Every output has the batch axis in front. Cotangents may come in a wider dtype than their arrays: they are rounded once, by
+  `lutjax.ops._transforms`.
+- The backward pass gets the call that `Call.residuals` of the forward call returned.
+- Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
+  cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
+- An op with a table has a third direction, `update`: it moves the rows that the call read.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+
+from lutjax._row_rules import SGD, RowRule, RowState
+
+Direction = Literal["forward", "backward", "update"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "update")
+
+
+def batched(rank: int, **options: Any) -> Any:
+    """Field of an array, or of a pytree of arrays, that has leading axes in front of `rank` axes of its own.
+
+    `options` are those of `dataclasses.field`; ``default=None`` where the array may be missing.
+    """
+    return dataclasses.field(metadata={"rank": rank}, **options)
+
+
+def shared(**options: Any) -> Any:
+    """Field of an array that has no leading axes: the whole batch shares it."""
+    return dataclasses.field(metadata={"rank": None}, **options)
+
+
+def static(**options: Any) -> Any:
+    """Field of an option: hashable, part of the compiled program."""
+    return dataclasses.field(metadata={"static": True}, kw_only=True, **options)
+
+
+class Call:
+    """Base of the calls of an op: its arrays and options by name. A pytree of the arrays.
+
+    Subclasses are frozen dataclasses whose fields are declared by `batched`, `shared` and `static`.
+
+    Attributes:
+      op: name of the op, as in the registry.
+      table: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
+      differentiable: whether the op has a gradient.
+      features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
+    """
+
+    op: ClassVar[str]
+    table: ClassVar[str | None]
+    differentiable: ClassVar[bool]
+    features_first: ClassVar[bool]
+
+    def __init_subclass__(
+        cls, *, op: str, table: str | None = None, differentiable: bool = True, features_first: bool = False
+    ) -> None:
+        cls.op, cls.table = op, table
+        cls.differentiable, cls.features_first = differentiable, features_first
+        jax.tree_util.register_pytree_with_keys(
+            cls,
+            lambda call: (
+                tuple((jax.tree_util.GetAttrKey(n), getattr(call, n)) for n in cls.arrays()),
+                call.options(),
+            ),
+            lambda options, arrays: cls.of(arrays, options),
+            lambda call: (call.values(), call.options()),
+        )
+
+    @classmethod
+    @functools.cache
+    def _fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        return dataclasses.fields(cls)  # type: ignore[arg-type]
+
+    @classmethod
+    @functools.cache
+    def arrays(cls) -> tuple[str, ...]:
+        """Names of the arrays, in their order."""
+        return tuple(f.name for f in cls._fields() if "rank" in f.metadata)
+
+    @classmethod
+    @functools.cache
+    def ranks(cls) -> tuple[int | None, ...]:
+        """Rank of each array without leading axes; None of one that has none."""
+        return tuple(f.metadata["rank"] for f in cls._fields() if "rank" in f.metadata)
+
+    @classmethod
+    @functools.cache
+    def _options(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in cls._fields() if "static" in f.metadata)
+
+    def values(self) -> tuple[Any, ...]:
+        """The arrays, in the order of their names."""
+        return tuple([getattr(self, name) for name in self.arrays()])
+
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """The static options with their names."""
+        return tuple([(name, getattr(self, name)) for name in self._options()])
+
+    @classmethod
+    def of(cls, arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> Self:
+        """The call of `values` and `options`. Transformations put placeholders where the arrays are: none is looked at."""
+        call = object.__new__(cls)
+        call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
+        call.__dict__.update(options)
+        return call
+
+    def residuals(self, outputs: Any) -> Self:
+        """The call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One optimiser step of a table: what an update is given.
+
+    Attributes:
+      rate: learning rate, a scalar in the dtype that rows are moved in. factor: of the gradient, likewise; None: 1.
+      state: of the rows, by name. rule: how a row moves.
+    """
+
+    rate: Any
+    factor: Any = None
+    state: RowState = dataclasses.field(default_factory=dict)
+    rule: RowRule = dataclasses.field(default_factory=SGD)
+
+
+jax.tree_util.register_dataclass(Step, ["rate", "factor", "state"], ["rule"])
