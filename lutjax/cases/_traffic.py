@@ -7,7 +7,7 @@ written and once where it is read. Caches can beat it.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lutjax.cases._case import Size, Sizes, Tag
 
@@ -24,6 +24,7 @@ DETECTION_BYTES = 12  # index, flip and margin
 ID_BYTES = 4  # of an index, a target, an anchor and a float32
 
 
+@runtime_checkable
 class Traffic(Protocol):
     """Bytes of a measured size."""
 
