@@ -57,20 +57,20 @@ class Call:
 
     Attributes:
       op: name of the op, as in the registry.
-      table: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
+      table_name: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
       differentiable: whether the op has a gradient.
       features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
     """
 
     op: ClassVar[str]
-    table: ClassVar[str | None]
+    table_name: ClassVar[str | None]
     differentiable: ClassVar[bool]
     features_first: ClassVar[bool]
 
     def __init_subclass__(
         cls, *, op: str, table: str | None = None, differentiable: bool = True, features_first: bool = False
     ) -> None:
-        cls.op, cls.table = op, table
+        cls.op, cls.table_name = op, table
         cls.differentiable, cls.features_first = differentiable, features_first
         jax.tree_util.register_pytree_with_keys(
             cls,
@@ -119,6 +119,10 @@ class Call:
         call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
         call.__dict__.update(options)
         return call
+
+    def prepared(self) -> Self:
+        """The call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""
+        return self
 
     def residuals(self, outputs: Any) -> Self:
         """The call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""

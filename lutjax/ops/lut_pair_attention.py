@@ -83,6 +83,16 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights"):
     epsilon: float = static(default=0.0)
     accumulate: FixedPoint | None = static(default=None)
 
+    @property
+    def query_places(self) -> jax.Array:
+        """An array ``[B, Lq, ...]``."""
+        return self.x
+
+    @property
+    def key_places(self) -> jax.Array:
+        """An array ``[B, Lk, ...]``."""
+        return self.keys
+
 
 def lut_pair_attention(
     x: Float[Array, "*batch queries inputs"],
