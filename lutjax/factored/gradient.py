@@ -66,7 +66,7 @@ class TableGradient:
         look_up = self.look_up
 
         def f(weights: jax.Array) -> jax.Array:
-            return apply(dataclasses.replace(look_up, **{str(look_up.table_name): weights}))
+            return apply(look_up.replace(**{str(look_up.table_name): weights}))
 
         # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
         zeros = _compat.cast_varying(jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes())

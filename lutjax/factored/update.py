@@ -104,7 +104,7 @@ def update_table(
 
 
 def _with_table(look_up: Call, weights: Any) -> Call:
-    return dataclasses.replace(look_up, **{str(look_up.table_name): weights})
+    return look_up.replace(**{str(look_up.table_name): weights})
 
 
 def _after(rate: jax.Array, token: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from lutjax import _compat
 from lutjax.kernels.contract import Call
-from lutjax.ops._table_reads import Run
+from lutjax.ops._table_reads import Run, TableReads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TableUseError(ValueError):
     """A loss uses a table in a way that has no factored gradient."""
 
 
-class Watch:
+class Watch(TableReads):
     """The watched tables of one evaluation of a loss.
 
     Args:
@@ -68,9 +68,9 @@ class Watch:
                 "table out of `tables`: it then has a dense gradient."
             )
         field = str(call.table_name)
-        without = dataclasses.replace(call, **{field: jax.lax.stop_gradient(getattr(call, field))})
+        without = call.replace(**{field: jax.lax.stop_gradient(getattr(call, field))})
         y = run(None if self._taps is None else self._taps[name], without)
-        rest = jax.lax.stop_gradient(dataclasses.replace(call, **{field: None}))
+        rest = jax.lax.stop_gradient(call.replace(**{field: None}))
         self.look_ups[name] = Read(rest, y.shape, y.dtype, _compat.varying_axes(y))
         return y
 

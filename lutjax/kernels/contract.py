@@ -22,11 +22,19 @@ module with functions of it::
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import jax
+import numpy as np
 
 from lutjax._row_rules import SGD, RowRule, RowState
+
+if TYPE_CHECKING:
+    CallArray = jax.Array
+else:  # until an op converts what it was given
+    CallArray = jax.Array | np.ndarray
+
+C = TypeVar("C", bound="Call")
 
 Direction = Literal["forward", "backward", "update"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "update")
@@ -113,18 +121,24 @@ class Call:
         return tuple([(name, getattr(self, name)) for name in self._options()])
 
     @classmethod
-    def of(cls, arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> Self:
+    def of(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
         """The call of `values` and `options`. Transformations put placeholders where the arrays are: none is looked at."""
         call = object.__new__(cls)
         call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
         call.__dict__.update(options)
         return call
 
-    def prepared(self) -> Self:
+    def replace(self: C, **changes: Any) -> C:
+        """The call with other values of some fields; unlike those of a constructor they may be placeholders."""
+        call = object.__new__(type(self))
+        call.__dict__.update(self.__dict__, **changes)
+        return call
+
+    def prepared(self: C) -> C:
         """The call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""
         return self
 
-    def residuals(self, outputs: Any) -> Self:
+    def residuals(self: C, outputs: Any) -> C:
         """The call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""
         return self
 

@@ -4,10 +4,11 @@ A loss whose gradients of tables are wanted in factors (`lutjax.factored`) takes
 know no more of it.
 """
 
+import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -17,15 +18,18 @@ Run = Callable[[tuple[jax.Array, jax.Array] | None, Call], jax.Array]
 """Runs a call, with or without two taps; see `lutjax.ops._transforms`."""
 
 
-class TableReads(Protocol):
+class TableReads(abc.ABC):
     """Tables that are watched, by the identity of their traced values."""
 
+    @abc.abstractmethod
     def name(self, table: Any) -> str | None:
         """Return the name of a table; None if it is not watched."""
 
+    @abc.abstractmethod
     def look_up(self, name: str, call: Call, run: Run) -> jax.Array:
         """Return the output of a call that reads a watched table."""
 
+    @abc.abstractmethod
     def scale(self, name: str, factor: Any) -> None:
         """Multiply the gradient of a table by one more factor."""
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from lutjax._detection import Detection, existing
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
-from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.contract import Call, CallArray, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -73,22 +73,20 @@ class LookupAttention(Call, op="lookup_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
 
-    weights: jax.Array = shared()
+    weights: CallArray = shared()
     query: Detection = batched(2)
     key: Detection = batched(2)
     position: Detection | None = shared(default=None)
-    start: jax.Array | None = shared(default=None)
-    query_segments: jax.Array | None = batched(1, default=None)
-    key_segments: jax.Array | None = batched(1, default=None)
+    start: CallArray | None = shared(default=None)
+    query_segments: CallArray | None = batched(1, default=None)
+    key_segments: CallArray | None = batched(1, default=None)
     window: int | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
 
     def prepared(self) -> "LookupAttention":
         # Ids are put side by side in a longer one: bits beyond their own would reach those of another id.
         position = None if self.position is None else existing(self.position)
-        return dataclasses.replace(
-            self, query=existing(self.query), key=existing(self.key), position=position
-        )
+        return self.replace(query=existing(self.query), key=existing(self.key), position=position)
 
     @property
     def query_places(self) -> jax.Array:

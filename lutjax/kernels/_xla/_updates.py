@@ -6,7 +6,7 @@ A look-up is seen here as hits: detector `t` read row ``index[t, i]``, whose gra
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ Hits = tuple[Visit, int]
 """The hits of a call: how they are visited, and how many a detector has at most."""
 
 
+@runtime_checkable
 class Reads(Protocol):
     """Call of an op that reads tables ``[T, R, O]``."""
 

@@ -4,7 +4,6 @@
 comparison is ``+-slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
 """
 
-import dataclasses
 import functools
 from types import ModuleType
 
@@ -112,7 +111,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _up
         positions = call.positions
         if positions is not None and positions.shape[1] > 1:
             positions = detectors(positions, 1)
-        group = dataclasses.replace(call, anchors=detectors(call.anchors), positions=positions)
+        group = call.replace(anchors=detectors(call.anchors), positions=positions)
         terms = TiledTerms(pairs, group)
         return lambda tile: _rows.flat(terms.detect(tile).index)
 
