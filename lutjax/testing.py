@@ -28,9 +28,9 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import SGD, RowRule
 from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, of as cases_of
+from lutjax.factored.collect import value_and_grad
 from lutjax.kernels.contract import Direction
 from lutjax.kernels.registry import Implementation, kernel_registry
-from lutjax.training.gradients import value_and_grad
 
 Arrays = dict[str, Any]
 
