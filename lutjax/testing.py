@@ -269,7 +269,9 @@ def check_update(
 
 def _table(case: Case) -> str:
     if case.table is None:
-        raise ValueError(f"lutjax.testing: {case.op} has no table, so it has no factored gradient and no update.")
+        raise ValueError(
+            f"lutjax.testing: {case.op} has no table, so it has no factored gradient and no update."
+        )
     return case.table
 
 

@@ -43,7 +43,9 @@ def implementations(op, direction="forward"):
     ]
 
 
-def at_sizes(sizes=lambda module: module.sizes, direction="forward", is_slow=lambda size: Tag.SLOW in size.tags):
+def at_sizes(
+    sizes=lambda module: module.sizes, direction="forward", is_slow=lambda size: Tag.SLOW in size.tags
+):
     """Values ``op, implementation, shape`` of a test at sizes of every op.
 
     Args:
@@ -62,14 +64,15 @@ def in_dtypes(direction="forward", first_only=False):
     """Values ``op, implementation, shape, dtype`` of a test in every dtype but the first, at the sizes meant for it."""
     found = []
     for values in at_sizes(lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction):
-        op, implementation, shape, marks = _values(values)
+        (op, implementation, shape), is_slow = values_of(values)
         for dtype in testing.cases_of(op).dtypes[1:]:
             if implementation.startswith("pallas") and dtype == "float64":
                 continue  # Pallas has no kernels for float64, and says so
             one = (op, implementation, shape, dtype)
-            found.append(slow(*one) if marks or dtype == "float16" else one)
+            found.append(slow(*one) if is_slow or dtype == "float16" else one)
     return found
 
 
-def _values(values):
-    return (*values, ()) if isinstance(values, tuple) and not hasattr(values, "marks") else (*values.values, values.marks)
+def values_of(values):
+    """The values of a case of `pytest.mark.parametrize`, and whether it is left to the slow suite."""
+    return (values.values, bool(values.marks)) if hasattr(values, "marks") else (values, False)

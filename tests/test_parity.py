@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import at_sizes, implementations, in_dtypes, ops, slow, split
+from cases import at_sizes, implementations, in_dtypes, ops, slow, split, values_of
 
 import lutjax
 from lutjax import testing
@@ -178,9 +178,10 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
     [
         values
         for values in at_sizes(
-            direction="update", is_slow=lambda size: not size.tags & {Tag.FAST, Tag.DTYPES} or Tag.SLOW in size.tags
+            direction="update",
+            is_slow=lambda size: not size.tags & {Tag.FAST, Tag.DTYPES} or Tag.SLOW in size.tags,
         )
-        if has_rule((values if isinstance(values, tuple) else values.values)[1], tables.RowMomentum())
+        if has_rule(values_of(values)[0][1], tables.RowMomentum())
     ],
 )
 def test_updates(op, implementation, shape):

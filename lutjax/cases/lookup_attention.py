@@ -23,22 +23,16 @@ KINDS = (SEQUENCE,)
 SIZES = {
     "one": Size(batch=1, queries=1, detectors=1, bits=1, position_bits=1, outputs=1),
     "two": Size(batch=1, queries=2, detectors=1, bits=1, position_bits=1, outputs=1),
-    "split": Size(
-        Tag.FAST, batch=2, queries=5, detectors=2, bits=2, position_bits=1, outputs=3, segments=2
-    ),
+    "split": Size(Tag.FAST, batch=2, queries=5, detectors=2, bits=2, position_bits=1, outputs=3, segments=2),
     "primes": Size(batch=3, queries=7, detectors=5, bits=2, position_bits=3, outputs=11),
     "no_positions": Size(batch=2, queries=6, detectors=3, bits=2, position_bits=0, outputs=4),
     "no_bits": Size(batch=2, queries=5, detectors=2, bits=0, position_bits=2, outputs=3),
     "ties": Size(Tag.DTYPES, batch=2, queries=9, detectors=4, bits=3, position_bits=2, outputs=3),
     "empty_batch": Size(batch=0, queries=4, detectors=2, bits=1, position_bits=1, outputs=3),
     "empty_sequence": Size(batch=2, queries=0, detectors=2, bits=1, position_bits=1, outputs=3),
-    "shared_positions": Size(
-        batch=2, queries=7, detectors=3, bits=2, position_bits=2, outputs=5, shared=1
-    ),
+    "shared_positions": Size(batch=2, queries=7, detectors=3, bits=2, position_bits=2, outputs=5, shared=1),
     "capacity": Size(batch=2, queries=5, detectors=3, bits=1, position_bits=2, outputs=3, distances=9),
-    "window": Size(
-        Tag.SLOW, batch=2, queries=11, detectors=3, bits=2, position_bits=2, outputs=3, window=3
-    ),
+    "window": Size(Tag.SLOW, batch=2, queries=11, detectors=3, bits=2, position_bits=2, outputs=3, window=3),
     "segments": Size(batch=3, queries=13, detectors=3, bits=2, position_bits=1, outputs=3, segments=4),
     "cross": Size(
         batch=2,
@@ -125,7 +119,12 @@ def measured(draw: Draw, s: Sizes) -> Case:
     return draw.case(
         arrays,
         fixed,
-        {"weights": Axes(detector=0), "x": Axes(0), "positions": Axes(detector=1), "anchors": Axes(detector=0)},
+        {
+            "weights": Axes(detector=0),
+            "x": Axes(0),
+            "positions": Axes(detector=1),
+            "anchors": Axes(detector=0),
+        },
         {"y": Axes(0)},
         lambda lut, a: {
             "y": lut(a["x"], a["weights"], a["anchors"], a.get("positions"), window=s.get("window"))

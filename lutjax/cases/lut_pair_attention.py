@@ -129,7 +129,12 @@ def measured(draw: Draw, s: Sizes) -> Case:
     return draw.case(
         arrays,
         fixed,
-        {"weights": Axes(detector=0), "x": Axes(0), "positions": Axes(detector=1), "anchors": Axes(detector=0)},
+        {
+            "weights": Axes(detector=0),
+            "x": Axes(0),
+            "positions": Axes(detector=1),
+            "anchors": Axes(detector=0),
+        },
         {"y": Axes(0)},
         lambda op, a: {
             "y": op(
