@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from lutjax.kernels.contract import Call, batched, shared
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 from jaxtyping import Float
 
 from lutjax._detection import Detection
