@@ -13,7 +13,7 @@ Values are drawn from coarse grids: sums are exact in any order, and ties, zeros
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax

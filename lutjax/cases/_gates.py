@@ -59,13 +59,13 @@ def case(draw: Draw, s: Sizes, parameter: Parameter) -> Case:
     return _case(draw, x, draw.weights(parameter.shape(n_gates, bits)), fixed, parameter, first)
 
 
-def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0) -> Case:
+def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Case:
     """Return the op on ``x[inputs, batch]`` from `low` to 1, features first, with lists of readers.
 
     Wires are random, every input is read about equally often.
     """
     bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
-    x = draw.uniform((n_inputs, s["batch"]), low, 1)
+    x = draw.uniform((n_inputs, s["batch"]), low, 1.0)
     values = draw.normal(parameter.shape(n_gates, bits))
     wires = (draw.permutation(n_gates * bits) % n_inputs).reshape(n_gates, bits)
     readers = lutjax.readers(wires, n_inputs, fan_out=_fan_out(s))

@@ -144,7 +144,7 @@ class MeasuredDraw(Draw):
         return (values / 4).astype(self.dtype if dtype is None else dtype)
 
     def weights(self, shape: tuple[int, ...]) -> jax.Array:
-        return self.uniform(shape, -1, 1)
+        return self.uniform(shape, -1.0, 1.0)
 
     def inputs(self, shape: tuple[int, ...]) -> jax.Array:
         return self.normal(shape)

@@ -123,9 +123,9 @@ class Kind:
         """How a shape of this kind is written.
 
         Example:
-          >>> from lutjax.benchmark.shapes import KINDS
-          >>> KINDS["fc"].usage
-          'fc:batch,inputs,outputs,detectors,anchors'
+          >>> from lutjax.cases import Kind
+          >>> Kind("fc", ("batch", "bits", "window"), words={"bits": "anchors"}, optional=1).usage
+          'fc:batch,anchors[,window]'
         """
         names = [self.words.get(name, name) for name in self.sizes]
         required, optional = names[: self.n_required], names[self.n_required :]

@@ -22,7 +22,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 def measured(draw: Draw, s: Sizes) -> Case:
     """Return what is measured at some sizes."""
-    return _gates.measured(draw, s, _gates.TABLE, -1)  # the sign of an input is a bit
+    return _gates.measured(draw, s, _gates.TABLE, -1.0)  # the sign of an input is a bit
 
 
 def traffic(s: Sizes) -> _gates.GateTraffic:
