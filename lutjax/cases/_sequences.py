@@ -17,6 +17,8 @@ def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arr
         "query_start": s.get("query_start", 0),
         "key_start": s.get("key_start", 0),
     }
+    if not s.get("causal", 1):
+        options["causal"] = False
     segments: Arrays = {}
     if "segments" in s:
         for name, length in (("query_segments", s["queries"]), ("key_segments", n_keys)):
@@ -26,6 +28,8 @@ def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arr
 
 def n_distances(s: Sizes, n_keys: int) -> int:
     """Return the number of distances that positions are made for: those that occur, unless a size says another."""
+    if not s.get("causal", 1):
+        return s["queries"] + n_keys - 1
     farthest = max(s.get("query_start", 0) + s["queries"] - 1 - s.get("key_start", 0), 0)
     return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
 

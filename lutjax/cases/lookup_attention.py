@@ -50,6 +50,7 @@ SIZES = {
     "decode": Size(
         batch=3, queries=1, keys=9, detectors=3, bits=2, position_bits=2, outputs=3, query_start=9
     ),
+    "every_key": Size(batch=2, queries=4, keys=3, detectors=3, bits=2, position_bits=2, outputs=3, causal=0),
     "tiles": Size(
         Tag.DTYPES, Tag.SLOW, batch=2, queries=101, detectors=3, bits=2, position_bits=2, outputs=5
     ),

@@ -68,6 +68,9 @@ SIZES = {
         key_start=1,
     ),
     "few_keys": Size(batch=2, queries=7, keys=3, inputs=3, detectors=3, bits=2, position_bits=2, outputs=3),
+    "every_key": Size(
+        batch=2, queries=4, keys=3, inputs=3, detectors=3, bits=2, position_bits=2, outputs=3, causal=0
+    ),
     "tiles": Size(
         Tag.DTYPES, Tag.SLOW, batch=2, queries=101, inputs=3, detectors=2, bits=2, position_bits=2, outputs=3
     ),

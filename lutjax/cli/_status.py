@@ -6,7 +6,7 @@ import click
 
 from lutjax.cli._measuring import check_folder, file_option, make_console
 
-_HERE = Path()  # given as --record alone
+_HERE = Path("<this device>")  # what --record alone gives
 
 
 @click.command()
@@ -26,7 +26,7 @@ _HERE = Path()  # given as --record alone
     "--record",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     is_flag=False,
-    flag_value=_HERE,
+    flag_value=str(_HERE),
     help="Write what was checked to this file; without one to the record of this device in lutjax/status/records, which is "
     "shipped, and where kernels for TPUs are looked for before they are chosen.",
 )
