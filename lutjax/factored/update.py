@@ -165,7 +165,11 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:
-    """One gradient of many, each array of which has an axis for them in front: the look-ups of all of them."""
+    """Join gradients into one, that of all their look-ups.
+
+    Args:
+      gradient: of several parts, with an axis for the parts in front of each array.
+    """
     look_up = gradient.look_up
     arrays = (
         # What has no batch axis is the same in every part.
