@@ -11,6 +11,7 @@ from cases import SPLIT, slow
 
 import lutjax
 from lutjax import _ahead_of_time, testing, tuning
+from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _support
 from lutjax.kernels.registry import Device
 from lutjax.training import tables
@@ -392,7 +393,7 @@ def check_compilation(launches, capability):
     for (kernel, types), common in launches.items():
         binary = compiled(common, types, capability)
         assert f".target sm_{capability}" in binary.asm["ptx"], kernel
-        assert binary.metadata.shared <= 1024 * _support._SHARED_MEMORY[capability], kernel
+        assert binary.metadata.shared <= 1024 * _nvidia._SHARED_MEMORY[capability], kernel
 
 
 @pytest.mark.parametrize(

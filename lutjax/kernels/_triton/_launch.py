@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from lutjax import _compat
-from lutjax.kernels._triton._support import compute_capability, version
+from lutjax.kernels._nvidia import compute_capability
+from lutjax.kernels._triton._support import version
 from lutjax.kernels.registry import Device
 
 

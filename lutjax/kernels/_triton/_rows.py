@@ -10,8 +10,8 @@ import triton.language as tl
 
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
+from lutjax.kernels._nvidia import shared_memory
 from lutjax.kernels._triton._launch import kernel
-from lutjax.kernels._triton._support import shared_memory
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch
 
