@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._triton import _rows, _wires
-from lutjax.kernels._triton._launch import kernel, launch
+from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import _slots
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
@@ -28,7 +28,7 @@ _SLOTS = 64  # most slots whose sums a program holds
 def forward(
     x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
 ) -> jax.Array:
-    how = launch_of("binary_lut.forward", _wires.sizes(x, wires), device, _forward_rule)
+    how = launch_of("binary_lut.forward", _gate_tiles.sizes(x, wires), device, _forward_rule)
     tile = _tile(how, x.shape[1], len(wires))
     (y,) = launch(
         _look_up,
@@ -60,7 +60,7 @@ def backward(
 
 def _words(x: jax.Array, wires: jax.Array, device: Device) -> jax.Array:
     """Bits of inputs, ``[inputs, words]``."""
-    how = launch_of("binary_lut.words", _wires.sizes(x, wires), device, _words_rule)
+    how = launch_of("binary_lut.words", _gate_tiles.sizes(x, wires), device, _words_rule)
     tile = _tile(how, x.shape[1], len(x))
     (words,) = launch(
         _pack,
@@ -73,14 +73,14 @@ def _words(x: jax.Array, wires: jax.Array, device: Device) -> jax.Array:
         n_inputs=len(x),
         SAMPLES=tile.samples,
         FEATURES=tile.features,
-        ACC=_rows.TYPES[accumulator(x.dtype).name],
+        ACC=_row_tiles.TYPES[accumulator(x.dtype).name],
     )
     return words
 
 
 def _addresses(x: jax.Array, wires: jax.Array, device: Device) -> jax.Array:
     """Slots that samples address, those of four samples in a word: ``[gates, fours]``."""
-    how = launch_of("binary_lut.addresses", _wires.sizes(x, wires), device, _addresses_rule)
+    how = launch_of("binary_lut.addresses", _gate_tiles.sizes(x, wires), device, _addresses_rule)
     tile = _tile(how, x.shape[1], len(wires))
     shape = (len(wires), _BITS // 4 * triton.cdiv(x.shape[1], _BITS))
     (addresses,) = launch(
@@ -108,7 +108,7 @@ def _of_inputs(
     slopes = _slots.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
     if readers is None or not wires.size:
         return _scattered(addresses, slopes, x, wires, dy, device)
-    how = launch_of("binary_lut.inputs", _wires.sizes(x, wires), device, _inputs_rule)
+    how = launch_of("binary_lut.inputs", _gate_tiles.sizes(x, wires), device, _inputs_rule)
     tile = _tile(how, x.shape[1], len(x))
     unrolled = max(min(readers.shape[1], _UNROLLED), 1)
     (dx,) = launch(
@@ -116,7 +116,7 @@ def _of_inputs(
         addresses,
         slopes,
         readers,
-        _wires.used_readers(readers, unrolled),
+        _gate_tiles.used_readers(readers, unrolled),
         dy,
         outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
         programs=tile.programs,
@@ -139,7 +139,7 @@ def _scattered(
     addresses: jax.Array, slopes: jax.Array, x: jax.Array, wires: jax.Array, dy: jax.Array, device: Device
 ) -> jax.Array:
     """What inputs receive, by atomics."""
-    how = launch_of("binary_lut.wires", _wires.sizes(x, wires), device, _wires_rule)
+    how = launch_of("binary_lut.wires", _gate_tiles.sizes(x, wires), device, _wires_rule)
     tile = _tile(how, x.shape[1], len(wires))
     (dx,) = launch(
         _scatter,
@@ -160,10 +160,10 @@ def _scattered(
 def _of_table(
     addresses: jax.Array, x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, device: Device
 ) -> jax.Array:
-    how = launch_of("binary_lut.table", _wires.sizes(x, wires), device, _table_rule)
+    how = launch_of("binary_lut.table", _gate_tiles.sizes(x, wires), device, _table_rule)
     n_slots = table.shape[1]
     slots = min(n_slots, _SLOTS)
-    tile = _wires.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
+    tile = _gate_tiles.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
     dtype = accumulator(x.dtype, table.dtype)
     (parts,) = launch(
         _sum_chosen,
@@ -180,19 +180,19 @@ def _of_table(
         FEATURES=tile.features,
         BLOCKS=tile.blocks,
         SLOTS=slots,
-        ACC=_rows.TYPES[dtype.name],
+        ACC=_row_tiles.TYPES[dtype.name],
     )
-    return _rows.sum_of_parts(parts)
+    return _row_tiles.sum_of_parts(parts)
 
 
 # ------------------------------------------------------------------------------------- launches
-def _tile(how: Launch, n_samples: int, n_features: int) -> _wires.Tile:
+def _tile(how: Launch, n_samples: int, n_features: int) -> _gate_tiles.Tile:
     """Tiles of whole words, one for each program."""
     how = dataclasses.replace(how, rows=max(how.rows, _BITS), detectors=1)
-    return _wires.Tile(how, max(n_samples, _BITS) if n_samples else 0, n_features)
+    return _gate_tiles.Tile(how, max(n_samples, _BITS) if n_samples else 0, n_features)
 
 
-def _constants(tile: _wires.Tile, x: jax.Array, wires: jax.Array) -> dict[str, Any]:
+def _constants(tile: _gate_tiles.Tile, x: jax.Array, wires: jax.Array) -> dict[str, Any]:
     return {
         "n_samples": x.shape[1],
         "n_inputs": x.shape[0],
@@ -216,12 +216,12 @@ def _addresses_rule(sizes: Sizes) -> Launch:
 
 
 def _wires_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=512)
+    return _gate_tiles.rule(sizes, values=512)
 
 
 def _inputs_rule(sizes: Sizes) -> Launch:
     # Four samples for each thread: what is chosen for them then lies as cotangents do.
-    samples = max(_wires.rule(sizes, values=256, arrays=2, samples=256).rows, 128)
+    samples = max(_gate_tiles.rule(sizes, values=256, arrays=2, samples=256).rows, 128)
     return Launch(rows=samples, outputs=1, detectors=1, warps=samples // 128)
 
 
@@ -243,7 +243,7 @@ def _pack(
     ACC: tl.constexpr,
 ):
     """NaN is no set bit."""
-    feature, exists, block = _wires.place(n_inputs, FEATURES)
+    feature, exists, block = _gate_tiles.place(n_inputs, FEATURES)
     word = block.to(tl.int64) * (SAMPLES // 32) + tl.arange(0, SAMPLES // 32)
     bit = tl.arange(0, 32)[None, None, :]
     sample = word[None, :, None] * 32 + bit
@@ -251,152 +251,91 @@ def _pack(
     packed = tl.sum((value.to(ACC) > 0).to(tl.int32) << bit, 2)
     n_words: tl.constexpr = (n_samples + 31) // 32
     both_exist = exists[:, None] & (word < n_words)[None, :]
-    tl.store(words + _wires.at(feature, word, n_words), packed, mask=both_exist)
+    tl.store(words + _gate_tiles.at(feature, word, n_words), packed, mask=both_exist)
 
 
 @kernel
-def _look_up(
-    words,
-    table,
-    wires,
-    y,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    PLACES: tl.constexpr,
-):
-    gate, exists, block = _wires.place(n_gates, FEATURES)
-    four = _fours(block, SAMPLES)
-    addresses = _read_bits(words, wires, gate, four, n_samples, n_inputs, PLACES)
-    value = _chosen(table + gate * n_slots, addresses, True)
-    sample, _ = _rows.block(SAMPLES, n_samples, block)
-    _wires.write(y, gate, exists, sample, value, n_samples)
+def _look_up(words, table, wires, y, c: tl.constexpr):
+    gate, exists, block = _gate_tiles.place(c.n_gates, c)
+    four = _fours(block, c.SAMPLES)
+    addresses = _read_bits(words, wires, gate, four, c)
+    value = _chosen(table + gate * c.n_slots, addresses, True)
+    sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+    _gate_tiles.write(y, gate, exists, sample, value, c)
 
 
 @kernel
-def _address(
-    words,
-    wires,
-    addresses,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    PLACES: tl.constexpr,
-):
-    gate, exists, block = _wires.place(n_gates, FEATURES)
-    four = _fours(block, SAMPLES)
-    value = _read_bits(words, wires, gate, four, n_samples, n_inputs, PLACES)
-    n_fours: tl.constexpr = 8 * ((n_samples + 31) // 32)
+def _address(words, wires, addresses, c: tl.constexpr):
+    gate, exists, block = _gate_tiles.place(c.n_gates, c)
+    four = _fours(block, c.SAMPLES)
+    value = _read_bits(words, wires, gate, four, c)
+    n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
     tl.store(
-        addresses + _wires.at(gate, four, n_fours), value, mask=exists[:, None] & (four < n_fours)[None, :]
+        addresses + _gate_tiles.at(gate, four, n_fours),
+        value,
+        mask=exists[:, None] & (four < n_fours)[None, :],
     )
 
 
 @kernel
-def _collect(
-    addresses,
-    slopes,
-    readers,
-    used,
-    dy,
-    dx,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    fan_out: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    PLACES: tl.constexpr,
-    UNROLLED: tl.constexpr,
-):
+def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
     """For each input the sum of what its readers receive."""
-    feature, exists, block = _wires.place(n_inputs, FEATURES)
-    sample, _ = _rows.block(SAMPLES, n_samples, block)
+    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     ACC: tl.constexpr = slopes.dtype.element_ty
-    total = tl.zeros((FEATURES, SAMPLES), ACC)
-    for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
+    total = tl.zeros((c.FEATURES, c.SAMPLES), ACC)
+    for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # Everything is read before anything is computed, so that all is under way at the same time.
-        of_wires, used_wires = _wires.nothing(), _wires.nothing()
-        gs, read = _wires.nothing(), _wires.nothing()
-        for u in tl.static_range(UNROLLED):
-            number = _wires.reader(readers, feature, first + u, exists, fan_out)
-            wire = _wires.wire_of(number, n_gates * PLACES)
-            gate = wire // PLACES
-            gs += (_wires.read_some(dy, gate, number >= 0, sample, n_samples, ACC),)
-            read += (_read_addresses(addresses, gate, block, n_samples, SAMPLES),)
-            of_wires += (slopes + wire * n_slots,)
+        of_wires, used_wires = _gate_tiles.nothing(), _gate_tiles.nothing()
+        gs, read = _gate_tiles.nothing(), _gate_tiles.nothing()
+        for u in tl.static_range(c.UNROLLED):
+            number = _gate_tiles.reader(readers, feature, first + u, exists, c)
+            wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)
+            gate = wire // c.PLACES
+            gs += (_gate_tiles.read_some(dy, gate, number >= 0, sample, c),)
+            read += (_read_addresses(addresses, gate, block, c),)
+            of_wires += (slopes + wire * c.n_slots,)
             used_wires += (number >= 0,)
-        for u in tl.static_range(UNROLLED):
+        for u in tl.static_range(c.UNROLLED):
             slope = _chosen(of_wires[u], read[u], used_wires[u])
             total += gs[u] * slope
-    _wires.write(dx, feature, exists, sample, total, n_samples)
+    _gate_tiles.write(dx, feature, exists, sample, total, c)
 
 
 @kernel
-def _scatter(
-    addresses,
-    slopes,
-    wires,
-    dy,
-    dx,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    PLACES: tl.constexpr,
-):
+def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
     """What each wire receives, added to its input."""
-    gate, exists, block = _wires.place(n_gates, FEATURES)
-    sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
+    gate, exists, block = _gate_tiles.place(c.n_gates, c)
+    sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     ACC: tl.constexpr = slopes.dtype.element_ty
     both_exist = exists[:, None] & sample_exists[None, :]
-    g = _wires.read_some(dy, gate, exists, sample, n_samples, ACC)
-    address = _read_addresses(addresses, gate, block, n_samples, SAMPLES)
-    for place in tl.static_range(PLACES):
-        wire = gate * PLACES + place
-        slope = _chosen(slopes + wire * n_slots, address, True)
-        to = dx + _wires.at(_wires.input_of(wires, wire, n_inputs), sample, n_samples)
+    g = _gate_tiles.read_some(dy, gate, exists, sample, c)
+    address = _read_addresses(addresses, gate, block, c)
+    for place in tl.static_range(c.PLACES):
+        wire = gate * c.PLACES + place
+        slope = _chosen(slopes + wire * c.n_slots, address, True)
+        to = dx + _gate_tiles.at(_gate_tiles.input_of(wires, wire, c), sample, c.n_samples)
         tl.atomic_add(to, g * slope, mask=both_exist, sem="relaxed")
 
 
 @kernel
-def _sum_chosen(
-    addresses,
-    dy,
-    parts,
-    n_samples: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ACC: tl.constexpr,
-):
+def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
     """For each slot the sum of `dy` where it is addressed; programs of the same gates take some slots each."""
-    groups: tl.constexpr = n_slots // SLOTS
-    n_fours: tl.constexpr = 8 * ((n_samples + 31) // 32)
-    gate, exists, part = _wires.place(n_gates, FEATURES)
-    slot = (part % groups) * SLOTS + tl.arange(0, SLOTS)
+    groups: tl.constexpr = c.n_slots // c.SLOTS
+    n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
+    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
     part = part // groups
-    total = tl.zeros((SLOTS, FEATURES, SAMPLES), ACC)
-    for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
-        sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
+    total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
+    for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
+        sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         # Read as what is summed lies in the threads: [slots, gates, samples].
         row, sample, sample_exists = gate[None, :, None], sample[None, None, :], sample_exists[None, None, :]
-        g = tl.load(dy + row * n_samples + sample, mask=sample_exists, other=0).to(ACC)
+        g = tl.load(dy + row * c.n_samples + sample, mask=sample_exists, other=0).to(c.ACC)
         four = tl.load(addresses + row * n_fours + sample // 4, mask=sample_exists, other=0)
         address = (four >> ((sample % 4) * 8).to(tl.int32)) & 255
         total += tl.where(slot[:, None, None] == address, g, 0)
-    to = (part.to(tl.int64) * n_gates + gate)[None, :] * n_slots + slot[:, None]
+    to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
     tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
 
 
@@ -407,27 +346,25 @@ def _fours(block, SAMPLES: tl.constexpr):
 
 
 @kernel
-def _read_bits(
-    words, wires, gate, four, n_samples: tl.constexpr, n_inputs: tl.constexpr, PLACES: tl.constexpr
-):
+def _read_bits(words, wires, gate, four, c: tl.constexpr):
     """The addresses of four samples in a word, from the bits of inputs."""
-    n_words: tl.constexpr = (n_samples + 31) // 32
+    n_words: tl.constexpr = (c.n_samples + 31) // 32
     exists = (four < 8 * n_words)[None, :]
     shift = ((four % 8) * 4).to(tl.int32)[None, :]
     addresses = tl.zeros((gate.shape[0], four.shape[0]), tl.int32)
-    for place in tl.static_range(PLACES):
-        row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
-        bits = tl.load(words + _wires.at(row, four // 8, n_words), mask=exists, other=0) >> shift
+    for place in tl.static_range(c.PLACES):
+        row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
+        bits = tl.load(words + _gate_tiles.at(row, four // 8, n_words), mask=exists, other=0) >> shift
         # Each of four bits to a byte of its own.
         addresses |= (((bits & 15) * 0x00204081) & 0x01010101) << place
     return addresses
 
 
 @kernel
-def _read_addresses(addresses, gate, block, n_samples: tl.constexpr, SAMPLES: tl.constexpr):
-    n_fours: tl.constexpr = 8 * ((n_samples + 31) // 32)
-    four = _fours(block, SAMPLES)
-    return tl.load(addresses + _wires.at(gate, four, n_fours), mask=(four < n_fours)[None, :], other=0)
+def _read_addresses(addresses, gate, block, c: tl.constexpr):
+    n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
+    four = _fours(block, c.SAMPLES)
+    return tl.load(addresses + _gate_tiles.at(gate, four, n_fours), mask=(four < n_fours)[None, :], other=0)
 
 
 @kernel

@@ -9,8 +9,8 @@ import numpy as np
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._triton import _rows, _wires, bilinear_gates
-from lutjax.kernels._triton._launch import kernel, launch
+from lutjax.kernels._triton import _gate_tiles, _row_tiles, bilinear_gates
+from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
@@ -23,8 +23,8 @@ _SLOTS = 64  # most slots whose sums a program holds
 def forward(
     x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
 ) -> jax.Array:
-    how = launch_of("soft_lut.forward", _wires.sizes(x, wires), device, _forward_rule)
-    tile = _wires.Tile(how, x.shape[1], len(wires))
+    how = launch_of("soft_lut.forward", _gate_tiles.sizes(x, wires), device, _forward_rule)
+    tile = _gate_tiles.Tile(how, x.shape[1], len(wires))
     (y,) = launch(
         _interpolate,
         x,
@@ -80,8 +80,8 @@ def _of_inputs(
 ) -> jax.Array:
     if readers is not None and wires.size and wires.shape[1] <= _GATHERED:
         return _gathered(x, table, wires, readers, dy, device)
-    how = launch_of("soft_lut.wires", _wires.sizes(x, wires), device, _wires_rule)
-    tile = _wires.Tile(how, x.shape[1], len(wires))
+    how = launch_of("soft_lut.wires", _gate_tiles.sizes(x, wires), device, _wires_rule)
+    tile = _gate_tiles.Tile(how, x.shape[1], len(wires))
     dtype = accumulator(x.dtype, table.dtype)
     scatter = readers is None
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(x.shape, dtype)]}
@@ -107,15 +107,15 @@ def _gathered(
     x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array, dy: jax.Array, device: Device
 ) -> jax.Array:
     """For each input the sum of what its readers receive, which is computed where it is added."""
-    how = launch_of("soft_lut.readers", _wires.sizes(x, wires), device, _readers_rule)
-    tile = _wires.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
+    how = launch_of("soft_lut.readers", _gate_tiles.sizes(x, wires), device, _readers_rule)
+    tile = _gate_tiles.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
     (dx,) = launch(
         _gather,
         x,
         _differences(table.astype(accumulator(x.dtype, table.dtype))),
         wires,
         readers,
-        _wires.used_readers(readers),
+        _gate_tiles.used_readers(readers),
         dy,
         outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
         programs=tile.programs,
@@ -128,7 +128,7 @@ def _gathered(
         PLACES=wires.shape[1],
         SAMPLES=tile.samples,
         FEATURES=tile.features,
-        UNROLLED=_wires.UNROLLED,
+        UNROLLED=_gate_tiles.UNROLLED,
     )
     return dx
 
@@ -147,13 +147,13 @@ def _collected(
     x: jax.Array, wires: jax.Array, readers: jax.Array, by_wire: jax.Array, device: Device
 ) -> jax.Array:
     """For each input the sum of what its readers received."""
-    how = launch_of("soft_lut.inputs", _wires.sizes(x, wires), device, _inputs_rule)
-    tile = _wires.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
+    how = launch_of("soft_lut.inputs", _gate_tiles.sizes(x, wires), device, _inputs_rule)
+    tile = _gate_tiles.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
     (dx,) = launch(
         _collect,
         by_wire,
         readers,
-        _wires.used_readers(readers),
+        _gate_tiles.used_readers(readers),
         outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
         programs=tile.programs,
         device=device,
@@ -164,16 +164,16 @@ def _collected(
         fan_out=readers.shape[1],
         SAMPLES=tile.samples,
         FEATURES=tile.features,
-        UNROLLED=_wires.UNROLLED,
+        UNROLLED=_gate_tiles.UNROLLED,
     )
     return dx
 
 
 def _of_table(x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
-    how = launch_of("soft_lut.table", _wires.sizes(x, wires), device, _table_rule)
+    how = launch_of("soft_lut.table", _gate_tiles.sizes(x, wires), device, _table_rule)
     n_slots = table.shape[1]
     slots = min(n_slots, _SLOTS)
-    tile = _wires.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
+    tile = _gate_tiles.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
     (parts,) = launch(
         _sum_shares,
         x,
@@ -186,14 +186,14 @@ def _of_table(x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, d
         SLOTS=slots,
         **_constants(tile, x, table, wires),
     )
-    return _rows.sum_of_parts(parts)
+    return _row_tiles.sum_of_parts(parts)
 
 
 # ------------------------------------------------------------------------------------- launches
-def _constants(tile: _wires.Tile, x: jax.Array, table: jax.Array, wires: jax.Array) -> dict[str, Any]:
+def _constants(tile: _gate_tiles.Tile, x: jax.Array, table: jax.Array, wires: jax.Array) -> dict[str, Any]:
     places = wires.shape[1]
     return {
-        **_wires.constants(tile, x, table, wires),
+        **_gate_tiles.constants(tile, x, table, wires),
         "n_slots": table.shape[1],
         "PLACES": places,
         "LOW": min(places, _LOW_BITS),
@@ -201,19 +201,19 @@ def _constants(tile: _wires.Tile, x: jax.Array, table: jax.Array, wires: jax.Arr
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=1024)
+    return _gate_tiles.rule(sizes, values=1024)
 
 
 def _wires_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=512)
+    return _gate_tiles.rule(sizes, values=512)
 
 
 def _readers_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=256, arrays=2, warps=1)
+    return _gate_tiles.rule(sizes, values=256, arrays=2, warps=1)
 
 
 def _inputs_rule(sizes: Sizes) -> Launch:
-    return _wires.rule(sizes, values=1024)
+    return _gate_tiles.rule(sizes, values=1024)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
@@ -225,222 +225,136 @@ def _table_rule(sizes: Sizes) -> Launch:
 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
-def _interpolate(
-    x,
-    table,
-    wires,
-    y,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    LOW: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    gate, exists, part = _wires.place(n_gates, FEATURES)
-    slots = table + gate * n_slots
-    for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
-        sample, _ = _rows.block(SAMPLES, n_samples, block)
-        bits = _read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
-        if PLACES == LOW:
-            value = _value(slots, bits, LOW, ACC)
+def _interpolate(x, table, wires, y, c: tl.constexpr):
+    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    slots = table + gate * c.n_slots
+    for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
+        sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+        bits = _read(x, wires, gate, sample, c)
+        if c.PLACES == c.LOW:
+            value = _value(slots, bits, c.LOW, c.ACC)
         else:
-            value = tl.zeros((FEATURES, SAMPLES), ACC)
-            for high in range(0, n_slots >> LOW):
-                share = _share(bits, high, LOW, PLACES, PLACES)
-                value += share * _value(slots + (high << LOW), bits, LOW, ACC)
-        _wires.write(y, gate, exists, sample, value, n_samples)
+            value = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
+            for high in range(0, c.n_slots >> c.LOW):
+                share = _share(bits, high, c.LOW, c.PLACES, c.PLACES)
+                value += share * _value(slots + (high << c.LOW), bits, c.LOW, c.ACC)
+        _gate_tiles.write(y, gate, exists, sample, value, c)
 
 
 @kernel
-def _differentiate(
-    x,
-    table,
-    wires,
-    dy,
-    received,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    LOW: tl.constexpr,
-    ACC: tl.constexpr,
-    SCATTER: tl.constexpr,
-):
+def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
     """What each wire receives: written, or added to its input."""
-    gate, exists, part = _wires.place(n_gates, FEATURES)
-    slots = table + gate * n_slots
-    for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
-        sample, sample_exists = _rows.block(SAMPLES, n_samples, block)
-        g = _wires.read(dy, gate, sample, n_samples, SAMPLES, ACC)
-        bits = _read(x, wires, gate, sample, n_samples, n_inputs, SAMPLES, PLACES, ACC)
-        if PLACES == LOW:
-            slopes = _value_and_slopes(slots, bits, LOW, ACC)[1:]
+    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    slots = table + gate * c.n_slots
+    for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
+        sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+        g = _gate_tiles.read(dy, gate, sample, c)
+        bits = _read(x, wires, gate, sample, c)
+        if c.PLACES == c.LOW:
+            slopes = _value_and_slopes(slots, bits, c.LOW, c.ACC)[1:]
         else:
-            slopes = _wires.nothing()
-            for _ in tl.static_range(PLACES):
-                slopes += (tl.zeros((FEATURES, SAMPLES), ACC),)
-            for high in range(0, n_slots >> LOW):
-                of_low = _value_and_slopes(slots + (high << LOW), bits, LOW, ACC)
-                share = _share(bits, high, LOW, PLACES, PLACES)
-                added = _wires.nothing()
-                for place in tl.static_range(LOW):
+            slopes = _gate_tiles.nothing()
+            for _ in tl.static_range(c.PLACES):
+                slopes += (tl.zeros((c.FEATURES, c.SAMPLES), c.ACC),)
+            for high in range(0, c.n_slots >> c.LOW):
+                of_low = _value_and_slopes(slots + (high << c.LOW), bits, c.LOW, c.ACC)
+                share = _share(bits, high, c.LOW, c.PLACES, c.PLACES)
+                added = _gate_tiles.nothing()
+                for place in tl.static_range(c.LOW):
                     added += (slopes[place] + share * of_low[1 + place],)
-                for place in tl.static_range(LOW, PLACES):
-                    slope = _share(bits, high, LOW, PLACES, place) * of_low[0]
-                    added += (slopes[place] + tl.where(_is_set(high, place - LOW), slope, -slope),)
+                for place in tl.static_range(c.LOW, c.PLACES):
+                    slope = _share(bits, high, c.LOW, c.PLACES, place) * of_low[0]
+                    added += (slopes[place] + tl.where(_is_set(high, place - c.LOW), slope, -slope),)
                 slopes = added
-        for place in tl.static_range(PLACES):
-            if SCATTER:
-                to = _wires.input_of(wires, gate * PLACES + place, n_inputs)
+        for place in tl.static_range(c.PLACES):
+            if c.SCATTER:
+                to = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
                 both_exist = exists[:, None] & sample_exists[None, :]
-                to = received + _wires.at(to, sample, n_samples)
+                to = received + _gate_tiles.at(to, sample, c.n_samples)
                 tl.atomic_add(to, g * slopes[place], mask=both_exist, sem="relaxed")
             else:
-                to = gate * PLACES + place
-                _wires.write(received, to, exists, sample, g * slopes[place], n_samples)
+                to = gate * c.PLACES + place
+                _gate_tiles.write(received, to, exists, sample, g * slopes[place], c)
 
 
 @kernel
-def _collect(
-    by_wire,
-    readers,
-    used,
-    dx,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_wires: tl.constexpr,
-    fan_out: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    UNROLLED: tl.constexpr,
-):
-    feature, exists, block = _wires.place(n_inputs, FEATURES)
-    sample, _ = _rows.block(SAMPLES, n_samples, block)
+def _collect(by_wire, readers, used, dx, c: tl.constexpr):
+    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     ACC: tl.constexpr = by_wire.dtype.element_ty
-    total = tl.zeros((FEATURES, SAMPLES), ACC)
-    for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
-        for u in tl.static_range(UNROLLED):
-            number = _wires.reader(readers, feature, first + u, exists, fan_out)
-            wire = _wires.wire_of(number, n_wires)
-            total += _wires.read_some(by_wire, wire, number >= 0, sample, n_samples, ACC)
-    _wires.write(dx, feature, exists, sample, total, n_samples)
+    total = tl.zeros((c.FEATURES, c.SAMPLES), ACC)
+    for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
+        for u in tl.static_range(c.UNROLLED):
+            number = _gate_tiles.reader(readers, feature, first + u, exists, c)
+            wire = _gate_tiles.wire_of(number, c.n_wires)
+            total += _gate_tiles.read_some(by_wire, wire, number >= 0, sample, c)
+    _gate_tiles.write(dx, feature, exists, sample, total, c)
 
 
 @kernel
-def _gather(
-    x,
-    differences,
-    wires,
-    readers,
-    used,
-    dy,
-    dx,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    fan_out: tl.constexpr,
-    PLACES: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    UNROLLED: tl.constexpr,
-):
-    feature, exists, block = _wires.place(n_inputs, FEATURES)
-    sample, _ = _rows.block(SAMPLES, n_samples, block)
+def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
+    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     ACC: tl.constexpr = differences.dtype.element_ty
-    total = tl.zeros((FEATURES, SAMPLES), ACC)
-    for first in range(0, _wires.last_use(used, feature, fan_out, UNROLLED), UNROLLED):
+    total = tl.zeros((c.FEATURES, c.SAMPLES), ACC)
+    for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # Everything is read before anything is computed, so that all is under way at the same time.
-        of_wires, gs, others = _wires.nothing(), _wires.nothing(), _wires.nothing()
-        for u in tl.static_range(UNROLLED):
-            number = _wires.reader(readers, feature, first + u, exists, fan_out)
-            wire = _wires.wire_of(number, n_gates * PLACES)
-            gate, place = wire // PLACES, wire % PLACES
-            gs += (_wires.read_some(dy, gate, number >= 0, sample, n_samples, ACC),)
-            bits = _wires.nothing()
-            for k in tl.static_range(1, PLACES):
-                row = _wires.input_of(wires, gate * PLACES + (place + k) % PLACES, n_inputs)
-                bits += (_wires.read_some(x, row, number >= 0, sample, n_samples, ACC),)
+        of_wires, gs, others = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
+        for u in tl.static_range(c.UNROLLED):
+            number = _gate_tiles.reader(readers, feature, first + u, exists, c)
+            wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)
+            gate, place = wire // c.PLACES, wire % c.PLACES
+            gs += (_gate_tiles.read_some(dy, gate, number >= 0, sample, c),)
+            bits = _gate_tiles.nothing()
+            for k in tl.static_range(1, c.PLACES):
+                row = _gate_tiles.input_of(wires, gate * c.PLACES + (place + k) % c.PLACES, c)
+                bits += (_gate_tiles.read_some(x, row, number >= 0, sample, c),)
             others += (bits,)
-            of_wires += (differences + (wire << (PLACES - 1)),)
-        for u in tl.static_range(UNROLLED):
-            total += gs[u] * _value(of_wires[u], others[u], PLACES - 1, ACC)
-    _wires.write(dx, feature, exists, sample, total, n_samples)
+            of_wires += (differences + (wire << (c.PLACES - 1)),)
+        for u in tl.static_range(c.UNROLLED):
+            total += gs[u] * _value(of_wires[u], others[u], c.PLACES - 1, ACC)
+    _gate_tiles.write(dx, feature, exists, sample, total, c)
 
 
 @kernel
-def _sum_shares(
-    x,
-    wires,
-    dy,
-    parts,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    n_gates: tl.constexpr,
-    n_slots: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    LOW: tl.constexpr,
-    ACC: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
+def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
     """For each slot the sum of `dy` times its share; programs of the same gates take some slots each."""
-    groups: tl.constexpr = n_slots // SLOTS
-    gate, exists, part = _wires.place(n_gates, FEATURES)
-    slot = (part % groups) * SLOTS + tl.arange(0, SLOTS)
+    groups: tl.constexpr = c.n_slots // c.SLOTS
+    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
     part = part // groups
-    total = tl.zeros((SLOTS, FEATURES, SAMPLES), ACC)
-    for block in range(part * BLOCKS, _wires.last_block(part, n_samples, SAMPLES, BLOCKS)):
-        sample, _ = _rows.block(SAMPLES, n_samples, block)
+    total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
+    for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
+        sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         # Read as what is summed lies in the threads: [slots, gates, samples].
-        g = _read_for_slots(dy, gate, sample, n_samples, ACC)
+        g = _read_for_slots(dy, gate, sample, c)
         # From the most significant bit: the compiler finds that slots share the first factors.
         share = g
-        for n in tl.static_range(PLACES):
-            place = PLACES - 1 - n
-            row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
-            bit = _read_for_slots(x, row, sample, n_samples, ACC)
+        for n in tl.static_range(c.PLACES):
+            place = c.PLACES - 1 - n
+            row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
+            bit = _read_for_slots(x, row, sample, c)
             share = share * tl.where(_is_set(slot, place)[:, None, None], bit, 1 - bit)
         total += share
-    to = (part.to(tl.int64) * n_gates + gate)[None, :] * n_slots + slot[:, None]
+    to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
     tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
 
 
 @kernel
-def _read(
-    x,
-    wires,
-    gate,
-    sample,
-    n_samples: tl.constexpr,
-    n_inputs: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    PLACES: tl.constexpr,
-    ACC: tl.constexpr,
-):
+def _read(x, wires, gate, sample, c: tl.constexpr):
     """What the wires of gates read, the least significant bit first."""
-    bits = _wires.nothing()
-    for place in tl.static_range(PLACES):
-        row = _wires.input_of(wires, gate * PLACES + place, n_inputs)
-        bits += (_wires.read(x, row, sample, n_samples, SAMPLES, ACC),)
+    bits = _gate_tiles.nothing()
+    for place in tl.static_range(c.PLACES):
+        row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
+        bits += (_gate_tiles.read(x, row, sample, c),)
     return bits
 
 
 @kernel
-def _read_for_slots(x, row, sample, n_samples: tl.constexpr, ACC: tl.constexpr):
+def _read_for_slots(x, row, sample, c: tl.constexpr):
     """``[1, rows, samples]``, 0 for samples that do not exist."""
-    at = row[None, :, None] * n_samples + sample[None, None, :]
-    return tl.load(x + at, mask=(sample < n_samples)[None, None, :], other=0).to(ACC)
+    at = row[None, :, None] * c.n_samples + sample[None, None, :]
+    return tl.load(x + at, mask=(sample < c.n_samples)[None, None, :], other=0).to(c.ACC)
 
 
 @kernel
@@ -479,7 +393,7 @@ def _value_and_slopes(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
         high = _value_and_slopes(slots + (1 << (N - 1)), bits, N - 1, ACC)
         bit = bits[N - 1]
         difference = high[0] - low[0]
-        results = _wires.nothing()
+        results = _gate_tiles.nothing()
         results += (low[0] + bit * difference,)
         for place in tl.static_range(N - 1):
             results += (low[1 + place] + bit * (high[1 + place] - low[1 + place]),)

@@ -1,6 +1,8 @@
 """Calling Triton kernels from JAX: the only module that knows jax-triton, and the differences of its versions."""
 
+import hashlib
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +12,26 @@ from jax.interpreters import partial_eval
 
 from lutjax import _compat
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.kernels._triton._support import version
+from lutjax.kernels._triton._triton_fit import version
 from lutjax.kernels.registry import Device
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A Triton function, of the source as it is written: decorators of type checkers mean nothing to Triton."""
+    """Make a function one of Triton, from its source as written: Triton does not understand a type checker's decorators."""
     import triton
 
     return triton.jit(inspect.unwrap(function))
+
+
+class Constants(types.SimpleNamespace):
+    """Constants that a kernel is compiled for, by name: its last parameter, ``c: tl.constexpr``."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__.items()))
+
+    def mangle(self) -> str:
+        """Return a short name, which Triton puts into those of the functions that a kernel calls."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
 def launch(
@@ -30,24 +43,27 @@ def launch(
     programs: int,
     device: Device,
     warps: int,
+    stages: int = 1,
     **constants: Any,
 ) -> tuple[jax.Array, ...]:
-    """Runs a kernel on a row of programs.
+    """Run a kernel on a row of programs.
 
     Its parameters are the pointers of `inputs`; of `in_place`, which it must not use; of `outputs`, `zeroed` and again of
-    `in_place`; then its constants by name.
+    `in_place`; then its `Constants`.
 
     Args:
       inputs: arrays that it reads.
-      outputs: what it writes, every element of it.
-      zeroed: what it adds to.
+      outputs: arrays that it writes, every element of them.
+      zeroed: arrays of zeros that it adds to.
       in_place: arrays that it changes in their own memory, if jit may give that away.
-      programs: how many; none: nothing runs.
-      warps: of one program.
+      programs: number of programs; none: nothing runs.
+      warps: of one program. stages: of the loops that the compiler pipelines.
 
     Returns:
       The arrays of `outputs`, `zeroed` and `in_place`.
     """
+    import triton.language as tl
+
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (*inputs, *in_place)))
     shapes = (*outputs, *zeroed)
     if programs == 0:
@@ -56,9 +72,9 @@ def launch(
         "kernel": kernel,
         "grid": (programs, 1, 1),
         "num_warps": warps,
-        "num_stages": 1,
+        "num_stages": stages,
         "compute_capability": compute_capability(device),
-        **constants,
+        "c": Constants(**{name: tl.constexpr(value) for name, value in constants.items()}),
     }
     results = _run(inputs, outputs, zeroed, in_place, common)
     return tuple(_compat.cast_varying(a, axes) for a in results)
@@ -75,42 +91,19 @@ def _run(
     in_place: Sequence[jax.Array],
     common: dict[str, Any],
 ) -> Sequence[jax.Array]:
-    call = _with_aliases if version("jax-triton") < (0, 4) else _with_references
-    return call(inputs, outputs, zeroed, in_place, common)
-
-
-def _with_aliases(
-    inputs: Sequence[jax.Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
-    zeroed: Sequence[jax.ShapeDtypeStruct],
-    in_place: Sequence[jax.Array],
-    common: dict[str, Any],
-) -> tuple[jax.Array, ...]:
-    """jax-triton 0.3: arrays that change are outputs in the memory of inputs."""
     import jax_triton
 
-    shapes = (*outputs, *zeroed)
-    return jax_triton.triton_call(
-        *inputs,
-        *in_place,
-        out_shape=(*shapes, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place)),
-        zeroed_outputs=tuple(range(len(outputs), len(shapes))),
-        input_output_aliases={len(inputs) + n: len(shapes) + n for n in range(len(in_place))},
-        **common,
-    )
-
-
-def _with_references(
-    inputs: Sequence[jax.Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
-    zeroed: Sequence[jax.ShapeDtypeStruct],
-    in_place: Sequence[jax.Array],
-    common: dict[str, Any],
-) -> tuple[jax.Array, ...]:
-    """jax-triton 0.4: arrays that change are references."""
-    import jax_triton
-
-    # Its rule for dead code has two parameters; jax 0.12 calls rules with three.
+    if version("jax-triton") < (0, 4):  # arrays that change are outputs in the memory of inputs
+        shapes = (*outputs, *zeroed)
+        return jax_triton.triton_call(
+            *inputs,
+            *in_place,
+            out_shape=(*shapes, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place)),
+            zeroed_outputs=tuple(range(len(outputs), len(shapes))),
+            input_output_aliases={len(inputs) + n: len(shapes) + n for n in range(len(in_place))},
+            **common,
+        )
+    # Arrays that change are references. Its rule for dead code has two parameters; jax 0.12 calls rules with three.
     partial_eval.dce_rules[jax_triton.triton_lib.triton_kernel_call_p] = _all_is_used
     names = common["kernel"].arg_names[len(inputs) + len(in_place) + len(outputs) :]
     changed = [*(jnp.zeros(s.shape, s.dtype) for s in zeroed), *in_place]

@@ -12,6 +12,7 @@ from lutjax._row_rules import SGD
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels.registry import Call
 
+
 def version(package: str) -> tuple[int, ...]:
     """The first two numbers of the version of a package."""
     numbers = re.findall(r"\d+", importlib.metadata.version(package))

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._triton import _rows
-from lutjax.kernels._triton._launch import kernel
+from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel
 from lutjax.tuning import Launch, Sizes
 
 # Bytes of the inputs that programs running at the same time read: they stay in an L2 cache.
@@ -98,7 +98,7 @@ def constants(tile: Tile, x: jax.Array, parameter: jax.Array, wires: jax.Array) 
         **tile.constants,
         "n_inputs": x.shape[0],
         "n_gates": wires.shape[0],
-        "ACC": _rows.TYPES[accumulator(x.dtype, parameter.dtype).name],
+        "ACC": _row_tiles.TYPES[accumulator(x.dtype, parameter.dtype).name],
     }
 
 
@@ -116,7 +116,7 @@ def place(n_features: tl.constexpr, FEATURES: tl.constexpr):
     """Features of this program, whether they exist, and its number among the programs of these features."""
     feature_blocks: tl.constexpr = (n_features + FEATURES - 1) // FEATURES
     program = tl.program_id(0)
-    feature, exists = _rows.block(FEATURES, n_features, program % feature_blocks)
+    feature, exists = _row_tiles.block(FEATURES, n_features, program % feature_blocks)
     return tl.minimum(feature, n_features - 1), exists, program // feature_blocks
 
 
@@ -127,15 +127,15 @@ def nothing():
 
 
 @kernel
-def last_block(part, n_samples: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr):
+def last_block(part, c: tl.constexpr):
     """The end of the tiles of samples of a program."""
-    return tl.minimum((part + 1) * BLOCKS, (n_samples + SAMPLES - 1) // SAMPLES)
+    return tl.minimum((part + 1) * c.BLOCKS, (c.n_samples + c.SAMPLES - 1) // c.SAMPLES)
 
 
 @kernel
-def input_of(wires, number, n_inputs: tl.constexpr):
+def input_of(wires, number, c: tl.constexpr):
     """What a wire reads, by its number; ids that do not exist count as the nearest that does."""
-    return tl.minimum(tl.maximum(tl.load(wires + number), 0), n_inputs - 1).to(tl.int64)
+    return tl.minimum(tl.maximum(tl.load(wires + number), 0), c.n_inputs - 1).to(tl.int64)
 
 
 @kernel
@@ -145,45 +145,47 @@ def at(row, sample, n_samples: tl.constexpr):
 
 
 @kernel
-def read(x, row, sample, n_samples: tl.constexpr, SAMPLES: tl.constexpr, ACC: tl.constexpr):
+def read(x, row, sample, c: tl.constexpr):
     """The samples of rows that exist; 0 for samples that do not."""
-    if n_samples % SAMPLES == 0:
-        return tl.load(x + at(row, sample, n_samples)).to(ACC)
+    if c.n_samples % c.SAMPLES == 0:
+        return tl.load(x + at(row, sample, c.n_samples)).to(c.ACC)
     else:
-        return tl.load(x + at(row, sample, n_samples), mask=(sample < n_samples)[None, :], other=0).to(ACC)
+        return tl.load(x + at(row, sample, c.n_samples), mask=(sample < c.n_samples)[None, :], other=0).to(
+            c.ACC
+        )
 
 
 @kernel
-def read_some(x, row, used, sample, n_samples: tl.constexpr, ACC: tl.constexpr):
+def read_some(x, row, used, sample, c: tl.constexpr):
     """The samples of rows that are used, 0 of others."""
-    exists = used[:, None] & (sample < n_samples)[None, :]
-    return tl.load(x + at(row, sample, n_samples), mask=exists, other=0).to(ACC)
+    exists = used[:, None] & (sample < c.n_samples)[None, :]
+    return tl.load(x + at(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
 
 
 @kernel
-def write(y, row, exists, sample, value, n_samples: tl.constexpr):
+def write(y, row, exists, sample, value, c: tl.constexpr):
     """Nothing reads it again soon, so it leaves the cache first."""
     tl.store(
-        y + at(row, sample, n_samples),
+        y + at(row, sample, c.n_samples),
         value.to(y.dtype.element_ty),
-        mask=exists[:, None] & (sample < n_samples)[None, :],
+        mask=exists[:, None] & (sample < c.n_samples)[None, :],
         eviction_policy="evict_first",
     )
 
 
 @kernel
-def last_use(used, feature, fan_out: tl.constexpr, UNROLLED: tl.constexpr):
+def last_use(used, feature, c: tl.constexpr):
     """The most entries in use of the lists of readers of these inputs; `used` has them if they are not read at once."""
-    if fan_out <= UNROLLED:
-        return fan_out
+    if c.fan_out <= c.UNROLLED:
+        return c.fan_out
     else:
         return tl.max(tl.load(used + feature), 0)
 
 
 @kernel
-def reader(readers, feature, number, exists, fan_out: tl.constexpr):
+def reader(readers, feature, number, exists, c: tl.constexpr):
     """An entry of the lists of readers of inputs: -1 if unused."""
-    return tl.load(readers + feature * fan_out + number, mask=exists & (number < fan_out), other=-1)
+    return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
 
 
 @kernel
