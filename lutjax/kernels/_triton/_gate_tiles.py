@@ -1,11 +1,12 @@
-"""What kernels of gates share.
+"""Tiles of the kernels of gates, and functions that these kernels call.
 
 Arrays are features first, ``[features, samples]``; a wire reads a row of ``x``. Programs go through the gates first and
-through the samples last: what runs at the same time reads the same samples, of all inputs, from the L2 cache.
+through the samples last: programs that run at the same time read the same samples, of all inputs, from the L2 cache.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,38 +15,77 @@ import triton.language as tl
 
 from lutjax._dtypes import accumulator
 from lutjax.kernels._triton import _row_tiles
-from lutjax.kernels._triton._triton_launch import kernel
-from lutjax.tuning import Launch, Sizes
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels.registry import Device
+from lutjax.ops._gates import TableGates
+from lutjax.tuning import Launch, Sizes, launch_of
 
 # Bytes of the inputs that programs running at the same time read: they stay in an L2 cache.
 _CACHED = 2**25
 UNROLLED = 2  # readers of an input that are read together
+SLOTS = 64  # most slots whose sums a program holds
+
+
+class WiredCall(Protocol):
+    """Call of an op whose gates read inputs ``[I, B]`` by wires ``[G, n]``."""
+
+    @property
+    def x(self) -> jax.Array: ...
+    @property
+    def wires(self) -> jax.Array: ...
+    @property
+    def readers(self) -> jax.Array | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
-    """The tiles of a call: what `Launch` says, no larger than the arrays.
+class GateTile:
+    """Tiles of a call: as `Launch` says, no larger than the arrays.
 
     A program works on a tile of `rows` samples and `outputs` gates, or inputs; `detectors` such tiles of samples follow one
     another.
 
     Attributes:
-      n_samples, n_features: how many samples, and gates or inputs, there are.
+      n_samples, n_features: numbers of samples, and of gates or inputs.
       n_groups: programs for each tile of samples and features.
     """
 
     how: Launch
+    device: Device
     n_samples: int
     n_features: int
     n_groups: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        kernel: str,
+        rule: Callable[[Sizes], Launch],
+        call: WiredCall,
+        device: Device,
+        *,
+        of_inputs: bool = False,
+        n_groups: int = 1,
+    ) -> "GateTile":
+        """Return the tiles of a kernel whose programs own gates, or inputs and one tile of samples each."""
+        sizes = {
+            "samples": call.x.shape[1],
+            "inputs": call.x.shape[0],
+            "outputs": call.wires.shape[0],
+            "places": call.wires.shape[1],
+            "bits": 8 * call.x.dtype.itemsize,
+        }
+        how = launch_of(kernel, sizes, device, rule)
+        if of_inputs:
+            how = dataclasses.replace(how, detectors=1)
+        return cls(how, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups)
+
     @property
     def samples(self) -> int:
-        return min(self.how.rows, triton.next_power_of_2(max(self.n_samples, 1)))
+        return _row_tiles.fitted(self.how.rows, self.n_samples)
 
     @property
     def features(self) -> int:
-        return min(self.how.outputs, triton.next_power_of_2(max(self.n_features, 1)))
+        return _row_tiles.fitted(self.how.outputs, self.n_features)
 
     @property
     def blocks(self) -> int:
@@ -58,52 +98,63 @@ class Tile:
         """Programs that share the samples of a feature."""
         return triton.cdiv(self.n_samples, self.samples * self.blocks)
 
-    @property
-    def programs(self) -> int:
-        return triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """Constants of kernels."""
+    def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
+        """Arguments of `launch`, and constants of kernels."""
         return {
-            "n_samples": self.n_samples,
+            "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
+            "device": self.device,
+            "warps": self.how.warps,
+            "n_samples": call.x.shape[1],
+            "n_inputs": call.x.shape[0],
+            "n_gates": call.wires.shape[0],
+            "n_slots": parameter.shape[1],
+            "PLACES": call.wires.shape[1],
+            "fan_out": 0 if call.readers is None else call.readers.shape[1],
+            "UNROLLED": UNROLLED,
             "SAMPLES": self.samples,
             "FEATURES": self.features,
             "BLOCKS": self.blocks,
+            "ACC": _row_tiles.TYPES[accumulator(call.x.dtype, parameter.dtype).name],
         }
 
 
-def sizes(x: jax.Array, wires: jax.Array) -> Sizes:
-    """What launches are chosen by."""
-    return {
-        "samples": x.shape[1],
-        "inputs": x.shape[0],
-        "outputs": wires.shape[0],
-        "places": wires.shape[1],
-        "bits": 8 * x.dtype.itemsize,
-    }
+def output(call: WiredCall) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((len(call.wires), call.x.shape[1]), call.x.dtype)
+
+
+def cotangent_of_table(
+    name: str,
+    rule: Callable[[Sizes], Launch],
+    kernel: Any,
+    call: TableGates,
+    device: Device,
+    *inputs: jax.Array,
+) -> jax.Array:
+    """Return sums over samples for each slot, which `kernel` writes in parts: ``[G, 2**n]``."""
+    n_gates, n_slots = call.table.shape
+    slots = min(n_slots, SLOTS)
+    tile = GateTile.of(name, rule, call, device, n_groups=n_slots // slots)
+    dtype = accumulator(call.x.dtype, call.table.dtype)
+    (parts,) = launch(
+        kernel,
+        *inputs,
+        outputs=[jax.ShapeDtypeStruct((tile.parts, n_gates, n_slots), dtype)],
+        SLOTS=slots,
+        **tile.arguments(call, call.table),
+    )
+    return _row_tiles.sum_of_parts(parts)
 
 
 def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: int = 128) -> Launch:
-    """Tiles of so many values, of at most so many samples, and as let `arrays` arrays like ``x`` stay in the cache."""
+    """Return tiles of `values` values and at most `samples` samples, such that `arrays` arrays like ``x`` stay in the cache."""
     of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8
     fit = min(max(_CACHED // of_sample, 32), samples)
-    samples = min(1 << (fit.bit_length() - 1), triton.next_power_of_2(max(sizes["samples"], 1)))
+    samples = _row_tiles.fitted(1 << (fit.bit_length() - 1), sizes["samples"])
     return Launch(rows=samples, outputs=max(values // samples, 1), detectors=1, warps=warps)
 
 
-def constants(tile: Tile, x: jax.Array, parameter: jax.Array, wires: jax.Array) -> dict[str, Any]:
-    """Constants of kernels that read wires."""
-    return {
-        **tile.constants,
-        "n_inputs": x.shape[0],
-        "n_gates": wires.shape[0],
-        "ACC": _row_tiles.TYPES[accumulator(x.dtype, parameter.dtype).name],
-    }
-
-
 def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
-    """For each input how many entries of its list come before the end of its readers, if some have to be left out."""
+    """Return, for each input, the number of entries up to the last reader in its list, if some have to be left out."""
     if readers.shape[1] <= unrolled:
         return readers
     place = jnp.arange(1, readers.shape[1] + 1, dtype=jnp.int32)
@@ -112,12 +163,28 @@ def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
-def place(n_features: tl.constexpr, FEATURES: tl.constexpr):
+def place(n_features: tl.constexpr, c: tl.constexpr):
     """Features of this program, whether they exist, and its number among the programs of these features."""
-    feature_blocks: tl.constexpr = (n_features + FEATURES - 1) // FEATURES
+    feature_blocks: tl.constexpr = (n_features + c.FEATURES - 1) // c.FEATURES
     program = tl.program_id(0)
-    feature, exists = _row_tiles.block(FEATURES, n_features, program % feature_blocks)
+    feature, exists = _row_tiles.block(c.FEATURES, n_features, program % feature_blocks)
     return tl.minimum(feature, n_features - 1), exists, program // feature_blocks
+
+
+@kernel
+def place_of_slots(c: tl.constexpr):
+    """Gates of this program, whether they exist, its slots, and its number among the programs of these gates and slots."""
+    groups: tl.constexpr = c.n_slots // c.SLOTS
+    gate, exists, part = place(c.n_gates, c)
+    slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
+    return gate, exists, slot, part // groups
+
+
+@kernel
+def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
+    """Write the sums over samples of ``[slots, gates, samples]``."""
+    to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
+    tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
 
 
 @kernel

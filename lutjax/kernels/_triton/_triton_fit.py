@@ -1,27 +1,33 @@
-"""Which calls and devices Triton kernels fit. Imports neither Triton nor jax-triton: the registry asks at every call."""
+"""Calls and devices that Triton kernels fit. Imports neither Triton nor jax-triton: the registry asks at every call."""
 
 import functools
 import importlib.metadata
 import importlib.util
 import re
+from typing import Any
 
 import jax
 
 from lutjax._dtypes import FLOATS
 from lutjax._row_rules import SGD
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.kernels.registry import Call
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Request
+from lutjax.ops._gates import TableGates
+from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention
 
 
 def version(package: str) -> tuple[int, ...]:
-    """The first two numbers of the version of a package."""
+    """Return the first two numbers of the version of a package."""
     numbers = re.findall(r"\d+", importlib.metadata.version(package))
     return tuple(int(n) for n in numbers[:2])
 
 
 @functools.cache
 def unfit_packages() -> str | None:
-    """Why the installed packages do not work together; None if they do."""
+    """Return why the installed packages do not work together; None if they do."""
     try:
         jax_triton, triton = version("jax-triton"), version("triton")
     except importlib.metadata.PackageNotFoundError as error:
@@ -38,52 +44,54 @@ def unfit_packages() -> str | None:
     return None
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call cannot run on Triton; None if it can."""
-    capability = compute_capability(call.device)
+def unsupported(request: Request) -> str | None:
+    """Return why a call cannot run on Triton; None if it can."""
+    device = request.device
+    capability = compute_capability(device)
     if capability is None:
-        return f"needs an NVIDIA GPU whose compute capability is known, not {call.device.kind}"
+        return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
     if capability < 80:
-        return f"needs compute capability 8.0 or newer, {call.device.kind} has {capability / 10}"
-    return unfit_packages() or unsupported_arguments(call)
+        return f"needs compute capability 8.0 or newer, {device.kind} has {capability / 10}"
+    return unfit_packages() or unsupported_arguments(request)
 
 
-def unsupported_arguments(call: Call) -> str | None:
-    """The same, of what the call computes."""
-    for leaf in jax.tree.leaves(call.arguments):
+def unsupported_arguments(request: Request) -> str | None:
+    """Return why no kernel computes a call, whatever the device; None if one does."""
+    call, step = request.call, request.step
+    for leaf in jax.tree.leaves((call, step)):
         if leaf.dtype.name not in (*FLOATS, "int32"):
             return f"has no kernel for {leaf.dtype}"
-    if call.op.startswith("lookup_attention") and call.arguments[0].shape[0] == 0:
+    if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
-    if call.op.endswith("_update") and not isinstance(call.options["rule"], SGD):
-        return f"moves rows by SGD only, not by {call.options['rule']}"
+    if step is not None and not isinstance(step.rule, SGD):
+        return f"moves rows by SGD only, not by {step.rule}"
     return None
 
 
-def slower(call: Call) -> str | None:
-    """Why plain JAX comes first for a call that would fit."""
-    return _slower_update(call) if call.op.endswith("_update") else _slower_gates(call)
+def slower(request: Request) -> str | None:
+    """Return why plain JAX comes first for a call that would fit; None if it does not."""
+    call = request.call
+    if request.step is not None:
+        return _slower_update(request, request.step)
+    return _slower_gates(call) if isinstance(call, BilinearGates | TableGates) else None
 
 
-_FEW = (
-    2**24
-)  # numbers added; of shapes measured on an H200, those up to 16.8 million were faster in plain JAX
+# Numbers added; of shapes measured on an H200, those up to 16.8 million were faster in plain JAX.
+_FEW = 2**24
 
 
-def _slower_update(call: Call) -> str | None:
-    """Why plain JAX comes first for an update: small ones are mostly the launch of kernels."""
-    weights, _, _, _, dy = call.arguments[:5]
-    reads = dy.size // max(dy.shape[-1], 1) * weights.shape[0]
-    if "attention" in call.op:  # of half of all pairs
-        keys = dy.shape[-2] if call.options["window"] is None else min(dy.shape[-2], call.options["window"])
-        reads = reads * keys // 2
-    if (
-        weights.dtype.itemsize < 4
-        or call.options["accumulate"] is not None
-        or call.options["rule"].weight_decay
-    ):
+def _slower_update(request: Request, step: Step) -> str | None:
+    """Return why plain JAX comes first for an update: small ones are mostly the launch of kernels."""
+    call: Any = request.call
+    dy = request.cotangent
+    assert dy is not None
+    reads = dy.size // max(dy.shape[-1], 1) * call.weights.shape[0]
+    if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
+        n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)
+        reads = reads * n_keys // 2
+    if call.weights.dtype.itemsize < 4 or call.accumulate is not None or step.rule.weight_decay:
         return None
-    numbers = reads * weights.shape[-1]
+    numbers = reads * call.weights.shape[-1]
     if numbers > _FEW:
         return None
     return f"plain JAX is faster for at most {_FEW} numbers added, here {numbers}"
@@ -93,9 +101,8 @@ def _slower_update(call: Call) -> str | None:
 _FEW_INPUTS = 2**21
 
 
-def _slower_gates(call: Call) -> str | None:
-    """Why plain JAX comes first for gates: few are mostly the launch of kernels."""
-    x = call.arguments[0]
-    if x.size > _FEW_INPUTS:
+def _slower_gates(call: BilinearGates | TableGates) -> str | None:
+    """Return why plain JAX comes first for gates: few are mostly the launch of kernels."""
+    if call.x.size > _FEW_INPUTS:
         return None
-    return f"plain JAX is faster for at most {_FEW_INPUTS} numbers read, here {x.size}"
+    return f"plain JAX is faster for at most {_FEW_INPUTS} numbers read, here {call.x.size}"

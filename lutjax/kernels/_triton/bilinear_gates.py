@@ -1,7 +1,13 @@
-"""`lutjax.bilinear_gates` in Triton."""
+"""`lutjax.bilinear_gates` in Triton.
 
-import dataclasses
-from typing import Any
+For gate ``g`` with the inputs ``a`` and ``b`` of its wires, its coefficients ``c`` and the cotangent ``dy`` of its output::
+
+    y = c[0] + c[1] * a + c[2] * b + c[3] * a * b
+    da += dy * (c[1] + c[3] * b);  db += dy * (c[2] + c[3] * a)
+    dc = sums over samples of dy, dy * a, dy * b, dy * a * b
+
+Programs own tiles of gates and samples; in the backward pass with readers, tiles of inputs and samples.
+"""
 
 import jax
 import triton.language as tl
@@ -10,102 +16,78 @@ from lutjax._dtypes import accumulator
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
-from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.tuning import Launch, Sizes
 
 
-def forward(
-    x: jax.Array, coefficients: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
-) -> jax.Array:
-    how = launch_of("bilinear_gates.forward", _gate_tiles.sizes(x, wires), device, _forward_rule)
-    tile = _gate_tiles.Tile(how, x.shape[1], len(wires))
+def forward(call: BilinearGates, *, device: Device) -> jax.Array:
+    tile = _gate_tiles.GateTile.of("bilinear_gates.forward", _forward_rule, call, device)
     (y,) = launch(
         _apply,
-        x,
-        coefficients,
-        wires,
-        outputs=[jax.ShapeDtypeStruct((len(wires), x.shape[1]), x.dtype)],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        **_gate_tiles.constants(tile, x, coefficients, wires),
+        call.x,
+        call.coefficients,
+        call.wires,
+        outputs=[_gate_tiles.output(call)],
+        **tile.arguments(call, call.coefficients),
     )
     return y
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
-) -> tuple[jax.Array | None, ...]:
-    x, coefficients, wires, readers = saved
-    if needs[0] and readers is not None and wires.size:
-        dx, parts = _by_inputs(x, coefficients, wires, readers, dy, needs[1], device)
+    call: BilinearGates, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if "x" in needs and call.readers is not None and call.wires.size:
+        dx, parts = _by_inputs(call, call.readers, cotangent, "coefficients" in needs, device)
     else:
-        dx, parts = _by_gates(x, coefficients, wires, dy, needs, device)
-    return dx if needs[0] else None, _row_tiles.sum_of_parts(parts) if needs[1] else None, None, None
+        dx, parts = _by_gates(call, cotangent, needs, device)
+    found = {"x": dx, "coefficients": parts}
+    if "coefficients" in needs:
+        found["coefficients"] = _row_tiles.sum_of_parts(parts)
+    return {name: found[name] for name in needs}
 
 
 def _by_gates(
-    x: jax.Array,
-    coefficients: jax.Array,
-    wires: jax.Array,
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    device: Device,
+    call: BilinearGates, dy: jax.Array, needs: frozenset[str], device: Device
 ) -> tuple[jax.Array, ...]:
-    """The cotangent of the inputs, by atomics, and parts of that of the coefficients."""
-    how = launch_of("bilinear_gates.gates", _gate_tiles.sizes(x, wires), device, _gates_rule)
-    tile = _gate_tiles.Tile(how, x.shape[1], len(wires))
-    dtype = accumulator(x.dtype, coefficients.dtype)
+    """Return the cotangent of the inputs, by atomics, and parts of that of the coefficients."""
+    tile = _gate_tiles.GateTile.of("bilinear_gates.gates", _gates_rule, call, device)
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    sums, scatter = "coefficients" in needs, "x" in needs
     parts, dx = launch(
         _reduce,
-        x,
-        coefficients,
-        wires,
+        call.x,
+        call.coefficients,
+        call.wires,
         dy,
-        outputs=[jax.ShapeDtypeStruct((tile.parts, 4, len(wires)) if needs[1] else (1,), dtype)],
-        zeroed=[jax.ShapeDtypeStruct(x.shape if needs[0] else (1,), dtype)],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        SUMS=needs[1],
-        SCATTER=needs[0],
-        **_gate_tiles.constants(tile, x, coefficients, wires),
+        outputs=[jax.ShapeDtypeStruct((tile.parts, 4, len(call.wires)) if sums else (1,), dtype)],
+        zeroed=[jax.ShapeDtypeStruct(call.x.shape if scatter else (1,), dtype)],
+        SUMS=sums,
+        SCATTER=scatter,
+        **tile.arguments(call, call.coefficients),
     )
     return dx, parts
 
 
 def _by_inputs(
-    x: jax.Array,
-    coefficients: jax.Array,
-    wires: jax.Array,
-    readers: jax.Array,
-    dy: jax.Array,
-    sums: bool,
-    device: Device,
+    call: BilinearGates, readers: jax.Array, dy: jax.Array, sums: bool, device: Device
 ) -> tuple[jax.Array, ...]:
-    """The cotangent of the inputs, from their readers, and parts of that of the coefficients."""
-    how = launch_of("bilinear_gates.inputs", _gate_tiles.sizes(x, wires), device, _inputs_rule)
-    tile = _gate_tiles.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
-    dtype = accumulator(x.dtype, coefficients.dtype)
+    """Return the cotangent of the inputs, from their readers, and parts of that of the coefficients."""
+    tile = _gate_tiles.GateTile.of("bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True)
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     # Zeros: a wire that is not in the list of readers writes nothing.
-    dx, parts = launch(
+    return launch(
         _gather,
-        x,
-        coefficients,
-        wires,
+        call.x,
+        call.coefficients,
+        call.wires,
         readers,
         _gate_tiles.used_readers(readers),
         dy,
-        outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        zeroed=[jax.ShapeDtypeStruct((tile.parts, 4, len(wires)) if sums else (1,), dtype)],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        fan_out=readers.shape[1],
-        UNROLLED=_gate_tiles.UNROLLED,
+        outputs=[jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)],
+        zeroed=[jax.ShapeDtypeStruct((tile.parts, 4, len(call.wires)) if sums else (1,), dtype)],
         SUMS=sums,
-        **_gate_tiles.constants(tile, x, coefficients, wires),
+        **tile.arguments(call, call.coefficients),
     )
-    return dx, parts
 
 
 # ------------------------------------------------------------------------------------- launches

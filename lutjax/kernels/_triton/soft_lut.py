@@ -1,6 +1,14 @@
-"""`lutjax.soft_lut` in Triton."""
+"""`lutjax.soft_lut` in Triton.
 
-import dataclasses
+For gate ``g`` with the bits ``x[0] ... x[n - 1]`` that its wires read, and the slots ``a`` of its table::
+
+    share[a] = product over k of (x[k] if bit k of a is set else 1 - x[k])
+    y = sum over a of table[a] * share[a];  dtable[a] = sum over samples of dy * share[a]
+    dx[k] += dy * (sum over a with bit k of (table[a] - table[a without bit k]) * share of the other bits)
+
+Programs own tiles of gates and samples; where inputs add up what their readers receive, tiles of inputs and samples.
+"""
+
 from typing import Any
 
 import jax
@@ -12,77 +20,63 @@ from lutjax._dtypes import accumulator
 from lutjax.kernels._triton import _gate_tiles, _row_tiles, bilinear_gates
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
-from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.soft_lut import SoftLut
+from lutjax.tuning import Launch, Sizes
 
 _LOW_BITS = 4  # of an address: their slots are written out, a loop visits the values of the others
-# Most bits with which it is faster to compute what a wire receives where it is added than to write and read it.
+# Most bits with which it is faster to compute the cotangent of a wire where it is added than to write and read it.
 _GATHERED = 4
-_SLOTS = 64  # most slots whose sums a program holds
 
 
-def forward(
-    x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
-) -> jax.Array:
-    how = launch_of("soft_lut.forward", _gate_tiles.sizes(x, wires), device, _forward_rule)
-    tile = _gate_tiles.Tile(how, x.shape[1], len(wires))
+def forward(call: SoftLut, *, device: Device) -> jax.Array:
+    tile = _gate_tiles.GateTile.of("soft_lut.forward", _forward_rule, call, device)
     (y,) = launch(
         _interpolate,
-        x,
-        table,
-        wires,
-        outputs=[jax.ShapeDtypeStruct((len(wires), x.shape[1]), x.dtype)],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        **_constants(tile, x, table, wires),
+        call.x,
+        call.table,
+        call.wires,
+        outputs=[_gate_tiles.output(call)],
+        **_arguments(tile, call),
     )
     return y
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
-) -> tuple[jax.Array | None, ...]:
-    x, table, wires, readers = saved
-    if wires.shape[1] == 2:
-        dx, d_table = _of_gates(x, table, wires, readers, dy, needs, device)
-    else:
-        dx = _of_inputs(x, table, wires, readers, dy, device) if needs[0] else None
-        d_table = _of_table(x, table, wires, dy, device) if needs[1] else None
-    return dx, d_table, None, None
+    call: SoftLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if call.wires.shape[1] == 2:
+        return _of_gates(call, cotangent, needs, device)
+    found = {}
+    if "x" in needs:
+        found["x"] = _of_inputs(call, cotangent, device)
+    if "table" in needs:
+        found["table"] = _gate_tiles.cotangent_of_table(
+            "soft_lut.table", _table_rule, _sum_shares, call, device, call.x, call.wires, cotangent
+        )
+    return found
 
 
-def _of_gates(
-    x: jax.Array,
-    table: jax.Array,
-    wires: jax.Array,
-    readers: jax.Array | None,
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    device: Device,
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Tables over two bits are gates, whose one kernel reads everything once."""
-    t0, t1, t2, t3 = table.astype(accumulator(x.dtype, table.dtype)).T
+def _of_gates(call: SoftLut, dy: jax.Array, needs: frozenset[str], device: Device) -> dict[str, jax.Array]:
+    """Return the cotangents of tables over two bits: these are gates, whose one kernel reads everything once."""
+    t0, t1, t2, t3 = call.table.astype(accumulator(call.x.dtype, call.table.dtype)).T
     coefficients = jnp.stack([t0, t1 - t0, t2 - t0, t0 - t1 - t2 + t3])
-    dx, sums, _, _ = bilinear_gates.backward((x, coefficients, wires, readers), dy, needs, device=device)
-    if sums is None:
-        return dx, None
-    of_1, of_a, of_b, of_both = sums
-    return dx, jnp.stack([of_1 - of_a - of_b + of_both, of_a - of_both, of_b - of_both, of_both], 1)
+    gates = BilinearGates(call.x, coefficients, call.wires, call.readers)
+    of_gates = frozenset("coefficients" if name == "table" else name for name in needs)
+    found = bilinear_gates.backward(gates, dy, of_gates, device=device)
+    if "table" in needs:
+        of_1, of_a, of_b, of_both = found.pop("coefficients")
+        d_table = [of_1 - of_a - of_b + of_both, of_a - of_both, of_b - of_both, of_both]
+        found["table"] = jnp.stack(d_table, 1)
+    return found
 
 
-def _of_inputs(
-    x: jax.Array,
-    table: jax.Array,
-    wires: jax.Array,
-    readers: jax.Array | None,
-    dy: jax.Array,
-    device: Device,
-) -> jax.Array:
+def _of_inputs(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
+    x, wires, readers = call.x, call.wires, call.readers
     if readers is not None and wires.size and wires.shape[1] <= _GATHERED:
-        return _gathered(x, table, wires, readers, dy, device)
-    how = launch_of("soft_lut.wires", _gate_tiles.sizes(x, wires), device, _wires_rule)
-    tile = _gate_tiles.Tile(how, x.shape[1], len(wires))
-    dtype = accumulator(x.dtype, table.dtype)
+        return _gathered(call, readers, dy, device)
+    tile = _gate_tiles.GateTile.of("soft_lut.wires", _wires_rule, call, device)
+    dtype = accumulator(x.dtype, call.table.dtype)
     scatter = readers is None
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(x.shape, dtype)]}
     if not scatter:
@@ -90,51 +84,35 @@ def _of_inputs(
     (received,) = launch(
         _differentiate,
         x,
-        table,
+        call.table,
         wires,
         dy,
         **changed,
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
         SCATTER=scatter,
-        **_constants(tile, x, table, wires),
+        **_arguments(tile, call),
     )
-    return received if readers is None else _collected(x, wires, readers, received, device)
+    return received if readers is None else _collected(call, readers, received, device)
 
 
-def _gathered(
-    x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array, dy: jax.Array, device: Device
-) -> jax.Array:
-    """For each input the sum of what its readers receive, which is computed where it is added."""
-    how = launch_of("soft_lut.readers", _gate_tiles.sizes(x, wires), device, _readers_rule)
-    tile = _gate_tiles.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
+def _gathered(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
+    """Return, for each input, the sum of the cotangents of its readers, which are computed where they are added."""
+    tile = _gate_tiles.GateTile.of("soft_lut.readers", _readers_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _gather,
-        x,
-        _differences(table.astype(accumulator(x.dtype, table.dtype))),
-        wires,
+        call.x,
+        _differences(call.table.astype(accumulator(call.x.dtype, call.table.dtype))),
+        call.wires,
         readers,
         _gate_tiles.used_readers(readers),
         dy,
-        outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        n_samples=tile.n_samples,
-        n_inputs=len(x),
-        n_gates=len(wires),
-        fan_out=readers.shape[1],
-        PLACES=wires.shape[1],
-        SAMPLES=tile.samples,
-        FEATURES=tile.features,
-        UNROLLED=_gate_tiles.UNROLLED,
+        outputs=[jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)],
+        **_arguments(tile, call),
     )
     return dx
 
 
 def _differences(table: jax.Array) -> jax.Array:
-    """Slots with a bit less those without, by the bit, then by the other bits, those after it first: ``[G * n, 2**(n - 1)]``."""
+    """Return slots with a bit minus those without, by the bit, then by the other bits, those after it first: ``[G * n, 2**(n - 1)]``."""
     n = table.shape[1].bit_length() - 1
     place, k = np.arange(n)[:, None, None], np.arange(n - 1)
     others = np.arange(table.shape[1] // 2)[:, None]
@@ -143,61 +121,23 @@ def _differences(table: jax.Array) -> jax.Array:
     return (table[:, with_bit] - table[:, without]).reshape(len(table) * n, len(others))
 
 
-def _collected(
-    x: jax.Array, wires: jax.Array, readers: jax.Array, by_wire: jax.Array, device: Device
-) -> jax.Array:
-    """For each input the sum of what its readers received."""
-    how = launch_of("soft_lut.inputs", _gate_tiles.sizes(x, wires), device, _inputs_rule)
-    tile = _gate_tiles.Tile(dataclasses.replace(how, detectors=1), x.shape[1], len(x))
+def _collected(call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device) -> jax.Array:
+    """Return, for each input, the sum of the cotangents of its readers."""
+    tile = _gate_tiles.GateTile.of("soft_lut.inputs", _inputs_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _collect,
         by_wire,
         readers,
         _gate_tiles.used_readers(readers),
-        outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        n_samples=tile.n_samples,
-        n_inputs=len(x),
-        n_wires=wires.size,
-        fan_out=readers.shape[1],
-        SAMPLES=tile.samples,
-        FEATURES=tile.features,
-        UNROLLED=_gate_tiles.UNROLLED,
+        outputs=[jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)],
+        **_arguments(tile, call),
     )
     return dx
 
 
-def _of_table(x: jax.Array, table: jax.Array, wires: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
-    how = launch_of("soft_lut.table", _gate_tiles.sizes(x, wires), device, _table_rule)
-    n_slots = table.shape[1]
-    slots = min(n_slots, _SLOTS)
-    tile = _gate_tiles.Tile(how, x.shape[1], len(wires), n_groups=n_slots // slots)
-    (parts,) = launch(
-        _sum_shares,
-        x,
-        wires,
-        dy,
-        outputs=[jax.ShapeDtypeStruct((tile.parts, len(wires), n_slots), accumulator(x.dtype, table.dtype))],
-        programs=tile.programs,
-        device=device,
-        warps=how.warps,
-        SLOTS=slots,
-        **_constants(tile, x, table, wires),
-    )
-    return _row_tiles.sum_of_parts(parts)
-
-
 # ------------------------------------------------------------------------------------- launches
-def _constants(tile: _gate_tiles.Tile, x: jax.Array, table: jax.Array, wires: jax.Array) -> dict[str, Any]:
-    places = wires.shape[1]
-    return {
-        **_gate_tiles.constants(tile, x, table, wires),
-        "n_slots": table.shape[1],
-        "PLACES": places,
-        "LOW": min(places, _LOW_BITS),
-    }
+def _arguments(tile: _gate_tiles.GateTile, call: SoftLut) -> dict[str, Any]:
+    return {**tile.arguments(call, call.table), "LOW": min(call.wires.shape[1], _LOW_BITS)}
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
@@ -218,8 +158,8 @@ def _inputs_rule(sizes: Sizes) -> Launch:
 
 def _table_rule(sizes: Sizes) -> Launch:
     # As many sums as a thread has registers for.
-    slots = min(2 ** sizes["places"], _SLOTS)
-    samples = min(32 * max(_SLOTS // slots, 1), 128)
+    slots = min(2 ** sizes["places"], _gate_tiles.SLOTS)
+    samples = min(32 * max(_gate_tiles.SLOTS // slots, 1), 128)
     return Launch(rows=samples, outputs=4, detectors=512 // samples, warps=4)
 
 
@@ -281,12 +221,11 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
 def _collect(by_wire, readers, used, dx, c: tl.constexpr):
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
-    ACC: tl.constexpr = by_wire.dtype.element_ty
-    total = tl.zeros((c.FEATURES, c.SAMPLES), ACC)
+    total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         for u in tl.static_range(c.UNROLLED):
             number = _gate_tiles.reader(readers, feature, first + u, exists, c)
-            wire = _gate_tiles.wire_of(number, c.n_wires)
+            wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)
             total += _gate_tiles.read_some(by_wire, wire, number >= 0, sample, c)
     _gate_tiles.write(dx, feature, exists, sample, total, c)
 
@@ -295,8 +234,7 @@ def _collect(by_wire, readers, used, dx, c: tl.constexpr):
 def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
-    ACC: tl.constexpr = differences.dtype.element_ty
-    total = tl.zeros((c.FEATURES, c.SAMPLES), ACC)
+    total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # Everything is read before anything is computed, so that all is under way at the same time.
         of_wires, gs, others = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
@@ -312,17 +250,14 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
             others += (bits,)
             of_wires += (differences + (wire << (c.PLACES - 1)),)
         for u in tl.static_range(c.UNROLLED):
-            total += gs[u] * _value(of_wires[u], others[u], c.PLACES - 1, ACC)
+            total += gs[u] * _value(of_wires[u], others[u], c.PLACES - 1, c.ACC)
     _gate_tiles.write(dx, feature, exists, sample, total, c)
 
 
 @kernel
 def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
     """For each slot the sum of `dy` times its share; programs of the same gates take some slots each."""
-    groups: tl.constexpr = c.n_slots // c.SLOTS
-    gate, exists, part = _gate_tiles.place(c.n_gates, c)
-    slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
-    part = part // groups
+    gate, exists, slot, part = _gate_tiles.place_of_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
@@ -336,8 +271,7 @@ def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
             bit = _read_for_slots(x, row, sample, c)
             share = share * tl.where(_is_set(slot, place)[:, None, None], bit, 1 - bit)
         total += share
-    to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
-    tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
+    _gate_tiles.write_sums(parts, part, gate, exists, slot, total, c)
 
 
 @kernel
