@@ -12,7 +12,7 @@ from cases import SPLIT, slow
 import lutjax
 from lutjax import _ahead_of_time, testing, tuning
 from lutjax.kernels import _nvidia
-from lutjax.kernels._triton import _support
+from lutjax.kernels._triton import _triton_fit
 from lutjax.kernels.registry import Device
 from lutjax.training import tables
 
@@ -24,7 +24,7 @@ import triton  # noqa: E402
 import triton_interpreter  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from lutjax.kernels._triton import _launch  # noqa: E402
+from lutjax.kernels._triton import _triton_launch  # noqa: E402
 from lutjax.ops import _transforms  # noqa: E402
 
 IMPLEMENTED = {
@@ -33,7 +33,11 @@ IMPLEMENTED = {
     if any(spec.platform == "triton" for spec in lutjax.kernel_registry.candidates(op))
 }
 OPS = [op for op in testing.OPS if op in IMPLEMENTED]
-UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in IMPLEMENTED]
+UPDATED = [
+    op
+    for op in OPS
+    if "update" in lutjax.kernel_registry.get(op, platform="triton", backend="gpu").directions
+]
 
 # Where other kernels run than at that size.
 COMPILED = {
@@ -343,8 +347,8 @@ def launches(monkeypatch):
         )
         return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
 
-    monkeypatch.setattr(_launch, "_run", record)
-    monkeypatch.setattr(_support, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton_launch, "_run", record)
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
     _transforms._compiled.cache_clear()
     _transforms._kernel.cache_clear()
     yield recorded
@@ -440,8 +444,8 @@ def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
     """With the package itself, and its kernels in the lowered module."""
-    if _support.unfit_packages():
-        pytest.skip(f"jax-triton cannot be imported here: {_support.unfit_packages()}")
+    if _triton_fit.unfit_packages():
+        pytest.skip(f"jax-triton cannot be imported here: {_triton_fit.unfit_packages()}")
     shape, sizes = SPLIT[op]
     testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
 
@@ -477,14 +481,14 @@ def test_why_not_triton(monkeypatch):
     with pytest.raises(lutjax.NoImplementationError, match=r"runs on gpu, the call runs on cpu"):
         jax.eval_shape(look_up, weights, d)
     registry = lutjax.kernel_registry
-    monkeypatch.setattr(_support, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
     monkeypatch.setattr(registry, "_resolved", {})  # what was chosen with other packages
     with pytest.raises(
         lutjax.NoImplementationError, match=r"needs jax-triton 0\.3\.1 or newer, found 0\.2\.0"
     ):
         on_gpu(look_up, weights, d)
     assert on_gpu(functools.partial(look_up, implementation=None), weights, d).shape == (4096, 1024)
-    monkeypatch.setattr(_support, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
     monkeypatch.setattr(registry, "_resolved", {})
     for kind, reason in (
         ("NVIDIA Something", "whose compute capability is known, not NVIDIA Something"),
@@ -501,17 +505,16 @@ def test_why_not_triton(monkeypatch):
 
 @pytest.mark.usefixtures("launches")
 def test_small_updates_are_left_to_plain_jax():
-    device = Device(lutjax.Backend.GPU, GPUS[90])
-    resolve = functools.partial(
-        lutjax.kernel_registry.resolve, "lookup_update", device=device, rule=tables.SGD(), accumulate=None
-    )
+    _, weights, d = wide_look_up()
 
-    def arguments(batch):
-        _, weights, d = wide_look_up()
-        rate, dy = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((), (batch, 1024)))
-        return weights, {}, rate, None, dy, d
+    def resolve(batch, **options):
+        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch, *a.shape[1:]), a.dtype), d)
+        device = Device(lutjax.Backend.GPU, GPUS[90])
+        return lutjax.kernel_registry.resolve(
+            "lookup", weights, at, direction="update", device=device, **options
+        )
 
-    assert resolve(*arguments(4096)).platform == "xla"
-    assert resolve(*arguments(4097)).platform == "triton"
-    assert resolve(*arguments(4096), implementation="triton").platform == "triton"
-    assert resolve(*arguments(4097), rule=tables.RowAdagrad()).platform == "xla"
+    assert resolve(4096).platform == "xla"
+    assert resolve(4097).platform == "triton"
+    assert resolve(4096, implementation="triton").platform == "triton"
+    assert resolve(4097, rule=tables.RowAdagrad()).platform == "xla"

@@ -6,7 +6,7 @@ through the samples last: programs that run at the same time read the same sampl
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ UNROLLED = 2  # readers of an input that are read together
 SLOTS = 64  # most slots whose sums a program holds
 
 
+@runtime_checkable
 class WiredCall(Protocol):
     """Call of an op whose gates read inputs ``[I, B]`` by wires ``[G, n]``."""
 

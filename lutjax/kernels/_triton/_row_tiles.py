@@ -5,7 +5,7 @@ detectors one after the other. Arrays of detections are detector-major, ``[T, B]
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from lutjax.tuning import Launch, Sizes
 TYPES = {"float32": tl.float32, "float64": tl.float64}
 
 
+@runtime_checkable
 class TableCall(Protocol):
     """Call of an op that reads rows of tables ``[T, R, O]``."""
 
