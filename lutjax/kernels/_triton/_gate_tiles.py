@@ -120,6 +120,7 @@ class GateTile:
 
 
 def output(call: WiredCall) -> jax.ShapeDtypeStruct:
+    """Return the shape of the output of gates."""
     return jax.ShapeDtypeStruct((len(call.wires), call.x.shape[1]), call.x.dtype)
 
 
@@ -190,31 +191,31 @@ def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
 
 @kernel
 def nothing():
-    """A tuple to add tensors to."""
+    """Empty tuple, to add tensors to."""
     return ()
 
 
 @kernel
 def last_block(part, c: tl.constexpr):
-    """The end of the tiles of samples of a program."""
+    """End of the tiles of samples of a program."""
     return tl.minimum((part + 1) * c.BLOCKS, (c.n_samples + c.SAMPLES - 1) // c.SAMPLES)
 
 
 @kernel
 def input_of(wires, number, c: tl.constexpr):
-    """What a wire reads, by its number; ids that do not exist count as the nearest that does."""
+    """Input that a wire reads, by its number; ids that do not exist count as the nearest that does."""
     return tl.minimum(tl.maximum(tl.load(wires + number), 0), c.n_inputs - 1).to(tl.int64)
 
 
 @kernel
 def at(row, sample, n_samples: tl.constexpr):
-    """Where the samples of rows are."""
+    """Places of the samples of rows."""
     return row[:, None] * n_samples + sample[None, :]
 
 
 @kernel
 def read(x, row, sample, c: tl.constexpr):
-    """The samples of rows that exist; 0 for samples that do not."""
+    """Samples of rows, which exist; 0 for samples that do not."""
     if c.n_samples % c.SAMPLES == 0:
         return tl.load(x + at(row, sample, c.n_samples)).to(c.ACC)
     else:
@@ -225,14 +226,14 @@ def read(x, row, sample, c: tl.constexpr):
 
 @kernel
 def read_some(x, row, used, sample, c: tl.constexpr):
-    """The samples of rows that are used, 0 of others."""
+    """Samples of rows that are used, 0 of others."""
     exists = used[:, None] & (sample < c.n_samples)[None, :]
     return tl.load(x + at(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
 
 
 @kernel
 def write(y, row, exists, sample, value, c: tl.constexpr):
-    """Nothing reads it again soon, so it leaves the cache first."""
+    """Write samples of rows. Nothing reads them again soon, so they leave the cache first."""
     tl.store(
         y + at(row, sample, c.n_samples),
         value.to(y.dtype.element_ty),
@@ -243,7 +244,7 @@ def write(y, row, exists, sample, value, c: tl.constexpr):
 
 @kernel
 def last_use(used, feature, c: tl.constexpr):
-    """The most entries in use of the lists of readers of these inputs; `used` has them if they are not read at once."""
+    """Most entries in use of the lists of readers of these inputs; `used` has them if they are not read at once."""
     if c.fan_out <= c.UNROLLED:
         return c.fan_out
     else:
@@ -252,11 +253,11 @@ def last_use(used, feature, c: tl.constexpr):
 
 @kernel
 def reader(readers, feature, number, exists, c: tl.constexpr):
-    """An entry of the lists of readers of inputs: -1 if unused."""
+    """Entry of the lists of readers of inputs: -1 if unused."""
     return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
 
 
 @kernel
 def wire_of(number, n_wires: tl.constexpr):
-    """The wire that an entry of a list of readers stands for: one that exists, also for an entry that is unused."""
+    """Wire that an entry of a list of readers stands for: one that exists, also for an unused entry."""
     return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64)

@@ -1,14 +1,19 @@
-"""Attention of long texts: reads of rows are counted, and tables are multiplied by the counts.
+"""Attention of long sequences: reads of rows are counted, and tables are multiplied by the counts.
 
-The pairs of one query read rows that differ in the bits of the key and of the distance: few rows, each of which many
-pairs of a long text read. How many, tensor cores count: one-hot distances times one-hot keys. What a query sums is then
-its counts times the rows, what a row is sent the counts times cotangents, and a margin's pairs read products of
-cotangents and rows. Queries of one id share their rows: they are put side by side first.
+The pairs of one query ``j`` read rows that differ in the bits of the key and of the distance, its cells ``r``: few rows, each
+of which many pairs of a long sequence read. Tensor cores count them as products of one-hot distances and one-hot keys::
+
+    counts[t, j, r] = number of keys i whose pair with j reads row r
+    y[j] = sum over t and r of counts[t, j, r] * weights[t, r]
+    dweights[t, r] = sum over j of counts[t, j, r] * dy[j]
+    products[t, j, r] = <dy[j], weights[t, r]>, which the pairs of a margin read
+
+Queries of one id share their rows: they are put side by side first (`Order`), and a program owns a block of them.
 
 Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them; a product of two numbers is
-made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of all that has
-the same id of a query, read or not. A margin's cotangent is a difference of two products, so its error is relative to them,
-not to what the rows differ by.
+made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of every output
+and cotangent of queries with the same id, read or not. A margin's cotangent is a difference of two products, so its error is
+relative to them, not to the difference of the rows.
 """
 
 import dataclasses
@@ -39,13 +44,12 @@ _WARPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """What counts reads.
+    """Function that counts reads.
 
     Attributes:
-      count: of pairs, the first detector, how many, and the device: how often each query reads each of its rows,
-        ``[detectors, queries, rows of a query's id]``.
-      keys_last: whether, of these rows, those whose key's ids follow each other are neighbours, and not those whose
-        distance's ids do.
+      count: takes pairs, the first detector, the number of detectors and the device; returns how often each query reads
+        each of its rows, ``[detectors, queries, rows of a query's id]``.
+      keys_last: whether the id of the key changes fastest along the axis of rows; else that of the distance does.
     """
 
     count: Callable[[DetectedPairs, jax.Array, int, Device], jax.Array]
@@ -65,20 +69,20 @@ _FEWEST_OF_ID = 16  # queries of each id
 _MOST_COUNTS = 2**28  # of a detector: products take 8 bytes for each
 
 
-def faster(what: str, pairs: DetectedPairs) -> bool:
-    """Whether counting reads is faster than reading: rows are read often, and there are few that a query may read."""
+def faster(direction: str, pairs: DetectedPairs) -> bool:
+    """Return whether counting reads is faster than reading: rows are read often, and each query may read few."""
     n_samples, n_queries = pairs.queries
     n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
     return (
         fits(pairs)
-        and n_keys >= _FEWEST_KEYS[what]
+        and n_keys >= _FEWEST_KEYS[direction]
         and n_cells <= _MOST_CELLS
         and n_samples * n_queries >= _FEWEST_OF_ID * (pairs.weights.shape[1] // n_cells)
     )
 
 
 def fits(pairs: DetectedPairs) -> bool:
-    """Whether reads can be counted."""
+    """Return whether reads can be counted."""
     return (
         pairs.accumulate is None
         and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
@@ -88,7 +92,7 @@ def fits(pairs: DetectedPairs) -> bool:
 
 
 def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = None) -> jax.Array:
-    """Sum of the rows that each query reads, in float32: ``[B, L, O]``."""
+    """Return the sum of the rows that each query reads, in float32: ``[B, L, O]``."""
     weights = pairs.weights
     n_detectors, _, n_outputs = weights.shape
     n = pairs.query[0].size
@@ -129,7 +133,7 @@ def add_rows(
     addition: _row_additions.Addition,
     counter: Counter | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Adds `dy` to the row of every pair."""
+    """Add `dy` to the row of every pair."""
     n_tables, _, n_outputs = addition.total.shape
     counter = counter or BY_PRODUCTS
     order = Order(pairs.query >> pairs.query_shift, pairs, device)
@@ -177,11 +181,11 @@ def with_products(
     use: Callable[..., tuple[jax.Array, ...]],
     shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Gives ``<dy, row>`` for each query and each row that has one of its ids to `use`, for some detectors at a time.
+    """Pass ``<dy, row>`` for each query and each row that has one of its ids to `use`, for some detectors at a time.
 
     Args:
       ids: ``[T, m, B, L]``.
-      use: of products ``[detectors, m * B * L, rows of an id]``, the first detector, and arrays; returns the arrays.
+      use: takes products ``[detectors, m * B * L, rows of an id]``, the first detector, and arrays; returns the arrays.
       shapes: of the arrays, which are zeros at first.
     """
     weights = pairs.weights
@@ -215,10 +219,10 @@ def with_products(
 
 
 class Order:
-    """Queries of each detector, those of one id side by side.
+    """Order of the queries of each detector that puts those of one id side by side.
 
     Attributes:
-      n_ids: of queries. cells: rows of each. positions: ids of distances.
+      n_ids: number of ids of queries. cells: rows of each. positions: number of ids of distances.
     """
 
     def __init__(self, ids: jax.Array, pairs: DetectedPairs, device: Device):
@@ -241,7 +245,7 @@ class Order:
         )
 
     def blocks(self, rows: int) -> int:
-        """At most so many blocks of `rows` queries of one id."""
+        """Return a bound on the number of blocks of `rows` queries of one id."""
         return self.n // rows + min(self.n_ids, self.n)
 
     @property
@@ -255,12 +259,11 @@ class Order:
 
 
 def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
-    """How often each query reads each of its rows, ``[detectors of a group, queries, distance ids * key ids]``."""
+    """Return how often each query reads each of its rows, ``[detectors of a group, queries, distance ids * key ids]``."""
     n_samples, n_queries = pairs.queries
     positions, keys = 1 << pairs.key_shift, 1 << (pairs.query_shift - pairs.key_shift)
     columns = max(keys, 16)
     queries = max(min(_COUNT["rows"], _MOST_SUMS // columns) // positions, 1)
-    constants = pairs.constants
     (counts,) = launch(
         _count,
         *pairs.arrays[1:],
@@ -277,7 +280,7 @@ def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, devic
         POSITIONS=positions,
         QUERIES=queries,
         KEYS=_COUNT["keys"],
-        **constants,
+        **pairs.constants,
     )
     return counts
 
@@ -294,7 +297,7 @@ def _bytes_of_counts(pairs: DetectedPairs) -> int:
 
 
 def _divisor(n_detectors: int, size: int) -> int:
-    """Detectors at a time, each of so many bytes: of equal groups."""
+    """Return the size of equal groups of detectors, each of which takes `size` bytes."""
     group = min(max(_BYTES // max(size, 1), 1), n_detectors)
     while n_detectors % group:
         group -= 1
@@ -302,7 +305,7 @@ def _divisor(n_detectors: int, size: int) -> int:
 
 
 def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
-    """Constants of a kernel that multiplies."""
+    """Return the constants of a kernel that multiplies."""
     return {
         "n_outputs": n_outputs,
         "OUTPUTS": min(max(triton.next_power_of_2(n_outputs), 16), 64),
@@ -313,7 +316,7 @@ def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
 
 
 def _varying(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
-    """`a` as what a loop starts from that adds what comes of all these arrays: it varies over their mesh axes."""
+    """Return `a` as the start of a loop that adds results of all these arrays: it varies over their mesh axes."""
     axes = frozenset[str]().union(*(_compat.varying_axes(b) for b in like))
     return _compat.cast_varying(a, axes)
 
@@ -360,6 +363,14 @@ def _block(starts, t, number, c: tl.constexpr):
     here = (before <= number) & (number < before + blocks)
     first = tl.sum(tl.where(here, begin + (number - before) * c.ROWS, 0), 0)
     return tl.sum(tl.where(here, own, 0), 0), first, tl.sum(tl.where(here, end, 0), 0)
+
+
+@kernel
+def _queries(order, t, first, end, c: tl.constexpr):
+    """Queries of a block, and whether they exist."""
+    place = first + tl.arange(0, c.ROWS)
+    exists = place < end
+    return tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64), exists
 
 
 @kernel
@@ -426,7 +437,7 @@ def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
 
 @kernel
 def _plus_product(total, counts, values, BYTES: tl.constexpr):
-    """Adds the product of counts of so many bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
+    """Add the product of counts of `BYTES` bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
     rest = values
     for _ in tl.static_range(3):
         term = rest.to(tl.bfloat16)
@@ -446,9 +457,7 @@ def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.co
     t = group + tl.load(first_detector)
     own, first, end = _block(starts, t, tl.program_id(0) % c.n_blocks, c)
     if first < end:
-        place = first + tl.arange(0, c.ROWS)
-        exists = place < end
-        query = tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64)
+        query, exists = _queries(order, t, first, end, c)
         table = _row_tiles.table(weights, t, c)
         of_queries = counts + (group * c.n + query)[:, None] * c.n_cells
         total = tl.zeros((c.ROWS, c.OUTPUTS), tl.float32)
@@ -496,9 +505,7 @@ def _add_counted(
         sums = tl.zeros((c.CELLS, c.OUTPUTS), tl.float32)
         reads = tl.zeros((c.CELLS,), tl.int32)
         for first in range(begin, end, c.ROWS):
-            slot = first + tl.arange(0, c.ROWS)
-            exists = slot < end
-            query = tl.load(order + t * c.n + slot, mask=exists, other=0).to(tl.int64)
+            query, exists = _queries(order, t, first, end, c)
             at = (group * c.n + query)[:, None] * c.n_cells + cell[None, :]
             of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0)
             if c.TOUCH:
@@ -523,9 +530,7 @@ def _multiply_by_rows(weights, order, starts, dy, first_detector, products, c: t
     t = group + tl.load(first_detector)
     own, first, end = _block(starts, t, tl.program_id(0) % c.n_blocks, c)
     if first < end:
-        place = first + tl.arange(0, c.ROWS)
-        exists = place < end
-        query = tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64)
+        query, exists = _queries(order, t, first, end, c)
         table = _row_tiles.table(weights, t, c)
         of_queries = products + (group * c.n + query)[:, None] * c.n_cells
         for first_cell in range(0, c.n_cells, c.CELLS):

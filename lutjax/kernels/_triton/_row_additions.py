@@ -6,6 +6,7 @@ After one step, with the sum ``g`` of the cotangents ``dy`` of all look-ups of a
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,14 @@ def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
     weights = call.weights
     shape = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, call.accumulate))
     return add(Addition(shape, jnp.ones((), accumulator(weights.dtype)), jnp.zeros((), jnp.int32)))[0]
+
+
+def cotangents(
+    call: _row_tiles.TableCall, needs: frozenset[str], add: AddRows, margins: Callable[[], jax.Array]
+) -> dict[str, jax.Array]:
+    """Return the cotangents of the tables and of the detection that reads them: those that are needed."""
+    of = {"weights": functools.partial(gradient, call, add), "detection": margins}
+    return {name: cotangent() for name, cotangent in of.items() if name in needs}
 
 
 def update(

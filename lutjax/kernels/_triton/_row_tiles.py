@@ -15,7 +15,7 @@ import triton.language as tl
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._nvidia import shared_memory
-from lutjax.kernels._triton._triton_launch import kernel
+from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes
 
@@ -86,11 +86,6 @@ class RowTile:
         """Number of programs whose places `place` returns."""
         return triton.cdiv(self.n_reads, self.rows) * self.output_blocks * self.groups
 
-    def dtype_of_parts(self, call: TableCall) -> Any:
-        """Dtype that programs write sums of rows in: several programs for one sum write a part of it each."""
-        whole = self.groups == 1 and call.accumulate is None
-        return call.weights.dtype if whole else addend_dtype(call.weights.dtype, call.accumulate)
-
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of `launch`, and constants of kernels."""
@@ -140,15 +135,23 @@ def sum_of_parts(parts: jax.Array) -> jax.Array:
     return parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
 
 
-def outputs_of_parts(parts: jax.Array, call: TableCall) -> jax.Array:
-    """Return the outputs of a call, from sums of rows that several programs wrote."""
-    return result(sum_of_parts(parts), call.weights.dtype, call.accumulate)
+def sum_rows(
+    kernel: Any, call: TableCall, tile: RowTile, batch: tuple[int, ...], *inputs: jax.Array, **arguments: Any
+) -> jax.Array:
+    """Return the outputs of a call, ``[*batch, O]``: sums of rows, from a kernel that reads the tables and `inputs`."""
+    dtype = call.weights.dtype
+    # Several programs for one sum write a part of it each.
+    if tile.groups > 1 or call.accumulate is not None:
+        dtype = addend_dtype(dtype, call.accumulate)
+    parts = jax.ShapeDtypeStruct((tile.groups, *batch, tile.n_outputs), dtype)
+    (total,) = launch(kernel, call.weights, *inputs, outputs=[parts], **arguments)
+    return result(sum_of_parts(total), call.weights.dtype, call.accumulate)
 
 
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
 def block(size: tl.constexpr, n: tl.constexpr, number):
-    """The places of a block and whether they exist."""
+    """Places of a block, and whether they exist."""
     at = number.to(tl.int64) * size + tl.arange(0, size)
     return at, at < n
 
@@ -183,13 +186,13 @@ def place_of_queries(
 
 @kernel
 def table(weights, t, c: tl.constexpr):
-    """Where the table of a detector begins."""
+    """Start of the table of a detector."""
     return weights + t.to(tl.int64) * c.n_rows * c.n_outputs
 
 
 @kernel
 def offset(row, c: tl.constexpr):
-    """Where a row begins in its table; ids that do not exist count as the nearest that does."""
+    """Start of a row in its table; ids that do not exist count as the nearest that does."""
     row = tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
     if c.n_rows * c.n_outputs < 2**31:
         return row * c.n_outputs
@@ -199,13 +202,13 @@ def offset(row, c: tl.constexpr):
 
 @kernel
 def clamped(row, t, c: tl.constexpr):
-    """A row that exists, counted from the first row of the first table."""
+    """Row that exists, counted from the first row of the first table."""
     return t.to(tl.int64) * c.n_rows + tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
 
 
 @kernel
 def read(table, row, output, c: tl.constexpr):
-    """A block of the outputs of rows at the given offsets, all of which exist."""
+    """Block of the outputs of rows at the given offsets, all of which exist."""
     if c.n_outputs % c.OUTPUTS == 0:
         return tl.load(table + (row[:, None] + output[None, :]))
     else:
@@ -216,7 +219,7 @@ def read(table, row, output, c: tl.constexpr):
 
 @kernel
 def addend(value, c: tl.constexpr):
-    """What is added for a value: itself, or an integer as `lutjax.FixedPoint` says."""
+    """Addend of a value: itself, or an integer as `lutjax.FixedPoint` says."""
     if c.SCALE == 0:
         return value
     else:
@@ -236,7 +239,7 @@ def quotient(a, b):
 
 @kernel
 def number(total, c: tl.constexpr):
-    """A sum of addends as a number."""
+    """Number that a sum of addends stands for."""
     if c.SCALE == 0:
         return total
     else:
@@ -245,7 +248,7 @@ def number(total, c: tl.constexpr):
 
 @kernel
 def slope(margin):
-    """The surrogate derivative, section 2 of the semantics."""
+    """Surrogate derivative, section 2 of the semantics."""
     wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
     half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
     distance = 1 + tl.abs(wide)
@@ -261,13 +264,13 @@ def cotangent(margin, difference, c: tl.constexpr):
 
 @kernel
 def touch(touched, t, row, exists, c: tl.constexpr):
-    """Marks the rows of a table that are added to."""
+    """Mark the rows of a table that are added to."""
     tl.store(touched + clamped(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
 
 
 @kernel
 def prefetch(address):
-    """Asks for the lines that hold these addresses: additions then find them in the cache."""
+    """Ask for the lines that hold these addresses: additions then find them in the cache."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
         "=r,l",

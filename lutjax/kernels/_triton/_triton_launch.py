@@ -26,7 +26,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 class Constants(types.SimpleNamespace):
     """Constants that a kernel is compiled for, by name: its last parameter, ``c: tl.constexpr``."""
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.__dict__.items()))
 
     def mangle(self) -> str:

@@ -122,7 +122,7 @@ def _apply(x, coefficients, wires, y, c: tl.constexpr):
 
 @kernel
 def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
-    """Programs of gates: the sums of each, and what its inputs receive."""
+    """Programs of gates: the sums of each, and the cotangents of its inputs."""
     gate, exists, part = _gate_tiles.place(c.n_gates, c)
     of_a = _gate_tiles.input_of(wires, 2 * gate, c)
     of_b = _gate_tiles.input_of(wires, 2 * gate + 1, c)
@@ -159,9 +159,9 @@ def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
 
 @kernel
 def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexpr):
-    """Programs of inputs: what each receives from its readers.
+    """Programs of inputs: the sum of the cotangents of its readers.
 
-    A reader has what it takes for two of the four sums of its gate: as input a, those of ``g`` and ``g a``; as input
+    A reader has the factors of two of the four sums of its gate: as input a, those of ``g`` and ``g a``; as input
     b, those of ``g b`` and ``g a b``.
     """
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
@@ -200,7 +200,7 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
 
 @kernel
 def _coefficient(coefficients, number, gate, exists, c: tl.constexpr):
-    """A coefficient of each gate, beside its samples; `exists`: None, or where it is not 0."""
+    """Coefficient of each gate, beside its samples, 0 where not `exists`; None: every gate exists."""
     found = tl.load(
         coefficients + number * c.n_gates + gate, mask=exists, other=0 if exists is not None else None
     )

@@ -153,7 +153,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _pack(x, words, c: tl.constexpr):
-    """NaN is no set bit."""
+    """Set the bits of samples above 0; NaN sets none."""
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     word = block.to(tl.int64) * (c.SAMPLES // 32) + tl.arange(0, c.SAMPLES // 32)
     bit = tl.arange(0, 32)[None, None, :]
@@ -190,7 +190,7 @@ def _address(words, wires, addresses, c: tl.constexpr):
 
 @kernel
 def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
-    """For each input the sum of what its readers receive."""
+    """Sum, for each input, of the cotangents of its readers."""
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
@@ -214,7 +214,7 @@ def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
 
 @kernel
 def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
-    """What each wire receives, added to its input."""
+    """Cotangent of each wire, added to that of its input."""
     gate, exists, block = _gate_tiles.place(c.n_gates, c)
     sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     both_exist = exists[:, None] & sample_exists[None, :]
@@ -229,7 +229,7 @@ def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
 
 @kernel
 def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
-    """For each slot the sum of `dy` where it is addressed; programs of the same gates take some slots each."""
+    """Sum, for each slot, of `dy` where it is addressed; programs of the same gates take some slots each."""
     n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
     gate, exists, slot, part = _gate_tiles.place_of_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
@@ -246,13 +246,13 @@ def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
 
 @kernel
 def _fours(block, SAMPLES: tl.constexpr):
-    """The numbers of four samples each of a tile."""
+    """Numbers of the words of a tile that hold the addresses of four samples each."""
     return block.to(tl.int64) * (SAMPLES // 4) + tl.arange(0, SAMPLES // 4)
 
 
 @kernel
 def _read_bits(words, wires, gate, four, c: tl.constexpr):
-    """The addresses of four samples in a word, from the bits of inputs."""
+    """Addresses of four samples in a word, from the bits of inputs."""
     n_words: tl.constexpr = (c.n_samples + 31) // 32
     exists = (four < 8 * n_words)[None, :]
     shift = ((four % 8) * 4).to(tl.int32)[None, :]
@@ -274,7 +274,7 @@ def _read_addresses(addresses, gate, block, c: tl.constexpr):
 
 @kernel
 def _chosen(slots, addresses, used):
-    """What stands at addresses, four of which are in a word: ``[gates]``, ``[gates, fours]`` -> ``[gates, samples]``."""
+    """Values at addresses, four of which are in a word: ``[gates]``, ``[gates, fours]`` -> ``[gates, samples]``."""
     if used is True:
         v0 = tl.load(slots[:, None] + (addresses & 255))
         v1 = tl.load(slots[:, None] + ((addresses >> 8) & 255))

@@ -158,7 +158,7 @@ def _scatter(anchors, flip, d_margin, dx, c: tl.constexpr):
 
 @kernel
 def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
-    """Ends of the closest pair of each sample, and what they receive, the second with the other sign."""
+    """Ends of the closest pair of each sample, and the addend of the first; that of the second has the other sign."""
     here = t.to(tl.int64) * c.n_samples + sample
     r = tl.minimum(pair_of(tl.load(flip + here, mask=exists, other=0)), c.n_pairs - 1)
     pair = anchors + (t.to(tl.int64) * c.n_pairs + r) * 2
@@ -169,7 +169,7 @@ def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _input(anchor, n_inputs: tl.constexpr, exists=True):
-    """An input that exists."""
+    """Input that exists."""
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
 
 
@@ -182,7 +182,7 @@ def nothing(size: tl.constexpr, dtype: tl.constexpr):
 
 @kernel
 def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
-    """What a comparison adds to the index."""
+    """Addend of the index from a comparison."""
     is_set = delta > 0
     if EPSILON != 0:
         is_set = is_set & ~(tl.abs(delta) < EPSILON)
@@ -200,6 +200,6 @@ def is_closer(delta, margin, r: tl.constexpr):
 
 @kernel
 def pair_of(flip):
-    """Which pair a flip mask stands for, by the exponent of a float; 0 for none."""
+    """Number of the pair that a flip mask stands for, by the exponent of a float; 0 for none."""
     exponent = (flip.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255
     return tl.maximum(exponent - 127, 0)

@@ -31,27 +31,16 @@ from lutjax.tuning import Launch, Sizes, launch_of
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
     tile = _tile("forward", _forward_rule, call, device)
-    shape = (tile.groups, tile.n_reads, tile.n_outputs)
-    (parts,) = launch(
-        _sum_rows,
-        call.weights,
-        call.detection.index.T,
-        outputs=[jax.ShapeDtypeStruct(shape, tile.dtype_of_parts(call))],
-        **_arguments(tile, call),
-    )
-    return _row_tiles.outputs_of_parts(parts, call)
+    index = call.detection.index
+    return _row_tiles.sum_rows(_sum_rows, call, tile, index.shape[:1], index.T, **_arguments(tile, call))
 
 
 def backward(
     call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    found = {}
-    if "weights" in needs:
-        add = functools.partial(_add_to_rows, call, cotangent, device)
-        found["weights"] = _row_additions.gradient(call, add)
-    if "detection" in needs:
-        found["detection"] = _margins(call, cotangent, device)
-    return found
+    add = functools.partial(_add_to_rows, call, cotangent, device)
+    margins = functools.partial(_margins, call, cotangent, device)
+    return _row_additions.cotangents(call, needs, add, margins)
 
 
 def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:

@@ -39,15 +39,7 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     if _histograms.faster("forward", pairs):
         return _histograms.sum_rows(pairs, device).astype(call.weights.dtype)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
-    shape = (tile.groups, *pairs.queries, tile.n_outputs)
-    (parts,) = launch(
-        _sum_rows,
-        call.weights,
-        *pairs.arrays,
-        outputs=[jax.ShapeDtypeStruct(shape, tile.dtype_of_parts(call))],
-        **pairs.arguments(tile),
-    )
-    return _row_tiles.outputs_of_parts(parts, call)
+    return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
 
 
 def backward(
@@ -373,7 +365,7 @@ def _add_rows(
 
 @kernel
 def _keys(j, start, c: tl.constexpr):
-    """Place of a query among the keys, and the keys from which and before which pairs count."""
+    """Place of a query among the keys, its first key, and the key after its last."""
     place = j
     if c.START:
         place += tl.load(start)
@@ -385,7 +377,7 @@ def _keys(j, start, c: tl.constexpr):
 
 @kernel
 def _counts(i, high, b, j, query_segments, key_segments, c: tl.constexpr):
-    """Which keys of a block count."""
+    """Whether the keys of a block count."""
     counts = i < high
     if c.SEGMENTS:
         own = tl.load(query_segments + b * c.n_queries + j)

@@ -40,15 +40,9 @@ _KEYS = (
 def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
     pairs = ComparedPairs(call)
     tile = pairs.tile(launch_of("lut_pair_attention.forward", pairs.sizes, device, _rule), device)
-    shape = (tile.groups, *call.x.shape[:2], tile.n_outputs)
-    (parts,) = launch(
-        _sum_rows,
-        call.weights,
-        *pairs.arrays,
-        outputs=[jax.ShapeDtypeStruct(shape, tile.dtype_of_parts(call))],
-        **pairs.arguments(tile),
+    return _row_tiles.sum_rows(
+        _sum_rows, call, tile, call.x.shape[:2], *pairs.arrays, **pairs.arguments(tile)
     )
-    return _row_tiles.outputs_of_parts(parts, call)
 
 
 def backward(
@@ -378,7 +372,7 @@ def _place(n_outputs: tl.constexpr, c: tl.constexpr):
 
 @kernel
 def _queries(block, start, c: tl.constexpr):
-    """The query of each row of a tile, and its place among the keys."""
+    """Query of each read of a tile, and its place among the keys."""
     j = block * c.QUERIES + tl.arange(0, c.QUERIES * c.KEYS) // c.KEYS
     if c.START:
         return j, j + tl.load(start).to(tl.int64)
@@ -388,7 +382,7 @@ def _queries(block, start, c: tl.constexpr):
 
 @kernel
 def _keys(block, start, c: tl.constexpr):
-    """The keys from which and before which some query of a block meets them."""
+    """First key that some query of a block meets, and the key after the last."""
     first = (block * c.QUERIES).to(tl.int64)
     last = tl.minimum(first + c.QUERIES, c.n_queries) - 1
     if c.START:
@@ -402,7 +396,7 @@ def _keys(block, start, c: tl.constexpr):
 
 @kernel
 def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
-    """Which pairs of a tile count."""
+    """Whether the pairs of a tile count."""
     counts = (j < c.n_queries) & (i < c.n_keys) & (i < place)
     if c.WINDOW >= 0:
         counts = counts & (place - i <= c.WINDOW)
@@ -414,7 +408,7 @@ def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
 
 @kernel
 def _detection(key, query, position, parts, t, b, i, j, place, counts, PARTS: tl.constexpr, c: tl.constexpr):
-    """Index, flip and margin of each pair, the number of its closest comparison, and which parts that one reads."""
+    """Index, flip and margin of each pair, the number of its closest comparison, and the parts that one reads."""
     index, flip, margin = detect.nothing(counts.shape[0], key.dtype.element_ty)
     closest, of_closest = tl.zeros_like(index), tl.zeros_like(index)
     for r in tl.static_range(c.n_pairs):

@@ -183,7 +183,7 @@ def _interpolate(x, table, wires, y, c: tl.constexpr):
 
 @kernel
 def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
-    """What each wire receives: written, or added to its input."""
+    """Cotangent of each wire: written, or added to that of its input."""
     gate, exists, part = _gate_tiles.place(c.n_gates, c)
     slots = table + gate * c.n_slots
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
@@ -256,7 +256,7 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
 
 @kernel
 def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
-    """For each slot the sum of `dy` times its share; programs of the same gates take some slots each."""
+    """Sum, for each slot, of `dy` times its share; programs of the same gates take some slots each."""
     gate, exists, slot, part = _gate_tiles.place_of_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
@@ -276,7 +276,7 @@ def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
 
 @kernel
 def _read(x, wires, gate, sample, c: tl.constexpr):
-    """What the wires of gates read, the least significant bit first."""
+    """Values that the wires of gates read, the least significant bit first."""
     bits = _gate_tiles.nothing()
     for place in tl.static_range(c.PLACES):
         row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
@@ -298,7 +298,7 @@ def _is_set(number, place: tl.constexpr):
 
 @kernel
 def _share(bits, high, LOW: tl.constexpr, PLACES: tl.constexpr, EXCEPT: tl.constexpr):
-    """The share of slots whose high bits are `high`, without the factor of one place."""
+    """Share of slots whose high bits are `high`, without the factor of one place."""
     share = tl.zeros_like(bits[0]) + 1
     for place in tl.static_range(LOW, PLACES):
         if place != EXCEPT:
@@ -308,7 +308,7 @@ def _share(bits, high, LOW: tl.constexpr, PLACES: tl.constexpr, EXCEPT: tl.const
 
 @kernel
 def _value(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
-    """The interpolation of ``2**N`` slots."""
+    """Interpolation of ``2**N`` slots."""
     if N == 0:
         return tl.load(slots).to(ACC)[:, None]
     else:
@@ -319,7 +319,7 @@ def _value(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
 
 @kernel
 def _value_and_slopes(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
-    """The same, and its derivative in each of the bits."""
+    """Interpolation of ``2**N`` slots, and its derivative in each of the bits."""
     if N == 0:
         return (tl.load(slots).to(ACC)[:, None],)
     else:

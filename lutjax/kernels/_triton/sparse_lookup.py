@@ -55,13 +55,9 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
 def backward(
     call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    found = {}
-    if "weights" in needs:
-        add = functools.partial(_add_to_rows, call, cotangent, device)
-        found["weights"] = _row_additions.gradient(call, add)
-    if "detection" in needs:
-        found["detection"] = _margins(call, cotangent, device)
-    return found
+    add = functools.partial(_add_to_rows, call, cotangent, device)
+    margins = functools.partial(_margins, call, cotangent, device)
+    return _row_additions.cotangents(call, needs, add, margins)
 
 
 def update(
@@ -227,14 +223,14 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
 
 @kernel
 def _row(index, t, sample, exists, c: tl.constexpr):
-    """The row that each sample addresses, counted from the first row of the first table."""
+    """Row that each sample addresses, counted from the first row of the first table."""
     row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=exists, other=0)
     return _row_tiles.clamped(row, t, c)
 
 
 @kernel
 def _list(row, t, c: tl.constexpr):
-    """The list of targets of each row."""
+    """List of targets of each row."""
     if c.LIST_PER_ROW:
         return row if c.LIST_PER_TABLE else row - t.to(tl.int64) * c.n_rows
     else:
@@ -243,5 +239,5 @@ def _list(row, t, c: tl.constexpr):
 
 @kernel
 def _target(slot, exists, c: tl.constexpr):
-    """The output that slots reach; -1 if none."""
+    """Output that slots reach; -1 if none."""
     return tl.maximum(tl.minimum(tl.load(slot, mask=exists, other=-1), c.n_outputs - 1), -1)
