@@ -13,7 +13,8 @@ import lutjax
 from lutjax import _ahead_of_time, testing, tuning
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
-from lutjax.kernels.registry import Device
+from lutjax.kernels.registry import Device, Request
+from lutjax.ops.lookup import Lookup
 from lutjax.training import tables
 
 for package in lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu").requires:
@@ -499,8 +500,9 @@ def test_why_not_triton(monkeypatch):
             registry.resolve("lookup", weights, d, device=device, implementation="triton")
     device = Device(lutjax.Backend.GPU, GPUS[90])
     d = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype != "int32" else "int16"), d)
+    request = Request("forward", Lookup.of((weights, d), {"accumulate": None}.items()), device)
     with pytest.raises(lutjax.NoImplementationError, match="has no kernel for int16"):
-        registry.resolve("lookup", weights, d, device=device, implementation="triton")
+        registry.resolve_request(request, ("triton",))
 
 
 @pytest.mark.usefixtures("launches")

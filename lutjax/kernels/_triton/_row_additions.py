@@ -6,7 +6,6 @@ After one step, with the sum ``g`` of the cotangents ``dy`` of all look-ups of a
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +71,7 @@ def cotangents(
     call: _row_tiles.TableCall, needs: frozenset[str], add: AddRows, margins: Callable[[], jax.Array]
 ) -> dict[str, jax.Array]:
     """Return the cotangents of the tables and of the detection that reads them: those that are needed."""
-    of = {"weights": functools.partial(gradient, call, add), "detection": margins}
+    of = {"weights": lambda: gradient(call, add), "detection": margins}
     return {name: cotangent() for name, cotangent in of.items() if name in needs}
 
 
