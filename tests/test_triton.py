@@ -1,7 +1,10 @@
 """Implementations in Triton on machines without a GPU: run by Triton's interpreter, and compiled for NVIDIA GPUs."""
 
 import functools
+import importlib
 import importlib.util
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -442,13 +445,50 @@ def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
     check_compilation(launches, 90)
 
 
+@pytest.fixture
+def jax_triton(monkeypatch):
+    """The package itself, with a stand-in for the part that jaxlib has with CUDA alone: what takes compiled kernels."""
+    why_not = _triton_fit.unfit_packages()
+    if why_not:
+        try:
+            importlib.import_module("jax_triton")
+        except ImportError:
+            pytest.skip(f"jax-triton cannot be imported here: {why_not}")
+        compiled_kernel = SimpleNamespace(to_proto=lambda *_: b"a kernel")
+        library = importlib.import_module("jaxlib.gpu_triton")
+        for name in ("TritonKernel", "TritonKernelCall", "create_array_parameter", "create_scalar_parameter"):
+            monkeypatch.setattr(library, name, lambda *_: compiled_kernel, raising=False)
+        monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+        monkeypatch.setattr(lutjax.kernel_registry, "_resolved", {})
+        _transforms._compiled.cache_clear()
+        _transforms._kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("jax_triton", "kernel_cache")
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
     """With the package itself, and its kernels in the lowered module."""
-    if _triton_fit.unfit_packages():
-        pytest.skip(f"jax-triton cannot be imported here: {_triton_fit.unfit_packages()}")
     shape, sizes = SPLIT[op]
     testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
+
+
+@pytest.mark.usefixtures("jax_triton", "kernel_cache")
+def test_updates_lower_in_place():
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 2), jnp.float32))
+    weights = jax.ShapeDtypeStruct((4, 4, 8), jnp.float32)
+
+    def step(weights, d):
+        def loss(params):
+            return jnp.sum(lutjax.lookup(params["weights"], d, implementation="triton"))
+
+        _, gradients = tables.value_and_grad(loss)({"weights": weights})
+        return lutjax.update_table(weights, gradients["weights"], 0.5, implementation="triton")[0]
+
+    lowered = _ahead_of_time.lower(step, weights, d, platform="cuda", device_kind=GPUS[90])
+    (call,) = (line for line in lowered.mlir_module().splitlines() if "output_operand_aliases = [#" in line)
+    operands = re.search(r"@triton_kernel_call\w*\(([^)]*)\)", call).group(1).split(", ")
+    table = re.search(r"output_tuple_indices = \[0\], operand_index = (\d+)", call).group(1)
+    assert operands[int(table)] == "%arg0"
 
 
 def on_gpu(function, *arguments):

@@ -2,7 +2,9 @@
 
 import hashlib
 import inspect
+import threading
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,8 @@ from lutjax import _compat
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels._triton._triton_fit import version
 from lutjax.kernels.registry import Device
+
+_WARNINGS = threading.Lock()  # several threads that silence warnings at once would leave them silenced
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -93,30 +97,33 @@ def _run(
 ) -> Sequence[jax.Array]:
     import jax_triton
 
-    if version("jax-triton") < (0, 4):  # arrays that change are outputs in the memory of inputs
-        shapes = (*outputs, *zeroed)
+    shapes = (*outputs, *zeroed)
+    every_output = (*shapes, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place))
+    older = version("jax-triton") < (0, 4)
+    # Arrays that change are outputs in the memory of inputs. Those inputs are parameters before the outputs in jax-triton 0.3;
+    # in 0.4 their parameters are those of the outputs, and the ones before get a number that is not looked at.
+    first = len(inputs) + (0 if older else len(in_place))
+    common = {
+        **common,
+        "zeroed_outputs": tuple(range(len(outputs), len(shapes))),
+        "input_output_aliases": {first + n: len(shapes) + n for n in range(len(in_place))},
+    }
+    if older:
+        return jax_triton.triton_call(*inputs, *in_place, out_shape=every_output, **common)
+    # Its rule for dead code has two parameters; jax 0.12 calls rules with three.
+    partial_eval.dce_rules[jax_triton.triton_lib.triton_kernel_call_p] = _all_is_used
+    names = common["kernel"].arg_names[len(inputs) + len(in_place) + len(shapes) :]
+    # It prefers references, which JAX cannot lower inside `jax.custom_jvp`.
+    with _WARNINGS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         return jax_triton.triton_call(
             *inputs,
-            *in_place,
-            out_shape=(*shapes, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place)),
-            zeroed_outputs=tuple(range(len(outputs), len(shapes))),
-            input_output_aliases={len(inputs) + n: len(shapes) + n for n in range(len(in_place))},
+            *(0 for _ in in_place),
+            out_type=every_output,
+            backend_options={"enable_fp_fusion": True},
+            **dict(zip(names, in_place, strict=False)),
             **common,
         )
-    # Arrays that change are references. Its rule for dead code has two parameters; jax 0.12 calls rules with three.
-    partial_eval.dce_rules[jax_triton.triton_lib.triton_kernel_call_p] = _all_is_used
-    names = common["kernel"].arg_names[len(inputs) + len(in_place) + len(outputs) :]
-    changed = [*(jnp.zeros(s.shape, s.dtype) for s in zeroed), *in_place]
-    references = [jax.new_ref(a) for a in changed]
-    written = jax_triton.triton_call(
-        *inputs,
-        *(0 for _ in in_place),
-        out_type=tuple(outputs),
-        backend_options={"enable_fp_fusion": True},
-        **dict(zip(names, references, strict=False)),
-        **common,
-    )
-    return (*written, *(jax.freeze(reference) for reference in references))
 
 
 def _all_is_used(*arguments: Any) -> tuple[list[bool], Any]:
