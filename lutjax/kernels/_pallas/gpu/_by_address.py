@@ -16,11 +16,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
-from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch
 from lutjax.kernels._xla import _wires
 
 _FOUR = 4  # addresses in a word
-_THREADS = _launch.THREADS
+_THREADS = _mosaic_launch.THREADS
 _BLOCK = _FOUR * _THREADS  # samples that a program has at a time
 _TOGETHER = 8  # readers of an input that are read at the same time
 _PROGRAMS = 132 * 8  # enough for an H100 or H200
@@ -32,7 +32,7 @@ def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
     Bits are packed first, 32 samples to a word: few enough bytes that what gates read comes from caches.
     """
     n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK
-    bits = _launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
+    bits = _mosaic_launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
     words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
     shift = _FOUR * jnp.arange(32 // _FOUR, dtype=jnp.int32)[None, None]
     addresses = jnp.zeros((len(wires), n_samples // 32, 32 // _FOUR), jnp.int32)
@@ -65,8 +65,8 @@ def sum_over_readers(
     n_samples, n_wires = dy.shape[1], len(slopes)
     rounds = max(-(-readers.shape[1] // _TOGETHER), 1)
     together = -(-readers.shape[1] // rounds)
-    readers = _launch.padded(readers, rounds * together, value=-1)
-    dy = _launch.padded(dy, _FOUR * addresses.shape[1])
+    readers = _mosaic_launch.padded(readers, rounds * together, value=-1)
+    dy = _mosaic_launch.padded(dy, _FOUR * addresses.shape[1])
 
     def kernel(addresses: Any, slopes: Any, readers: Any, dy: Any, dx: Any) -> None:
         feature = lax.axis_index("rows")
@@ -100,8 +100,8 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
     n_blocks = addresses.shape[1] // _THREADS
     parts = min(max(_PROGRAMS // n_gates, 1), n_blocks)
     n_blocks = -(-n_blocks // parts)
-    addresses = _launch.padded(addresses, parts * n_blocks * _THREADS)
-    dy = _launch.padded(dy, parts * n_blocks * _BLOCK)
+    addresses = _mosaic_launch.padded(addresses, parts * n_blocks * _THREADS)
+    dy = _mosaic_launch.padded(dy, parts * n_blocks * _BLOCK)
     # A thread sums a slot over as many columns as there are slots, or a few slots over all.
     each = min(n_slots, _THREADS)
     rounds = n_slots // each
@@ -124,7 +124,7 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
         columns = plgpu.SMEM((n_slots, _THREADS), jnp.float32)
         pl.run_scoped(with_columns, columns, collective_axes="warpgroup")
 
-    (sums,) = _launch.launch(
+    (sums,) = _mosaic_launch.launch(
         kernel,
         addresses,
         dy,
@@ -143,7 +143,7 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
 def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
     """Runs a kernel that writes a block of samples of a row: ``[rows, samples]``."""
     n_blocks = addresses.shape[1] // _THREADS
-    (y,) = _launch.launch(
+    (y,) = _mosaic_launch.launch(
         kernel,
         addresses,
         *inputs,

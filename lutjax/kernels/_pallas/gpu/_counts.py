@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch
 from lutjax.kernels._triton._histograms import Counter, dtype_of_counts
 from lutjax.kernels._triton._pairs import Pairs
 from lutjax.kernels.registry import Device
@@ -30,8 +30,8 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
     n_samples, n_queries = pairs.queries
     n_keys = pairs.key.shape[2]
     n_cells = 1 << pairs.query_shift
-    n_counts = max(n_cells, _launch.THREADS)
-    step = min(_KEYS, _launch.THREADS * -(-n_keys // _launch.THREADS))
+    n_counts = max(n_cells, _mosaic_launch.THREADS)
+    step = min(_KEYS, _mosaic_launch.THREADS * -(-n_keys // _mosaic_launch.THREADS))
 
     start = jnp.zeros((), jnp.int32) if pairs.start is None else pairs.start.astype(jnp.int32)
     place = jnp.arange(n_queries, dtype=jnp.int32) + start
@@ -39,7 +39,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
     bounds = jnp.clip(jnp.stack([low, place]), 0, n_keys)
 
     def padded(a: jax.Array) -> jax.Array:
-        return _launch.padded(a, a.shape[-1] + step)
+        return _mosaic_launch.padded(a, a.shape[-1] + step)
 
     key = padded(
         _clipped(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
@@ -67,7 +67,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
         def one(table: Any, j: jax.Array) -> None:
             low, high = bounds[0, j], bounds[1, j]
             own = others[0][b, j] if others else None
-            layout = _ONE((n_counts,), n_counts // _launch.THREADS)
+            layout = _ONE((n_counts,), n_counts // _mosaic_launch.THREADS)
             table[...] = plgpu.layout_cast(jnp.zeros((n_counts,), jnp.int32), layout)
             plgpu.commit_smem()
 
@@ -85,7 +85,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
                 _add_ones(table, jnp.where(counted, cell, -1))
 
             plgpu.commit_smem()
-            counts[t, b * n_queries + j] = _launch.load(table, layout).astype(counts.dtype)
+            counts[t, b * n_queries + j] = _mosaic_launch.load(table, layout).astype(counts.dtype)
             plgpu.commit_smem()
 
         def with_table(table: Any) -> None:
@@ -98,7 +98,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
         pl.run_scoped(with_table, plgpu.SMEM((n_counts,), jnp.int32), collective_axes="warpgroup")
 
     n_blocks = -(-n_queries // _QUERIES)
-    (counts,) = _launch.launch(
+    (counts,) = _mosaic_launch.launch(
         kernel,
         *inputs,
         outputs=[jax.ShapeDtypeStruct((group, n_samples * n_queries, n_counts), dtype_of_counts(pairs))],
@@ -121,7 +121,7 @@ def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
 # ------------------------------------------------------------------------------------- in kernels
 def _read(reference: Any, size: int) -> jax.Array:
     """An element for each thread, then further ones: neighbours read neighbours."""
-    return _launch.load(reference, _ONE((size,), 1))
+    return _mosaic_launch.load(reference, _ONE((size,), 1))
 
 
 def _add_ones(table: Any, cells: jax.Array) -> None:
