@@ -44,7 +44,11 @@ def slower(request: Request) -> str | None:
 
 
 def _too_many(numbers: int) -> str | None:
-    return f"has been tried on arrays of fewer than 2^31 numbers, here {numbers}" if numbers >= _NUMBERS else None
+    return (
+        f"has been tried on arrays of fewer than 2^31 numbers, here {numbers}"
+        if numbers >= _NUMBERS
+        else None
+    )
 
 
 def _fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> str | None:
@@ -153,7 +157,11 @@ def _slower_attention(request: Request) -> str | None:
     counts, ids = _counted(call)
     few = _fewer_than_measured(
         (
-            ("keys", n_keys if call.window is None else min(n_keys, call.window), _FEWEST_KEYS[request.direction]),
+            (
+                "keys",
+                n_keys if call.window is None else min(n_keys, call.window),
+                _FEWEST_KEYS[request.direction],
+            ),
             ("queries for each of their ids", n_samples * n_queries // ids, _FEWEST_OF_ID),
         )
     )

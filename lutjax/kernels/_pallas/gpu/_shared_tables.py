@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
 from lutjax.kernels._pallas.gpu import _mosaic_launch
-from lutjax.kernels._pallas.gpu._support import MAX_ROWS
+from lutjax.kernels._pallas.gpu._mosaic_fit import MAX_ROWS
 
 _SAMPLES = 64  # of a warpgroup
 _OF_PROGRAM = _SAMPLES * _mosaic_launch.WARPGROUPS
@@ -116,7 +116,9 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
         others,
         weights,
         dy,
-        outputs=[jax.ShapeDtypeStruct((n_blocks, n_groups, n_detectors, _mosaic_launch.THREADS), jnp.float32)],
+        outputs=[
+            jax.ShapeDtypeStruct((n_blocks, n_groups, n_detectors, _mosaic_launch.THREADS), jnp.float32)
+        ],
         name="lookup_margins",
         grid={"outputs": n_blocks, "samples": n_words * _PACKED // _OF_PROGRAM},
         by_lanes=True,
@@ -135,7 +137,9 @@ def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list
     n = -(-index[0].shape[1] // _OF_PROGRAM) * _OF_PROGRAM
     words = []
     for ids in index:
-        by_word = _mosaic_launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(len(ids), n // _PACKED, _PACKED)
+        by_word = _mosaic_launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(
+            len(ids), n // _PACKED, _PACKED
+        )
         shifted = [by_word[..., i] << (_BITS * i) for i in range(_PACKED)]
         words.append(shifted[0] | shifted[1] | shifted[2] | shifted[3])
     return width, weights, words

@@ -40,9 +40,7 @@ def backward(
     return found
 
 
-def update(
-    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
-) -> tuple[jax.Array, RowState]:
+def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
     if _empty(call):
         return plain.update(call, cotangent, step, device=device)
     weights = call.weights

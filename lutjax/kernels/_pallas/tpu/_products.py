@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lutjax._row_rules import RowRule
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._xla._rows import terms
+from lutjax.kernels.contract import Step
 
 _ROWS = 512  # of a block, over its detectors
 _SAMPLES = 512
@@ -235,20 +235,13 @@ def _differences(
     sums_ref[...] += jnp.sum(picked, 1, keepdims=True)
 
 
-def moved(
-    weights: jax.Array,
-    gradient: jax.Array,
-    index: jax.Array,
-    rate: jax.Array,
-    factor: jax.Array | None,
-    rule: RowRule,
-) -> jax.Array:
-    """Tables after a step of a rule without state, which moves rows that were read."""
-    if factor is not None:
-        gradient = gradient * factor
-    new, _ = rule.step(weights.astype(gradient.dtype), gradient, {}, rate)
+def moved(weights: jax.Array, gradient: jax.Array, index: jax.Array, step: Step) -> jax.Array:
+    """Return tables after a step of a rule without state, which moves rows that were read."""
+    if step.factor is not None:
+        gradient = gradient * step.factor
+    new, _ = step.rule.step(weights.astype(gradient.dtype), gradient, {}, step.rate)
     new = new.astype(weights.dtype)
-    if not rule.moves_without_gradient:
+    if not step.rule.moves_without_gradient:
         return new
     ones = jnp.ones((len(index), 1), jnp.bfloat16)
     touched = add_rows(None, (*weights.shape[:2], 1), index, ones) > 0
