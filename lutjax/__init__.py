@@ -16,6 +16,8 @@ from lutjax._load import load
 from lutjax._thermometer import thermometer_thresholds
 from lutjax._version import __version__
 from lutjax._wires import readers
+from lutjax.factored.update import update_table
+from lutjax.kernels import catalogue
 from lutjax.kernels.registry import (
     Backend,
     NoImplementationError,
@@ -35,11 +37,11 @@ from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
 from lutjax.ops.scale_gradient import scale_gradient
 from lutjax.ops.soft_lut import soft_lut
 from lutjax.ops.sparse_lookup import sparse_lookup
-from lutjax.ops.update_table import update_table
 
 if TYPE_CHECKING:
     from lutjax import layers, models, testing, training, tuning
 
+catalogue.register(kernel_registry)
 use_implementation = kernel_registry.use_implementation
 explain = kernel_registry.explain
 

@@ -29,7 +29,7 @@ from lutjax._dtypes import FLOATS, accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import SGD, RowRule
 from lutjax.kernels.registry import Implementation
-from lutjax.training.gradients import value_and_grad
+from lutjax.factored.collect import value_and_grad
 
 Arrays = dict[str, Any]
 

@@ -22,11 +22,19 @@ module with functions of it::
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import jax
+import numpy as np
 
 from lutjax._row_rules import SGD, RowRule, RowState
+
+if TYPE_CHECKING:
+    CallArray = jax.Array
+else:  # until an op converts what it was given
+    CallArray = jax.Array | np.ndarray
+
+C = TypeVar("C", bound="Call")
 
 Direction = Literal["forward", "backward", "update"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "update")
@@ -57,20 +65,20 @@ class Call:
 
     Attributes:
       op: name of the op, as in the registry.
-      table: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
+      table_name: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
       differentiable: whether the op has a gradient.
       features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
     """
 
     op: ClassVar[str]
-    table: ClassVar[str | None]
+    table_name: ClassVar[str | None]
     differentiable: ClassVar[bool]
     features_first: ClassVar[bool]
 
     def __init_subclass__(
         cls, *, op: str, table: str | None = None, differentiable: bool = True, features_first: bool = False
     ) -> None:
-        cls.op, cls.table = op, table
+        cls.op, cls.table_name = op, table
         cls.differentiable, cls.features_first = differentiable, features_first
         jax.tree_util.register_pytree_with_keys(
             cls,
@@ -113,14 +121,24 @@ class Call:
         return tuple([(name, getattr(self, name)) for name in self._options()])
 
     @classmethod
-    def of(cls, arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> Self:
+    def of(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
         """The call of `values` and `options`. Transformations put placeholders where the arrays are: none is looked at."""
         call = object.__new__(cls)
         call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
         call.__dict__.update(options)
         return call
 
-    def residuals(self, outputs: Any) -> Self:
+    def replace(self: C, **changes: Any) -> C:
+        """The call with other values of some fields; unlike those of a constructor they may be placeholders."""
+        call = object.__new__(type(self))
+        call.__dict__.update(self.__dict__, **changes)
+        return call
+
+    def prepared(self: C) -> C:
+        """The call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""
+        return self
+
+    def residuals(self: C, outputs: Any) -> C:
         """The call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""
         return self
 

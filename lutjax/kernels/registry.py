@@ -1,7 +1,7 @@
 """Which implementation of an op runs a call: the only place that chooses.
 
-An implementation is a module with two functions on arrays, ``forward`` and ``backward``, registered for
-an op, a platform (how it is written) and a backend (where it runs). It is imported when it is chosen.
+An implementation is a module with the functions of `lutjax.kernels.contract`, registered for an op, a platform (how it is
+written) and a backend (where it runs). It is imported when it is chosen. `lutjax.kernels.catalogue` has those of lutjax.
 """
 
 import contextlib
@@ -12,11 +12,15 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from lutjax import _compat, _extras
+from lutjax._dtypes import accumulator
+from lutjax._row_rules import SGD, RowRule
+from lutjax.kernels import _records
+from lutjax.kernels.contract import DIRECTIONS, Call, Direction, Step
 
 
 class Platform(enum.StrEnum):
@@ -43,10 +47,9 @@ class Backend(enum.StrEnum):
         return Backend.TPU if self is Backend.SPARSECORE else self
 
 
-Direction = Literal["forward", "backward"]
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 Implementation = str | tuple[str, ...] | None
 
+_GRADIENT: tuple[Direction, ...] = ("forward", "backward")
 _DEFAULT_PRIORITY = {Platform.XLA: 0, Platform.PALLAS: 10, Platform.TRITON: 20}
 _LOWERING_NAMES = {"gpu": ("cuda", "rocm")}  # what jax calls the backends when it lowers
 
@@ -67,19 +70,58 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """What an implementation may look at to say that it does not support a call.
+class Request:
+    """A call that an implementation is wanted for, as it sees it to say that it does not support it.
 
     Attributes:
-      arguments: the op's positional arguments, each array a `jax.ShapeDtypeStruct`.
-      options: its static options (``epsilon``, ``window``, ...).
+      call: with one batch axis, each array a `jax.ShapeDtypeStruct`; in every direction that of the forward pass.
+      device: that will run it.
+      cotangent: shape and dtype of the output, of an update.
+      step: of an update.
     """
 
-    op: str
     direction: Direction
-    arguments: tuple[Any, ...]
-    options: Mapping[str, Any]
+    call: Call
     device: Device
+    cotangent: Any = None
+    step: Step | None = None
+
+    @property
+    def op(self) -> str:
+        """Name of the op."""
+        return self.call.op
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A call that a function makes of an op, and its output, both as shapes and dtypes with one batch axis."""
+
+    call: Call
+    output: Any
+
+    def request(self, direction: Direction, device: Device, rule: RowRule | None = None) -> Request:
+        """Return what an implementation of it in a direction is asked."""
+        if direction != "update":
+            return Request(direction, self.call, device)
+        rule = SGD() if rule is None else rule
+        weights = getattr(self.call, str(self.call.table_name))
+        scalar = jax.ShapeDtypeStruct((), accumulator(weights.dtype))
+        step = Step(scalar, None, jax.eval_shape(rule.init, weights), rule)
+        return Request(direction, self.call, device, self.output, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A registered op.
+
+    Attributes:
+      module: has the function of the op's name.
+      cases: module of the sizes at which it is tested, measured and tuned.
+    """
+
+    name: str
+    module: str
+    cases: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +129,14 @@ class KernelSpec:
     """One registered implementation.
 
     Attributes:
-      target: name of the module that holds ``forward`` and ``backward``.
+      target: name of the module that holds a function for each direction; see `lutjax.kernels.contract`.
       requires: packages it needs; it is not chosen where one is missing.
       priority: of several that support a call the highest is chosen.
-      unsupported: why a call cannot be run, or None if it can.
-      slower: why a call that can be run is better left to the next implementation, or None. It does not
+      unsupported: returns why a call cannot be run, or None if it can.
+      slower: returns why a call that can be run is better left to the next implementation, or None. It does not
         count where this one is asked for by name.
       directions: the functions the module has.
+      awaits_record: whether it is chosen by itself only on devices on which a record of ``lutjax status`` says that it ran.
     """
 
     op: str
@@ -102,33 +145,45 @@ class KernelSpec:
     target: str
     requires: tuple[str, ...] = ()
     priority: int = 0
-    unsupported: Callable[[Call], str | None] | None = None
-    directions: tuple[Direction, ...] = DIRECTIONS
-    slower: Callable[[Call], str | None] | None = None
+    unsupported: Callable[[Request], str | None] | None = None
+    directions: tuple[Direction, ...] = _GRADIENT
+    slower: Callable[[Request], str | None] | None = None
+    awaits_record: bool = False
 
     @property
     def names(self) -> tuple[str, str]:
-        """What it is asked for by."""
+        """The names that it is asked for by."""
         return str(self.platform), f"{self.platform}/{self.backend}"
 
     def __str__(self) -> str:
         return f"{self.names[1]} ({self.target})"
 
     def load(self, direction: Direction) -> Callable[..., Any]:
-        """The function on arrays. Imports the target."""
+        """Return its function for a direction. Imports the target."""
         return getattr(importlib.import_module(self.target), direction)
 
-    def why_not(self, call: Call) -> str | None:
-        """Why this implementation cannot run the call; None if it can."""
-        if self.backend.of_device not in (Backend.ANY, call.device.backend):
-            return f"runs on {self.backend}, the call runs on {call.device}"
-        if call.direction not in self.directions:
-            return f"has no {call.direction}"
+    def why_later(self, request: Request) -> str | None:
+        """Return why this implementation, which can run a call, does not come first if nobody asks for it; None if it does."""
+        if self.awaits_record and not _records.has_run(
+            self.op, request.direction, self.names[1], request.device.kind
+        ):
+            return (
+                f"waits for a record: it has not run on {request.device.kind}; implementation={self.names[1]!r} asks for it, "
+                "and `lutjax status --record` on such a device makes it a choice"
+            )
+        return None if self.slower is None else self.slower(request)
+
+    def why_not(self, request: Request) -> str | None:
+        """Return why this implementation cannot run a call; None if it can."""
+        if self.backend.of_device not in (Backend.ANY, request.device.backend):
+            return f"runs on {self.backend}, the call runs on {request.device}"
+        if request.direction not in self.directions:
+            return f"has no {request.direction}"
         missing = [package for package in self.requires if not _installed(package)]
         if missing:
             cure = _extras.command(*missing)
             return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}"
-        return None if self.unsupported is None else self.unsupported(call)
+        return None if self.unsupported is None else self.unsupported(request)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,14 +219,13 @@ class KernelRegistry:
     """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`.
 
     Args:
-      functions: modules of the functions that call ops, by their names, for `explain`.
+      compositions: modules of functions that call ops and are none, by their names, for `explain`.
     """
 
-    def __init__(self, functions: Mapping[str, str] | None = None) -> None:
-        self._functions = dict(functions or {})
-        self._recorded: ContextVar[list[tuple[str, Any, Any]] | None] = ContextVar(
-            "lutjax_resolved", default=None
-        )
+    def __init__(self, compositions: Mapping[str, str] | None = None) -> None:
+        self._compositions = dict(compositions or {})
+        self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
+        self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._resolved: dict[Any, KernelSpec] = {}
         # What `use_implementation` says, of each thread and each coroutine.
@@ -180,9 +234,52 @@ class KernelRegistry:
         # keeps one for each thread: where coroutines take turns it is set anew, see `follow_coroutine`.
         self._in_cache_key = jax.make_user_context(default_value=None)
 
+    def register_op(self, op: str, module: str, *, cases: str | None = None) -> Op:
+        """Add an op; its implementations follow by `register`.
+
+        Args:
+          op: its name. module: the module that has the function of that name, e.g. ``"lutjax.ops.lookup"``.
+          cases: module of its sizes and arguments, see `lutjax.cases`; without it the op is neither tested nor measured.
+
+        Raises:
+          ValueError: there is an op of this name.
+        """
+        if op in self._ops:
+            raise ValueError(
+                f"kernel_registry.register_op: there is an op {op!r} in {self._ops[op].module}; choose another name, "
+                "or unregister that one first."
+            )
+        self._ops[op] = Op(op, module, cases)
+        return self._ops[op]
+
+    def unregister_op(self, op: str) -> None:
+        """Remove an op and its implementations."""
+        self._known_op(op)
+        del self._ops[op]
+        self._specs.pop(op, None)
+        self._resolved.clear()
+
     def ops(self) -> tuple[str, ...]:
-        """Names of the ops that have an implementation."""
-        return tuple(sorted(self._specs))
+        """Return the names of the ops."""
+        return tuple(sorted(self._ops))
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the function of an op, or of a composition of ops."""
+        if name not in self._compositions:
+            self._known_op(name)
+        module = self._compositions.get(name) or self._ops[name].module
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return function
+
+    def cases(self, op: str) -> str | None:
+        """Return the name of the module of an op's cases; None if it has none."""
+        self._known_op(op)
+        return self._ops[op].cases
+
+    def directions(self, op: str) -> tuple[Direction, ...]:
+        """Return the directions that any implementation of an op has."""
+        found = {direction for spec in self._of(op).values() for direction in spec.directions}
+        return tuple(direction for direction in DIRECTIONS if direction in found)
 
     def register(
         self,
@@ -193,25 +290,29 @@ class KernelRegistry:
         *,
         requires: tuple[str, ...] = (),
         priority: int | None = None,
-        unsupported: Callable[[Call], str | None] | None = None,
-        directions: tuple[Direction, ...] = DIRECTIONS,
-        slower: Callable[[Call], str | None] | None = None,
+        unsupported: Callable[[Request], str | None] | None = None,
+        directions: tuple[Direction, ...] = _GRADIENT,
+        slower: Callable[[Request], str | None] | None = None,
+        awaits_record: bool = False,
     ) -> KernelSpec:
-        """Adds an implementation.
+        """Add an implementation of an op.
 
         Args:
-          op: name of the op; the arguments of its functions are described in ``lutjax/ops/<op>.py``.
+          op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
           platform: how it is written. backend: where it runs.
-          target: module with ``forward`` and ``backward``, imported when it is chosen.
-          requires, unsupported, directions, slower: see `KernelSpec`.
+          target: module with a function for each direction, imported when it is chosen.
+          requires, unsupported, directions, slower, awaits_record: see `KernelSpec`.
           priority: by default Triton before Pallas before XLA.
 
         Raises:
-          ValueError: the op already has one for this platform and backend.
+          ValueError: an unknown op, or it already has one for this platform and backend.
         """
+        self._known_op(op)
         platform, backend = Platform(platform), Backend(backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
-        spec = KernelSpec(op, platform, backend, target, requires, priority, unsupported, directions, slower)
+        spec = KernelSpec(
+            op, platform, backend, target, requires, priority, unsupported, directions, slower, awaits_record
+        )
         of_op = self._specs.setdefault(op, {})
         if (platform, backend) in of_op:
             raise ValueError(
@@ -223,15 +324,13 @@ class KernelRegistry:
         return spec
 
     def unregister(self, op: str, platform: Platform | str, backend: Backend | str) -> None:
-        """Removes an implementation. Traces that jit holds keep using it."""
+        """Remove an implementation. Traces that jit holds keep using it."""
         spec = self.get(op, platform=platform, backend=backend)
         del self._specs[op][spec.platform, spec.backend]
-        if not self._specs[op]:
-            del self._specs[op]
         self._resolved.clear()
 
     def get(self, op: str, *, platform: Platform | str, backend: Backend | str) -> KernelSpec:
-        """The implementation registered for exactly this platform and backend.
+        """Return the implementation registered for exactly this platform and backend.
 
         Raises:
           KeyError: there is none; the message lists those that the op has.
@@ -245,7 +344,7 @@ class KernelRegistry:
             ) from None
 
     def candidates(self, op: str) -> tuple[KernelSpec, ...]:
-        """All implementations of an op, the first choice first."""
+        """Return all implementations of an op, the first choice first."""
         return tuple(sorted(self._of(op).values(), key=lambda s: (-s.priority, s.backend == Backend.ANY)))
 
     def resolve(
@@ -255,43 +354,26 @@ class KernelRegistry:
         implementation: Implementation = None,
         direction: Direction = "forward",
         device: Device | None = None,
+        rule: RowRule | None = None,
         **options: Any,
     ) -> KernelSpec:
-        """The implementation that runs a call.
+        """Return the implementation that runs a call.
 
         Args:
-          op: name of the op. args: its arrays, concrete or traced or `jax.ShapeDtypeStruct`.
+          op: name of the op.
+          args, options: as the op's function takes them; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
           implementation: None for the first choice that supports the call, one name that must be used,
             or a tuple of names in order of preference. A name is a platform, or with the backend, where a
             platform has several for a device: ``"pallas/sparsecore"``. By default what `use_implementation` says.
           device: the device that will run the call; by default that of the arrays.
-          options: the op's static options.
+          rule: of an update; by default `SGD`.
 
         Raises:
           NoImplementationError: none supports the call; the message has every candidate's reason.
           ValueError: an unknown name.
         """
-        request = self.request(op, implementation)
-        recorded = self._recorded.get()
-        if recorded is not None and direction == "forward":
-            recorded.append((op, args, options))
-        leaves, treedef = jax.tree.flatten(args)
-        device = device or devices_of(leaves)[0]
-        key = (
-            op,
-            direction,
-            request,
-            device,
-            treedef,
-            tuple([_signature(a) for a in leaves]),
-            tuple(options.items()),
-        )
-        spec = self._resolved.get(key)
-        if spec is None:
-            spec = self._resolved[key] = self._choose(
-                op, request, _call(op, direction, args, options, device)
-            )
-        return spec
+        request = self._requested(op, args, options, direction, device, rule)
+        return self.resolve_request(request, self.request(op, implementation))
 
     def consider(
         self,
@@ -300,16 +382,48 @@ class KernelRegistry:
         implementation: Implementation = None,
         direction: Direction = "forward",
         device: Device | None = None,
+        rule: RowRule | None = None,
         **options: Any,
     ) -> tuple[Candidate, ...]:
-        """Every candidate in the order of preference of a call, with its reason where it is unfit."""
-        call = _call(op, direction, args, options, device or devices_of(jax.tree.leaves(args))[0])
+        """Return every candidate in the order of preference of a call, with its reason where it is unfit; see `resolve`."""
+        request = self._requested(op, args, options, direction, device, rule)
         return tuple(
-            Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), call)
+            Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), request)
         )
 
+    def _requested(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        direction: Direction,
+        device: Device | None,
+        rule: RowRule | None,
+    ) -> Request:
+        device = device or devices_of(jax.tree.leaves((args, dict(options))))[0]
+        self._known_op(op)
+        made = next(m for m in self.calls_of(op, *args, **options) if m.call.op == op)
+        return made.request(direction, device, rule)
+
+    def resolve_request(self, request: Request, names: tuple[str, ...]) -> KernelSpec:
+        """Return the implementation of a request; `names`: those asked for, in order, see `request`."""
+        leaves, treedef = jax.tree.flatten((request.call, request.cotangent, request.step))
+        key = (
+            request.direction,
+            names,
+            request.device,
+            treedef,
+            tuple([(a.shape, a.dtype) for a in leaves]),
+        )
+        spec = self._resolved.get(key)
+        if spec is None:
+            shapes = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves])
+            request = Request(request.direction, shapes[0], request.device, *shapes[1:])
+            spec = self._resolved[key] = self._choose(names, request)
+        return spec
+
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
-        """The implementations asked for, in order; empty if any will do."""
+        """Return the implementations asked for, in order; empty if any will do."""
         if implementation is None:
             forced = self._forced.get()
             implementation = dict(forced).get(op) or dict(forced).get("*") if forced else None
@@ -414,41 +528,29 @@ class KernelRegistry:
           >>> [line for line in text.splitlines() if not line.startswith(" ")]
           ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
-        device = devices_of(jax.tree.leaves(args))[0]
-        if op in self._functions:
-            calls = self._calls_of(op, args, options)
-        else:
-            self._of(op)
-            calls = [(op, args, options)]
-        names = [name for name, _, _ in calls]
+        device = devices_of(jax.tree.leaves((args, options)))[0]
+        calls = self.calls_of(op, *args, **options)
+        names = [made.call.op for made in calls]
         lines = [] if names == [op] else [f"{op} calls {', '.join(names)}"]
-        for name, arguments, static in calls:
-            lines.append(f"{name} on {device}")
-            for direction in DIRECTIONS:
+        for made in calls:
+            lines.append(f"{made.call.op} on {device}")
+            asked = self.request(made.call.op, implementation)
+            for direction in self.directions(made.call.op):
                 lines.append(f"  {direction}")
                 chosen = False
-                for candidate in self.consider(
-                    name,
-                    *arguments,
-                    implementation=implementation,
-                    direction=direction,
-                    device=device,
-                    **static,
-                ):
-                    why = candidate.reason or ("another comes first" if chosen else "chosen")
-                    chosen = chosen or candidate.reason is None
-                    lines.append(f"    {candidate.spec}: {why}")
+                for spec, reason in self._considered(asked, made.request(direction, device)):
+                    why = reason or ("another comes first" if chosen else "chosen")
+                    chosen = chosen or reason is None
+                    lines.append(f"    {spec}: {why}")
         return "\n".join(lines)
 
-    def _calls_of(
-        self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]
-    ) -> list[tuple[str, Any, Any]]:
-        """The ops that a function calls with these arguments: name, arguments and options of each.
+    def calls_of(self, name: str, *args: Any, **options: Any) -> list[Made]:
+        """Return the calls of ops that a function, an op's or a composition's, makes with these arguments.
 
         It is traced, and nothing runs. Which implementations are asked for does not count here.
         """
-        function = getattr(importlib.import_module(self._functions[name]), name)
-        leaves, structure = jax.tree.flatten((args, dict(options)))
+        function = self.function(name)
+        leaves, structure = jax.tree.flatten((args, options))
         is_array = [hasattr(leaf, "shape") for leaf in leaves]
         arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
 
@@ -458,50 +560,59 @@ class KernelRegistry:
             arguments, keywords = jax.tree.unflatten(structure, filled)
             function(*arguments, **keywords)
 
-        calls: list[tuple[str, Any, Any]] = []
-        token = self._recorded.set(calls)
+        calls: list[Made] = []
+        token = self._made.set(calls)
         try:
             with self._forcing(()):
                 jax.eval_shape(traced, arrays)
         finally:
-            self._recorded.reset(token)
+            self._made.reset(token)
         return calls
 
-    def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
-        if op not in self._specs:
-            more = [name for name in self._functions if name not in self._specs]
-            made_of_them = f"; made of them are {', '.join(more)}" if more else ""
-            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
-        return self._specs[op]
+    def note(self, call: Call, output: Callable[[], Any]) -> None:
+        """Remember a call for `calls_of`, if that asks for it; `output` returns the outline of its output."""
+        made = self._made.get()
+        if made is not None:
+            made.append(Made(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call), output()))
 
-    def _considered(self, request: tuple[str, ...], call: Call) -> Iterator[tuple[KernelSpec, str | None]]:
-        candidates = self.candidates(call.op)
-        if request:
-            asked = [spec for wanted in request for spec in candidates if wanted in spec.names]
+    def _known_op(self, op: str) -> None:
+        if op not in self._ops:
+            made_of_them = (
+                f"; made of them are {', '.join(self._compositions)}" if self._compositions else ""
+            )
+            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
+
+    def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
+        self._known_op(op)
+        return self._specs.get(op, {})
+
+    def _considered(
+        self, names: tuple[str, ...], request: Request
+    ) -> Iterator[tuple[KernelSpec, str | None]]:
+        candidates = self.candidates(request.op)
+        if names:
+            asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
             for spec in asked:
-                yield spec, spec.why_not(call)
+                yield spec, spec.why_not(request)
             for spec in candidates:
                 if spec not in asked:
-                    yield spec, f"not asked for (implementation={'|'.join(request)})"
+                    yield spec, f"not asked for (implementation={'|'.join(names)})"
         else:
             for spec in candidates:
-                why = spec.why_not(call)
-                if why is None and spec.slower is not None:
-                    why = spec.slower(call)
-                yield spec, why
+                yield spec, spec.why_not(request) or spec.why_later(request)
 
-    def _choose(self, op: str, request: tuple[str, ...], call: Call) -> KernelSpec:
+    def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:
         considered = []
-        for spec, why in self._considered(request, call):
+        for spec, why in self._considered(names, request):
             if why is None:
                 return spec
             considered.append(Candidate(spec, why))
-        asked = f" that was asked for ({', '.join(request)})" if request else ""
+        asked = f" that was asked for ({', '.join(names)})" if names else ""
         lines = [f"  {candidate.spec}: {candidate.reason}" for candidate in considered]
         raise NoImplementationError(
-            f"{op}: no implementation{asked} supports this {call.direction} call on {call.device}:\n"
+            f"{request.op}: no implementation{asked} supports this {request.direction} call on {request.device}:\n"
             + "\n".join(lines),
-            call.direction,
+            request.direction,
             tuple(considered),
         )
 
@@ -553,119 +664,10 @@ def _known(name: str) -> str:
     return name
 
 
-def _signature(a: Any) -> tuple[Any, ...] | type:
-    return (a.shape, a.dtype) if hasattr(a, "shape") else type(a)
-
-
-def _call(
-    op: str, direction: Direction, args: tuple[Any, ...], options: Mapping[str, Any], device: Device
-) -> Call:
-    structs = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, args
-    )
-    return Call(op, direction, structs, dict(options), device)
-
-
 kernel_registry = KernelRegistry(
     {
-        **{
-            name: f"lutjax.ops.{name}"
-            for name in (
-                "detect",
-                "detect_signs",
-                "lookup",
-                "sparse_lookup",
-                "lookup_attention",
-                "lut_pair_attention",
-                "bilinear_gates",
-                "soft_lut",
-                "binary_lut",
-                "packed_lut",
-                "logic_gates",
-                "update_table",
-            )
-        },
+        "logic_gates": "lutjax.ops.logic_gates",
         **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
+        "update_table": "lutjax.factored.update",
     }
 )
-
-
-# Ops that have an implementation in Pallas, by where it runs.
-_IN_PALLAS: dict[Backend, tuple[str, ...]] = {
-    Backend.GPU: ("lookup", "lookup_attention", "binary_lut", "lookup_update", "lookup_attention_update"),
-    Backend.TPU: (
-        "detect",
-        "detect_signs",
-        "lookup",
-        "sparse_lookup",
-        "lookup_attention",
-        "lut_pair_attention",
-        "bilinear_gates",
-        "soft_lut",
-        "binary_lut",
-        "lookup_update",
-        "sparse_lookup_update",
-        "lookup_attention_update",
-        "lut_pair_attention_update",
-        "packed_lut",
-    ),
-    Backend.SPARSECORE: ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention"),
-}
-# On GPUs before Triton, to which it leaves what it does no faster. TensorCores first: what they leave is for SparseCores.
-_PALLAS_PRIORITY = {Backend.GPU: 21, Backend.TPU: 10, Backend.SPARSECORE: 9}
-
-
-def _register_builtin() -> None:
-    look_ups = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
-    gates = ("bilinear_gates", "soft_lut", "binary_lut")
-    updates = tuple(f"{op}_update" for op in look_ups)
-    forward_only = (*updates, "packed_lut")
-    only: tuple[Direction, ...] = ("forward",)
-    directions = dict.fromkeys(forward_only, only)
-    for op in ("detect", "detect_signs", *look_ups, *gates, *forward_only):
-        kernel_registry.register(
-            op,
-            Platform.XLA,
-            Backend.ANY,
-            f"lutjax.kernels._xla.{op}",
-            directions=directions.get(op, DIRECTIONS),
-        )
-    for op in ("detect", *look_ups, *gates, *updates):
-        kernel_registry.register(
-            op,
-            Platform.TRITON,
-            Backend.GPU,
-            f"lutjax.kernels._triton.{op}",
-            requires=("jax_triton", "triton"),
-            unsupported=_asked("lutjax.kernels._triton._support", "unsupported"),
-            directions=directions.get(op, DIRECTIONS),
-            slower=_asked("lutjax.kernels._triton._support", "slower") if op in updates + gates else None,
-        )
-    for backend, ops in _IN_PALLAS.items():
-        support = f"lutjax.kernels._pallas.{backend}._support"
-        for op in ops:
-            kernel_registry.register(
-                op,
-                Platform.PALLAS,
-                backend,
-                f"lutjax.kernels._pallas.{backend}.{op}",
-                # What jax's Mosaic GPU imports and jax does not bring.
-                requires=("absl",) if backend == Backend.GPU else (),
-                priority=_PALLAS_PRIORITY[backend],
-                unsupported=_asked(support, "unsupported"),
-                directions=directions.get(op, DIRECTIONS),
-                slower=_asked(support, "slower"),
-            )
-
-
-def _asked(module: str, function: str) -> Callable[[Call], str | None]:
-    """A function of a module that is imported when it is first asked."""
-
-    def ask(call: Call) -> str | None:
-        why: str | None = getattr(importlib.import_module(module), function)(call)
-        return why
-
-    return ask
-
-
-_register_builtin()

@@ -1,16 +1,22 @@
-"""How an op's two array functions become one JAX function.
+"""How the kernels of an op become one JAX function.
 
 The only module that knows custom_vjp, custom_vmap, the mesh axes of shard_map and implicit casts. An op
-describes itself by an `Operation`; a kernel is a pair of functions on arrays with one batch axis in
-front (see `Operation`); `apply` puts them together:
+describes itself by its `Call`; a kernel is a set of functions of a call with one batch axis in front (see
+`lutjax.kernels.contract`); `apply` puts them together:
 
     jit( fold leading axes -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) -> unfold )
+
+and `updated` the third one, an optimiser step of a table:
+
+    jit( fold leading axes -> custom_vmap(update) )
+
+Inside, a call is the tuple of its arrays (`Call.values`) and the tuple of its options (`Call.options`): the first is
+transformed, the second is a part of every cache key.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,130 +27,127 @@ from jax.custom_batching import custom_vmap
 from lutjax import _compat
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
 from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
+from lutjax.kernels.contract import Call, Direction, Step
 from lutjax.kernels.registry import (
     Device,
-    Direction,
     Implementation,
     KernelSpec,
     NoImplementationError,
     Platform,
+    Request,
     devices_of,
     kernel_registry,
 )
-from lutjax.ops import _watch
+from lutjax.ops import _table_reads
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
 
+Options = tuple[tuple[str, Any], ...]
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
-    """What the machinery needs to know of an op. Kernels implement
+Ranks = tuple[int | None, ...]
 
-        forward(*arguments, device, **options) -> outputs
-        backward(saved, cotangent, needs, *, device, **options) -> a cotangent for each argument, or None
 
-    where ``saved = save(arguments, outputs)``, ``needs[i]`` says whether argument ``i`` is
-    differentiated (the others' cotangents may be None, and work on them is wasted), the cotangent of an output
-    or argument that is a `Detection` is that of its margin, every output has the batch axis in front, and
-    `device` is the `lutjax.kernels.registry.Device` that will run the call. Cotangents may come in a wider
-    dtype than their arguments; they are rounded once, here. Ops that add up have the option `accumulate`: None,
-    or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a cotangent that is a
-    sum over samples, detectors or pairs is returned as the int32 total: it is divided here, after the sum over
-    devices.
+def apply(call: Call, *, implementation: Implementation = None, feature_axis: int = -1) -> Any:
+    """Return the outputs of an op: choose its implementation and run it, with any leading axes.
 
-    Attributes:
-      name: as in the registry.
-      ranks: for each argument its rank without leading axes, or None if it has no leading axes
-        (shared by the whole batch).
-      save: what backward needs: a tuple. None if the op has no gradient.
-      saved_batched: for each part of it, whether it has the batch axis in front.
-      table: which argument is a table whose gradient may be wanted in factors, see `lutjax.ops._watch`.
-      reduces: the outputs have no batch axis: the op sums over the batch.
-      features_first: kernels get and return the arrays that have leading axes as ``[features, batch]``: the batch
-        is the last axis of them, not the first. Ranks are 1 then.
+    Args:
+      call: with leading axes in front of every batched array.
+      feature_axis: -1 where leading axes come first; 0 where features come first and they follow, of ops whose
+        kernels want it so.
     """
-
-    name: str
-    ranks: tuple[int | None, ...]
-    save: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
-    saved_batched: tuple[bool, ...] = ()
-    table: int | None = None
-    reduces: bool = False
-    features_first: bool = False
-
-    @property
-    def batched(self) -> tuple[bool, ...]:
-        return tuple(rank is not None for rank in self.ranks)
-
-    @property
-    def batch_axis(self) -> int:
-        """The batch axis of a kernel's arrays."""
-        return 1 if self.features_first else 0
-
-
-def apply(
-    op: Operation,
-    *args: Any,
-    implementation: Implementation = None,
-    options: Mapping[str, Any],
-    feature_axis: int = -1,
-) -> Any:
-    """Calls an op: chooses its implementation and runs it, with any leading axes.
-
-    `feature_axis`: -1 where they lead; 0 where features come first and these axes follow, of ops whose kernels want
-    it so.
-    """
-    args = jax.tree.map(_as_jax, args)
-    kernel_registry.follow_coroutine(
-        traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args))
-    )
-    request = kernel_registry.request(op.name, implementation)
-    shapes = _shapes_of_kernel(op, args, feature_axis)
-    choice = _choose(op.name, shapes, request, "forward", devices_of(jax.tree.leaves(args)), options)
-    static = (op, choice, request, tuple(options.items()))
-    watch = _watch.current()
-    name = None if watch is None or op.table is None else watch.name(args[op.table])
+    call = jax.tree.map(_as_jax, call)
+    leaves = jax.tree.leaves(call)
+    kernel_registry.follow_coroutine(traced=any(isinstance(a, jax.core.Tracer) for a in leaves))
+    names = kernel_registry.request(call.op, implementation)
+    shapes = _shapes_of_kernel(call, feature_axis)
+    choice = _choose(shapes, names, "forward", devices_of(leaves))
+    static = (type(call), choice, names, call.options())
+    reads = _table_reads.current()
+    table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
     try:
-        if watch is not None and name is not None:
-            return _watched(watch, name, static, args)
-        return _compiled(*static, feature_axis=feature_axis)(*args)
+        if reads is not None and table is not None:
+            y = reads.look_up(table, call, functools.partial(_run_tapped, static))
+        else:
+            y = _compiled(*static, feature_axis=feature_axis)(*call.values())
     except TypeError as error:
         if not _compat.is_refused_forward_mode(error):
             raise
         raise TypeError(
-            f"{op.name}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
-            f"jax.hessian); use lutjax.reference.{op.name}, which has derivatives of every order in every mode."
+            f"{call.op}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
+            f"jax.hessian); use lutjax.reference.{call.op}, which has derivatives of every order in every mode."
         ) from error
+    kernel_registry.note(shapes, lambda: _folded_output(shapes, y))
+    return y
 
 
-def _shapes_of_kernel(op: Operation, args: tuple[Any, ...], feature_axis: int) -> tuple[Any, ...]:
-    """Shapes of the arguments as kernels get them, with one batch axis: by these an implementation is chosen."""
-    n = 0 if op.features_first else math.prod(_batch_shape(op, args))
+def _run_tapped(static: tuple[type[Call], Choice, tuple[str, ...], Options], taps: Any, call: Call) -> Any:
+    return _compiled(*static, tapped=taps is not None)(*(taps or ()), *call.values())
+
+
+def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None) -> Any:
+    """Return the table of a call and the state of its rows after an optimiser step, in the table's own memory.
+
+    Args:
+      call: with leading axes, as for `apply`. cotangent: of its output.
+    """
+    kernel_registry.follow_coroutine(
+        traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((call, cotangent, step)))
+    )
+    names = kernel_registry.request(call.op, implementation)
+    shapes = _shapes_of_kernel(call, -1)
+    choice = _choose(
+        shapes,
+        names,
+        "update",
+        devices_of(jax.tree.leaves((call, cotangent, step))),
+        _folded_output(shapes, cotangent),
+        jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
+    )
+    return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
+        *call.values(), cotangent, step.rate, step.factor, step.state
+    )
+
+
+def _shapes_of_kernel(call: Call, feature_axis: int) -> Call:
+    """The call with shapes in place of arrays, as kernels get it with one batch axis: by it an implementation is chosen."""
+    n = 0 if call.features_first else math.prod(_batch_shape(call.ranks(), call.values()))
 
     def shape(a: jax.Array, rank: int) -> jax.Array | jax.ShapeDtypeStruct:
         wanted: tuple[int, ...] = (n, *a.shape[a.ndim - rank :])
-        if op.features_first:
+        if call.features_first:
             features = a.shape[feature_axis]
             wanted = (features, a.size // max(features, 1))
         return a if a.shape == wanted else jax.ShapeDtypeStruct(wanted, a.dtype)
 
-    return tuple(
-        arg if rank is None else jax.tree.map(functools.partial(shape, rank=rank), arg)
-        for arg, rank in zip(args, op.ranks, strict=True)
+    return call.of(
+        (
+            a if rank is None else jax.tree.map(functools.partial(shape, rank=rank), a)
+            for a, rank in zip(call.values(), call.ranks(), strict=True)
+        ),
+        call.options(),
     )
 
 
-def _watched(watch: _watch.Watch, name: str, static: Any, args: tuple[Any, ...]) -> Any:
-    """Calls an op whose table is watched: the cotangents of its taps take the place of the table's."""
-    op, _, _, options = static
-    args = (*args[: op.table], jax.lax.stop_gradient(args[op.table]), *args[op.table + 1 :])
-    tap = watch.tap(name)
-    y = _compiled(*static)(*args) if tap is None else _compiled(*static, tapped=True)(*tap, *args)
-    others = jax.lax.stop_gradient((*args[: op.table], *args[op.table + 1 :]))
-    output = _watch.Output(y.shape, y.dtype, _compat.varying_axes(y))
-    watch.record(name, _watch.LookUp(op.name, others, options, output))
-    return y
+def _folded_output(call: Call, output: Any) -> Any:
+    """Shape and dtype of an output, or of its cotangent, as kernels get it.
+
+    Args:
+      call: with one batch axis. output: with any leading axes; features first as it comes.
+    """
+    first = next(a for a, rank in zip(call.values(), call.ranks(), strict=True) if rank is not None)
+    n, rank = jax.tree.leaves(first)[0].shape[0], _rank_of_output(call.ranks())
+
+    def outline(a: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = a.shape if call.features_first else (n, *a.shape[a.ndim - rank :])
+        return jax.ShapeDtypeStruct(shape, a.dtype)
+
+    return jax.tree.map(outline, output)
+
+
+def _rank_of_output(ranks: Ranks) -> int:
+    """Rank of a look-up's output without leading axes: that of what is detected."""
+    return max(rank for rank in ranks if rank is not None)
 
 
 def _as_jax(a: Any) -> jax.Array:
@@ -152,12 +155,12 @@ def _as_jax(a: Any) -> jax.Array:
 
 
 def _choose(
-    name: str,
-    args: tuple[Any, ...],
-    request: tuple[str, ...],
+    call: Call,
+    names: tuple[str, ...],
     direction: Direction,
     devices: tuple[Device, ...],
-    options: Mapping[str, Any],
+    cotangent: Any = None,
+    step: Step | None = None,
 ) -> Choice:
     """An implementation for each device; for some of several, if the others have none.
 
@@ -166,9 +169,7 @@ def _choose(
     choice, errors = [], []
     for device in devices:
         try:
-            spec = kernel_registry.resolve(
-                name, *args, implementation=request, direction=direction, device=device, **options
-            )
+            spec = kernel_registry.resolve_request(Request(direction, call, device, cotangent, step), names)
         except NoImplementationError as error:
             errors.append(error)
         else:
@@ -180,100 +181,128 @@ def _choose(
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    op: Operation,
+    op: type[Call],
     choice: Choice,
-    request: tuple[str, ...],
-    options: tuple[tuple[str, Any], ...],
+    names: tuple[str, ...],
+    options: Options,
     tapped: bool = False,
     feature_axis: int = -1,
 ) -> Callable[..., Any]:
-    """The op as a jitted function; `tapped`: with two taps as arguments in front, see `_differentiable`."""
-    if op.save is None:
+    """The op as a jitted function of its arrays; `tapped`: with two taps in front, see `_differentiable`."""
+    if not op.differentiable:
         kernel = _kernel(op, "forward", choice, None, options)
 
         def function(*args: Any) -> Any:
             return kernel(*_common_mesh_axes(args))
     else:
-        function = _differentiable(op, choice, request, options, tapped)
+        function = _differentiable(op, choice, names, options, tapped)
+    ranks = op.ranks()
 
     def call_features_first(*args: Any) -> Any:
         batch = next(
             a.shape[1:] if feature_axis == 0 else a.shape[:-1]
-            for a, rank in zip(args, op.ranks, strict=True)
+            for a, rank in zip(args, ranks, strict=True)
             if rank is not None
         )
         n, first = math.prod(batch), feature_axis == 0
         args = tuple(
             a if rank is None else a.reshape(a.shape[0], n) if first else a.reshape(n, a.shape[-1]).T
-            for a, rank in zip(args, op.ranks, strict=True)
+            for a, rank in zip(args, ranks, strict=True)
         )
         y = function(*args)
         return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
 
     def call(*args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
-        batch = _batch_shape(op, args)
+        batch = _batch_shape(ranks, args)
         if taps:
             zero, token = taps
             taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
-        outputs = function(*taps, *_fold(op, args, batch))
-        if op.reduces:
-            return outputs
+        outputs = function(*taps, *_fold(ranks, op.of(args, options).prepared().values(), batch))
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
     inner = call_features_first if op.features_first else call
 
-    def outer(*args: Any) -> Any:
-        specs = _explicit_specs(op, args[2:] if tapped else args, feature_axis)
-        if specs is None:
-            return inner(*args)
-        with _compat.mesh_of(args):
-            return jax.sharding.auto_axes(inner, out_sharding=specs)(*args)
+    def specs(*args: Any) -> Any:
+        return _specs_of_outputs(op, args[2:] if tapped else args, feature_axis)
 
-    outer.__name__ = f"lutjax_{op.name}"  # what a profile shows
+    return _jitted(inner, specs, f"lutjax_{op.op}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callable[..., Any]:
+    """The update of an op as a jitted function of the arrays of its call, the cotangent, rate, factor and state."""
+    kernel = _kernel(op, "update", choice, None, options)
+    ranks, table = _ranks_of_update(op), op.arrays().index(str(op.table_name))
+
+    def call(*args: Any) -> Any:
+        n = len(op.arrays())
+        prepared = (*op.of(args[:n], options).prepared().values(), *args[n:])
+        return kernel(*_common_mesh_axes(_fold(ranks, prepared, _batch_shape(ranks, args))))
+
+    def specs(*args: Any) -> Any:
+        return jax.tree.map(_compat.spec_of, (args[table], args[-1]))
+
+    return _jitted(call, specs, f"lutjax_{op.op}_update")
+
+
+def _ranks_of_update(op: type[Call]) -> Ranks:
+    """Of the call's arrays, the cotangent, rate, factor and state."""
+    return (*op.ranks(), _rank_of_output(op.ranks()), None, None, None)
+
+
+def _jitted(function: Callable[..., Any], specs: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A jitted function that a profile shows by its name.
+
+    On a mesh with explicit axes the compiler divides the work (kernels know nothing of such meshes); `specs` says of the
+    arguments how the outputs lie on it.
+    """
+
+    def outer(*args: Any) -> Any:
+        if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
+            return function(*args)
+        with _compat.mesh_of(args):
+            return jax.sharding.auto_axes(function, out_sharding=specs(*args))(*args)
+
+    outer.__name__ = name
     return jax.jit(outer)
 
 
-def _explicit_specs(op: Operation, args: tuple[Any, ...], feature_axis: int) -> Any:
-    """How outputs lie on a mesh with explicit axes; None where no argument lies on one.
-
-    The compiler divides the work (kernels know nothing of such meshes). Leading axes of outputs lie as those of the
-    arguments, and the tables that an update returns as they did.
-    """
-    if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
-        return None
-    if op.reduces:  # an update: its table and state come first
-        return jax.tree.map(_compat.spec_of, args[:2])
+def _specs_of_outputs(op: type[Call], args: tuple[Any, ...], feature_axis: int) -> Any:
+    """How outputs lie on a mesh with explicit axes: their leading axes as those of the arguments."""
+    features_first = op.features_first and feature_axis == 0
     axes: list[Any] = []  # of the last leading axis first
-    for arg, rank in zip(args, op.ranks, strict=True):
+    for arg, rank in zip(args, op.ranks(), strict=True):
         for a in () if rank is None else jax.tree.leaves(arg):
             spec = (*_compat.spec_of(a), *(None,) * a.ndim)[: a.ndim]
-            leading = spec[1:] if op.features_first and feature_axis == 0 else spec[: a.ndim - rank]
+            leading = spec[1:] if features_first else spec[: a.ndim - rank]
             axes += [None] * (len(leading) - len(axes))
             for i, axis in enumerate(reversed(leading)):
                 if axes[i] is None and axis not in axes:
                     axes[i] = axis
-    features = (None,) if op.features_first and feature_axis == 0 else ()
-    return jax.sharding.PartitionSpec(*features, *reversed(axes))
+    return jax.sharding.PartitionSpec(*((None,) if features_first else ()), *reversed(axes))
 
 
 # ------------------------------------------------------------------------------------- leading axes
-def _batch_shape(op: Operation, args: tuple[Any, ...]) -> tuple[int, ...]:
+def _batch_shape(ranks: Ranks, args: tuple[Any, ...]) -> tuple[int, ...]:
     leading = [
         leaf.shape[: leaf.ndim - rank]
-        for arg, rank in zip(args, op.ranks, strict=True)
+        for arg, rank in zip(args, ranks, strict=True)
         if rank is not None
         for leaf in jax.tree.leaves(arg)
     ]
     return jnp.broadcast_shapes(*leading)
 
 
-def folded(op: Operation, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an op as its kernels get them."""
-    return _fold(op, args, _batch_shape(op, args))
+def folded(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
+    """The call of an op and the cotangent of its output as kernels get them."""
+    ranks = (*call.ranks(), _rank_of_output(call.ranks()))
+    args = (*call.prepared().values(), cotangent)
+    *values, cotangent = _fold(ranks, args, _batch_shape(ranks, args))
+    return call.of(values, call.options()), cotangent
 
 
-def _fold(op: Operation, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[Any, ...]:
+def _fold(ranks: Ranks, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[Any, ...]:
     """All leading axes as one batch axis."""
 
     def fold(a: jax.Array, rank: int) -> jax.Array:
@@ -284,7 +313,7 @@ def _fold(op: Operation, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple
 
     return tuple(
         arg if rank is None else jax.tree.map(functools.partial(fold, rank=rank), arg)
-        for arg, rank in zip(args, op.ranks, strict=True)
+        for arg, rank in zip(args, ranks, strict=True)
     )
 
 
@@ -330,20 +359,15 @@ def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _differentiable(
-    op: Operation,
-    choice: Choice,
-    request: tuple[str, ...],
-    options: tuple[tuple[str, Any], ...],
-    tapped: bool,
+    op: type[Call], choice: Choice, names: tuple[str, ...], options: Options, tapped: bool
 ) -> Callable[..., Any]:
-    """The op with its gradient.
+    """The op with its gradient, as a function of its arrays.
 
     `tapped`: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's
-    shape, is the output's. That of the second, a scalar, is a number without meaning that is known only when the
-    backward pass has read everything it reads: what has to come later can be made to depend on it.
+    shape, is the output's. That of the second is a dependency token: a scalar that is available once the backward pass
+    has read the table. What has to come later can be made to depend on it.
     """
-    save = op.save
-    assert save is not None
+    n = len(op.arrays())
     kernel = _kernel(op, "forward", choice, None, options)
     in_floats = _in_floats(options)
     twin = None if in_floats is None else _kernel(op, "forward", choice, None, in_floats)
@@ -368,28 +392,28 @@ def _differentiable(
         outlines = jax.tree.map(_outline, args)
         args = _common_mesh_axes(args)
         if any(needs):  # a call that has no gradient fails here, not in the backward pass
-            _choose(op.name, args, request, "backward", devices, dict(options))
-        outputs = _without_derivative(op.name, run)(*args)
-        return outputs, (_mark(needs), outlines, save(args, outputs))
+            _choose(op.of(args, options), names, "backward", devices)
+        outputs = _without_derivative(op.op, run)(*args)
+        return outputs, (_mark(needs), outlines, op.of(args, options).residuals(outputs).values())
 
     def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         cotangent = _differentiable_part(cotangent)
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
-            return (None,) * (n_taps + len(op.ranks))
+            return (None,) * (n_taps + n)
         cotangents = of_arguments(residuals, cotangent)
         return (cotangent, _known_after(cotangents, cotangent), *cotangents) if tapped else cotangents
 
     def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
-        needs = _marked(mark, len(op.ranks))
+        needs = _marked(mark, n)
         if not any(needs):
-            return (None,) * len(op.ranks)
+            return (None,) * n
         shapes = jax.tree.map(_outlined, outlines)
-        chosen = _choose(op.name, shapes, request, "backward", devices, dict(options))
+        chosen = _choose(op.of(shapes, options), names, "backward", devices)
         every_axis = _mesh_axes(outlines)
 
-        def cotangents(options: tuple[tuple[str, Any], ...]) -> list[Any]:
-            kernel = _without_derivative(op.name, _kernel(op, "backward", chosen, needs, options))
+        def cotangents(options: Options) -> list[Any]:
+            kernel = _without_derivative(op.op, _kernel(op, "backward", chosen, needs, options))
 
             def of_argument(ct: Any, need: bool, outline: Any) -> Any:
                 if not need:
@@ -398,7 +422,7 @@ def _differentiable(
                 others = tuple(sorted(every_axis - _mesh_axes(part)))
                 return _sum_over_devices(ct, others, part.dtype, dict(options).get("accumulate"))
 
-            return list(map(of_argument, kernel(saved, cotangent), needs, outlines))
+            return list(map(of_argument, kernel(*saved, cotangent), needs, outlines))
 
         found = cotangents(options)
         if in_floats is not None:
@@ -427,7 +451,7 @@ def _without_derivative(name: str, kernel: Callable[..., Any]) -> Callable[..., 
     return function
 
 
-def _in_floats(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...] | None:
+def _in_floats(options: Options) -> Options | None:
     """The options of the floating-point twin of an op whose sums are checked; None if they are not."""
     accumulate = dict(options).get("accumulate")
     if accumulate is None or not accumulate.checked:
@@ -436,7 +460,7 @@ def _in_floats(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], .
 
 
 def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
-    """A scalar that depends on every cotangent, and varies over the mesh axes of `like`."""
+    """The dependency token: a scalar that depends on every cotangent, and varies over the mesh axes of `like`."""
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((a.ravel()[0].astype(jnp.float32) for a in leaves), jnp.float32(0))
     return _compat.cast_varying(total, _compat.varying_axes(like))
@@ -465,34 +489,36 @@ def _differentiable_part(a: Any) -> Any:
 # ------------------------------------------------------------------------------------- vmap
 @functools.lru_cache(maxsize=4096)
 def _kernel(
-    op: Operation,
-    direction: Direction,
-    choice: Choice,
-    needs: tuple[bool, ...] | None,
-    options: tuple[tuple[str, Any], ...],
+    op: type[Call], direction: Direction, choice: Choice, needs: tuple[bool, ...] | None, options: Options
 ) -> Callable[..., Any]:
-    """An implementation's function with a rule for vmap. `needs`: of the backward one, which gets it.
+    """An implementation's function, of arrays, with a rule for vmap.
+
+    Its arguments are the arrays of the call; then, backward, the cotangent; of an update the cotangent, rate, factor and
+    state. Backward it returns a cotangent or None for each array. `needs`: of the backward one.
 
     A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
     bounded size stay so. Where it cannot (a table for each element, or the gradient of one), plain JAX is
     mapped by `jax.vmap` and any other kernel runs once for each element.
     """
-    if needs is not None:
-        foldable = not any(need and not b for need, b in zip(needs, op.batched, strict=True))
-        in_batched: Any = (op.saved_batched, True)
-        extra: tuple[Any, ...] = (needs,)
-    else:
-        foldable, in_batched, extra = not op.reduces, op.batched, ()
-    axis = op.batch_axis
+    batched = tuple(rank is not None for rank in op.ranks())
+    foldable = direction == "forward"
+    if direction == "update":
+        batched = tuple(rank is not None for rank in _ranks_of_update(op))
+    elif needs is not None:
+        foldable = not any(need and not b for need, b in zip(needs, batched, strict=True))
+        batched = (*batched, True)
+    axis = 1 if op.features_first else 0
 
     def raw(*args: Any) -> Any:
-        return _by_platform(choice, direction, extra, without_check(dict(options)), args)
+        return _by_platform(op, direction, choice, needs, options, args)
 
     call = custom_vmap(raw)
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
-        shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in _zip_prefix(mapped, in_batched) if not b)
+        shared_is_mapped = any(
+            any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b
+        )
         if foldable and not shared_is_mapped:
 
             def join(a: jax.Array, is_mapped: bool) -> jax.Array:
@@ -500,14 +526,16 @@ def _kernel(
                 a = jnp.moveaxis(a, 0, axis)
                 return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
 
-            def part(a: jax.Array) -> jax.Array:
-                a = a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :])
-                return jnp.moveaxis(a, axis, 0)
+            joined = [
+                jax.tree.map(join, arg, m) if b else arg
+                for arg, m, b in zip(args, mapped, batched, strict=True)
+            ]
+            a_batched = [arg for arg, b in zip(joined, batched, strict=True) if b]
+            batch = jax.tree.leaves(a_batched)[0].shape[axis] // size
 
-            joined = _map_prefix(
-                lambda arg, m, b: jax.tree.map(join, arg, m) if b else arg, args, mapped, in_batched
-            )
-            batch = _batch_size(args, mapped, in_batched, axis)
+            def part(a: jax.Array) -> jax.Array:
+                return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
+
             outputs = jax.tree.map(part, call(*joined))
         elif all(spec.platform == Platform.XLA for _, spec in choice):
             outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
@@ -534,41 +562,16 @@ def _one_by_one(call: Callable[..., Any], args: Any, mapped: Any) -> Any:
     return jax.lax.map(one, [a for a, m in zip(leaves, is_mapped, strict=True) if m])
 
 
-def _batch_size(args: Any, mapped: Any, in_batched: Any, axis: int) -> int:
-    """Length of the batch axis of the first argument that has one."""
-    for arg, (m, batched) in zip(
-        _flat_prefix(args, in_batched), _zip_prefix(mapped, in_batched), strict=True
-    ):
-        if batched and jax.tree.leaves(arg):
-            return jax.tree.leaves(arg)[0].shape[axis + int(jax.tree.leaves(m)[0])]
-    raise AssertionError("an op has at least one batched argument")
-
-
-def _flat_prefix(args: Any, flags: Any) -> list[Any]:
-    return [arg for arg, _ in _zip_prefix(args, flags)]
-
-
-def _zip_prefix(mapped: Any, flags: Any) -> list[tuple[Any, bool]]:
-    if isinstance(flags, tuple):
-        return [pair for m, f in zip(mapped, flags, strict=True) for pair in _zip_prefix(m, f)]
-    return [(mapped, flags)]
-
-
-def _map_prefix(f: Callable[..., Any], args: Any, mapped: Any, flags: Any) -> Any:
-    if isinstance(flags, tuple):
-        return tuple(_map_prefix(f, a, m, b) for a, m, b in zip(args, mapped, flags, strict=True))
-    return f(args, mapped, flags)
-
-
 def _by_platform(
-    choice: Choice,
+    op: type[Call],
     direction: Direction,
-    extra: tuple[Any, ...],
-    options: dict[str, Any],
+    choice: Choice,
+    needs: tuple[bool, ...] | None,
+    options: Options,
     args: tuple[Any, ...],
 ) -> Any:
     functions = [
-        (device, functools.partial(_run, spec.load(direction), extra, {**options, "device": device}))
+        (device, functools.partial(_run, op, direction, spec.load(direction), needs, options, device))
         for device, spec in choice
     ]
     if len(functions) == 1:
@@ -579,8 +582,31 @@ def _by_platform(
     )
 
 
-def _run(function: Callable[..., Any], extra: tuple[Any, ...], options: dict[str, Any], *args: Any) -> Any:
+def _run(
+    op: type[Call],
+    direction: Direction,
+    function: Callable[..., Any],
+    needs: tuple[bool, ...] | None,
+    options: Options,
+    device: Device,
+    *args: Any,
+) -> Any:
     axes = _mesh_axes(args)
-    outputs = function(*args, *extra, **options)
-    # Not all kernels say that what they return varies over the mesh axes that their arguments vary over.
+    given = without_check(dict(options))
+    rule = given.pop("rule", None)
+    arrays, others = args[: len(op.arrays())], args[len(op.arrays()) :]
+    call = op.of(arrays, given.items())
+    outputs: Any
+    if direction == "forward":
+        outputs = function(call, device=device)
+    elif direction == "backward":
+        assert needs is not None
+        wanted = frozenset(name for name, need in zip(op.arrays(), needs, strict=True) if need)
+        found = function(call, *others, wanted, device=device)
+        outputs = tuple(found.get(name) for name in op.arrays())
+    else:
+        cotangent, rate, factor, state = others
+        assert rule is not None
+        outputs = function(call, cotangent, Step(rate, factor, state, rule), device=device)
+    # Not all kernels say that their results vary over the mesh axes that their arguments vary over.
     return jax.tree.map(lambda a: _compat.cast_varying(a, axes), outputs) if axes else outputs

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from lutjax._ids import as_int32
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, shared
+from lutjax.kernels.contract import Call, CallArray, batched, shared
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -40,10 +40,10 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True):
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `coefficients`.
     """
 
-    x: jax.Array = batched(1)
-    coefficients: jax.Array = shared()
-    wires: jax.Array = shared()
-    readers: jax.Array | None = shared(default=None)
+    x: CallArray = batched(1)
+    coefficients: CallArray = shared()
+    wires: CallArray = shared()
+    readers: CallArray | None = shared(default=None)
 
 
 def bilinear_gates(

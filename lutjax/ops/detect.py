@@ -9,7 +9,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array
-from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.contract import Call, CallArray, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -38,15 +38,15 @@ class Detect(Call, op="detect"):
     Cotangent: of the margin, ``[B, T]``. Differentiable: `x`.
     """
 
-    x: jax.Array | None = batched(1)
-    anchors: jax.Array = shared()
-    flip: jax.Array | None = batched(1, default=None)
+    x: CallArray | None = batched(1)
+    anchors: CallArray = shared()
+    flip: CallArray | None = batched(1, default=None)
     epsilon: float = static(default=0.0)
     n_inputs: int = static()
     accumulate: FixedPoint | None = static(default=None)
 
     def residuals(self, outputs: Detection) -> "Detect":
-        return dataclasses.replace(self, x=None, flip=outputs.flip)
+        return self.replace(x=None, flip=outputs.flip)
 
 
 def detect(

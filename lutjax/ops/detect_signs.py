@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from lutjax._detection import Detection
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, static
+from lutjax.kernels.contract import Call, CallArray, batched, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -33,13 +33,13 @@ class DetectSigns(Call, op="detect_signs"):
     Cotangent: of the margin, ``[B]``. Differentiable: `positions`.
     """
 
-    positions: jax.Array | None = batched(1)
-    flip: jax.Array | None = batched(0, default=None)
+    positions: CallArray | None = batched(1)
+    flip: CallArray | None = batched(0, default=None)
     epsilon: float = static(default=0.0)
     n_bits: int = static()
 
     def residuals(self, outputs: Detection) -> "DetectSigns":
-        return dataclasses.replace(self, positions=None, flip=outputs.flip)
+        return self.replace(positions=None, flip=outputs.flip)
 
 
 def detect_signs(

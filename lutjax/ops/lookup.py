@@ -8,7 +8,7 @@ from jaxtyping import Float
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.contract import Call, CallArray, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -36,7 +36,7 @@ class Lookup(Call, op="lookup", table="weights"):
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
 
-    weights: jax.Array = shared()
+    weights: CallArray = shared()
     detection: Detection = batched(1)
     accumulate: FixedPoint | None = static(default=None)
 

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 from jaxtyping import Float, Int
 
-from lutjax._detection import Detection
+from lutjax._detection import Detection, existing
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Array, Integer
-from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.contract import Call, CallArray, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -63,7 +63,7 @@ class LookupAttention(Call, op="lookup_attention", table="weights"):
 
     Attributes:
       weights: ``[T, R, O]`` floats.
-      query: arrays ``[B, Lq, T]``. key: arrays ``[B, Lk, T]``. Ids may lie beyond those of their bits.
+      query: arrays ``[B, Lq, T]``. key: arrays ``[B, Lk, T]``. Kernels get ids that exist, each by itself.
       position: arrays ``[distances, T or 1]`` of at least one bit and one distance; None: no bits.
       start: int32 scalar, the place of the first query minus that of the first key; None: 0.
       query_segments, key_segments: int32 ``[B, Lq]`` and ``[B, Lk]``, or both None.
@@ -73,15 +73,30 @@ class LookupAttention(Call, op="lookup_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
 
-    weights: jax.Array = shared()
+    weights: CallArray = shared()
     query: Detection = batched(2)
     key: Detection = batched(2)
     position: Detection | None = shared(default=None)
-    start: jax.Array | None = shared(default=None)
-    query_segments: jax.Array | None = batched(1, default=None)
-    key_segments: jax.Array | None = batched(1, default=None)
+    start: CallArray | None = shared(default=None)
+    query_segments: CallArray | None = batched(1, default=None)
+    key_segments: CallArray | None = batched(1, default=None)
     window: int | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
+
+    def prepared(self) -> "LookupAttention":
+        # Ids are put side by side in a longer one: bits beyond their own would reach those of another id.
+        position = None if self.position is None else existing(self.position)
+        return self.replace(query=existing(self.query), key=existing(self.key), position=position)
+
+    @property
+    def query_places(self) -> jax.Array:
+        """An array ``[B, Lq, ...]``."""
+        return self.query.index
+
+    @property
+    def key_places(self) -> jax.Array:
+        """An array ``[B, Lk, ...]``."""
+        return self.key.index
 
 
 def lookup_attention(

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Anchors, Array, Integer, Positions
-from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.contract import Call, CallArray, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -70,18 +70,28 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
     """
 
-    x: jax.Array = batched(2)
-    keys: jax.Array = batched(2)
-    weights: jax.Array = shared()
-    anchors: jax.Array = shared()
-    positions: jax.Array | None = shared(default=None)
-    start: jax.Array | None = shared(default=None)
-    query_segments: jax.Array | None = batched(1, default=None)
-    key_segments: jax.Array | None = batched(1, default=None)
+    x: CallArray = batched(2)
+    keys: CallArray = batched(2)
+    weights: CallArray = shared()
+    anchors: CallArray = shared()
+    positions: CallArray | None = shared(default=None)
+    start: CallArray | None = shared(default=None)
+    query_segments: CallArray | None = batched(1, default=None)
+    key_segments: CallArray | None = batched(1, default=None)
     interleave: bool = static(default=False)
     window: int | None = static(default=None)
     epsilon: float = static(default=0.0)
     accumulate: FixedPoint | None = static(default=None)
+
+    @property
+    def query_places(self) -> jax.Array:
+        """An array ``[B, Lq, ...]``."""
+        return self.x
+
+    @property
+    def key_places(self) -> jax.Array:
+        """An array ``[B, Lk, ...]``."""
+        return self.keys
 
 
 def lut_pair_attention(

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int, Num, UInt32
 from lutjax import reference
 from lutjax._ids import as_int32
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, shared
+from lutjax.kernels.contract import Call, CallArray, batched, shared
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -31,9 +31,9 @@ class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True
     Output: uint32 ``[G, B]``.
     """
 
-    words: jax.Array = batched(1)
-    truth: jax.Array = shared()
-    wires: jax.Array = shared()
+    words: CallArray = batched(1)
+    truth: CallArray = shared()
+    wires: CallArray = shared()
 
 
 def packed_lut(

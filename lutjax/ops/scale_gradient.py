@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from lutjax import reference
 from lutjax._typing import Array, Scalar
-from lutjax.ops import _checks, _watch
+from lutjax.ops import _checks, _table_reads
 
 
 def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array, "*shape"]:
@@ -40,9 +40,9 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
     """
     x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray may make another array of one
     _checks.floats("scale_gradient", "x", x, None, "[...]")
-    watch = _watch.current()
-    name = None if watch is None else watch.name(x)
-    if watch is not None and name is not None:
-        watch.scale(name, factor)
+    reads = _table_reads.current()
+    name = None if reads is None else reads.name(x)
+    if reads is not None and name is not None:
+        reads.scale(name, factor)
         return x
     return jnp.asarray(reference.scale_gradient(x, factor))

@@ -10,7 +10,7 @@ from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.contract import Call, CallArray, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -48,9 +48,9 @@ class SparseLookup(Call, op="sparse_lookup", table="weights"):
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
 
-    weights: jax.Array = shared()
+    weights: CallArray = shared()
     detection: Detection = batched(1)
-    targets: jax.Array = shared()
+    targets: CallArray = shared()
     n_outputs: int = static()
     accumulate: FixedPoint | None = static(default=None)
 

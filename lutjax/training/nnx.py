@@ -7,7 +7,7 @@ import jax
 
 from lutjax._extras import needed_by
 from lutjax.training import tables
-from lutjax.training.gradients import IsTable, is_table
+from lutjax.factored.collect import IsTable, is_table
 
 with needed_by(__name__):
     from flax import nnx

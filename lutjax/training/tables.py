@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from lutjax._dtypes import accumulator
 from lutjax._extras import needed_by
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
-from lutjax._table_gradient import TableGradient
-from lutjax.ops.update_table import check_state, squared_norm, update_table
-from lutjax.training.gradients import (
+from lutjax.factored.gradient import TableGradient
+from lutjax.factored.update import check_state, squared_norm, update_table
+from lutjax.factored.collect import (
     IsTable,
     Split,
     TableUseError,

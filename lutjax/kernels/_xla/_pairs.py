@@ -19,6 +19,8 @@ import numpy as np
 
 from lutjax.kernels._xla._rows import in_sequence, read
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention
 
 Carry = TypeVar("Carry")
 
@@ -270,26 +272,14 @@ class Tile:
         return jax.lax.dynamic_update_slice(total, old + c, starts)
 
 
-def plan(
-    queries: jax.Array,
-    keys: jax.Array,
-    weights: jax.Array,
-    start: jax.Array | None,
-    window: int | None,
-    segments: tuple[jax.Array | None, jax.Array | None],
-    device: Device,
-) -> Pairs:
-    """Chooses tiles: on a CPU such that the rows that a tile reads of one detector stay in the cache,
-    elsewhere as large as the memory for the row ids of all detectors allows.
-
-    Args:
-      queries: anything ``[B, Lq, ...]``. keys: anything ``[B, Lk, ...]``. weights: ``[T, R, O]``.
-      start: place of the first query minus place of the first key; None where it is known to be 0.
-      segments: of queries and keys, or two None.
+def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
+    """Return the pairs of a call in tiles: on a CPU such that the rows that a tile reads of one detector stay in the
+    cache, elsewhere as large as the memory for the row ids of all detectors allows.
     """
-    n_samples, n_queries, _ = queries.shape
-    n_keys = keys.shape[1]
-    n_detectors, _, n_outputs = weights.shape
+    start, window = call.start, call.window
+    n_samples, n_queries, _ = call.query_places.shape
+    n_keys = call.key_places.shape[1]
+    n_detectors, _, n_outputs = call.weights.shape
     if in_sequence(device):
         most_pairs = int(np.clip(2**18 // max(n_outputs, 1), 256, 2**13))
         side = 16 if most_pairs < 1024 else 32
@@ -320,7 +310,7 @@ def plan(
     if isinstance(n_samples, int):
         samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
     pairs = dataclasses.replace(pairs, samples=samples)
-    of_queries, of_keys = segments
+    of_queries, of_keys = call.query_segments, call.key_segments
     if of_queries is not None and of_keys is not None:
         padded = pairs.padded_queries(of_queries), pairs.padded_keys(of_keys)
         pairs = dataclasses.replace(pairs, segments=padded)

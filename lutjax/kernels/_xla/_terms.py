@@ -12,29 +12,24 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _rows
+from lutjax.ops.lut_pair_attention import LutPairAttention
 
 
 class Terms:
-    """What each place contributes to each comparison: ``[C, T, ...places]`` of keys, queries and positions."""
+    """Contribution of each place to each comparison: ``[C, T, ...places]`` of keys, queries and positions."""
 
-    def __init__(
-        self,
-        x: jax.Array,
-        keys: jax.Array,
-        anchors: jax.Array,
-        positions: jax.Array | None,
-        interleave: bool,
-    ):
+    def __init__(self, call: LutPairAttention):
+        x, positions = call.x, call.positions
         self._n_inputs = n_inputs = x.shape[-1]
         n_bits = 0 if positions is None else positions.shape[-1]
-        ids = jnp.clip(anchors, 0, 2 * n_inputs + n_bits - 1).transpose(2, 1, 0)  # [end, C, T]
-        if interleave:
+        ids = jnp.clip(call.anchors, 0, 2 * n_inputs + n_bits - 1).transpose(2, 1, 0)  # [end, C, T]
+        if call.interleave:
             self._part, self._id = ids % 3, ids // 3
         else:
             self._part = jnp.minimum(ids // max(n_inputs, 1), 2)
             self._id = ids - self._part * n_inputs
         dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
-        self.key = self._of_inputs(keys.astype(dtype), 0)
+        self.key = self._of_inputs(call.keys.astype(dtype), 0)
         self.query = self._of_inputs(x.astype(dtype), 1)
         self.position = None
         if positions is not None:

@@ -6,7 +6,7 @@ A look-up is seen here as hits: detector `t` read row ``index[t, i]``, whose gra
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax._row_rules import RowRule, RowState
-from lutjax.kernels._xla import _rows
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _pairs, _rows
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 
 _SCRATCH = 2**24  # numbers that the gradients of a group of detectors may take
@@ -31,30 +32,55 @@ Visit = Callable[[Detectors, Body, Any], Any]
 """Passes a carry through a body for every tile of hits of a group of detectors."""
 
 
+Ids = Callable[[_pairs.Tile], jax.Array]
+"""Returns the row ids of the pairs of a tile, ``[group, n]``."""
+
+Hits = tuple[Visit, int]
+"""The hits of a call: how they are visited, and how many a detector has at most."""
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """Call of an op that reads tables ``[T, R, O]``."""
+
+    @property
+    def weights(self) -> jax.Array: ...
+    @property
+    def accumulate(self) -> FixedPoint | None: ...
+
+
+def hits_of_pairs(pairs: _pairs.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]) -> Hits:
+    """Return the hits of attention: each pair that counts is one for every detector."""
+    dy = pairs.padded_rows(dy)
+
+    def visit(detectors: Detectors, body: Body, carry: Any) -> Any:
+        ids = of_group(detectors)
+
+        def tile(tile: _pairs.Tile, carry: Any) -> Any:
+            return body(carry, ids(tile), tile.of_rows(dy), tile.counted())
+
+        return pairs.for_each_tile(tile, carry)
+
+    return visit, pairs.n_visited
+
+
 def update(
-    weights: jax.Array,
-    state: RowState,
-    rate: jax.Array,
-    factor: jax.Array | None,
-    visit: Visit,
-    n_hits: int,
-    *,
-    rule: RowRule,
-    accumulate: FixedPoint | None,
-    device: Device,
+    call: Reads, step: Step, visit: Visit, n_hits: int, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Tables ``[T, R, O]`` and the state of their rows after one step.
+    """Return the tables of a call and the state of their rows after one step.
 
     Args:
-      factor: of the gradient; None: 1. visit: see `Visit`. n_hits: of one detector, at most.
+      visit, n_hits: see `Hits`.
     """
+    weights, accumulate, rule, state = call.weights, call.accumulate, step.rule, step.state
     dtype = accumulator(weights.dtype)
-    rate = rate.astype(dtype)
+    rate = step.rate.astype(dtype)
+    factor = None if step.factor is None else step.factor.astype(dtype)
     if rule.additive and accumulate is None and dtype == weights.dtype:
-        step = -rate if factor is None else -rate * factor.astype(dtype)
+        scale = -rate if factor is None else -rate * factor
 
         def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
-            return _rows.add_rows(total, index, step * values.astype(dtype), device)
+            return _rows.add_rows(total, index, scale * values.astype(dtype), device)
 
         return visit(lambda a, axis=0: a, add, weights), state
 
@@ -67,7 +93,7 @@ def update(
         rows, state = old
         gradient = result(total, dtype, accumulate)
         if factor is not None:
-            gradient = gradient * factor.astype(dtype)
+            gradient = gradient * factor
         new, state = rule.step(rows.astype(dtype), gradient, state, rate)
         return new.astype(rows.dtype), state
 
@@ -82,13 +108,12 @@ def update(
     return weights, state
 
 
-def squared_norm(
-    weights: jax.Array, visit: Visit, n_hits: int, *, accumulate: FixedPoint | None, device: Device
-) -> jax.Array:
-    """The sum of the squares of the gradient of tables ``[T, R, O]``, of which only the shape matters.
+def squared_norm(call: Reads, visit: Visit, n_hits: int, *, device: Device) -> jax.Array:
+    """Return the sum of the squares of the gradient of a call's tables, of which only the shape matters.
 
     The sums over the hits of a row are made group by group as in `update`, and none of them is kept.
     """
+    weights, accumulate = call.weights, call.accumulate
     dtype = accumulator(weights.dtype)
     n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
 
@@ -106,7 +131,7 @@ def squared_norm(
 
 
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
-    """How many detectors a group has."""
+    """Return the number of detectors of a group."""
     n_detectors, n_rows, n_outputs = weights.shape
     if _rows.in_sequence(device):
         return 1

@@ -1,6 +1,8 @@
-"""`lutjax.bilinear_gates` in plain JAX."""
+"""`lutjax.bilinear_gates` in plain JAX.
 
-from typing import Any
+``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``; ``dx[wires] += dy (c1 + c3 b), dy (c2 + c3 a)``;
+``dcoefficients = sum over samples of dy, dy a, dy b, dy a b``.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +12,34 @@ from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _wires
 from lutjax.kernels._xla._rows import in_sequence, read
 from lutjax.kernels.registry import Device
+from lutjax.ops.bilinear_gates import BilinearGates
 
 # Outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them.
 _SMALL = 2**19
 
 
-def forward(
-    x: jax.Array, coefficients: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
-) -> jax.Array:
-    dtype = accumulator(x.dtype, coefficients.dtype)
-    a, b = _wires.rows(x, wires, dtype)
-    c0, c1, c2, c3 = (c[:, None] for c in coefficients.astype(dtype))
-    return (c0 + c1 * a + (c2 + c3 * a) * b).astype(x.dtype)
+def forward(call: BilinearGates, *, device: Device) -> jax.Array:
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    a, b = _wires.rows(call.x, call.wires, dtype)
+    c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
+    return (c0 + c1 * a + (c2 + c3 * a) * b).astype(call.x.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
-) -> tuple[jax.Array | None, ...]:
-    x, coefficients, wires, readers = saved
-    dtype = accumulator(x.dtype, coefficients.dtype)
-    coefficients, dy = coefficients.astype(dtype), dy.astype(dtype)
-    dx = d_coefficients = None
+    call: BilinearGates, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    x, wires, readers = call.x, call.wires, call.readers
+    dtype = accumulator(x.dtype, call.coefficients.dtype)
+    coefficients, dy = call.coefficients.astype(dtype), cotangent.astype(dtype)
+    found = {}
     # A batch that is a symbolic dimension of an export may be of any size.
     small = in_sequence(device) and isinstance(dy.size, int) and dy.size <= _SMALL
-    if needs[1]:
+    if "coefficients" in needs:
         a, b = _wires.rows(x, wires, dtype)
         parts = 4 if small and not dy.shape[1] % 4 else 1
-        d_coefficients = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
-    if needs[0]:
-        if _wires.gathered(wires, readers) and not small:
+        found["coefficients"] = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
+    if "x" in needs:
+        if readers is not None and _wires.gathered(wires, readers) and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
             a, b = _wires.rows(x, wires, dtype)
@@ -46,7 +47,8 @@ def backward(
             dx = _wires.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
             if small:  # else XLA computes it anew for every reader of a layer before, in a stack of them
                 dx = jax.lax.optimization_barrier(dx)
-    return dx, d_coefficients, None, None
+        found["x"] = dx
+    return found
 
 
 def _from_readers(

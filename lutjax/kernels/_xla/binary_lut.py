@@ -1,6 +1,4 @@
-"""`lutjax.binary_lut` in plain JAX."""
-
-from typing import Any
+"""`lutjax.binary_lut` in plain JAX: ``y = table[address]``, bit ``l`` of the address ``x_l > 0``; backward `soft_lut` at 1/4 and 3/4, halved."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +6,11 @@ import jax.numpy as jnp
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _slots, _wires
 from lutjax.kernels.registry import Device
+from lutjax.ops.binary_lut import BinaryLut
 
 
-def forward(
-    x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
-) -> jax.Array:
+def forward(call: BinaryLut, *, device: Device) -> jax.Array:
+    x, table, wires = call.x, call.table, call.wires
     address = jnp.zeros((wires.shape[0], x.shape[1]), jnp.int32)
     for place, read in enumerate(_wires.rows(x, wires, x.dtype)):
         address = address | jnp.left_shift((read > 0).astype(jnp.int32), place)
@@ -20,16 +18,16 @@ def forward(
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
-) -> tuple[jax.Array | None, ...]:
-    x, table, wires, readers = saved
+    call: BinaryLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
-    dy, read = dy.astype(dtype), _wires.rows(x, wires, x.dtype)
-    dx = d_table = None
-    if needs[1]:
-        d_table = _slots.of_table(table.shape[1], [(a > 0).astype(dtype) for a in read], dy)
-    if needs[0]:
+    dy, read = cotangent.astype(dtype), _wires.rows(x, wires, x.dtype)
+    found = {}
+    if "table" in needs:
+        found["table"] = _slots.of_table(table.shape[1], [(a > 0).astype(dtype) for a in read], dy)
+    if "x" in needs:
         softened = [jnp.where(a > 0, 0.75, 0.25).astype(dtype) for a in read]
         by_wire = [0.5 * dy * slope for slope in _slots.slopes(table.astype(dtype), softened)]
-        dx = _wires.to_inputs(by_wire, wires, readers, x.shape[0])
-    return dx, d_table, None, None
+        found["x"] = _wires.to_inputs(by_wire, wires, call.readers, x.shape[0])
+    return found

@@ -1,4 +1,8 @@
-"""`lutjax.detect` in plain JAX."""
+"""`lutjax.detect` in plain JAX.
+
+``delta[t, r] = x[a[t, r]] - x[b[t, r]]``; ``dx[a] += dmargin`` and ``dx[b] -= dmargin`` at the closest pair. Inputs are gathered one pair of
+all detectors after the other.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,53 +10,42 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addends
+from lutjax._fixed_point import addends
 from lutjax.kernels._xla._rows import add, read
 from lutjax.kernels.registry import Device
+from lutjax.ops.detect import Detect
 
 
-def forward(
-    x: jax.Array,
-    anchors: jax.Array,
-    *,
-    epsilon: float,
-    n_inputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> Detection:
+def forward(call: Detect, *, device: Device) -> Detection:
+    assert call.x is not None
     # Inputs first: an anchor then reads a contiguous row of the batch.
-    inputs = x.T.astype(accumulator(x.dtype))
-    ids = jnp.clip(anchors, 0, n_inputs - 1)
+    inputs = call.x.T.astype(accumulator(call.x.dtype))
+    ids = jnp.clip(call.anchors, 0, call.n_inputs - 1)
+    n_detectors, n_pairs, _ = ids.shape
 
     def end(r: int, side: int) -> jax.Array:
         return read(inputs, ids[:, r, side])
 
-    shape = (anchors.shape[0], x.shape[0])
-    d = closest([end(r, 0) - end(r, 1) for r in range(anchors.shape[1])], shape, inputs.dtype, epsilon)
+    deltas = [end(r, 0) - end(r, 1) for r in range(n_pairs)]
+    d = closest(deltas, (n_detectors, call.x.shape[0]), inputs.dtype, call.epsilon)
     return jax.tree.map(jnp.transpose, d)
 
 
 def backward(
-    saved: tuple[jax.Array, jax.Array],
-    d_margin: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    epsilon: float,
-    n_inputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array, None]:
-    anchors, flip = saved
-    d_margin = addends(d_margin, accumulate)
-    batch, n_detectors = flip.shape
-    if anchors.shape[1] == 0:  # no comparison, no gradient
-        return zeros_varying(d_margin, (batch, n_inputs), d_margin.dtype), None
+    call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    assert call.flip is not None
+    d_margin = addends(cotangent, call.accumulate)
+    batch, n_detectors = d_margin.shape
+    dx = zeros_varying(d_margin, (batch, call.n_inputs), d_margin.dtype)
+    if call.anchors.shape[1] == 0:  # no comparison, no gradient
+        return {"x": dx}
     detector = jnp.arange(n_detectors, dtype=jnp.int32)[None]
-    pair = jnp.clip(anchors, 0, n_inputs - 1).at[detector, closest_pair(flip)].get(mode="clip")
+    ids = jnp.clip(call.anchors, 0, call.n_inputs - 1)
+    pair = ids.at[detector, closest_pair(call.flip)].get(mode="clip")
     sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
-    dx = zeros_varying(d_margin, (batch, n_inputs), d_margin.dtype)
     dx = add(dx, (sample, pair[..., 0]), d_margin)
-    return add(dx, (sample, pair[..., 1]), -d_margin), None
+    return {"x": add(dx, (sample, pair[..., 1]), -d_margin)}
 
 
 def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, epsilon: float) -> Detection:

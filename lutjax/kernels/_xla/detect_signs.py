@@ -1,4 +1,4 @@
-"""`lutjax.detect_signs` in plain JAX."""
+"""`lutjax.detect_signs` in plain JAX: bit ``r`` is ``positions[r] > 0``; ``dpositions[closest] = dmargin``."""
 
 import jax
 import jax.numpy as jnp
@@ -7,17 +7,19 @@ from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.kernels.registry import Device
+from lutjax.ops.detect_signs import DetectSigns
 
 
-def forward(positions: jax.Array, *, epsilon: float, device: Device) -> Detection:
-    dtype = accumulator(positions.dtype)
-    values = positions.astype(dtype).T
-    return closest(list(values), positions.shape[:1], dtype, epsilon)
+def forward(call: DetectSigns, *, device: Device) -> Detection:
+    assert call.positions is not None
+    dtype = accumulator(call.positions.dtype)
+    values = call.positions.astype(dtype).T
+    return closest(list(values), call.positions.shape[:1], dtype, call.epsilon)
 
 
 def backward(
-    saved: tuple[Detection], d_margin: jax.Array, needs: tuple[bool, ...], *, epsilon: float, device: Device
-) -> tuple[jax.Array]:
-    (d,) = saved
-    bit = jax.lax.broadcasted_iota(jnp.int32, (*d_margin.shape, d.bits), 1)
-    return (jnp.where(bit == closest_pair(d.flip)[:, None], d_margin[:, None], 0),)
+    call: DetectSigns, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    assert call.flip is not None
+    bit = jax.lax.broadcasted_iota(jnp.int32, (*cotangent.shape, call.n_bits), 1)
+    return {"positions": jnp.where(bit == closest_pair(call.flip)[:, None], cotangent[:, None], 0)}

@@ -1,4 +1,8 @@
-"""`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_rows` does."""
+"""`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_rows` does.
+
+``y[b] = sum_t weights[t, index[b, t]]``; ``dweights[t, index[b, t]] += dy[b]``; ``dmargin[b, t] = slope(margin[b, t]) *
+<dy[b], weights[t, index] - weights[t, index ^ flip]>``. Ids are detector-major, ``[T, B]``.
+"""
 
 import functools
 from types import ModuleType
@@ -7,45 +11,50 @@ from typing import Any
 import jax
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax.kernels._xla import _rows
+from lutjax._fixed_point import addend_dtype, addends, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _rows, _updates
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup import Lookup
 
 
-def forward_by(
-    rows: ModuleType,
-    weights: jax.Array,
-    detection: Detection,
-    *,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    y = rows.sum_rows(weights, detection.index.T, device, accumulate)
-    return result(y, weights.dtype, accumulate)
+def forward_by(rows: ModuleType, call: Lookup, *, device: Device) -> jax.Array:
+    y = rows.sum_rows(call.weights, call.detection.index.T, device, call.accumulate)
+    return result(y, call.weights.dtype, call.accumulate)
 
 
 def backward_by(
-    rows: ModuleType,
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, d = saved
+    rows: ModuleType, call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    weights, d = call.weights, call.detection
     index, margin = d.index.T, d.margin.T
-    d_weights = d_margin = None
-    if needs[0]:
-        zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
-        d_weights = _rows.add_rows(zeros, index, addends(dy, accumulate), device)
-    if needs[1]:
+    found = {}
+    if "weights" in needs:
+        zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
+        found["weights"] = _rows.add_rows(zeros, index, addends(cotangent, call.accumulate), device)
+    if "detection" in needs:
         main_and_flipped = index, index ^ d.flip.T
-        (difference,) = rows.differences(weights, main_and_flipped, dy, device, accumulate)
-        d_margin = (_rows.slope(margin) * difference.astype(margin.dtype)).T
-    return d_weights, d_margin
+        (difference,) = rows.differences(weights, main_and_flipped, cotangent, device, call.accumulate)
+        found["detection"] = (_rows.slope(margin) * difference.astype(margin.dtype)).T
+    return found
 
 
 forward = functools.partial(forward_by, _rows)
 backward = functools.partial(backward_by, _rows)
+
+
+def update(
+    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+
+
+def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+    """Return how the hits of a call are visited, and how many a detector has at most."""
+    index = call.detection.index.T
+
+    def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
+        return body(carry, detectors(index), cotangent, None)
+
+    return visit, cotangent.shape[0]

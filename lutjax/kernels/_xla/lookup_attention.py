@@ -1,5 +1,7 @@
 """`lutjax.lookup_attention` in plain JAX: tile by tile, nothing of the size of all pairs at once.
 
+``row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]``; ``y[j] = sum_{i, t} weights[t, row]``;
+``dweights[t, row] += dy[j]``; the closest of the three margins gets ``slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
 The same by any other module that reads rows as `_rows` does.
 """
 
@@ -7,62 +9,42 @@ import copy
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection, existing
 from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax.kernels._xla import _pairs, _rows
+from lutjax._fixed_point import addend_dtype, addends, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _pairs, _rows, _updates
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup_attention import LookupAttention
 
 
-def forward_by(
-    rows: ModuleType,
-    weights: jax.Array,
-    query: Detection,
-    key: Detection,
-    position: Detection | None,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    segments = (query_segments, key_segments)
-    pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
-    row = RowIds(pairs, query, key, position)
+def forward_by(rows: ModuleType, call: LookupAttention, *, device: Device) -> jax.Array:
+    weights, accumulate = call.weights, call.accumulate
+    pairs = _pairs.plan(call, device)
+    row = RowIds(pairs, call)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
         return tile.add_rows(y, rows.sum_rows(weights, _rows.flat(row(tile)), device, accumulate))
 
     dtype = addend_dtype(weights.dtype, accumulate)
-    y = zeros_varying(query.index, pairs.padded_shape(weights.shape[-1]), dtype)
+    y = zeros_varying(call.query.index, pairs.padded_shape(weights.shape[-1]), dtype)
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
 def backward_by(
-    rows: ModuleType,
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, query, key, position, start, query_segments, key_segments = saved
-    query, key, position = existing(query), existing(key), None if position is None else existing(position)
-    segments = (query_segments, key_segments)
-    pairs = _pairs.plan(query.index, key.index, weights, start, window, segments, device)
-    row = RowIds(pairs, query, key, position)
-    dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
-    need_weights, need_query, need_key, need_position = needs[:4]
+    rows: ModuleType, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    weights, query, key, position = call.weights, call.query, call.key, call.position
+    accumulate = call.accumulate
+    pairs = _pairs.plan(call, device)
+    row = RowIds(pairs, call)
+    dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
+    need_query, need_key, need_position = (name in needs for name in ("query", "key", "position"))
 
     q_flip, q_margin = (pairs.padded_queries(_major(a)) for a in (query.flip, query.margin))
     k_flip, k_margin = (pairs.padded_keys(_major(a)) for a in (key.flip, key.margin))
@@ -74,7 +56,7 @@ def backward_by(
         totals = dict(totals)
         main = row(tile)
         dy_pair = tile.of_rows(dy)
-        if need_weights:
+        if "weights" in needs:
             addend = addends(dy_pair, accumulate)
             totals["weights"] = _rows.add_rows(totals["weights"], _rows.flat(main), addend, device)
         if not (need_query or need_key or need_position):
@@ -116,7 +98,7 @@ def backward_by(
         return totals
 
     totals = {}
-    if need_weights:
+    if "weights" in needs:
         totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
     if need_query:
         totals["query"] = jnp.zeros_like(q_margin, addend_dtype(q_margin.dtype, accumulate))
@@ -125,28 +107,50 @@ def backward_by(
     if need_position:
         totals["position"] = jnp.zeros_like(p_margin, addend_dtype(p_margin.dtype, accumulate))
     totals = pairs.for_each_tile(body, totals)
-    return (
-        totals.get("weights"),
-        _minor(pairs.unpadded_queries(totals["query"])) if need_query else None,
-        _minor(pairs.unpadded_keys(totals["key"])) if need_key else None,
-        totals["position"].T if need_position else None,
-        *(None,) * 3,
-    )
+    found = {}
+    if "weights" in needs:
+        found["weights"] = totals["weights"]
+    if need_query:
+        found["query"] = _minor(pairs.unpadded_queries(totals["query"]))
+    if need_key:
+        found["key"] = _minor(pairs.unpadded_keys(totals["key"]))
+    if need_position:
+        found["position"] = totals["position"].T
+    return found
 
 
 forward = functools.partial(forward_by, _rows)
 backward = functools.partial(backward_by, _rows)
 
 
+def update(
+    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+
+
+def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+    """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
+    pairs = _pairs.plan(call, device)
+    row = RowIds(pairs, call)
+
+    def of_group(detectors: _updates.Detectors) -> _updates.Ids:
+        ids = row.of(detectors)
+        return lambda tile: _rows.flat(ids(tile))
+
+    return _updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
+
+
 class RowIds:
     """The row that each pair of a tile addresses: the bits of query, key and position side by side."""
 
-    def __init__(self, pairs: _pairs.Pairs, query: Detection, key: Detection, position: Detection | None):
+    def __init__(self, pairs: _pairs.Pairs, call: LookupAttention):
+        query, key, position = call.query, call.key, call.position
         self.key_shift = 0 if position is None else position.bits
         self.query_shift = self.key_shift + key.bits
-        self._query = pairs.padded_queries(_major(existing(query).index) << self.query_shift)
-        self._key = pairs.padded_keys(_major(existing(key).index) << self.key_shift)
-        self._position = existing(position).index.T if self.key_shift and position is not None else None
+        self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
+        self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
+        self._position = position.index.T if self.key_shift and position is not None else None
 
     def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
         """Those of some detectors."""

@@ -1,8 +1,11 @@
-"""`lutjax.lut_pair_attention` in plain JAX, tile by tile, and by any other module that reads rows as `_rows` does."""
+"""`lutjax.lut_pair_attention` in plain JAX, tile by tile, and by any other module that reads rows as `_rows` does.
+
+``z = [keys[i], x[j], positions[d]]``; ``y[j] = sum_{i, t} weights[t, row(z)]``; ``dweights[t, row] += dy[j]``; ``dz`` of the closest
+comparison is ``+-slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
+"""
 
 import functools
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,67 +13,44 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax.kernels._xla import _pairs, _rows
+from lutjax._fixed_point import addend_dtype, addends, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _pairs, _rows, _updates
 from lutjax.kernels._xla._terms import Terms
 from lutjax.kernels._xla.detect import closest, closest_pair
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lut_pair_attention import LutPairAttention
 
 
-def forward_by(
-    rows: ModuleType,
-    x: jax.Array,
-    keys: jax.Array,
-    weights: jax.Array,
-    anchors: jax.Array,
-    positions: jax.Array | None,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    *,
-    interleave: bool,
-    window: int | None,
-    epsilon: float,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    segments = (query_segments, key_segments)
-    pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
-    terms = TiledTerms(pairs, x, keys, anchors, positions, interleave, epsilon)
+def forward_by(rows: ModuleType, call: LutPairAttention, *, device: Device) -> jax.Array:
+    weights, accumulate = call.weights, call.accumulate
+    pairs = _pairs.plan(call, device)
+    terms = TiledTerms(pairs, call)
 
     def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
         index = _rows.flat(terms.detect(tile).index)
         return tile.add_rows(y, rows.sum_rows(weights, index, device, accumulate))
 
-    y = zeros_varying(x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))
+    y = zeros_varying(call.x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
 def backward_by(
-    rows: ModuleType,
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    interleave: bool,
-    window: int | None,
-    epsilon: float,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    x, keys, weights, anchors, positions, start, query_segments, key_segments = saved
-    need_x, need_keys, need_weights, _, need_positions = needs[:5]
-    segments = (query_segments, key_segments)
-    pairs = _pairs.plan(x, keys, weights, start, window, segments, device)
-    terms = TiledTerms(pairs, x, keys, anchors, positions, interleave, epsilon)
-    dy = pairs.padded_rows(dy.astype(accumulator(weights.dtype)))
+    rows: ModuleType, call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    weights, accumulate = call.weights, call.accumulate
+    need_x, need_keys, need_positions = (name in needs for name in ("x", "keys", "positions"))
+    pairs = _pairs.plan(call, device)
+    terms = TiledTerms(pairs, call)
+    dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
 
     def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
         totals = dict(totals)
         d = terms.detect(tile)
         dy_pair = tile.of_rows(dy)
         index = _rows.flat(d.index)
-        if need_weights:
+        if "weights" in needs:
             totals["weights"] = _rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
@@ -92,7 +72,7 @@ def backward_by(
         return totals
 
     totals = {}
-    if need_weights:
+    if "weights" in needs:
         totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
     if need_x:
         totals["x"] = jnp.zeros_like(terms.query, addend_dtype(terms.query.dtype, accumulate))
@@ -101,35 +81,49 @@ def backward_by(
     if need_positions and terms.position is not None:
         totals["positions"] = jnp.zeros_like(terms.position, addend_dtype(terms.position.dtype, accumulate))
     totals = pairs.for_each_tile(body, totals)
-    return (
-        terms.to_x(pairs.unpadded_queries(totals["x"]), part=1) if need_x else None,
-        terms.to_x(pairs.unpadded_keys(totals["keys"]), part=0) if need_keys else None,
-        totals.get("weights"),
-        None,
-        terms.to_positions(totals["positions"]) if need_positions else None,
-        *(None,) * 3,
-    )
+    found = {}
+    if need_x:
+        found["x"] = terms.to_x(pairs.unpadded_queries(totals["x"]), part=1)
+    if need_keys:
+        found["keys"] = terms.to_x(pairs.unpadded_keys(totals["keys"]), part=0)
+    if "weights" in needs:
+        found["weights"] = totals["weights"]
+    if need_positions:
+        found["positions"] = terms.to_positions(totals["positions"])
+    return found
 
 
 forward = functools.partial(forward_by, _rows)
 backward = functools.partial(backward_by, _rows)
 
 
+def update(
+    call: LutPairAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+
+
+def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+    """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
+    pairs = _pairs.plan(call, device)
+
+    def of_group(detectors: _updates.Detectors) -> _updates.Ids:
+        positions = call.positions
+        if positions is not None and positions.shape[1] > 1:
+            positions = detectors(positions, 1)
+        group = call.replace(anchors=detectors(call.anchors), positions=positions)
+        terms = TiledTerms(pairs, group)
+        return lambda tile: _rows.flat(terms.detect(tile).index)
+
+    return _updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
+
+
 class TiledTerms(Terms):
     """The terms with whole tiles of places."""
 
-    def __init__(
-        self,
-        pairs: _pairs.Pairs,
-        x: jax.Array,
-        keys: jax.Array,
-        anchors: jax.Array,
-        positions: jax.Array | None,
-        interleave: bool,
-        epsilon: float,
-    ):
-        super().__init__(x, keys, anchors, positions, interleave)
-        self._pairs, self._epsilon = pairs, epsilon
+    def __init__(self, pairs: _pairs.Pairs, call: LutPairAttention):
+        super().__init__(call)
+        self._pairs, self._epsilon = pairs, call.epsilon
         self.key, self.query = pairs.padded_keys(self.key), pairs.padded_queries(self.query)
 
     def detect(self, tile: _pairs.Tile) -> Detection:

@@ -1,4 +1,4 @@
-"""`lutjax.packed_lut` in plain JAX."""
+"""`lutjax.packed_lut` in plain JAX: each table as a polynomial over bits, exclusive or of ands of words."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,12 @@ import jax.numpy as jnp
 
 from lutjax.kernels._xla import _wires
 from lutjax.kernels.registry import Device
+from lutjax.ops.packed_lut import PackedLut
 
 
-def forward(words: jax.Array, truth: jax.Array, wires: jax.Array, *, device: Device) -> jax.Array:
-    return value([m[:, None] for m in masks(truth)], _wires.rows(words, wires, words.dtype))
+def forward(call: PackedLut, *, device: Device) -> jax.Array:
+    read = _wires.rows(call.words, call.wires, call.words.dtype)
+    return value([m[:, None] for m in masks(call.truth)], read)
 
 
 def masks(truth: jax.Array) -> list[jax.Array]:

@@ -1,31 +1,29 @@
-"""`lutjax.soft_lut` in plain JAX."""
-
-from typing import Any
+"""`lutjax.soft_lut` in plain JAX: ``y = sum_k table[k] prod_l (x_l if bit l of k else 1 - x_l)``."""
 
 import jax
 
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _slots, _wires
 from lutjax.kernels.registry import Device
+from lutjax.ops.soft_lut import SoftLut
 
 
-def forward(
-    x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
-) -> jax.Array:
+def forward(call: SoftLut, *, device: Device) -> jax.Array:
+    x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
     return _slots.value(table.astype(dtype), _wires.rows(x, wires, dtype)).astype(x.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
-) -> tuple[jax.Array | None, ...]:
-    x, table, wires, readers = saved
+    call: SoftLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
-    dy, read = dy.astype(dtype), _wires.rows(x, wires, dtype)
-    dx = d_table = None
-    if needs[1]:
-        d_table = _slots.of_table(table.shape[1], read, dy)
-    if needs[0]:
+    dy, read = cotangent.astype(dtype), _wires.rows(x, wires, dtype)
+    found = {}
+    if "table" in needs:
+        found["table"] = _slots.of_table(table.shape[1], read, dy)
+    if "x" in needs:
         by_wire = [dy * slope for slope in _slots.slopes(table.astype(dtype), read)]
-        dx = _wires.to_inputs(by_wire, wires, readers, x.shape[0])
-    return dx, d_table, None, None
+        found["x"] = _wires.to_inputs(by_wire, wires, call.readers, x.shape[0])
+    return found

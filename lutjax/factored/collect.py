@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import _compat
-from lutjax._table_gradient import TableGradient, seal
-from lutjax.ops import _watch
-from lutjax.ops._watch import TableUseError
-from lutjax.ops.update_table import of_parts
+from lutjax.factored.gradient import TableGradient, seal
+from lutjax.factored.update import of_parts
+from lutjax.factored.watch import TableUseError, Watch
+from lutjax.ops import _table_reads
 
 __all__ = ["IsTable", "Split", "TableUseError", "is_factored", "is_table", "microbatched", "value_and_grad"]
 
@@ -66,13 +66,13 @@ def value_and_grad(
     def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         split = Split(params, tables)
 
-        def watched(watch_taps: Any, others: Any, guards: Any) -> tuple[Any, _watch.Watch]:
+        def watched(watch_taps: Any, others: Any, guards: Any) -> tuple[Any, Watch]:
             guarded = {
                 name: _guard(name)(table, guard)
                 for (name, table), guard in zip(split.tables.items(), guards, strict=True)
             }
-            watch = _watch.Watch(guarded, watch_taps)
-            with _watch.watching(watch):
+            watch = Watch(guarded, watch_taps)
+            with _table_reads.reported_to(watch):
                 return loss(split.join(others, guarded), *args, **kwargs), watch
 
         guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
@@ -82,22 +82,17 @@ def value_and_grad(
             result, watch = watched(taps, others, guards)
             split.check_look_ups(watch)  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
-            arguments = {name: look_up.arguments for name, look_up in watch.look_ups.items()}
-            static.update({name: (look_up.op, look_up.options) for name, look_up in watch.look_ups.items()})
-            return value, (aux, arguments, watch.factors)
+            return value, (aux, {name: read.call for name, read in watch.look_ups.items()}, watch.factors)
 
-        static: dict[str, Any] = {}
-        (value, (aux, arguments, factors)), (of_others, of_taps, _) = jax.value_and_grad(
+        (value, (aux, look_ups, factors)), (of_others, of_taps, _) = jax.value_and_grad(
             tapped, argnums=(0, 1, 2), has_aux=True
         )(split.others, taps, guards)
         gradients = {
             name: TableGradient(
-                op=static[name][0],
+                look_up=look_ups[name],
                 sealed=seal(of_taps[name][0]),
-                arguments=arguments[name],
                 factor=factors.get(name),
                 after=of_taps[name][1],
-                options=static[name][1],
                 shape=table.shape,
                 dtype=table.dtype,
                 axes=_compat.varying_axes(table),
@@ -149,7 +144,7 @@ class Split:
                 others.append(gradient)
         return others, of_tables
 
-    def check_look_ups(self, watch: _watch.Watch) -> None:
+    def check_look_ups(self, watch: Watch) -> None:
         """Raises TableUseError if a table was not looked up."""
         for name in self.tables:
             if name not in watch.look_ups:
@@ -161,14 +156,14 @@ class Split:
                     "within the loss."
                 )
 
-    def taps(self, look: Callable[[list[Any]], _watch.Watch]) -> dict[str, tuple[Any, Any]]:
+    def taps(self, look: Callable[[list[Any]], Watch]) -> dict[str, tuple[Any, Any]]:
         """Zeros for the look-up of each table, found in an abstract evaluation of the loss."""
         found: dict[str, Any] = {}
 
         def abstract(others: list[Any]) -> None:
             watch = look(others)
             self.check_look_ups(watch)
-            found.update({name: watch.look_ups[name].output for name in self.tables})
+            found.update({name: watch.look_ups[name] for name in self.tables})
 
         jax.eval_shape(abstract, self.others)
         return {

@@ -12,27 +12,12 @@ from jaxtyping import Float
 from lutjax import _compat
 from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowRule, RowState
-from lutjax._table_gradient import TableGradient
 from lutjax._typing import Array, Scalar
+from lutjax.factored.gradient import TableGradient
+from lutjax.kernels.contract import Call, Step
 from lutjax.kernels.registry import Device, Implementation, devices_of
-from lutjax.ops import _checks, lookup, lookup_attention, lut_pair_attention, sparse_lookup
-from lutjax.ops._transforms import Operation, apply, folded
-
-_LOOK_UPS = {
-    module.OPERATION.name: module.OPERATION
-    for module in (lookup, sparse_lookup, lookup_attention, lut_pair_attention)
-}
-
-
-def _update_after(op: Operation) -> Operation:
-    """Kernels take ``weights, state, rate, factor, dy`` and the arguments of the look-up without its table."""
-    assert op.table is not None
-    others = (*op.ranks[: op.table], *op.ranks[op.table + 1 :])
-    rank = max(r for r in others if r is not None)  # of the output as of what is detected
-    return Operation(f"{op.name}_update", ranks=(None, None, None, None, rank, *others), reduces=True)
-
-
-UPDATES = {name: _update_after(op) for name, op in _LOOK_UPS.items()}
+from lutjax.ops import _checks
+from lutjax.ops._transforms import folded, updated
 
 
 def update_table(
@@ -46,9 +31,8 @@ def update_table(
 ) -> tuple[Float[jax.Array, "detectors rows outputs"], RowState]:
     """A table after one optimiser step: only rows that were looked up are read and written.
 
-    Under `jax.jit` with a donated table the step happens in the table's own memory. The kernels are those of the
-    registered ops ``lookup_update``, ``sparse_lookup_update``, ``lookup_attention_update`` and
-    ``lut_pair_attention_update``.
+    Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the kernels of the look-up's op, in their
+    direction ``update``.
 
     Definition; ``touched`` ``[T, R, 1]`` says which rows were looked up::
 
@@ -101,27 +85,35 @@ def update_table(
         f"the gradient is that of a table {gradient.dtype}{list(gradient.shape)}",
     )
     check_state(rule, weights, state)
-    accumulate = dict(gradient.options).get("accumulate")
+    accumulate = dict(gradient.look_up.options()).get("accumulate")
     if accumulate is not None and accumulate.checked:
         raise ValueError(
             f"update_table: the look-up was made with {accumulate}; an update in the table's own memory cannot be "
             "checked. Use checked=False to train, or look at gradient.to_dense(), which is checked."
         )
     dtype = accumulator(weights.dtype)
-    # The table is written only when the backward pass has read it: else the compiler would copy all of it.
-    rate = jnp.asarray(rate, dtype)
-    never = (gradient.after < 0) & (gradient.after > 0)
-    return apply(
-        UPDATES[gradient.op],
-        weights,
-        state,
-        jnp.where(never, -rate, rate),
-        None if gradient.factor is None else jnp.asarray(gradient.factor, dtype),
-        gradient.cotangent,
-        *gradient.arguments,
-        implementation=implementation,
-        options={**dict(gradient.options), "rule": rule},
+    step = Step(
+        rate=_after(jnp.asarray(rate, dtype), gradient.after),
+        factor=None if gradient.factor is None else jnp.asarray(gradient.factor, dtype),
+        state=state,
+        rule=rule,
     )
+    call = _with_table(gradient.look_up, weights)
+    table, state = updated(call, gradient.cotangent, step, implementation=implementation)
+    return table, state
+
+
+def _with_table(look_up: Call, weights: Any) -> Call:
+    return look_up.replace(**{str(look_up.table_name): weights})
+
+
+def _after(rate: jax.Array, token: jax.Array) -> jax.Array:
+    """Return the rate, available once the backward pass has read the table.
+
+    Else the compiler may write the table before it is read for the last time, and has to copy all of it.
+    """
+    never = (token < 0) & (token > 0)
+    return jnp.where(never, -rate, rate)
 
 
 def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
@@ -142,67 +134,43 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
         )
 
 
-def dense(gradient: TableGradient) -> jax.Array:
-    """The gradient as an array of the table's shape."""
-    op = _LOOK_UPS[gradient.op]
-    assert op.table is not None
-
-    def f(weights: jax.Array) -> jax.Array:
-        arguments = list(gradient.arguments)
-        arguments.insert(op.table, weights)
-        return apply(op, *arguments, options=dict(gradient.options))
-
-    # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
-    in_scope = _mesh_axes(gradient)
-    zeros = _compat.cast_varying(jnp.zeros(gradient.shape, gradient.dtype), gradient.axes & in_scope)
-    (of_table,) = jax.vjp(f, zeros)[1](gradient.cotangent)
-    if gradient.factor is None:
-        return of_table
-    return of_table * jnp.asarray(gradient.factor, of_table.dtype)
-
-
 def squared_norm(gradient: TableGradient) -> jax.Array:
     """The sum of the squares of the gradient's numbers, those that several look-ups share added up first.
 
     Without an array of the table's shape; except inside a `jax.shard_map` where the table is the same on all devices: its
     gradient is the sum over them, and made as such.
     """
-    if _mesh_axes(gradient) - gradient.axes:
-        return jnp.sum(jnp.square(dense(gradient).astype(accumulator(gradient.dtype))))
+    if gradient.varying_axes() - gradient.axes:
+        return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     return _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
-    # How a call is cut into hits is the same on every device, and plain JAX: there is nothing to choose.
-    kernel = importlib.import_module(f"lutjax.kernels._xla.{gradient.op}_update")
+    # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
+    kernel = importlib.import_module(f"lutjax.kernels._xla.{gradient.op}")
     updates = importlib.import_module("lutjax.kernels._xla._updates")
-    options = dict(gradient.options)
-    accumulate = options.pop("accumulate")
-    like = next(iter(jax.tree.leaves(gradient.arguments)))
+    like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
-    arguments = (weights, {}, None, None, gradient.cotangent, *gradient.arguments)
-    weights, _, _, _, *hits = folded(UPDATES[gradient.op], arguments)
-    visit, n_hits = kernel.hits(weights, *hits, **options, device=device)
-    square = updates.squared_norm(weights, visit, n_hits, accumulate=accumulate, device=device)
+    call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)
+    visit, n_hits = kernel.hits(call, cotangent, device=device)
+    square = updates.squared_norm(call, visit, n_hits, device=device)
     return (
         square if gradient.factor is None else square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
     )
 
 
-def _mesh_axes(gradient: TableGradient) -> frozenset[str]:
-    """Mesh axes over which anything in it varies."""
-    return frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(gradient)))
-
-
 def of_parts(gradient: TableGradient) -> TableGradient:
     """One gradient of many, each array of which has an axis for them in front: the look-ups of all of them."""
-    op = _LOOK_UPS[gradient.op]
-    ranks = [rank for i, rank in enumerate(op.ranks) if i != op.table]
-    arguments = tuple(
+    look_up = gradient.look_up
+    arrays = (
         # What has no batch axis is the same in every part.
-        jax.tree.map(lambda a: a[0], argument) if rank is None else argument
-        for argument, rank in zip(gradient.arguments, ranks, strict=True)
+        jax.tree.map(lambda a: a[0], array) if rank is None else array
+        for array, rank in zip(look_up.values(), look_up.ranks(), strict=True)
     )
-    factor = None if gradient.factor is None else jnp.asarray(gradient.factor)[0]
-    return dataclasses.replace(gradient, arguments=arguments, factor=factor, after=jnp.sum(gradient.after))
+    return dataclasses.replace(
+        gradient,
+        look_up=look_up.of(arrays, look_up.options()),
+        factor=None if gradient.factor is None else jnp.asarray(gradient.factor)[0],
+        after=jnp.sum(gradient.after),
+    )

@@ -17,7 +17,10 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax import _compat
 from lutjax._dtypes import accumulator
+from lutjax.kernels.contract import Call
+from lutjax.ops._transforms import apply
 
 _CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
 
@@ -31,26 +34,27 @@ class TableGradient:
     finds nothing: ask for that of `lutjax.training.tables.global_norm`.
 
     Attributes:
-      op: the look-up, e.g. ``"lookup"``.
+      look_up: the call that read the table, with None in its place.
       sealed: `cotangent` as `seal` makes it, a leaf without arithmetic.
-      arguments: arguments of the look-up without the table; detections or what they are made of, ``[..., T]``.
       factor: the product of the factors of `lutjax.scale_gradient` on the way to the table, or None.
-      after: a scalar without meaning, known when the backward pass has read the table.
-      options: static options of the look-up.
+      after: dependency token, a scalar that is available once the backward pass has read the table.
       shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a `jax.shard_map`.
 
     Source: docs/semantics.md, section 8.
     """
 
-    op: str
+    look_up: Call
     sealed: Any  # an array of `seal`, or whatever jax makes of the leaves of a pytree
-    arguments: tuple[Any, ...]
     factor: Any
     after: Any
-    options: tuple[tuple[str, Any], ...]
     shape: tuple[int, ...]
     dtype: np.dtype
     axes: frozenset[str] = frozenset()
+
+    @property
+    def op(self) -> str:
+        """Name of the look-up, e.g. ``"lookup"``."""
+        return self.look_up.op
 
     @property
     def cotangent(self) -> Any:
@@ -59,9 +63,19 @@ class TableGradient:
 
     def to_dense(self) -> jax.Array:
         """The same gradient as an array of the table's shape: what `jax.grad` returns. For checks."""
-        from lutjax.ops.update_table import dense
+        look_up = self.look_up
 
-        return dense(self)
+        def f(weights: jax.Array) -> jax.Array:
+            return apply(look_up.replace(**{str(look_up.table_name): weights}))
+
+        # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
+        zeros = _compat.cast_varying(jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes())
+        (of_table,) = jax.vjp(f, zeros)[1](self.cotangent)
+        return of_table if self.factor is None else of_table * jnp.asarray(self.factor, of_table.dtype)
+
+    def varying_axes(self) -> frozenset[str]:
+        """Return the mesh axes over which anything in it varies."""
+        return frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(self)))
 
     def scaled(self, factor: Any) -> "TableGradient":
         """The gradient times a number."""
@@ -74,7 +88,7 @@ class TableGradient:
     @property
     def nbytes(self) -> int:
         """Bytes of the factors."""
-        factors = (self.cotangent, self.arguments, self.factor, self.after)
+        factors = (self.cotangent, self.look_up, self.factor, self.after)
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(factors))
 
     def __repr__(self) -> str:
@@ -145,13 +159,8 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
     setattr(TableGradient, f"__{_name}__", _refusing(f"__{_name}__"))
     setattr(TableGradient, f"__r{_name}__", _refusing(f"__r{_name}__"))
 
-_DATA = (
-    "sealed",
-    "arguments",
-    "factor",
-    "after",
-)  # what has no arithmetic first: nothing else is said before
-_META = ("op", "options", "shape", "dtype", "axes")
+_DATA = ("sealed", "look_up", "factor", "after")  # what has no arithmetic first: nothing else is said before
+_META = ("shape", "dtype", "axes")
 
 
 def _flatten(gradient: TableGradient) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

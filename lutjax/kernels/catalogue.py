@@ -1,0 +1,93 @@
+"""Which platform and backend has which op: one row for each op.
+
+Adding a kernel to lutjax is a word here and its module, ``lutjax.kernels.<room of the column>.<op>``.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+
+from lutjax.kernels.contract import DIRECTIONS, Direction
+from lutjax.kernels.registry import Backend, KernelRegistry, Platform, Request
+
+FORWARD: tuple[Direction, ...] = ("forward",)
+GRADIENT: tuple[Direction, ...] = ("forward", "backward")
+ALL = DIRECTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A platform on a backend.
+
+    Attributes:
+      room: package of its kernels. fit: module in it with `unsupported` and `slower`; None: every call fits.
+      requires: packages that its kernels need. priority: None: the default of the platform.
+      awaits_record: whether a kernel is chosen by itself only where a record says that it ran on such a device.
+    """
+
+    platform: Platform
+    backend: Backend
+    room: str
+    fit: str | None = None
+    requires: tuple[str, ...] = ()
+    priority: int | None = None
+    awaits_record: bool = False
+
+
+XLA = Column(Platform.XLA, Backend.ANY, "_xla")
+TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_triton", "triton"))
+# jax's Mosaic GPU imports absl, and jax does not bring it. It is tried before Triton; `slower` defers to Triton.
+MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21)
+# TensorCores first: the calls that they defer are for SparseCores.
+TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True)
+SPARSECORE = Column(
+    Platform.PALLAS, Backend.SPARSECORE, "_pallas.sparsecore", "_sparsecore_fit", (), 9, True
+)
+
+KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
+    "detect": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "detect_signs": {XLA: GRADIENT, TENSORCORE: GRADIENT},
+    "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "lookup_attention": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "bilinear_gates": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "soft_lut": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "binary_lut": {XLA: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
+    "packed_lut": {XLA: FORWARD, TENSORCORE: FORWARD},
+}
+
+
+def register(registry: KernelRegistry) -> None:
+    """Register the ops of lutjax and their kernels."""
+    for op, row in KERNELS.items():
+        registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
+        for column, directions in row.items():
+            room = f"lutjax.kernels.{column.room}"
+            fit = f"{room}.{column.fit}" if column.fit else None
+            registry.register(
+                op,
+                column.platform,
+                column.backend,
+                f"{room}.{op}",
+                requires=column.requires,
+                priority=column.priority,
+                unsupported=_asked(fit, "unsupported"),
+                slower=_asked(fit, "slower"),
+                directions=directions,
+                awaits_record=column.awaits_record,
+            )
+
+
+@functools.cache
+def _asked(module: str | None, function: str) -> Callable[[Request], str | None] | None:
+    """Return a function of a module that is imported when it is first asked."""
+    if module is None:
+        return None
+
+    def ask(request: Request) -> str | None:
+        why: str | None = getattr(importlib.import_module(module), function)(request)
+        return why
+
+    return ask
