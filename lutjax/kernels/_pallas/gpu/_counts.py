@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 
 from lutjax.kernels._pallas.gpu import _mosaic_launch
 from lutjax.kernels._triton._histograms import Counter, dtype_of_counts
-from lutjax.kernels._triton._pairs import Pairs
+from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels.registry import Device
 
 _QUERIES = 4  # of a program, one after the other
@@ -25,7 +25,7 @@ _KEYS = 512  # of a step
 _ONE = plgpu.Layout.WG_STRIDED
 
 
-def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Array:
+def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
     """How often each query reads each of its rows, ``[detectors of a group, queries, rows of a query's id]``."""
     n_samples, n_queries = pairs.queries
     n_keys = pairs.key.shape[2]
