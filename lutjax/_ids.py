@@ -10,6 +10,11 @@ _INT32 = np.iinfo(np.int32)
 _FARTHEST = 2**30  # sums of two of these fit int32
 
 
+def as_jax(a: Any) -> jax.Array:
+    """Return an array as one of JAX: itself if it is one."""
+    return a if isinstance(a, jax.Array) else jnp.asarray(a)
+
+
 def as_int32(ids: Any) -> jax.Array:
     """Return integers of any dtype as int32; what is beyond its range becomes its nearest number."""
     if ids.dtype == np.int32:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
+from lutjax._derivatives import mapped_as, with_derivative_of
 from lutjax._detection import Detection, existing
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
@@ -86,22 +87,11 @@ def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0
 
 
 # ------------------------------------------------------------------------------------- surrogate
-def _mapped_as(value: jax.Array, *others: jax.Array) -> jax.Array:
-    """`value`, mapped by a `jax.vmap` in scope as soon as one of the others is.
-
-    JAX (0.12) returns wrong numbers or a TypeError, under `vmap` of `jit` or `checkpoint`, for a custom derivative that is
-    mapped where its value is not.
-    """
-    for other in others:
-        value = jnp.where(other == other, value, value)  # compilers leave the value alone
-    return value
-
-
 @jax.custom_jvp
 def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
     """Zero, whose derivative in `margin` is the surrogate derivative times `difference`."""
     zeros = jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
-    return _mapped_as(zeros, margin, difference)
+    return mapped_as(zeros, margin, difference)
 
 
 @_surrogate.defjvp
@@ -130,17 +120,6 @@ def _read(
 
 
 # ------------------------------------------------------------------------------------- sums
-@jax.custom_jvp
-def _with_derivative_of(value: jax.Array, other: jax.Array) -> jax.Array:
-    """`value`, with the derivative of `other`."""
-    return _mapped_as(value, other)
-
-
-@_with_derivative_of.defjvp
-def _with_derivative_of_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    return _with_derivative_of(*primals), tangents[1]
-
-
 def _sum(
     values: jax.Array, axis: int | tuple[int, ...], dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
@@ -149,7 +128,7 @@ def _sum(
     if accumulate is None:
         return total
     integers = jnp.sum(accumulate.quantised(jax.lax.stop_gradient(values)), axis, dtype=jnp.int32)
-    return _with_derivative_of(accumulate.total(integers, dtype), total)
+    return with_derivative_of(accumulate.total(integers, dtype), total)
 
 
 # ------------------------------------------------------------------------------------- look-ups
@@ -490,7 +469,7 @@ def binary_lut(
         alpha = jnp.asarray(0.5 * 0.75 ** (n - 1), dtype)
         terms = sign * jnp.asarray(1 / 3, dtype) ** distance * _over_samples(table.astype(dtype), x.ndim)
         smooth = smooth + jax.lax.stop_gradient(alpha * jnp.sum(terms, -1)) * of_wire
-    return _unwired(_with_derivative_of(value, smooth), feature_axis, x.dtype)
+    return _unwired(with_derivative_of(value, smooth), feature_axis, x.dtype)
 
 
 def pack_bits(bits: Array) -> UInt32[Array, "features words"]:
@@ -520,7 +499,7 @@ def packed_lut(
 # ------------------------------------------------------------------------------------- gradients
 @jax.custom_jvp
 def _scale_gradient(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return _mapped_as(x, factor)
+    return mapped_as(x, factor)
 
 
 @_scale_gradient.defjvp

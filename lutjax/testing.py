@@ -28,8 +28,8 @@ from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import SGD, RowRule
-from lutjax.kernels.registry import Implementation
 from lutjax.factored.collect import value_and_grad
+from lutjax.kernels.registry import Implementation
 
 Arrays = dict[str, Any]
 

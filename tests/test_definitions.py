@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import lutjax
-from lutjax import _row_rules, ops
+from lutjax import _row_rules, factored, ops
 from lutjax.training import tables
 
 Arrays = dict[str, Any]
@@ -431,9 +431,10 @@ def test_update_table_is_its_definition():
 def test_every_public_op_has_a_definition():
     of_ops = {
         name
-        for module in pkgutil.iter_modules(ops.__path__)
+        for room in (ops, factored)
+        for module in pkgutil.iter_modules(room.__path__)
         if not module.name.startswith("_")
-        for name, value in vars(__import__(f"lutjax.ops.{module.name}", fromlist=[""])).items()
+        for name, value in vars(__import__(f"{room.__name__}.{module.name}", fromlist=[""])).items()
         if name in lutjax.__all__ and inspect.isfunction(value)
     }
     assert {"lookup", "lut", "packed_lut", "update_table"} <= of_ops

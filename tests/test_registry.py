@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lutjax
-from lutjax.kernels.registry import Call, Device, KernelRegistry
+from lutjax.kernels.registry import Device, KernelRegistry, Request
 from lutjax.training import tables
 
 CPU = Device(lutjax.Backend.CPU, "cpu")
@@ -103,13 +103,13 @@ def test_a_single_name_never_falls_back(weights, detection, registered):
 
 
 def test_unsupported_sees_the_call(weights, detection, registered):
-    seen: list[Call] = []
-    registered("lookup", "pallas", "cpu", "nowhere", unsupported=lambda call: seen.append(call) or "no")
+    seen: list[Request] = []
+    registered("lookup", "pallas", "cpu", "nowhere", unsupported=lambda request: seen.append(request) or "no")
     lutjax.lookup(weights, detection)
-    (call,) = seen
-    assert (call.op, call.direction, call.device) == ("lookup", "forward", CPU)
-    assert call.arguments[0] == jax.ShapeDtypeStruct((5, 4, 2), jnp.float32)
-    assert call.arguments[1].index.shape == (3, 5)
+    (request,) = seen
+    assert (request.op, request.direction, request.device) == ("lookup", "forward", CPU)
+    assert request.call.weights == jax.ShapeDtypeStruct((5, 4, 2), jnp.float32)
+    assert request.call.detection.index.shape == (3, 5)
 
 
 def test_forward_and_backward_are_chosen_separately(weights, detection, registered):
@@ -314,7 +314,7 @@ def test_leading_axes_do_not_change_the_choice(leading):
 
     def attention(x, weights):
         d = lutjax.detect(x, ANCHORS)
-        return lutjax.lookup_attention(weights, d, d)
+        return lutjax.lookup_attention(weights, d, d, implementation="pallas/tpu")
 
     shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*leading, 5, 4), (5, 16, 3)))
     with jax.sharding.use_abstract_mesh(mesh):
@@ -326,8 +326,9 @@ def test_updates_are_explained(weights, detection):
         {"weights": weights}
     )
     text = lutjax.explain("update_table", weights, gradient["weights"], 0.1, tables.SGD())
-    assert text.startswith("update_table calls lookup_update\nlookup_update on cpu (cpu)\n  forward\n")
-    assert "xla/any (lutjax.kernels._xla.lookup_update): chosen" in text
+    assert text.startswith("update_table calls lookup\nlookup on cpu (cpu)\n  update\n")
+    assert "xla/any (lutjax.kernels._xla.lookup): chosen" in text
+    assert "forward" not in text
 
 
 def test_an_unknown_name_lists_what_is_known():
@@ -367,16 +368,16 @@ def test_implementations_agree_on_their_arguments():
     """Every implementation of an op has the same functions with the same arguments."""
     import inspect
 
+    parameters = {
+        "forward": ("call", "device"),
+        "backward": ("call", "cotangent", "needs", "device"),
+        "update": ("call", "cotangent", "step", "device"),
+    }
     for op in lutjax.kernel_registry.ops():
-        for direction in ("forward", "backward"):
-            signatures = {
-                tuple(inspect.signature(spec.load(direction)).parameters)
-                for spec in lutjax.kernel_registry.candidates(op)
-                if direction in spec.directions
-            }
-            forward_only = op.endswith("_update") or op == "packed_lut"
-            expected = 0 if direction == "backward" and forward_only else 1
-            assert len(signatures) == expected, (op, direction, signatures)
+        for spec in lutjax.kernel_registry.candidates(op):
+            for direction in spec.directions:
+                found = tuple(inspect.signature(spec.load(direction)).parameters)
+                assert found == parameters[direction], (spec, direction)
 
 
 def test_import_is_light():

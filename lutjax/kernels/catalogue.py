@@ -41,9 +41,7 @@ TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_tr
 MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21)
 # TensorCores first: the calls that they defer are for SparseCores.
 TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True)
-SPARSECORE = Column(
-    Platform.PALLAS, Backend.SPARSECORE, "_pallas.sparsecore", "_sparsecore_fit", (), 9, True
-)
+SPARSECORE = Column(Platform.PALLAS, Backend.SPARSECORE, "_pallas.sparsecore", "_sparsecore_fit", (), 9, True)
 
 KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "detect": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},

@@ -22,17 +22,11 @@ module with functions of it::
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
-import numpy as np
 
 from lutjax._row_rules import SGD, RowRule, RowState
-
-if TYPE_CHECKING:
-    CallArray = jax.Array
-else:  # until an op converts what it was given
-    CallArray = jax.Array | np.ndarray
 
 C = TypeVar("C", bound="Call")
 

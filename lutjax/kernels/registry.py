@@ -94,16 +94,21 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A call that a function makes of an op, and its output, both as shapes and dtypes with one batch axis."""
+    """A call that a function makes of an op, and its output, both as shapes and dtypes with one batch axis.
+
+    Attributes:
+      rule: of an update that the function makes; None where it runs the op itself.
+    """
 
     call: Call
     output: Any
+    rule: RowRule | None = None
 
     def request(self, direction: Direction, device: Device, rule: RowRule | None = None) -> Request:
         """Return what an implementation of it in a direction is asked."""
         if direction != "update":
             return Request(direction, self.call, device)
-        rule = SGD() if rule is None else rule
+        rule = rule or self.rule or SGD()
         weights = getattr(self.call, str(self.call.table_name))
         scalar = jax.ShapeDtypeStruct((), accumulator(weights.dtype))
         step = Step(scalar, None, jax.eval_shape(rule.init, weights), rule)
@@ -115,12 +120,12 @@ class Op:
     """A registered op.
 
     Attributes:
-      module: has the function of the op's name.
+      module: has the function of the op's name; None where only kernels were registered.
       cases: module of the sizes at which it is tested, measured and tuned.
     """
 
     name: str
-    module: str
+    module: str | None = None
     cases: str | None = None
 
 
@@ -244,7 +249,7 @@ class KernelRegistry:
         Raises:
           ValueError: there is an op of this name.
         """
-        if op in self._ops:
+        if op in self._ops and self._ops[op].module:
             raise ValueError(
                 f"kernel_registry.register_op: there is an op {op!r} in {self._ops[op].module}; choose another name, "
                 "or unregister that one first."
@@ -260,14 +265,18 @@ class KernelRegistry:
         self._resolved.clear()
 
     def ops(self) -> tuple[str, ...]:
-        """Return the names of the ops."""
-        return tuple(sorted(self._ops))
+        """Return the names of the ops that have a function or an implementation."""
+        return tuple(sorted(name for name, op in self._ops.items() if op.module or self._specs.get(name)))
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function of an op, or of a composition of ops."""
         if name not in self._compositions:
             self._known_op(name)
         module = self._compositions.get(name) or self._ops[name].module
+        if module is None:
+            raise ValueError(
+                f"op {name!r} has kernels and no function; kernel_registry.register_op says which module has it."
+            )
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return function
 
@@ -295,7 +304,7 @@ class KernelRegistry:
         slower: Callable[[Request], str | None] | None = None,
         awaits_record: bool = False,
     ) -> KernelSpec:
-        """Add an implementation of an op.
+        """Add an implementation of an op; see `register_op` for ops of your own.
 
         Args:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
@@ -305,9 +314,9 @@ class KernelRegistry:
           priority: by default Triton before Pallas before XLA.
 
         Raises:
-          ValueError: an unknown op, or it already has one for this platform and backend.
+          ValueError: the op already has one for this platform and backend.
         """
-        self._known_op(op)
+        self._ops.setdefault(op, Op(op))
         platform, backend = Platform(platform), Backend(backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         spec = KernelSpec(
@@ -400,8 +409,8 @@ class KernelRegistry:
         device: Device | None,
         rule: RowRule | None,
     ) -> Request:
-        device = device or devices_of(jax.tree.leaves((args, dict(options))))[0]
         self._known_op(op)
+        device = device or devices_of(jax.tree.leaves((args, dict(options))))[0]
         made = next(m for m in self.calls_of(op, *args, **options) if m.call.op == op)
         return made.request(direction, device, rule)
 
@@ -535,7 +544,7 @@ class KernelRegistry:
         for made in calls:
             lines.append(f"{made.call.op} on {device}")
             asked = self.request(made.call.op, implementation)
-            for direction in self.directions(made.call.op):
+            for direction in ("update",) if made.rule else self.directions(made.call.op):
                 lines.append(f"  {direction}")
                 chosen = False
                 for spec, reason in self._considered(asked, made.request(direction, device)):
@@ -569,17 +578,16 @@ class KernelRegistry:
             self._made.reset(token)
         return calls
 
-    def note(self, call: Call, output: Callable[[], Any]) -> None:
+    def note(self, call: Call, output: Callable[[], Any], rule: RowRule | None = None) -> None:
         """Remember a call for `calls_of`, if that asks for it; `output` returns the outline of its output."""
         made = self._made.get()
         if made is not None:
-            made.append(Made(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call), output()))
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call)
+            made.append(Made(shapes, output(), rule))
 
     def _known_op(self, op: str) -> None:
-        if op not in self._ops:
-            made_of_them = (
-                f"; made of them are {', '.join(self._compositions)}" if self._compositions else ""
-            )
+        if op not in self.ops():
+            made_of_them = f"; made of them are {', '.join(self._compositions)}" if self._compositions else ""
             raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
 
     def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:

@@ -11,12 +11,12 @@ import numpy as np
 
 import lutjax
 from lutjax import wiring
+from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._wires import check_wires
 from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
-from lutjax.reference import _with_derivative_of
 
 INT32 = jnp.dtype("int32")
 WIRINGS = ("balanced", "unique", "learnable")
@@ -138,7 +138,7 @@ class _LogicSpec(Spec):
                 raise ValueError(f"{self.layer}: estimator is 'gumbel', which needs a key for its noise.")
             logits = logits + noise(key, logits.shape, logits.dtype)
         relaxed = soft(logits / jnp.asarray(self.temperature, logits.dtype))
-        return _with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
+        return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
 
     def _coefficients(self, logits: jax.Array, deterministic: bool, key: Any) -> jax.Array:
         def hard(logits: jax.Array) -> jax.Array:
@@ -472,7 +472,7 @@ class BinaryLUTSpec(_TableSpec):
         y = lutjax.binary_lut(x, table, wires, readers=readers, **self._options)
         if deterministic or self.estimator == "soft":
             return y
-        return _with_derivative_of((y > 0).astype(y.dtype), y)
+        return with_derivative_of((y > 0).astype(y.dtype), y)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(arrays["table"]) > 0
@@ -711,7 +711,7 @@ class ThermometerSpec(Spec):
         if self.learnable:
             soft = jax.nn.sigmoid((x - t) / jnp.asarray(self.temperature, wide)).astype(dtype)
             if self.gradient == "straight_through":
-                bits = _with_derivative_of(bits, soft)
+                bits = with_derivative_of(bits, soft)
             elif not deterministic:
                 bits = soft
         return bits.reshape(*leading, self.in_features * self.n_thresholds, *trailing)

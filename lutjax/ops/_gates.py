@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from lutjax.kernels.contract import Call, CallArray, batched, shared
+from lutjax.kernels.contract import Call, batched, shared
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class TableGates(Call, op="", features_first=True):
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `table`.
     """
 
-    x: CallArray = batched(1)
-    table: CallArray = shared()
-    wires: CallArray = shared()
-    readers: CallArray | None = shared(default=None)
+    x: jax.Array = batched(1)
+    table: jax.Array = shared()
+    wires: jax.Array = shared()
+    readers: jax.Array | None = shared(default=None)

@@ -17,7 +17,7 @@ transformed, the second is a part of every cache key.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jax.custom_batching import custom_vmap
 from lutjax import _compat
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
 from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
+from lutjax._ids import as_jax
 from lutjax.kernels.contract import Call, Direction, Step
 from lutjax.kernels.registry import (
     Device,
@@ -47,6 +48,13 @@ Options = tuple[tuple[str, Any], ...]
 
 Ranks = tuple[int | None, ...]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _cached(function: F) -> F:
+    """Remember what a function returned, for hashable arguments."""
+    return functools.lru_cache(maxsize=4096)(function)  # type: ignore[return-value]
+
 
 def apply(call: Call, *, implementation: Implementation = None, feature_axis: int = -1) -> Any:
     """Return the outputs of an op: choose its implementation and run it, with any leading axes.
@@ -56,7 +64,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
       feature_axis: -1 where leading axes come first; 0 where features come first and they follow, of ops whose
         kernels want it so.
     """
-    call = jax.tree.map(_as_jax, call)
+    call = jax.tree.map(as_jax, call)
     leaves = jax.tree.leaves(call)
     kernel_registry.follow_coroutine(traced=any(isinstance(a, jax.core.Tracer) for a in leaves))
     names = kernel_registry.request(call.op, implementation)
@@ -104,6 +112,7 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
         _folded_output(shapes, cotangent),
         jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
     )
+    kernel_registry.note(shapes, lambda: _folded_output(shapes, cotangent), step.rule)
     return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
         *call.values(), cotangent, step.rate, step.factor, step.state
     )
@@ -150,10 +159,6 @@ def _rank_of_output(ranks: Ranks) -> int:
     return max(rank for rank in ranks if rank is not None)
 
 
-def _as_jax(a: Any) -> jax.Array:
-    return a if isinstance(a, jax.Array) else jnp.asarray(a)
-
-
 def _choose(
     call: Call,
     names: tuple[str, ...],
@@ -179,7 +184,7 @@ def _choose(
     return tuple(choice)
 
 
-@functools.lru_cache(maxsize=4096)
+@_cached
 def _compiled(
     op: type[Call],
     choice: Choice,
@@ -229,7 +234,7 @@ def _compiled(
     return _jitted(inner, specs, f"lutjax_{op.op}")
 
 
-@functools.lru_cache(maxsize=4096)
+@_cached
 def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callable[..., Any]:
     """The update of an op as a jitted function of the arrays of its call, the cotangent, rate, factor and state."""
     kernel = _kernel(op, "update", choice, None, options)
@@ -487,7 +492,7 @@ def _differentiable_part(a: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------- vmap
-@functools.lru_cache(maxsize=4096)
+@_cached
 def _kernel(
     op: type[Call], direction: Direction, choice: Choice, needs: tuple[bool, ...] | None, options: Options
 ) -> Callable[..., Any]:
@@ -516,9 +521,7 @@ def _kernel(
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
-        shared_is_mapped = any(
-            any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b
-        )
+        shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
         if foldable and not shared_is_mapped:
 
             def join(a: jax.Array, is_mapped: bool) -> jax.Array:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, CallArray, batched, shared
+from lutjax.kernels.contract import Call, batched, shared
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -40,10 +40,10 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True):
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `coefficients`.
     """
 
-    x: CallArray = batched(1)
-    coefficients: CallArray = shared()
-    wires: CallArray = shared()
-    readers: CallArray | None = shared(default=None)
+    x: jax.Array = batched(1)
+    coefficients: jax.Array = shared()
+    wires: jax.Array = shared()
+    readers: jax.Array | None = shared(default=None)
 
 
 def bilinear_gates(
@@ -109,5 +109,7 @@ def bilinear_gates(
         coefficients,
         f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires",
     )
-    call = BilinearGates(x, coefficients, as_int32(wires), None if readers is None else as_int32(readers))
+    call = BilinearGates(
+        as_jax(x), as_jax(coefficients), as_int32(wires), None if readers is None else as_int32(readers)
+    )
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

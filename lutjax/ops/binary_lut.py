@@ -14,6 +14,7 @@ from lutjax.ops._gates import TableGates
 from lutjax.ops._transforms import apply
 from lutjax.ops.soft_lut import SHAPES as SHAPES
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryLut(TableGates, op="binary_lut", features_first=True):
     """The call of `lutjax.binary_lut`; see `TableGates`."""

@@ -7,9 +7,9 @@ from jaxtyping import Float
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array
-from lutjax.kernels.contract import Call, CallArray, batched, shared, static
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -38,9 +38,9 @@ class Detect(Call, op="detect"):
     Cotangent: of the margin, ``[B, T]``. Differentiable: `x`.
     """
 
-    x: CallArray | None = batched(1)
-    anchors: CallArray = shared()
-    flip: CallArray | None = batched(1, default=None)
+    x: jax.Array | None = batched(1)
+    anchors: jax.Array = shared()
+    flip: jax.Array | None = batched(1, default=None)
     epsilon: float = static(default=0.0)
     n_inputs: int = static()
     accumulate: FixedPoint | None = static(default=None)
@@ -105,7 +105,7 @@ def detect(
         x.shape[-1] > 0 or not anchors.size, "detect", "x", x, "detectors need at least 2 inputs to compare"
     )
     call = Detect(
-        x,
+        as_jax(x),
         as_int32(anchors),
         epsilon=_checks.finite_epsilon("detect", epsilon),
         n_inputs=x.shape[-1],

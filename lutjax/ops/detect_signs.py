@@ -6,8 +6,9 @@ import jax
 from jaxtyping import Float
 
 from lutjax._detection import Detection
+from lutjax._ids import as_jax
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, CallArray, batched, static
+from lutjax.kernels.contract import Call, batched, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
@@ -33,8 +34,8 @@ class DetectSigns(Call, op="detect_signs"):
     Cotangent: of the margin, ``[B]``. Differentiable: `positions`.
     """
 
-    positions: CallArray | None = batched(1)
-    flip: CallArray | None = batched(0, default=None)
+    positions: jax.Array | None = batched(1)
+    flip: jax.Array | None = batched(0, default=None)
     epsilon: float = static(default=0.0)
     n_bits: int = static()
 
@@ -87,5 +88,5 @@ def detect_signs(
         f"a detection has at most {_checks.MAX_BITS} bits",
     )
     epsilon = _checks.finite_epsilon("detect_signs", epsilon)
-    call = DetectSigns(positions, epsilon=epsilon, n_bits=positions.shape[-1])
+    call = DetectSigns(as_jax(positions), epsilon=epsilon, n_bits=positions.shape[-1])
     return apply(call, implementation=implementation)

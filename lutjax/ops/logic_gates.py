@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax import reference
 from lutjax._typing import Array
+from lutjax.kernels._xla import mixtures_of_gates
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops.bilinear_gates import bilinear_gates
@@ -53,7 +53,7 @@ def gate_coefficients(
              [-2., -1.]], dtype=float32)
     """
     _checks.logits("gate_coefficients", logits, axis)
-    return jnp.asarray(reference.gate_coefficients(logits, hard=hard, axis=axis))
+    return mixtures_of_gates.coefficients(jnp.asarray(logits), hard=hard, axis=axis)
 
 
 def logic_gates(

@@ -7,8 +7,9 @@ from jaxtyping import Float
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_jax
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, CallArray, batched, shared, static
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -36,7 +37,7 @@ class Lookup(Call, op="lookup", table="weights"):
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
 
-    weights: CallArray = shared()
+    weights: jax.Array = shared()
     detection: Detection = batched(1)
     accumulate: FixedPoint | None = static(default=None)
 
@@ -92,5 +93,5 @@ def lookup(
     """
     detection = _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    call = Lookup(weights, detection, accumulate=_checks.accumulation("lookup", accumulate))
+    call = Lookup(as_jax(weights), detection, accumulate=_checks.accumulation("lookup", accumulate))
     return _nan.shown(apply(call, implementation=implementation), detection.margin)

@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 
 from lutjax._detection import Detection, existing
 from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_jax
 from lutjax._typing import Array, Integer
-from lutjax.kernels.contract import Call, CallArray, batched, shared, static
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -73,13 +74,13 @@ class LookupAttention(Call, op="lookup_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
 
-    weights: CallArray = shared()
+    weights: jax.Array = shared()
     query: Detection = batched(2)
     key: Detection = batched(2)
     position: Detection | None = shared(default=None)
-    start: CallArray | None = shared(default=None)
-    query_segments: CallArray | None = batched(1, default=None)
-    key_segments: CallArray | None = batched(1, default=None)
+    start: jax.Array | None = shared(default=None)
+    query_segments: jax.Array | None = batched(1, default=None)
+    key_segments: jax.Array | None = batched(1, default=None)
     window: int | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
 
@@ -225,7 +226,7 @@ def lookup_attention(
     start = _checks.starts(op, query_start, key_start)
     accumulate = _checks.accumulation(op, accumulate)
     call = LookupAttention(
-        weights, query, key, position, start, *segments, window=window, accumulate=accumulate
+        as_jax(weights), query, key, position, start, *segments, window=window, accumulate=accumulate
     )
     y = apply(call, implementation=implementation)
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -6,9 +6,9 @@ import jax
 from jaxtyping import Float, Int
 
 from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array, Integer, Positions
-from lutjax.kernels.contract import Call, CallArray, batched, shared, static
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -70,14 +70,14 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
     """
 
-    x: CallArray = batched(2)
-    keys: CallArray = batched(2)
-    weights: CallArray = shared()
-    anchors: CallArray = shared()
-    positions: CallArray | None = shared(default=None)
-    start: CallArray | None = shared(default=None)
-    query_segments: CallArray | None = batched(1, default=None)
-    key_segments: CallArray | None = batched(1, default=None)
+    x: jax.Array = batched(2)
+    keys: jax.Array = batched(2)
+    weights: jax.Array = shared()
+    anchors: jax.Array = shared()
+    positions: jax.Array | None = shared(default=None)
+    start: jax.Array | None = shared(default=None)
+    query_segments: jax.Array | None = batched(1, default=None)
+    key_segments: jax.Array | None = batched(1, default=None)
     interleave: bool = static(default=False)
     window: int | None = static(default=None)
     epsilon: float = static(default=0.0)
@@ -224,11 +224,11 @@ def lut_pair_attention(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
     call = LutPairAttention(
-        x,
-        keys,
-        weights,
+        as_jax(x),
+        as_jax(keys),
+        as_jax(weights),
         as_int32(anchors),
-        positions,
+        None if positions is None else as_jax(positions),
         _checks.starts(op, query_start, key_start),
         segments,
         key_segments,

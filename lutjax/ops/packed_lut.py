@@ -7,16 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, Num, UInt32
 
-from lutjax import reference
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, CallArray, batched, shared
+from lutjax.kernels._xla import words_of_bits
+from lutjax.kernels.contract import Call, batched, shared
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
-
-_pack = jax.jit(reference.pack_bits)
-_unpack = jax.jit(reference.unpack_bits, static_argnums=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,9 +28,9 @@ class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True
     Output: uint32 ``[G, B]``.
     """
 
-    words: CallArray = batched(1)
-    truth: CallArray = shared()
-    wires: CallArray = shared()
+    words: jax.Array = batched(1)
+    truth: jax.Array = shared()
+    wires: jax.Array = shared()
 
 
 def packed_lut(
@@ -80,7 +77,7 @@ def packed_lut(
     if not (isinstance(truth, jax.Array | np.ndarray) and truth.dtype == bool):
         raise TypeError(f"{op}: truth is {_checks.describe(truth)}; its dtype must be bool.")
     _checks.slots(op, "truth", truth, wires)
-    call = PackedLut(words, truth, as_int32(wires))
+    call = PackedLut(as_jax(words), as_jax(truth), as_int32(wires))
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=0))
 
 
@@ -107,7 +104,7 @@ def pack_bits(
       Array([[5]], dtype=uint32)
     """
     _checks.require(bits.ndim == 2, "pack_bits", "bits", bits, "expected shape [features, samples]")
-    return jnp.asarray(_pack(bits))
+    return words_of_bits.pack(bits)
 
 
 def unpack_bits(
@@ -144,4 +141,4 @@ def unpack_bits(
         n_samples,
         f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples",
     )
-    return jnp.asarray(_unpack(words, n_samples))
+    return words_of_bits.unpack(words, n_samples)

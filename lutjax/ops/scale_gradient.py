@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from lutjax import reference
 from lutjax._typing import Array, Scalar
+from lutjax.kernels._xla import scaled_gradient
 from lutjax.ops import _checks, _table_reads
 
 
@@ -45,4 +45,4 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
     if reads is not None and name is not None:
         reads.scale(name, factor)
         return x
-    return jnp.asarray(reference.scale_gradient(x, factor))
+    return scaled_gradient.scale(x, jnp.asarray(factor, x.dtype))

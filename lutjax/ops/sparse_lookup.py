@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, CallArray, batched, shared, static
+from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
@@ -48,9 +48,9 @@ class SparseLookup(Call, op="sparse_lookup", table="weights"):
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
 
-    weights: CallArray = shared()
+    weights: jax.Array = shared()
     detection: Detection = batched(1)
-    targets: CallArray = shared()
+    targets: jax.Array = shared()
     n_outputs: int = static()
     accumulate: FixedPoint | None = static(default=None)
 
@@ -123,5 +123,7 @@ def sparse_lookup(
     n_outputs = operator.index(n_outputs)
     _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
     accumulate = _checks.accumulation(op, accumulate)
-    call = SparseLookup(weights, detection, as_int32(targets), n_outputs=n_outputs, accumulate=accumulate)
+    call = SparseLookup(
+        as_jax(weights), detection, as_int32(targets), n_outputs=n_outputs, accumulate=accumulate
+    )
     return _nan.shown(apply(call, implementation=implementation), detection.margin)

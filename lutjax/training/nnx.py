@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from lutjax._extras import needed_by
-from lutjax.training import tables
 from lutjax.factored.collect import IsTable, is_table
+from lutjax.training import tables
 
 with needed_by(__name__):
     from flax import nnx

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from lutjax._dtypes import accumulator
 from lutjax._extras import needed_by
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
-from lutjax.factored.gradient import TableGradient
-from lutjax.factored.update import check_state, squared_norm, update_table
 from lutjax.factored.collect import (
     IsTable,
     Split,
@@ -27,6 +25,8 @@ from lutjax.factored.collect import (
     microbatched,
     value_and_grad,
 )
+from lutjax.factored.gradient import TableGradient
+from lutjax.factored.update import check_state, squared_norm, update_table
 
 with needed_by(__name__):
     import optax

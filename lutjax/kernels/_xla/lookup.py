@@ -44,9 +44,7 @@ forward = functools.partial(forward_by, _rows)
 backward = functools.partial(backward_by, _rows)
 
 
-def update(
-    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
-) -> tuple[jax.Array, RowState]:
+def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
     return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
