@@ -4,6 +4,7 @@ Also what suites of kernels in Pallas share: the ops that have some, and the req
 """
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
 
@@ -38,10 +39,15 @@ def implemented(backend, direction="forward"):
     return [spec.op for spec in specs(backend) if direction in spec.directions]
 
 
+def outline(call, *arrays, **options):
+    """A call of arrays of which there are only shapes and dtypes."""
+    with jax.enable_x64(True):
+        return jax.eval_shape(functools.partial(call, **options), *arrays)
+
+
 def reason(backend, device, call, direction="forward", output=None, rule=None):
     """Why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call)
-    request = Made(shapes, output).request(direction, device, rule)
+    request = Made(call, output).request(direction, device, rule)
     rules = fit(backend)
     return rules.unsupported(request) or rules.slower(request)
 

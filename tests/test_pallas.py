@@ -10,11 +10,12 @@ import pallas_interpreter
 import pytest
 from cases import fast_size, slow, split
 from jax.experimental.pallas import mosaic_gpu
+from lutjax.cases import Tag
+from pallas_interpreter import outline
 
 import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
-from lutjax.cases import Tag
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
 from lutjax.kernels._xla import _slots
@@ -26,7 +27,6 @@ from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.ops.sparse_lookup import SparseLookup
-
 
 ON_TENSOR_CORES, ON_SPARSE_CORES, ON_GPUS = (
     pallas_interpreter.implemented(backend) for backend in ("tpu", "sparsecore", "gpu")
@@ -199,13 +199,15 @@ def detections(*shape, bits):
 
 def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
     weights = array(detectors, 2**bits, outputs, dtype=dtype)
-    return Lookup(weights, detections(batch, detectors, bits=bits), accumulate=accumulate)
+    d = detections(batch, detectors, bits=bits)
+    return outline(Lookup, weights, d, accumulate=accumulate)
 
 
 def sparse(n_outputs, detectors=64, bits=6):
     targets = array(detectors, 2**bits, 3, dtype="int32")
     weights = array(*targets.shape)
-    return SparseLookup(weights, detections(8, detectors, bits=bits), targets, n_outputs=n_outputs)
+    d = detections(8, detectors, bits=bits)
+    return outline(SparseLookup, weights, d, targets, n_outputs=n_outputs)
 
 
 V6E = device("TPU v6e")
@@ -230,7 +232,7 @@ FIXED = lutjax.FixedPoint(2.0**10)
         (sparse(512), "forward", None, "plain JAX multiplies"),
         (sparse(2**13), "forward", None, "reads the whole table, zeros too: [64, 64, 8192] is larger"),
         (sparse(2**13), "update", SGD(), "reads the whole table, zeros too: [64, 64, 8192] is larger"),
-        (Detect(array(8, 50), array(4, 3, 2, dtype="int32"), n_inputs=50), "backward", None, None),
+        (outline(Detect, array(8, 50), array(4, 3, 2, dtype="int32"), n_inputs=50), "backward", None, None),
     ],
 )
 def test_when_look_ups_come_first_on_tensor_cores(call, direction, rule, why):
@@ -522,7 +524,8 @@ def test_slopes_at_addresses(bits):
 def test_when_binary_tables_come_first_on_gpus(direction, sizes, reason):
     sizes = {"samples": 1024, "bits": 6, "fan_out": 6, "dtype": "float32", **sizes}
     n, dtype, fan_out = sizes["bits"], sizes["dtype"], sizes["fan_out"]
-    call = BinaryLut(
+    call = outline(
+        BinaryLut,
         array(4096, sizes["samples"], dtype=dtype),
         array(4096, 2**n, dtype=dtype),
         array(4096, n, dtype="int32"),
@@ -552,7 +555,7 @@ def attentions(
     d = detections(batch, length, detectors, bits=bits)
     e = detections(max(length - 1, 1), detectors, bits=position_bits)
     weights = array(detectors, 2 ** (2 * bits + position_bits), 32, dtype=dtype)
-    return LookupAttention(weights, d, d, e, window=window, accumulate=accumulate)
+    return outline(LookupAttention, weights, d, d, e, window=window, accumulate=accumulate)
 
 
 @pytest.mark.parametrize(
@@ -594,8 +597,9 @@ def test_which_attention_comes_first_on_gpus(monkeypatch, sizes, direction, reas
 def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
     """Ids that are none count as the nearest. That threads add to shared memory the interpreter does not know."""
     pytest.importorskip("triton")
-    from lutjax.kernels._pallas.gpu import _counts, _mosaic_launch
     from lutjax.kernels._triton._detected_pairs import DetectedPairs
+
+    from lutjax.kernels._pallas.gpu import _counts, _mosaic_launch
 
     def add_ones(table, cells):
         places = jax.lax.broadcasted_iota(jnp.int32, (cells.shape[0], table.shape[0]), 1)
@@ -752,13 +756,13 @@ def test_gates_that_do_not_fit():
     ],
 )
 def test_where_plain_jax_gathers_faster(gates, n_gates, direction, comes_first):
-    call = gates(array(n_gates, 4096), array(n_gates, 4), array(n_gates, 2, dtype="int32"))
+    call = outline(gates, array(n_gates, 4096), array(n_gates, 4), array(n_gates, 2, dtype="int32"))
     found = pallas_interpreter.reason("tpu", V6E, call, direction)
     assert found is None if comes_first else "plain JAX gathers the rows of at most 4 wires" in found
 
 
 def test_backward_pass_of_gates_needs_more_memory():
-    call = SoftLut(array(40_000, 128), array(7, 4), array(7, 2, dtype="int32"))
+    call = outline(SoftLut, array(40_000, 128), array(7, 4), array(7, 2, dtype="int32"))
     v7x = device("TPU7x")
     assert "do not fit" not in str(pallas_interpreter.reason("tpu", v7x, call))
     assert "40000 inputs do not fit 64 MiB" in pallas_interpreter.reason("tpu", v7x, call, "backward")

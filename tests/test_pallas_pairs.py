@@ -123,7 +123,8 @@ def pairs(n_queries, n_keys, bits=4, n_outputs=5):
     x, keys, weights = ((2, n_queries, 8), (2, n_keys, 8), (3, 2**bits, n_outputs))
     x, keys, weights = (jax.ShapeDtypeStruct(shape, "float32") for shape in (x, keys, weights))
     anchors, start = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((3, bits, 2), ()))
-    return LutPairAttention(x, keys, weights, anchors, start=None if n_keys == n_queries else start)
+    start = None if n_keys == n_queries else start
+    return pallas_interpreter.outline(LutPairAttention, x, keys, weights, anchors, None, start)
 
 
 def reason(call, direction="forward", kind="TPU v6e", rule=None):
@@ -142,7 +143,7 @@ def test_what_does_not_fit(direction):
     assert "with 2000 places a detector's table and sums need 2048 lanes" in of_pairs(2000, 10, 32)
     if direction != "update":
         x, anchors = (jax.ShapeDtypeStruct(*a) for a in (((4096, 5000), "float32"), ((3, 2, 2), "int32")))
-        inputs = reason(Detect(x, anchors, n_inputs=5000), direction, "TPU v4")
+        inputs = reason(pallas_interpreter.outline(Detect, x, anchors, n_inputs=5000), direction, "TPU v4")
         assert "x has 5000 inputs: a block of samples with all of them does not fit" in inputs
 
 

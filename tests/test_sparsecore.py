@@ -175,7 +175,8 @@ def looked_up(shape, batch=4096, dtype="float32", accumulate=None):
     d = jax.eval_shape(
         lutjax.detect_signs, jax.ShapeDtypeStruct((batch, shape[0], shape[1].bit_length() - 1), "float32")
     )
-    return Lookup(jax.ShapeDtypeStruct(shape, dtype), d, accumulate=accumulate)
+    weights = jax.ShapeDtypeStruct(shape, dtype)
+    return pallas_interpreter.outline(Lookup, weights, d, accumulate=accumulate)
 
 
 def why_not(shape, kind="TPU v6e", direction="forward", **sizes):

@@ -275,7 +275,7 @@ class ShiftedPairs:
     """Pairs of a call: the inputs that a kernel reads of them, and the loop over their shifts in it."""
 
     def __init__(self, call: LutPairAttention, device: Device):
-        self.shifts = shifts = _shifts.plan(call, vmem_budget(device))
+        self.shifts = shifts = _shifts.plan(call, vmem_budget(device), len(call.x))
         distances = 1 if call.positions is None else len(call.positions)
         self.empty = 0 in (len(call.x), call.keys.shape[1], shifts.most, distances, *call.anchors.shape)
         if self.empty:
