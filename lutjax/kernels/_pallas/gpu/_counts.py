@@ -26,7 +26,7 @@ _ONE = plgpu.Layout.WG_STRIDED
 
 
 def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
-    """How often each query reads each of its rows, ``[detectors of a group, queries, rows of a query's id]``."""
+    """Count how often each query reads each of its rows: ``[detectors of a group, queries, rows of a query's id]``."""
     n_samples, n_queries = pairs.queries
     n_keys = pairs.key.shape[2]
     n_cells = 1 << pairs.query_shift
@@ -114,18 +114,18 @@ COUNTER = Counter(_count, keys_last=False)
 
 
 def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
-    """Ids that are there, of those that are the bits from `low` to `high` of a row."""
+    """Clamp the ids that are the bits from `low` to `high` of a row."""
     return jnp.clip(bits >> low, 0, (1 << (high - low)) - 1) << low
 
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(reference: Any, size: int) -> jax.Array:
-    """An element for each thread, then further ones: neighbours read neighbours."""
+    """Read an element for each thread, then further ones: neighbours read neighbours."""
     return _mosaic_launch.load(reference, _ONE((size,), 1))
 
 
 def _add_ones(table: Any, cells: jax.Array) -> None:
-    """Adds 1 to numbers of a table in shared memory: of each cell that is not negative, as often as it is there."""
+    """Add 1 to numbers of a table in shared memory: at each cell that is not negative, as often as it is there."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _ONE(cells.shape, 1)))
     def add(_: Any, table: Any, cells: Any) -> None:

@@ -30,13 +30,13 @@ _TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
-    """Sums of the cotangents of every row's readers, in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
+    """Return the sums of the cotangents of every row's readers, in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
 
     An infinite cotangent makes NaN of every row, where a sum of the readers' alone would make it of the rows that are read.
     """
     n_detectors, n_samples = index.shape
     n_outputs = dy.shape[1]
-    # A table is as many as have 64 rows; ids that are none of theirs add nothing to them.
+    # Split each table into chunks of 64 rows; ids outside a chunk add nothing to it.
     pieces = -(-n_rows // _ROWS)
     first = _ROWS * jnp.arange(pieces, dtype=index.dtype)
     index = jnp.clip(index, 0, n_rows - 1)[:, None] - first[None, :, None]

@@ -31,7 +31,7 @@ assert MAX_ROWS <= 2**_BITS
 
 
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Sum over detectors of the rows they address, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    """Sum over detectors the rows that they address, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_samples, n_outputs = index.shape[1], weights.shape[2]
     width, weights, (words,) = _padded(weights, index)
     n_detectors, n_rows, _ = weights.shape
@@ -73,7 +73,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
-    """``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
+    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
     n_samples = index.shape[1]
     width, weights, (words, others) = _padded(weights, index, other)
     n_detectors, n_rows, n_outputs = weights.shape
@@ -128,7 +128,7 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
 
 
 def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
-    """Outputs of a program, tables of whole such blocks, and ids of whole programs, packed."""
+    """Return the outputs of a program, tables padded to whole blocks of them, and packed ids of whole programs."""
     _, n_rows, n_outputs = weights.shape
     two = 2 * _mosaic_launch.THREADS
     fits = n_rows * two * weights.dtype.itemsize <= _STAGE_BYTES

@@ -31,7 +31,7 @@ UNROLLED = 8  # queries
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a call and how they are cut into blocks.
+    """Sizes of a call, and the blocks that they are cut into.
 
     Attributes:
       q_bits, k_bits, e_bits: of query, key and position.
@@ -221,7 +221,7 @@ class Plan:
         return _pad(_pad(value, -2, self.key_lanes, other), -1, LANES, other)
 
     def sum_of_distances(self, of_pairs: jax.Array, start: jax.Array | None) -> jax.Array:
-        """``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, summed over the pairs
+        """Sum ``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, over the pairs
         of each distance: ``[T, distances]``.
         """
         n = of_pairs.shape[0]
@@ -253,7 +253,7 @@ class Plan:
 
     @property
     def of_distances(self) -> int:
-        """Bytes of an array of `of_pairs`."""
+        """Return the bytes of an array of `of_pairs`."""
         tiles = self.query_tiles * self.key_tiles
         return 4 * self.n_detectors * tiles * self.key_lanes * LANES
 

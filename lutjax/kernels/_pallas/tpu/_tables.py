@@ -1,4 +1,4 @@
-"""How TensorCores read tables: all rows from vector memory, or by one-hot matrices. Imports no Pallas."""
+"""Choice between the two ways in which TensorCores read tables: from vector memory, or by one-hot matrices. Imports no Pallas."""
 
 import math
 
