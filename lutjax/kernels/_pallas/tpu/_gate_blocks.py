@@ -13,6 +13,7 @@ from lutjax.ops.packed_lut import PackedLut
 from lutjax.ops.soft_lut import SoftLut
 
 GateCall = BilinearGates | SoftLut | BinaryLut | PackedLut
+Shaped = jax.Array | jax.ShapeDtypeStruct
 
 TILE = 16  # gates in one computation: what bfloat16 takes
 _MOST_GATES = 512  # of one step: enough that what a step costs by itself does not show
@@ -39,13 +40,7 @@ class Blocks:
     limit: int
 
 
-def blocks(
-    x: jax.Array | jax.ShapeDtypeStruct,
-    parameter: jax.Array | jax.ShapeDtypeStruct,
-    wires: jax.Array | jax.ShapeDtypeStruct,
-    device: Device,
-    backward: bool,
-) -> Blocks | None:
+def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward: bool) -> Blocks | None:
     """Return the blocks for ``[I, B]``, ``[G, K]``, ``[G, n]``; None if these do not fit the memory of a TensorCore."""
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
@@ -77,18 +72,16 @@ def _power_of_2(n: int, least: int) -> int:
     return max(1 << (n - 1).bit_length(), least)
 
 
-def _shapes(request: Request) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Return the shapes of inputs ``[I, B]``, numbers of each gate ``[G, K]``, and wires ``[G, n]``."""
+def _shapes(request: Request) -> tuple[Shaped, Shaped, Shaped]:
+    """Return inputs ``[I, B]``, numbers of each gate ``[G, K]``, and wires ``[G, n]``, or their shapes."""
     call = request.call
     assert isinstance(call, GateCall)
     if isinstance(call, PackedLut):
-        shapes = call.words, call.truth, call.wires
-    elif isinstance(call, BilinearGates):
+        return call.words, call.truth, call.wires
+    if isinstance(call, BilinearGates):
         c = call.coefficients
-        shapes = call.x, jax.ShapeDtypeStruct(c.shape[::-1], c.dtype), call.wires
-    else:
-        shapes = call.x, call.table, call.wires
-    return shapes
+        return call.x, jax.ShapeDtypeStruct(c.shape[::-1], c.dtype), call.wires
+    return call.x, call.table, call.wires
 
 
 def unsupported(request: Request) -> str | None:
