@@ -388,7 +388,7 @@ def gate_coefficients(
 
 
 def _wired(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
-    """What the gates read through each of their wires, features last: each ``[..., G]``."""
+    """Return the inputs that gates read through each of their wires, features last: each ``[..., G]``."""
     x = jnp.moveaxis(x, feature_axis, -1).astype(dtype)
     return [_take(x, wires[:, place]) for place in range(wires.shape[1])]
 

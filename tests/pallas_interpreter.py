@@ -1,20 +1,61 @@
-"""TensorCore kernels on a machine without a TPU: Pallas interprets them, and raises where they read outside an array."""
+"""TensorCore kernels on a machine without a TPU: Pallas interprets them, and raises where they read outside an array.
+
+Also what suites of kernels in Pallas share: the ops that have some, and the requests that their rules are asked.
+"""
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
 
+import jax
 from jax.experimental.pallas import tpu as pltpu
 
 import lutjax
+from lutjax.kernels.registry import Made
 from lutjax.ops import _transforms
+
+FIT = {"gpu": "_mosaic_fit", "tpu": "_tensorcore_fit", "sparsecore": "_sparsecore_fit"}
+
+
+def fit(backend):
+    """The module that says which calls the kernels of a backend fit."""
+    return importlib.import_module(f"lutjax.kernels._pallas.{backend}.{FIT[backend]}")
+
+
+def specs(backend):
+    """Implementations in Pallas for a backend."""
+    registry = lutjax.kernel_registry
+    return [
+        spec
+        for op in registry.ops()
+        for spec in registry.candidates(op)
+        if (spec.platform, spec.backend) == ("pallas", backend)
+    ]
+
+
+def implemented(backend, direction="forward"):
+    """Ops that have an implementation in Pallas for a backend."""
+    return [spec.op for spec in specs(backend) if direction in spec.directions]
+
+
+def outline(call, *arrays, **options):
+    """A call of arrays of which there are only shapes and dtypes."""
+    with jax.enable_x64(True):
+        return jax.eval_shape(functools.partial(call, **options), *arrays)
+
+
+def reason(backend, device, call, direction="forward", output=None, rule=None):
+    """Why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
+    request = Made(call, output).request(direction, device, rule)
+    rules = fit(backend)
+    return rules.unsupported(request) or rules.slower(request)
 
 
 @contextlib.contextmanager
 def interpreted(backend: str = "tpu") -> Iterator[None]:
     """In this block the implementation "pallas" runs on CPUs: that of one backend."""
     registry = lutjax.kernel_registry
-    support = importlib.import_module(f"lutjax.kernels._pallas.{backend}._support")
     added = [
         registry.register(
             spec.op,
@@ -23,11 +64,9 @@ def interpreted(backend: str = "tpu") -> Iterator[None]:
             spec.target,
             directions=spec.directions,
             priority=-1,
-            unsupported=support.unsupported_arguments,
+            unsupported=fit(backend).unsupported_arguments,
         )
-        for op in registry.ops()
-        for spec in registry.candidates(op)
-        if (spec.platform, spec.backend) == ("pallas", backend)
+        for spec in specs(backend)
     ]
     _transforms._compiled.cache_clear()
     _transforms._kernel.cache_clear()

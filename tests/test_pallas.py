@@ -8,40 +8,46 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import SPLIT, slow
+from cases import fast_size, slow, split
 from jax.experimental.pallas import mosaic_gpu
+from lutjax.cases import Tag
+from pallas_interpreter import outline
 
 import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels._pallas.tpu import _attention, _gate_blocks, _support, _tables
+from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
 from lutjax.kernels._xla import _slots
+from lutjax.kernels.contract import Step
+from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.binary_lut import BinaryLut
+from lutjax.ops.detect import Detect
+from lutjax.ops.lookup import Lookup
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.soft_lut import SoftLut
+from lutjax.ops.sparse_lookup import SparseLookup
+
+ON_TENSOR_CORES, ON_SPARSE_CORES, ON_GPUS = (
+    pallas_interpreter.implemented(backend) for backend in ("tpu", "sparsecore", "gpu")
+)
 
 
-def implemented(backend):
-    """Ops that have an implementation in Pallas for a backend."""
-    return {
-        op
-        for op in lutjax.kernel_registry.ops()
-        for spec in lutjax.kernel_registry.candidates(op)
-        if (spec.platform, spec.backend) == ("pallas", backend)
-    }
+def device(kind, backend="tpu"):
+    return lutjax.kernels.registry.Device(lutjax.Backend(backend), kind)
 
 
-ON_TENSOR_CORES = [op for op in testing.OPS if op in implemented("tpu")]
-ON_SPARSE_CORES = [op for op in testing.OPS if op in implemented("sparsecore")]
-UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in implemented("tpu")]
+def interpretable(direction="forward", fast=lambda op, size: False):
+    """Values ``op, shape`` of a test of every size; few are in the fast suite, because interpretation is slow.
 
-# Shapes that show most in least time: interpretation is slow.
-FAST = {
-    "binary_lut": ("empty_batch",),
-    "detect": ("ties", "empty_batch"),
-    "detect_signs": ("ties",),
-    "lookup_attention": ("two", "empty_batch"),
-    "lut_pair_attention": ("one", "empty_batch"),
-    "bilinear_gates": ("empty_batch", "no_gates"),
-}
+    Args:
+      fast: of an op and a size other than the smallest one that can be split, whether the fast suite has it.
+    """
+    return [
+        (op, shape) if shape == fast_size(op) or fast(op, size) else slow(op, shape)
+        for op in pallas_interpreter.implemented("tpu", direction)
+        for shape, size in testing.shapes(op).items()
+    ]
 
 
 @pytest.fixture
@@ -52,11 +58,8 @@ def interpreted():
 
 @pytest.mark.parametrize(
     ("op", "shape"),
-    [
-        (op, shape) if shape in FAST.get(op, ("primes", "empty_batch", "no_gates")) else slow(op, shape)
-        for op in ON_TENSOR_CORES
-        for shape in testing.shapes(op)
-    ],
+    # Of nothing: these are left to plain JAX.
+    interpretable(fast=lambda op, size: 0 in size.values() and size["batch"] == 0),
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
@@ -110,10 +113,14 @@ def test_wild_ids_of_look_ups(small_blocks, many_rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", ON_TENSOR_CORES)
+@pytest.mark.parametrize("op", [op for op in ON_TENSOR_CORES if "bfloat16" in testing.cases_of(op).dtypes])
 @pytest.mark.usefixtures("interpreted")
 def test_bfloat16(op):
-    testing.check(testing.case(op, SPLIT[op][0], "bfloat16"), "pallas", transformation="jit")
+    testing.check(
+        testing.case(op, testing.cases_of(op).tagged(Tag.DTYPES)[0], "bfloat16"),
+        "pallas",
+        transformation="jit",
+    )
 
 
 @pytest.mark.slow
@@ -125,18 +132,10 @@ def test_bfloat16(op):
 @pytest.mark.parametrize("op", ON_TENSOR_CORES)
 @pytest.mark.usefixtures("interpreted")
 def test_transformations(op, transformation):
-    shape, sizes = SPLIT[op]
-    testing.check(testing.case(op, shape, **sizes), "pallas", transformation=transformation)
+    testing.check(split(op), "pallas", transformation=transformation)
 
 
-@pytest.mark.parametrize(
-    ("op", "shape"),
-    [
-        (op, shape) if shape == "primes" and "attention" not in op else slow(op, shape)
-        for op in UPDATED
-        for shape in testing.shapes(op)
-    ],
-)
+@pytest.mark.parametrize(("op", "shape"), interpretable("update"))
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):
     testing.check_update(testing.case(op, shape), "pallas")
@@ -151,9 +150,8 @@ def test_updates(op, shape):
     ],
 )
 def test_lowers_for_tensor_cores(op, tpu):
-    shape, sizes = SPLIT[op]
     kind = _tpus.named(tpu).device_kind
-    testing.check_lowering(testing.case(op, shape, **sizes), "pallas/tpu", platform="tpu", device_kind=kind)
+    testing.check_lowering(split(op), "pallas/tpu", platform="tpu", device_kind=kind)
 
 
 def test_lowers_with_some_outputs_at_a_time():
@@ -165,40 +163,86 @@ def test_lowers_with_some_outputs_at_a_time():
 @pytest.mark.parametrize("tpu", [slow("v5p"), "v6e", slow("v7x")])
 @pytest.mark.parametrize("op", ON_SPARSE_CORES)
 def test_lowers_for_sparse_cores(op, tpu):
-    shape, sizes = SPLIT[op]
     kind = _tpus.named(tpu).device_kind
-    case = testing.case(op, shape, **sizes)
-    testing.check_lowering(case, "pallas/sparsecore", platform="tpu", device_kind=kind)
+    testing.check_lowering(split(op), "pallas/sparsecore", platform="tpu", device_kind=kind)
 
 
 def test_names_of_devices():
-    device = lutjax.kernels.registry.Device
     kinds = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
     kinds |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU v7x": "v7x", "TPU7x": "v7x"}
     for kind, name in kinds.items():
-        tpu = _tpus.generation(device(lutjax.Backend.TPU, kind))
+        tpu = _tpus.generation(device(kind))
         assert tpu is not None, kind
         assert tpu.name == name
-    assert _tpus.generation(device(lutjax.Backend.TPU, "TPU v3")) is None
-    assert _tpus.generation(device(lutjax.Backend.CPU, "cpu")) is None
+    assert _tpus.generation(device("TPU v3")) is None
+    assert _tpus.generation(device("cpu", "cpu")) is None
 
 
 def test_why_not_on_tensor_cores():
-    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((4, 2, 3), "float32"))
-    weights = jax.ShapeDtypeStruct((2, 8, 5), "float32")
-    resolve = lutjax.kernel_registry.resolve
-    for kind, backend, reason in (
+    for kind, backend, why in (
         ("TPU v3", "tpu", "needs a TPU v4, v5e, v5p, v6e or v7x, not TPU v3"),
         ("cpu", "cpu", r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu"),
     ):
-        device = lutjax.kernels.registry.Device(lutjax.Backend(backend), kind)
-        with pytest.raises(lutjax.NoImplementationError, match=reason):
-            resolve("lookup", weights, d, device=device, implementation="pallas", accumulate=None)
+        with pytest.raises(lutjax.NoImplementationError, match=why):
+            lutjax.kernel_registry.resolve(
+                "lookup", *lookups().values(), device=device(kind, backend), implementation="pallas"
+            )
+
+
+def array(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def detections(*shape, bits):
+    return jax.eval_shape(lutjax.detect_signs, array(*shape, bits))
+
+
+def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
+    weights = array(detectors, 2**bits, outputs, dtype=dtype)
+    d = detections(batch, detectors, bits=bits)
+    return outline(Lookup, weights, d, accumulate=accumulate)
+
+
+def sparse(n_outputs, detectors=64, bits=6):
+    targets = array(detectors, 2**bits, 3, dtype="int32")
+    weights = array(*targets.shape)
+    d = detections(8, detectors, bits=bits)
+    return outline(SparseLookup, weights, d, targets, n_outputs=n_outputs)
+
+
+V6E = device("TPU v6e")
+FIXED = lutjax.FixedPoint(2.0**10)
+
+
+@pytest.mark.parametrize(
+    ("call", "direction", "rule", "why"),
+    [
+        (lookups(), "forward", None, "plain JAX multiplies with one-hot matrices too for at most 512 rows"),
+        (lookups(), "backward", None, "plain JAX multiplies with one-hot matrices too"),
+        (lookups(), "update", SGD(), "plain JAX multiplies with one-hot matrices too"),
+        (lookups(), "update", SGD(weight_decay=0.5), None),
+        (lookups(dtype="bfloat16"), "update", SGD(), None),
+        (lookups(), "update", RowAdagrad(), "moves rows by SGD only, not by RowAdagrad"),
+        (lookups(dtype="float16"), "forward", None, "has no kernel for float16"),
+        (lookups(accumulate=FIXED), "backward", None, "adds in float32, not in fixed point"),
+        (lookups(bits=10, outputs=128), "forward", None, None),
+        (lookups(bits=10, outputs=128), "update", SGD(), None),
+        (lookups(bits=16), "backward", None, "gathers are faster: tables of [64, 65536, 512] do not fit"),
+        (sparse(512), "update", SGD(), None),
+        (sparse(512), "forward", None, "plain JAX multiplies"),
+        (sparse(2**13), "forward", None, "reads the whole table, zeros too: [64, 64, 8192] is larger"),
+        (sparse(2**13), "update", SGD(), "reads the whole table, zeros too: [64, 64, 8192] is larger"),
+        (outline(Detect, array(8, 50), array(4, 3, 2, dtype="int32"), n_inputs=50), "backward", None, None),
+    ],
+)
+def test_when_look_ups_come_first_on_tensor_cores(call, direction, rule, why):
+    output = array(call.detection.shape[0], 1) if rule else None
+    found = pallas_interpreter.reason("tpu", V6E, call, direction, output, rule)
+    assert found is None if why is None else why in found
 
 
 # ------------------------------------------------------------------------------------- Mosaic GPU
-H200 = lutjax.kernels.registry.Device(lutjax.Backend.GPU, "NVIDIA H200")
-ON_GPUS = [op for op in testing.OPS if op in implemented("gpu")]
+H200 = device("NVIDIA H200", "gpu")
 
 
 gpu_interpreter = pytest.mark.skipif(
@@ -209,13 +253,13 @@ gpu_interpreter = pytest.mark.skipif(
 
 def pretend_triton_runs(monkeypatch):
     """What Triton kernels return is made up, where kernels in Pallas use it."""
-    from lutjax.kernels._pallas.gpu import _attention as limits
+    from lutjax.kernels._pallas.gpu import _mosaic_fit
 
     def run(inputs, outputs, zeroed, in_place, common):
         return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
 
-    monkeypatch.setattr("lutjax.kernels._triton._launch._run", run)
-    monkeypatch.setattr(limits, "unfit_packages", lambda: None)
+    monkeypatch.setattr("lutjax.kernels._triton._triton_launch._run", run)
+    monkeypatch.setattr(_mosaic_fit, "unfit_packages", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +270,7 @@ def pretend_triton_runs(monkeypatch):
         for op in ON_GPUS
         for shape in testing.shapes(op)
     ]
-    + [slow(op, SPLIT[op][0], dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],
+    + [slow(op, fast_size(op), dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],
 )
 def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
     pretend_triton_runs(monkeypatch)
@@ -254,10 +298,8 @@ ON_SHARDS = [
 def test_lowers_on_shards(monkeypatch, implementation, platform, kind, op, transformation):
     """Arrays that vary over the devices of a mesh, which need not be here."""
     pretend_triton_runs(monkeypatch)
-    shape, sizes = SPLIT[op]
-    case = testing.case(op, shape, **sizes)
     testing.check_lowering(
-        case, implementation, platform=platform, device_kind=kind, transformation=transformation
+        split(op), implementation, platform=platform, device_kind=kind, transformation=transformation
     )
 
 
@@ -291,26 +333,31 @@ def test_terms_of_bfloat16_are_exact(dtype):
 @pytest.mark.parametrize("factor", [False, True])
 def test_update_on_gpus(monkeypatch, factor):
     """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
-    from lutjax.kernels._pallas.gpu import _one_hot, lookup_update
-    from lutjax.kernels._xla import _rows, lookup_update as plain
+    from lutjax.kernels._pallas.gpu import _one_hot, lookup
+    from lutjax.kernels._xla import _rows, lookup as plain
 
     d = lutjax.detect_signs(jax.random.normal(jax.random.key(0), (20, 3, 4)))
     weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 16, 5)))
     dy = jnp.round(8 * jax.random.normal(jax.random.key(2), (20, 5)))
-    arguments = (weights, {}, jnp.float32(0.25), jnp.float32(0.5) if factor else None, dy, d)
-    options = {"rule": SGD(), "accumulate": None, "device": H200}
+    arguments = (Lookup(weights, d), dy, Step(jnp.float32(0.25), jnp.float32(0.5) if factor else None))
 
     def update(*arguments):
-        return lookup_update.forward(*arguments, **options)
+        return lookup.update(*arguments, device=H200)
 
-    exported = _ahead_of_time.lower(update, *arguments, platform="cuda", device_kind=H200.kind)
+    exported = _ahead_of_time.lower(
+        lambda weights, dy: update(Lookup(weights, d), dy, arguments[2]),
+        weights,
+        dy,
+        platform="cuda",
+        device_kind=H200.kind,
+    )
     assert [(a.shape, a.dtype) for a in exported.out_avals] == [(weights.shape, weights.dtype)]
 
     def add_rows(index, dy, n_rows):
         return _rows.add_rows(jnp.zeros((len(index), n_rows, dy.shape[1])), index, dy, H200)
 
     monkeypatch.setattr(_one_hot, "add_rows", add_rows)
-    (moved, _), (expected, _) = jax.jit(update)(*arguments), plain.forward(*arguments, **options)
+    (moved, _), (expected, _) = jax.jit(update)(*arguments), plain.update(*arguments, device=H200)
     np.testing.assert_array_equal(moved, expected)
     assert not np.array_equal(moved, weights)
 
@@ -320,13 +367,13 @@ def test_update_on_gpus(monkeypatch, factor):
 def test_sums_of_rows_interpreted_for_gpus():
     """Ids that no table has count as the nearest. The other kernels hold what the interpreter does not know: first operands of
     tensor cores in registers, and exchanges of a warp."""
-    from lutjax.kernels._pallas.gpu import _rows
+    from lutjax.kernels._pallas.gpu import _shared_tables
 
     index = jax.random.randint(jax.random.key(0), (3, 130), -5, 12)
     index = index.at[0, 0].set(2**31 - 1).at[1, 129].set(-(2**31))
     weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 8, 130)))
     with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
-        y = jax.jit(_rows.sum_rows)(weights, index)
+        y = jax.jit(_shared_tables.sum_rows)(weights, index)
     np.testing.assert_array_equal(y, weights[jnp.arange(3)[:, None], jnp.clip(index, 0, 7)].sum(0))
 
 
@@ -356,11 +403,6 @@ def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
 
     for name, a, e in zip(("y", "weights", "margin"), *(results(i) for i in ("pallas", "xla")), strict=True):
         testing.assert_close(name, a, e)
-
-
-def lookups(batch=16384, detectors=64, rows=64, outputs=512, dtype="float32", bits=6):
-    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((batch, detectors, bits), "float32"))
-    return jax.ShapeDtypeStruct((detectors, rows, outputs), dtype), d
 
 
 @pytest.mark.gpu
@@ -393,35 +435,39 @@ def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
         testing.assert_close("binary_lut", actual, expected)
 
 
-def reason_on(device, direction="forward", accumulate=None, **sizes):
-    """Why the first implementation, that in Mosaic GPU, is passed over; None if it is not."""
-    first, *_ = lutjax.kernel_registry.consider(
-        "lookup", *lookups(**sizes), direction=direction, device=device, accumulate=accumulate
-    )
-    assert first.spec.names[1] == "pallas/gpu"
-    return first.reason
+def reason_on(device, direction="forward", rule=None, **sizes):
+    """Why a look-up is not for Mosaic GPU, or left to the next implementation; None if it comes first."""
+    call = lookups(**sizes)
+    output = array(call.detection.shape[0], call.weights.shape[2])
+    return pallas_interpreter.reason("gpu", device, call, direction, output, rule)
 
 
 def test_why_not_on_gpus():
-    def gpu(kind):
-        return lutjax.kernels.registry.Device(lutjax.Backend.GPU, kind)
-
-    assert "needs compute capability 9.0 or newer, NVIDIA A100 has 8.0" in reason_on(gpu("NVIDIA A100"))
-    assert "wgmma" in reason_on(gpu("NVIDIA B200"), "backward")
-    assert reason_on(gpu("NVIDIA B200")) is None
-    assert "at most 128 rows, here 256" in reason_on(H200, rows=256, bits=8)
+    assert "needs compute capability 9.0 or newer, NVIDIA A100 has 8.0" in reason_on(
+        device("NVIDIA A100", "gpu")
+    )
+    b200 = device("NVIDIA B200", "gpu")
+    for direction in ("backward", "update"):
+        assert "wgmma" in reason_on(b200, direction)
+    assert reason_on(b200) is None
+    assert "at most 128 rows, here 256" in reason_on(H200, bits=8)
     assert "2^31 numbers" in reason_on(H200, batch=2**22)
     assert "no kernel for float64" in reason_on(H200, dtype="float64")
-    assert "fixed point" in reason_on(H200, accumulate=lutjax.FixedPoint(2.0**10))
+    assert "fixed point" in reason_on(H200, accumulate=FIXED)
+
+
+def test_mosaic_comes_before_triton():
+    first, *_ = lutjax.kernel_registry.consider("lookup", *lookups().values(), device=H200)
+    assert (first.spec.names[1], first.reason) == ("pallas/gpu", None)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_comes_first_on_gpus_where_it_was_measured_faster(direction):
     assert reason_on(H200, direction) is None
-    assert reason_on(H200, direction, rows=32, bits=5, detectors=16) is None
+    assert reason_on(H200, direction, bits=5, detectors=16) is None
     for sizes in (
-        {"rows": 128, "bits": 7},
-        {"rows": 16, "bits": 4},
+        {"bits": 7},
+        {"bits": 4},
         {"detectors": 8},
         {"outputs": 64},
         {"batch": 2048},
@@ -477,22 +523,16 @@ def test_slopes_at_addresses(bits):
 )
 def test_when_binary_tables_come_first_on_gpus(direction, sizes, reason):
     sizes = {"samples": 1024, "bits": 6, "fan_out": 6, "dtype": "float32", **sizes}
-
-    def array(shape, dtype="int32"):
-        return jax.ShapeDtypeStruct(shape, dtype)
-
     n, dtype, fan_out = sizes["bits"], sizes["dtype"], sizes["fan_out"]
-    first, *_ = lutjax.kernel_registry.consider(
-        "binary_lut",
-        array((4096, sizes["samples"]), dtype),
-        array((4096, 2**n), dtype),
-        array((4096, n)),
-        None if fan_out is None else array((4096, fan_out)),
-        direction=direction,
-        device=H200,
+    call = outline(
+        BinaryLut,
+        array(4096, sizes["samples"], dtype=dtype),
+        array(4096, 2**n, dtype=dtype),
+        array(4096, n, dtype="int32"),
+        None if fan_out is None else array(4096, fan_out, dtype="int32"),
     )
-    assert first.spec.names[1] == "pallas/gpu"
-    assert first.reason is None if reason is None else reason in first.reason
+    found = pallas_interpreter.reason("gpu", H200, call, direction)
+    assert found is None if reason is None else reason in found
 
 
 @pytest.mark.parametrize(
@@ -505,37 +545,17 @@ def test_when_binary_tables_come_first_on_gpus(direction, sizes, reason):
     ],
 )
 def test_which_updates_come_first_on_gpus(rule, batch, reason):
-    weights, d = lookups(batch=batch)
-    number, dy = jax.ShapeDtypeStruct((), "float32"), jax.ShapeDtypeStruct((batch, 512), "float32")
-    first, *_ = lutjax.kernel_registry.consider(
-        "lookup_update", weights, {}, number, None, dy, d, device=H200, rule=rule, accumulate=None
-    )
-    assert first.spec.names[1] == "pallas/gpu"
-    assert first.reason is None if reason is None else reason in first.reason
+    found = reason_on(H200, "update", rule, batch=batch)
+    assert found is None if reason is None else reason in found
 
 
 def attentions(
-    batch=4, length=1024, bits=6, position_bits=4, dtype="float32", update=False, window=None, accumulate=None
+    batch=4, length=1024, bits=6, position_bits=4, detectors=3, dtype="float32", window=None, accumulate=None
 ):
-    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((batch, length, 3, bits), "float32"))
-    e = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((length - 1, 3, position_bits), "float32"))
-    weights = jax.ShapeDtypeStruct((3, 2 ** (2 * bits + position_bits), 32), dtype)
-    number, dy = jax.ShapeDtypeStruct((), "float32"), jax.ShapeDtypeStruct((batch, length, 32), dtype)
-    options = {"window": window, "accumulate": accumulate}
-    if update:
-        before, options = (weights, {}, number, None, dy), {**options, "rule": update}
-    else:
-        before = (weights,)
-    return (
-        "lookup_attention_update" if update else "lookup_attention",
-        *before,
-        d,
-        d,
-        e,
-        None,
-        None,
-        None,
-    ), options
+    d = detections(batch, length, detectors, bits=bits)
+    e = detections(max(length - 1, 1), detectors, bits=position_bits)
+    weights = array(detectors, 2 ** (2 * bits + position_bits), 32, dtype=dtype)
+    return outline(LookupAttention, weights, d, d, e, window=window, accumulate=accumulate)
 
 
 @pytest.mark.parametrize(
@@ -543,7 +563,7 @@ def attentions(
     [
         ({}, "forward", None),
         ({}, "backward", None),
-        ({"update": SGD(weight_decay=0.5)}, "forward", None),
+        ({"rule": SGD(weight_decay=0.5)}, "update", None),
         ({"batch": 16, "length": 256}, "backward", None),
         (
             {"batch": 16, "length": 256},
@@ -556,17 +576,18 @@ def attentions(
         ({"bits": 9}, "forward", "at most 4096 rows for each id of a query, here 8192"),
         ({"batch": 1, "length": 2**15}, "forward", "at most 32767 keys, here 32768"),
         ({"batch": 512}, "forward", "268435456 counts of a detector in memory, here 536870912"),
-        ({"update": RowAdagrad()}, "forward", "moves rows by SGD only"),
-        ({"accumulate": lutjax.FixedPoint(2.0**10)}, "forward", "fixed point"),
+        ({"rule": RowAdagrad()}, "update", "moves rows by SGD only"),
+        ({"accumulate": FIXED}, "forward", "fixed point"),
         ({"dtype": "float64"}, "forward", "no kernel for float64"),
     ],
 )
 def test_which_attention_comes_first_on_gpus(monkeypatch, sizes, direction, reason):
     pretend_triton_runs(monkeypatch)
-    arguments, options = attentions(**sizes)
-    first, *_ = lutjax.kernel_registry.consider(*arguments, direction=direction, device=H200, **options)
-    assert first.spec.names[1] == "pallas/gpu"
-    assert first.reason is None if reason is None else reason in first.reason
+    sizes = dict(sizes)
+    rule = sizes.pop("rule", None)
+    call = attentions(**sizes)
+    found = pallas_interpreter.reason("gpu", H200, call, direction, array(*call.query.shape[:2], 32), rule)
+    assert found is None if reason is None else reason in found
 
 
 @gpu_interpreter
@@ -576,8 +597,9 @@ def test_which_attention_comes_first_on_gpus(monkeypatch, sizes, direction, reas
 def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
     """Ids that are none count as the nearest. That threads add to shared memory the interpreter does not know."""
     pytest.importorskip("triton")
-    from lutjax.kernels._pallas.gpu import _counts, _launch
-    from lutjax.kernels._triton._pairs import Pairs
+    from lutjax.kernels._triton._detected_pairs import DetectedPairs
+
+    from lutjax.kernels._pallas.gpu import _counts, _mosaic_launch
 
     def add_ones(table, cells):
         places = jax.lax.broadcasted_iota(jnp.int32, (cells.shape[0], table.shape[0]), 1)
@@ -585,14 +607,14 @@ def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
         table[...] = table[...] + jnp.sum(found, 0, dtype=jnp.int32)
 
     monkeypatch.setattr(_counts, "_add_ones", add_ones)
-    monkeypatch.setattr(_launch, "load", lambda reference, layout: reference[...])
+    monkeypatch.setattr(_mosaic_launch, "load", lambda reference, layout: reference[...])
     rng = np.random.default_rng(0)
     samples, length, window = 2, 9, 4
     of_keys = rng.integers(-3, 9, (2, samples, length))
     of_distances = rng.integers(-2, 6, (positions, 7)) if positions else None
     segments = rng.integers(0, 2, (samples, length))
     shift = 2 if positions else 0
-    pairs = Pairs(
+    pairs = DetectedPairs(
         weights=jnp.zeros((2, 4 << (2 + shift), 3)),
         query=jnp.zeros((2, samples, length), jnp.int32),
         key=jnp.asarray(of_keys << shift, jnp.int32),
@@ -631,6 +653,10 @@ def test_attention_of_any_ids_on_gpus():
 
 
 # ------------------------------------------------------------------------------------- gates on TensorCores
+CPU = device("cpu", "cpu")
+CALLS = {call.op: call for call in (BilinearGates, SoftLut, BinaryLut)}
+
+
 def kernels_of(op):
     return [importlib.import_module(f"lutjax.kernels.{where}.{op}") for where in ("_pallas.tpu", "_xla")]
 
@@ -645,25 +671,23 @@ def same_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone=
     wires = rng.integers(-3, n_inputs + 4, (n_gates, bits))
     wires[0], wires[-1] = 2**31 - 1, -(2**31)
     wires = jnp.asarray(wires, jnp.int32)
-    device = lutjax.kernels.registry.Device(lutjax.Backend.CPU, "cpu")
+    call = CALLS[op](x, parameter, wires)
+    both = {"x", CALLS[op].arrays()[1]}
     dy = jnp.asarray(rng.integers(-8, 9, (n_gates, n_samples)) / 4, dtype)
-    (y, dx, sums), expected = (
-        (
-            kernels.forward(x, parameter, wires, None, device=device),
-            *kernels.backward((x, parameter, wires, None), dy, (True, True, False, False), device=device)[:2],
-        )
+    (found, expected) = (
+        {
+            "y": kernels.forward(call, device=CPU),
+            **kernels.backward(call, dy, frozenset(both), device=CPU),
+        }
         for kernels in kernels_of(op)
     )
-    for name, actual, wanted in zip(("y", "dx", "sums"), (y, dx, sums), expected, strict=True):
-        testing.assert_close(f"{op}: {name}", actual, wanted)
-    for needs in ((True, False, False, False), (False, True, False, False)):
-        if not alone:
-            return
-        of_one = kernels_of(op)[0].backward((x, parameter, wires, None), dy, needs, device=device)
-        for need, a, wanted in zip(needs, of_one, (dx, sums, None, None), strict=True):
-            assert (a is not None) == need
-            if need:
-                np.testing.assert_array_equal(a, wanted)
+    assert set(found) == {"y", *both}
+    for name, actual in found.items():
+        testing.assert_close(f"{op}: {name}", actual, expected[name])
+    for need in both if alone else ():
+        of_one = kernels_of(op)[0].backward(call, dy, frozenset({need}), device=CPU)
+        assert set(of_one) == {need}
+        np.testing.assert_array_equal(of_one[need], found[need])
 
 
 @pytest.mark.parametrize("op", [slow("bilinear_gates"), slow("soft_lut"), slow("binary_lut")])
@@ -722,18 +746,26 @@ def test_gates_that_do_not_fit():
             lower(shape, feature_axis)
 
 
-def test_where_plain_jax_gathers_faster():
-    device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v6e")
-    for op, n_gates, direction, platform in (
-        ("soft_lut", 7, "forward", "xla"),
-        ("soft_lut", 16384, "forward", "pallas"),
-        ("soft_lut", 7, "backward", "pallas"),
-        ("binary_lut", 7, "forward", "pallas"),
-    ):
-        shapes = (((n_gates, 4096), "float32"), ((n_gates, 4), "float32"), ((n_gates, 2), "int32"))
-        args = [jax.ShapeDtypeStruct(*s) for s in shapes]
-        spec = lutjax.kernel_registry.resolve(op, *args, None, device=device, direction=direction)
-        assert spec.platform == platform, (op, n_gates, direction)
+@pytest.mark.parametrize(
+    ("gates", "n_gates", "direction", "comes_first"),
+    [
+        (SoftLut, 7, "forward", False),
+        (SoftLut, 16384, "forward", True),
+        (SoftLut, 7, "backward", True),
+        (BinaryLut, 7, "forward", True),
+    ],
+)
+def test_where_plain_jax_gathers_faster(gates, n_gates, direction, comes_first):
+    call = outline(gates, array(n_gates, 4096), array(n_gates, 4), array(n_gates, 2, dtype="int32"))
+    found = pallas_interpreter.reason("tpu", V6E, call, direction)
+    assert found is None if comes_first else "plain JAX gathers the rows of at most 4 wires" in found
+
+
+def test_backward_pass_of_gates_needs_more_memory():
+    call = outline(SoftLut, array(40_000, 128), array(7, 4), array(7, 2, dtype="int32"))
+    v7x = device("TPU7x")
+    assert "do not fit" not in str(pallas_interpreter.reason("tpu", v7x, call))
+    assert "40000 inputs do not fit 64 MiB" in pallas_interpreter.reason("tpu", v7x, call, "backward")
 
 
 def attend(implementation, index, n_queries=21):
@@ -787,25 +819,30 @@ def test_attention_in_several_blocks(monkeypatch):
     ids = tuple(rng.integers(0, 4, shape) for shape in ((2, 21, 2), (2, 21, 2), (20, 1)))
     wanted = attend("xla", ids)
     for name, size in (("_QUERIES", 8), ("_KEYS", 8), ("_BLOCKS", 1)):
-        monkeypatch.setattr(_attention, name, size)
+        monkeypatch.setattr(_attention_blocks, name, size)
     with pallas_interpreter.interpreted():
         found = attend("pallas", ids)
     for actual, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6 * max(1, np.abs(expected).max()))
 
 
-def test_why_attention_is_not_on_tensor_cores():
-    def call(shape, distances, op="lookup_attention", kind="TPU v6e"):
-        d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((*shape, 1, 6), "float32"))
-        e = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((distances, 1, 4), "float32"))
-        weights = jax.ShapeDtypeStruct((1, 2**16, 32), "float32")
-        device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, kind)
-        return lutjax.kernels.registry.Call(
-            op, "forward", (weights, d, d, e, None, None, None), {"window": None, "accumulate": None}, device
-        )
-
-    assert _support.unsupported(call((128, 32), 31)) is None
-    assert _support.slower(call((128, 32), 31)) is None
-    assert "16" in _support.unsupported(call((128, 32), 31, kind="TPU v4"))
-    assert "distances" in _support.unsupported(call((1, 2**15), 2**15))
-    assert "us against" in _support.slower(call((1, 2), 31))
+@pytest.mark.parametrize(
+    ("sizes", "kind", "direction", "rule", "why"),
+    [
+        ({"batch": 128, "length": 32}, "TPU v6e", "forward", None, None),
+        ({"batch": 128, "length": 32}, "TPU v6e", "backward", None, None),
+        ({"batch": 128, "length": 32}, "TPU v6e", "update", SGD(), None),
+        ({"batch": 128, "length": 32}, "TPU v6e", "update", SGD(weight_decay=0.5), "without weight decay"),
+        ({"batch": 128, "length": 32}, "TPU v6e", "update", RowAdagrad(), "moves rows by SGD only"),
+        ({"batch": 128, "length": 32}, "TPU v4", "forward", None, "of which a TPU v4 has 16"),
+        ({"batch": 1, "length": 2**15}, "TPU v6e", "forward", None, "have too many distances"),
+        ({"batch": 1, "length": 2}, "TPU v6e", "forward", None, "plain JAX is faster: 0 us against"),
+        ({"batch": 1, "length": 2}, "TPU v6e", "update", SGD(), "plain JAX is faster: 0 us against"),
+        ({"batch": 0, "length": 2}, "TPU v6e", "backward", None, "there is nothing to compute"),
+    ],
+)
+def test_when_attention_comes_first_on_tensor_cores(sizes, kind, direction, rule, why):
+    call = attentions(detectors=1, **sizes)
+    output = array(*call.query.shape[:2], 32)
+    found = pallas_interpreter.reason("tpu", device(kind), call, direction, output, rule)
+    assert found is None if why is None else why in found

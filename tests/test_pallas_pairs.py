@@ -10,7 +10,9 @@ from cases import slow
 import lutjax
 from lutjax import testing
 from lutjax.kernels._pallas.tpu import _limits, _shifts, detect, lut_pair_attention
-from lutjax.training.tables import SGD
+from lutjax.ops.detect import Detect
+from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.training.tables import SGD, RowAdagrad
 
 
 @pytest.fixture(autouse=True)
@@ -117,54 +119,40 @@ def test_decay_moves_the_rows_that_were_read(dtype, monkeypatch):
     testing.check_update(case, "pallas", SGD(weight_decay=0.25))
 
 
-def test_what_does_not_fit():
-    tpu = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v4")
+def pairs(n_queries, n_keys, bits=4, n_outputs=5):
+    x, keys, weights = ((2, n_queries, 8), (2, n_keys, 8), (3, 2**bits, n_outputs))
+    x, keys, weights = (jax.ShapeDtypeStruct(shape, "float32") for shape in (x, keys, weights))
+    anchors, start = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((3, bits, 2), ()))
+    start = None if n_keys == n_queries else start
+    return pallas_interpreter.outline(LutPairAttention, x, keys, weights, anchors, None, start)
 
-    def reason(op, *arguments, **options):
-        arguments = [a if a is None else jax.ShapeDtypeStruct(*a) for a in arguments]
-        with pytest.raises(lutjax.NoImplementationError) as error:
-            lutjax.kernel_registry.resolve(
-                op, *arguments, implementation="pallas/tpu", device=tpu, accumulate=None, **options
-            )
-        return str(error.value)
 
-    f, i = "float32", "int32"
-    inputs = reason("detect", ((4096, 5000), f), ((3, 2, 2), i), n_inputs=5000, epsilon=0.0)
-    assert "x has 5000 inputs: a block of samples with all of them does not fit" in inputs
+def reason(call, direction="forward", kind="TPU v6e", rule=None):
+    device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, kind)
+    output = jax.ShapeDtypeStruct((2, 5, 5), "float32")
+    return pallas_interpreter.reason("tpu", device, call, direction, output, rule)
 
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "update"])
+def test_what_does_not_fit(direction):
     def of_pairs(places, bits, n_outputs):
-        x, weights = ((2, places, 8), f), ((3, 2**bits, n_outputs), f)
-        options = {"window": None, "interleave": False, "epsilon": 0.0}
-        return reason("lut_pair_attention", x, x, weights, ((3, bits, 2), i), *(None,) * 4, **options)
+        return reason(pairs(places, places, bits, n_outputs), direction, "TPU v4")
 
     assert "weights has 8192 rows: each lookup is compared with every row" in of_pairs(32, 13, 32)
     assert "x or keys has 4000 places: a sample has to fit in 2048 lanes" in of_pairs(4000, 6, 32)
     assert "with 2000 places a detector's table and sums need 2048 lanes" in of_pairs(2000, 10, 32)
+    if direction != "update":
+        x, anchors = (jax.ShapeDtypeStruct(*a) for a in (((4096, 5000), "float32"), ((3, 2, 2), "int32")))
+        inputs = reason(pallas_interpreter.outline(Detect, x, anchors, n_inputs=5000), direction, "TPU v4")
+        assert "x has 5000 inputs: a block of samples with all of them does not fit" in inputs
 
 
-def test_few_queries_of_many_keys_are_left_to_xla():
-    tpu = lutjax.kernels.registry.Device(lutjax.Backend.TPU, "TPU v6e")
-    chosen = {}
-    for n_queries in (1, 64):
-        x, keys, weights, anchors, start = (
-            jax.ShapeDtypeStruct(*a)
-            for a in (
-                ((2, n_queries, 8), "float32"),
-                ((2, 64, 8), "float32"),
-                ((3, 16, 5), "float32"),
-                ((3, 4, 2), "int32"),
-                ((), "int32"),
-            )
-        )
-        arguments = (x, keys, weights, anchors, None, start, None, None)
-        spec = lutjax.kernel_registry.resolve(
-            "lut_pair_attention",
-            *arguments,
-            device=tpu,
-            accumulate=None,
-            window=None,
-            interleave=False,
-            epsilon=0.0,
-        )
-        chosen[n_queries] = spec.platform
-    assert chosen == {1: "xla", 64: "pallas"}
+@pytest.mark.parametrize("direction", ["forward", "backward", "update"])
+def test_few_queries_of_many_keys_are_left_to_xla(direction):
+    assert "1 queries of 64 keys would leave most lanes idle" in reason(pairs(1, 64), direction)
+    assert reason(pairs(64, 64), direction) is None
+
+
+def test_which_rules_move_rows():
+    assert reason(pairs(64, 64), "update", rule=SGD(weight_decay=0.5)) is None
+    assert "moves rows by SGD only" in reason(pairs(64, 64), "update", rule=RowAdagrad())

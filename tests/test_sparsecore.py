@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import SPLIT, slow
+from cases import fast_size, slow, split
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
 from test_pallas import ON_SPARSE_CORES
@@ -21,8 +21,10 @@ from test_pallas import ON_SPARSE_CORES
 import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels._pallas.sparsecore import _gather, _rows, _sizes, sparse_lookup
-from lutjax.kernels.registry import Device
+from lutjax.kernels._pallas.sparsecore import _gather, _gathered_rows, _sizes, sparse_lookup
+from lutjax.kernels.registry import Device, Made
+from lutjax.ops.lookup import Lookup
+from lutjax.ops.sparse_lookup import SparseLookup
 
 CPU = Device(lutjax.Backend.CPU, "cpu")
 WITH_SPARSE_CORES = [tpu for tpu in _tpus.TPUS if tpu.sparse_cores]
@@ -92,7 +94,7 @@ def replaced(monkeypatch):
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        (op, shape) if shape == "primes" and op != "lut_pair_attention" else slow(op, shape)
+        (op, shape) if shape == fast_size(op) else slow(op, shape)
         for op in ON_SPARSE_CORES
         for shape in testing.shapes(op)
     ],
@@ -107,8 +109,7 @@ def test_shapes(op, shape):
 @pytest.mark.parametrize("op", ON_SPARSE_CORES)
 @pytest.mark.usefixtures("replaced")
 def test_transformations(op, transformation):
-    shape, sizes = SPLIT[op]
-    testing.check(testing.case(op, shape, **sizes), "pallas", transformation=transformation)
+    testing.check(split(op), "pallas", transformation=transformation)
 
 
 WILD = np.array([0, 1, 2, 3, 4, -1, 2**31 - 1, -(2**31)], np.int32)
@@ -138,10 +139,10 @@ def large():
 def test_several_blocks_and_groups_of_terms(outputs, large):
     of_shape, index, flipped, rows = large
     weights, dy = of_shape(37, 4, outputs), of_shape(700, outputs)
-    y = _rows.sum_rows(jnp.asarray(weights), jnp.asarray(index), CPU, None)
+    y = _gathered_rows.sum_rows(jnp.asarray(weights), jnp.asarray(index), CPU, None)
     np.testing.assert_array_equal(y, rows(weights, index).sum(0))
     both = jnp.asarray(index), jnp.asarray(flipped)
-    (difference,) = _rows.differences(jnp.asarray(weights), both, jnp.asarray(dy), CPU, None)
+    (difference,) = _gathered_rows.differences(jnp.asarray(weights), both, jnp.asarray(dy), CPU, None)
     np.testing.assert_array_equal(difference, ((rows(weights, index) - rows(weights, flipped)) * dy).sum(-1))
 
 
@@ -153,10 +154,10 @@ def test_sparse_lookup_of_several_blocks_and_groups(lists, large):
     targets = np.random.default_rng(1).choice(WILD, (*lists, 3))
     margin = of_shape(37, 700) + np.float32(0.5)
     d = lutjax.Detection(jnp.asarray(index.T), jnp.ones((700, 37), jnp.int32), jnp.asarray(margin.T), 2)
-    saved = (jnp.asarray(weights), d, jnp.asarray(targets))
-    options = {"n_outputs": 5, "accumulate": None, "device": CPU}
-    y = sparse_lookup.forward(*saved, **options)
-    _, d_margin, _ = sparse_lookup.backward(saved, jnp.asarray(dy), (False, True, False), **options)
+    call = SparseLookup(jnp.asarray(weights), d, jnp.asarray(targets), n_outputs=5)
+    y = sparse_lookup.forward(call, device=CPU)
+    found = sparse_lookup.backward(call, jnp.asarray(dy), frozenset({"detection"}), device=CPU)
+    assert set(found) == {"detection"}
 
     one_hot = np.clip(targets, -1, 4)[..., None] == np.arange(5)
 
@@ -166,47 +167,55 @@ def test_sparse_lookup_of_several_blocks_and_groups(lists, large):
     np.testing.assert_array_equal(y, scattered(index).sum(0))
     slope = np.where(margin > 0, 0.5, -0.5) / np.square(1 + np.abs(margin))
     expected = slope * ((scattered(index) - scattered(index ^ 1)) * dy).sum(-1)
-    testing.assert_close("margin", d_margin, expected.T.astype(np.float32))
+    testing.assert_close("margin", found["detection"], expected.T.astype(np.float32))
 
 
-def explanation(
-    device, shape, *, direction="forward", dtype="float32", batch=4096, implementation="pallas/sparsecore"
-):
-    """Why a look-up is not done on SparseCores."""
+def looked_up(shape, batch=4096, dtype="float32", accumulate=None):
+    """The call of a look-up in tables of a shape."""
     d = jax.eval_shape(
         lutjax.detect_signs, jax.ShapeDtypeStruct((batch, shape[0], shape[1].bit_length() - 1), "float32")
     )
-    considered = lutjax.kernel_registry.consider(
-        "lookup",
-        jax.ShapeDtypeStruct(shape, dtype),
-        d,
-        direction=direction,
-        device=Device(lutjax.Backend.TPU, device),
-        implementation=implementation,
-        accumulate=None,
-    )
-    return next(c.reason for c in considered if c.spec.backend == "sparsecore")
+    weights = jax.ShapeDtypeStruct(shape, dtype)
+    return pallas_interpreter.outline(Lookup, weights, d, accumulate=accumulate)
+
+
+def why_not(shape, kind="TPU v6e", direction="forward", **sizes):
+    """Why a look-up cannot run on SparseCores."""
+    call = looked_up(shape, **sizes)
+    output = jax.ShapeDtypeStruct((call.detection.shape[0], shape[2]), "float32")
+    device = Device(lutjax.Backend.TPU, kind)
+    return pallas_interpreter.fit("sparsecore").unsupported(Made(call, output).request(direction, device))
 
 
 def test_why_not():
-    assert explanation("TPU v6e", (16, 1024, 256)) is None
-    assert "v5p, v6e or v7x, not TPU v5e" in explanation("TPU v5e", (16, 1024, 256))
-    assert "no kernel for bfloat16" in explanation("TPU v6e", (16, 1024, 256), dtype="bfloat16")
+    assert why_not((16, 1024, 256)) is None
+    assert "v5p, v6e or v7x, not TPU v5e" in why_not((16, 1024, 256), "TPU v5e")
+    assert "no kernel for bfloat16" in why_not((16, 1024, 256), dtype="bfloat16")
+    assert "fixed point" in why_not((16, 1024, 256), accumulate=lutjax.FixedPoint(2.0**10))
+    assert "do not add to them" in why_not((16, 1024, 256), direction="update")
     most = _sizes.most_numbers(_tpus.named("v6e").sparse_cores) // 128 * 128
-    assert explanation("TPU v6e", (1, 2, most)) is None
-    assert "holds at most" in explanation("TPU v6e", (1, 2, most + 128))
-    backward = explanation("TPU v6e", (1, 2, most // 3 + 128), direction="backward")
-    assert "two rows" in backward
-    assert explanation("TPU v6e", (1, 2, most // 3 // 128 * 128), direction="backward") is None
+    assert why_not((1, 2, most)) is None
+    assert "holds at most" in why_not((1, 2, most + 128))
+    assert "two rows" in why_not((1, 2, most // 3 + 128), direction="backward")
+    assert why_not((1, 2, most // 3 // 128 * 128), direction="backward") is None
+    asked = lutjax.kernel_registry.consider(
+        "lookup", *looked_up((16, 1024, 256)).values(), device=Device(lutjax.Backend.TPU, "TPU v6e"),
+        direction="update", implementation="pallas/sparsecore",
+    )  # fmt: skip
+    assert asked[0].reason == "has no update"
 
 
-def test_why_not_first():
-    assert explanation("TPU v6e", (64, 65536, 32), batch=16384, implementation=None) is None
-    assert "one-hot" in explanation("TPU v6e", (64, 512, 1024), implementation=None)
-    assert "left to TensorCores" in explanation("TPU v6e", (16, 1024, 256), implementation=None)
-    few = explanation("TPU v6e", (64, 65536, 32), batch=100, implementation=None)
-    assert "is copied at every call, for 6400 reads" in few
-    assert explanation("TPU v6e", (64, 65536, 128), batch=100, implementation=None) is None
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_why_not_first(direction):
+    def why(shape, batch=4096):
+        v6e = Device(lutjax.Backend.TPU, "TPU v6e")
+        return pallas_interpreter.reason("sparsecore", v6e, looked_up(shape, batch), direction)
+
+    assert why((64, 65536, 32), 16384) is None
+    assert "one-hot" in why((64, 512, 512))
+    assert "left to TensorCores" in why((16, 1024, 256))
+    assert "is copied at every call, for 6400 reads" in why((64, 65536, 32), 100)
+    assert why((64, 65536, 128), 100) is None
 
 
 @pytest.mark.parametrize("tpu", WITH_SPARSE_CORES, ids=lambda tpu: tpu.name)

@@ -241,7 +241,7 @@ def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
 
 
 def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
-    """What all ops on gates take."""
+    """Check the arguments that all ops on gates have."""
     if feature_axis not in (-1, 0):
         raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
     floats(op, "x", x, -1, "[..., inputs]" if feature_axis else "[inputs, ...]")

@@ -16,13 +16,13 @@ def call(
     name: str,
     **options: Any,
 ) -> tuple[jax.Array, ...]:
-    """Runs a kernel.
+    """Run a kernel.
 
     Args:
       kernel: a function of references, as `pallas_call` takes it.
       inputs: the arrays it reads.
       outputs: shapes and dtypes of what it writes.
-      name: what a profile shows.
+      name: shown in a profile.
       options: of `pallas_call`: the grid, its blocks, scratch memory, `compiler_params` of the device.
 
     Returns:
@@ -40,7 +40,7 @@ def on_varying(
     inputs: Sequence[jax.Array],
     outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Calls ``launch(*outputs)`` on the inputs: all vary over the same axes of a mesh, as kernels want it."""
+    """Call ``launch(*outputs)`` on the inputs: all vary over the same axes of a mesh, as kernels want it."""
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
     run = launch(*(_compat.shape_varying(s, axes) for s in outputs))
     return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs)))
@@ -54,7 +54,7 @@ def call_on_mesh(
     name: str,
     **options: Any,
 ) -> jax.Array:
-    """Runs a kernel on every unit of a mesh of cores inside the device, as SparseCores are addressed.
+    """Run a kernel on every unit of a mesh of cores inside the device, as SparseCores are addressed.
 
     Args:
       kernel: a function of references: inputs, the output, scratch memory. inputs: the arrays it reads.

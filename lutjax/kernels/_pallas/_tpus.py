@@ -1,4 +1,4 @@
-"""The generations of TPUs that kernels are made for, and what of them decides block sizes. Imports no Pallas."""
+"""Generations of TPUs that kernels are made for, and their sizes that decide blocks. Imports no Pallas."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from lutjax.kernels.registry import Device
 
 @dataclasses.dataclass(frozen=True)
 class SparseCores:
-    """Of one chip's logical device: how many, the subcores of each, and the numbers of one vector."""
+    """SparseCores of one chip's logical device: their number, the subcores of each, and the numbers of one vector."""
 
     cores: int
     subcores: int
@@ -19,7 +19,7 @@ class SparseCores:
 
 @dataclasses.dataclass(frozen=True)
 class TPU:
-    """One generation.
+    """Generation of TPUs.
 
     Attributes:
       name: as it is called. kinds: pattern of what devices of it call themselves.
@@ -42,7 +42,7 @@ class TPU:
 
     @property
     def clock(self) -> float:
-        """Cycles a second."""
+        """Return the cycles a second."""
         return self.flops / (4 * 2 * self.mxu**2)
 
 
@@ -88,19 +88,19 @@ _INTERPRETED = TPUS[1]
 
 
 def generation(device: Device) -> TPU | None:
-    """The generation of a device; None if it is no TPU, or one that no kernel was compiled for."""
+    """Return the generation of a device; None if it is no TPU, or one that no kernel was compiled for."""
     if "TPU" not in device.kind:
         return None
     return next((tpu for tpu in TPUS if re.search(tpu.kinds, device.kind)), None)
 
 
 def limits(device: Device) -> TPU:
-    """The same, and a v5e where kernels are interpreted on something else."""
+    """Return the generation of a device, or a v5e where kernels are interpreted on something else."""
     return generation(device) or _INTERPRETED
 
 
 def named(name: str) -> TPU:
-    """One of `TPUS`.
+    """Return the generation of a name.
 
     Raises:
       ValueError: an unknown name.

@@ -16,23 +16,23 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
-from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch
 from lutjax.kernels._xla import _wires
 
 _FOUR = 4  # addresses in a word
-_THREADS = _launch.THREADS
+_THREADS = _mosaic_launch.THREADS
 _BLOCK = _FOUR * _THREADS  # samples that a program has at a time
 _TOGETHER = 8  # readers of an input that are read at the same time
 _PROGRAMS = 132 * 8  # enough for an H100 or H200
 
 
 def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
-    """The slots that samples address, int32 ``[G, samples / 4]``, for whole blocks of samples.
+    """Return the slots that samples address, int32 ``[G, samples / 4]``, for whole blocks of samples.
 
     Bits are packed first, 32 samples to a word: few enough bytes that what gates read comes from caches.
     """
     n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK
-    bits = _launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
+    bits = _mosaic_launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
     words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
     shift = _FOUR * jnp.arange(32 // _FOUR, dtype=jnp.int32)[None, None]
     addresses = jnp.zeros((len(wires), n_samples // 32, 32 // _FOUR), jnp.int32)
@@ -44,7 +44,7 @@ def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
 
 
 def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array:
-    """``y[g, s] = table[g, address]``, float32."""
+    """Return ``y[g, s] = table[g, address]``, float32."""
 
     def kernel(addresses: Any, table: Any, y: Any) -> None:
         gate = lax.axis_index("rows")
@@ -57,7 +57,7 @@ def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array
 def sum_over_readers(
     addresses: jax.Array, slopes: jax.Array, readers: jax.Array, dy: jax.Array, n_places: int
 ) -> jax.Array:
-    """For each input the sum over its readers of dy times their slope, float32 ``[I, n]``.
+    """Sum dy times slope over the readers of each input, float32 ``[I, n]``.
 
     Args:
       slopes: by wire and address, float32 ``[G * n_places, 2**n_places]``.
@@ -65,8 +65,8 @@ def sum_over_readers(
     n_samples, n_wires = dy.shape[1], len(slopes)
     rounds = max(-(-readers.shape[1] // _TOGETHER), 1)
     together = -(-readers.shape[1] // rounds)
-    readers = _launch.padded(readers, rounds * together, value=-1)
-    dy = _launch.padded(dy, _FOUR * addresses.shape[1])
+    readers = _mosaic_launch.padded(readers, rounds * together, value=-1)
+    dy = _mosaic_launch.padded(dy, _FOUR * addresses.shape[1])
 
     def kernel(addresses: Any, slopes: Any, readers: Any, dy: Any, dx: Any) -> None:
         feature = lax.axis_index("rows")
@@ -91,7 +91,7 @@ def sum_over_readers(
 
 
 def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Array:
-    """For each slot the sum of dy where it is addressed, float32 ``[G, n_slots]``.
+    """Sum dy over the samples that address each slot, float32 ``[G, n_slots]``.
 
     Every thread has a sum of its own for each slot, a column in shared memory: nothing is added at the same time, in no order
     but one.
@@ -100,8 +100,8 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
     n_blocks = addresses.shape[1] // _THREADS
     parts = min(max(_PROGRAMS // n_gates, 1), n_blocks)
     n_blocks = -(-n_blocks // parts)
-    addresses = _launch.padded(addresses, parts * n_blocks * _THREADS)
-    dy = _launch.padded(dy, parts * n_blocks * _BLOCK)
+    addresses = _mosaic_launch.padded(addresses, parts * n_blocks * _THREADS)
+    dy = _mosaic_launch.padded(dy, parts * n_blocks * _BLOCK)
     # A thread sums a slot over as many columns as there are slots, or a few slots over all.
     each = min(n_slots, _THREADS)
     rounds = n_slots // each
@@ -124,7 +124,7 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
         columns = plgpu.SMEM((n_slots, _THREADS), jnp.float32)
         pl.run_scoped(with_columns, columns, collective_axes="warpgroup")
 
-    (sums,) = _launch.launch(
+    (sums,) = _mosaic_launch.launch(
         kernel,
         addresses,
         dy,
@@ -141,9 +141,9 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
 
 
 def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
-    """Runs a kernel that writes a block of samples of a row: ``[rows, samples]``."""
+    """Run a kernel that writes a block of samples of a row: ``[rows, samples]``."""
     n_blocks = addresses.shape[1] // _THREADS
-    (y,) = _launch.launch(
+    (y,) = _mosaic_launch.launch(
         kernel,
         addresses,
         *inputs,
@@ -158,27 +158,27 @@ def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int,
 
 # ------------------------------------------------------------------------------------- in kernels
 def _block() -> Any:
-    """The samples of this program."""
+    """Return the slice of the samples of this program."""
     return pl.ds(lax.axis_index("samples") * _BLOCK, _BLOCK)
 
 
 def _words() -> Any:
-    """The words that hold their addresses."""
+    """Return the slice of the words that hold their addresses."""
     return pl.ds(lax.axis_index("samples") * _THREADS, _THREADS)
 
 
 def _layout(each: int) -> Any:
-    """Of so many numbers of each thread."""
+    """Return the layout of an array of which a thread has so many contiguous numbers."""
     return plgpu.Layout.WG_STRIDED((each * _THREADS,), each)
 
 
 def _load(a: Any, row: Any, samples: Any, each: int) -> jax.Array:
-    """Samples of a row, so many of them contiguous in a thread, in float32."""
+    """Load samples of a row, so many of them contiguous in a thread, in float32."""
     return plgpu.layout_cast(a[row, samples], _layout(each)).astype(jnp.float32)
 
 
 def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
-    """What stands in a row of a table, in memory, at addresses."""
+    """Return the numbers at addresses of a row of a table in memory."""
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), _layout(1)),
@@ -202,7 +202,7 @@ def _clear(columns: Any) -> None:
 
 
 def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
-    """Adds the values of a thread to its column."""
+    """Add the values of a thread to its column."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _layout(1), _layout(_FOUR)))
     def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
@@ -215,7 +215,7 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
 
 
 def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
-    """Sums of slots from `first` on: thread t has that of slot ``first + t % each``, over `each` columns from
+    """Return the sums of slots from `first` on: thread t has that of slot ``first + t % each``, over `each` columns from
     ``t // each * each`` on."""
 
     @plgpu.inline_mgpu(
@@ -238,7 +238,7 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
 
 
 def _unpacked(addresses: Any) -> list[Any]:
-    """The four addresses in the word of a thread."""
+    """Return the four addresses in the word of a thread."""
     (register,) = addresses.registers.flat
     word, integer = _element(register, 0), ir.IntegerType.get_signless(32)
     bits = 32 // _FOUR
@@ -250,7 +250,7 @@ def _unpacked(addresses: Any) -> list[Any]:
 
 
 def _array(values: list[Any]) -> Any:
-    """The array of which a thread has these numbers."""
+    """Return the array of which a thread has these numbers."""
     register = vector.from_elements(ir.VectorType.get((len(values),), ir.F32Type.get()), values)
     return mosaic.FragmentedArray(
         _registers=np.array([register], dtype=object),

@@ -15,9 +15,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch
+from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._histograms import Counter, dtype_of_counts
-from lutjax.kernels._triton._pairs import Pairs
 from lutjax.kernels.registry import Device
 
 _QUERIES = 4  # of a program, one after the other
@@ -25,13 +25,13 @@ _KEYS = 512  # of a step
 _ONE = plgpu.Layout.WG_STRIDED
 
 
-def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Array:
-    """How often each query reads each of its rows, ``[detectors of a group, queries, rows of a query's id]``."""
+def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
+    """Count how often each query reads each of its rows: ``[detectors of a group, queries, rows of a query's id]``."""
     n_samples, n_queries = pairs.queries
     n_keys = pairs.key.shape[2]
     n_cells = 1 << pairs.query_shift
-    n_counts = max(n_cells, _launch.THREADS)
-    step = min(_KEYS, _launch.THREADS * -(-n_keys // _launch.THREADS))
+    n_counts = max(n_cells, _mosaic_launch.THREADS)
+    step = min(_KEYS, _mosaic_launch.THREADS * -(-n_keys // _mosaic_launch.THREADS))
 
     start = jnp.zeros((), jnp.int32) if pairs.start is None else pairs.start.astype(jnp.int32)
     place = jnp.arange(n_queries, dtype=jnp.int32) + start
@@ -39,7 +39,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
     bounds = jnp.clip(jnp.stack([low, place]), 0, n_keys)
 
     def padded(a: jax.Array) -> jax.Array:
-        return _launch.padded(a, a.shape[-1] + step)
+        return _mosaic_launch.padded(a, a.shape[-1] + step)
 
     key = padded(
         _clipped(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
@@ -67,7 +67,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
         def one(table: Any, j: jax.Array) -> None:
             low, high = bounds[0, j], bounds[1, j]
             own = others[0][b, j] if others else None
-            layout = _ONE((n_counts,), n_counts // _launch.THREADS)
+            layout = _ONE((n_counts,), n_counts // _mosaic_launch.THREADS)
             table[...] = plgpu.layout_cast(jnp.zeros((n_counts,), jnp.int32), layout)
             plgpu.commit_smem()
 
@@ -85,7 +85,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
                 _add_ones(table, jnp.where(counted, cell, -1))
 
             plgpu.commit_smem()
-            counts[t, b * n_queries + j] = _launch.load(table, layout).astype(counts.dtype)
+            counts[t, b * n_queries + j] = _mosaic_launch.load(table, layout).astype(counts.dtype)
             plgpu.commit_smem()
 
         def with_table(table: Any) -> None:
@@ -98,7 +98,7 @@ def _count(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Ar
         pl.run_scoped(with_table, plgpu.SMEM((n_counts,), jnp.int32), collective_axes="warpgroup")
 
     n_blocks = -(-n_queries // _QUERIES)
-    (counts,) = _launch.launch(
+    (counts,) = _mosaic_launch.launch(
         kernel,
         *inputs,
         outputs=[jax.ShapeDtypeStruct((group, n_samples * n_queries, n_counts), dtype_of_counts(pairs))],
@@ -114,18 +114,18 @@ COUNTER = Counter(_count, keys_last=False)
 
 
 def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
-    """Ids that are there, of those that are the bits from `low` to `high` of a row."""
+    """Clamp the ids that are the bits from `low` to `high` of a row."""
     return jnp.clip(bits >> low, 0, (1 << (high - low)) - 1) << low
 
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(reference: Any, size: int) -> jax.Array:
-    """An element for each thread, then further ones: neighbours read neighbours."""
-    return _launch.load(reference, _ONE((size,), 1))
+    """Read an element for each thread, then further ones: neighbours read neighbours."""
+    return _mosaic_launch.load(reference, _ONE((size,), 1))
 
 
 def _add_ones(table: Any, cells: jax.Array) -> None:
-    """Adds 1 to numbers of a table in shared memory: of each cell that is not negative, as often as it is there."""
+    """Add 1 to numbers of a table in shared memory: at each cell that is not negative, as often as it is there."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _ONE(cells.shape, 1)))
     def add(_: Any, table: Any, cells: Any) -> None:

@@ -14,14 +14,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lutjax.kernels._pallas.gpu import _launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch
 from lutjax.kernels._xla._rows import terms
 
 _ROWS = 64  # of a product of tensor cores
 _OUTPUTS = 128
 _SAMPLES = 64  # of a step
 _EACH = 2  # products of a warpgroup: more reuse of the cotangents, which come from the L2 cache
-_TABLES = _EACH * _launch.WARPGROUPS
+_TABLES = _EACH * _mosaic_launch.WARPGROUPS
 _STAGES = 4
 _PROGRAMS = 132  # that run at the same time on an H100 or H200
 _LONGEST = 2**13  # samples that a program sums over
@@ -30,13 +30,13 @@ _TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
-    """Sums of the cotangents of every row's readers, in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
+    """Return the sums of the cotangents of every row's readers, in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
 
     An infinite cotangent makes NaN of every row, where a sum of the readers' alone would make it of the rows that are read.
     """
     n_detectors, n_samples = index.shape
     n_outputs = dy.shape[1]
-    # A table is as many as have 64 rows; ids that are none of theirs add nothing to them.
+    # Split each table into chunks of 64 rows; ids outside a chunk add nothing to it.
     pieces = -(-n_rows // _ROWS)
     first = _ROWS * jnp.arange(pieces, dtype=index.dtype)
     index = jnp.clip(index, 0, n_rows - 1)[:, None] - first[None, :, None]
@@ -47,9 +47,9 @@ def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
     parts = min(max(_PROGRAMS // tiles, -(-n_samples // _LONGEST)), n_steps)
     n_steps = -(-n_steps // parts)
     index = index.reshape(n_detectors * pieces, n_samples)
-    index = _launch.padded(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
-    dy = _launch.padded(dy, parts * n_steps * _SAMPLES, all_outputs)
-    (sums,) = _launch.launch(
+    index = _mosaic_launch.padded(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
+    dy = _mosaic_launch.padded(dy, parts * n_steps * _SAMPLES, all_outputs)
+    (sums,) = _mosaic_launch.launch(
         lambda *references: _kernel(*references, n_steps=n_steps),
         index,
         *terms(dy),
@@ -96,7 +96,7 @@ def _kernel(index: Any, *references: Any, n_steps: int) -> None:
         transforms=_TRANSFORMS,
         memory_space=plgpu.SMEM,
     )
-    _launch.pipeline(
+    _mosaic_launch.pipeline(
         step,
         around,
         index,

@@ -1,6 +1,14 @@
-"""`lutjax.binary_lut` in Mosaic GPU."""
+"""`lutjax.binary_lut` in Mosaic GPU.
 
-from typing import Any
+For gate g and sample s, with ``address`` of the bits ``x[wires[g]] > 0``::
+
+    y[g, s] = table[g, address[g, s]]
+    dtable[g, k] = sum_s dy[g, s] [address[g, s] == k]
+    dx[i, s] = sum of dy[g, s] slope[g, l, address[g, s]] over the wires (g, l) that read i
+
+Programs own 512 samples of one gate, or of one input and all its readers; a thread owns four of them. Of `dtable` a program owns a
+part of the samples of one gate.
+"""
 
 import jax
 
@@ -8,31 +16,31 @@ from lutjax._dtypes import accumulator
 from lutjax.kernels._pallas.gpu import _by_address
 from lutjax.kernels._xla import _slots, binary_lut as plain
 from lutjax.kernels.registry import Device
+from lutjax.ops.binary_lut import BinaryLut
 
 
-def forward(
-    x: jax.Array, table: jax.Array, wires: jax.Array, readers: jax.Array | None, *, device: Device
-) -> jax.Array:
-    if 0 in (x.size, wires.size):
-        return plain.forward(x, table, wires, readers, device=device)
-    addresses = _by_address.pack_addresses(x, wires)
-    return _by_address.look_up(addresses, table, x.shape[1]).astype(x.dtype)
+def forward(call: BinaryLut, *, device: Device) -> jax.Array:
+    x = call.x
+    if 0 in (x.size, call.wires.size):
+        return plain.forward(call, device=device)
+    addresses = _by_address.pack_addresses(x, call.wires)
+    return _by_address.look_up(addresses, call.table, x.shape[1]).astype(x.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...], dy: jax.Array, needs: tuple[bool, ...], *, device: Device
-) -> tuple[jax.Array | None, ...]:
-    x, table, wires, readers = saved
+    call: BinaryLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    x, table, wires, readers = call.x, call.table, call.wires, call.readers
     if 0 in (x.size, wires.size):
-        return plain.backward(saved, dy, needs, device=device)
+        return plain.backward(call, cotangent, needs, device=device)
     addresses = _by_address.pack_addresses(x, wires)
-    dx = d_table = None
-    if needs[1]:
-        d_table = _by_address.sum_by_address(addresses, dy, table.shape[1])
-    if needs[0] and readers is not None and readers.shape[1]:
+    found = {}
+    if "table" in needs:
+        found["table"] = _by_address.sum_by_address(addresses, cotangent, table.shape[1])
+    if "x" in needs and readers is not None and readers.shape[1]:
         slopes = _slots.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
-        dx = _by_address.sum_over_readers(addresses, slopes, readers, dy, wires.shape[1])
-    elif needs[0]:
+        found["x"] = _by_address.sum_over_readers(addresses, slopes, readers, cotangent, wires.shape[1])
+    elif "x" in needs:
         # Without readers there is nothing to gather, and XLA scatters.
-        dx = plain.backward(saved, dy, (True, False, False, False), device=device)[0]
-    return dx, d_table, None, None
+        found |= plain.backward(call, cotangent, frozenset({"x"}), device=device)
+    return found

@@ -1,42 +1,54 @@
-"""`lutjax.lookup` in Mosaic GPU, for tables of few rows: what it reads comes from shared memory, and what it adds is a product
-of tensor cores."""
+"""`lutjax.lookup` in Mosaic GPU, for tables of few rows.
 
-from typing import Any
+``y[b] = sum_t weights[t, index[b, t]]`` and ``dmargin[b, t] = slope(margin) <dy[b], row - flipped row>`` read rows from shared
+memory (`_shared_tables`): a program owns a block of samples and of outputs, and visits the detectors one after the other.
+``dweights[t, r] = sum_b [index[b, t] == r] dy[b]`` is a product of tensor cores (`_one_hot`): a program owns four tables, a block
+of outputs and a part of the samples. An update adds that array, small as the tables are: ``weights - rate * factor * dweights``.
+"""
 
 import jax
+import jax.numpy as jnp
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas.gpu import _one_hot, _rows
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas import _steps
+from lutjax.kernels._pallas.gpu import _one_hot, _shared_tables
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._rows import slope
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup import Lookup
 
 
-def forward(
-    weights: jax.Array, detection: Detection, *, accumulate: FixedPoint | None, device: Device
-) -> jax.Array:
-    if 0 in (*weights.shape, len(detection.index)):
-        return plain.forward(weights, detection, accumulate=accumulate, device=device)
-    return _rows.sum_rows(weights, detection.index.T).astype(weights.dtype)
+def forward(call: Lookup, *, device: Device) -> jax.Array:
+    if _empty(call):
+        return plain.forward(call, device=device)
+    return _shared_tables.sum_rows(call.weights, call.detection.index.T).astype(call.weights.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, d = saved
-    if 0 in (*weights.shape, len(d.index)):
-        return plain.backward(saved, dy, needs, accumulate=accumulate, device=device)
+    call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if _empty(call):
+        return plain.backward(call, cotangent, needs, device=device)
+    d, found = call.detection, {}
     index = d.index.T
-    d_weights = d_margin = None
-    if needs[0]:
-        d_weights = _one_hot.add_rows(index, dy, weights.shape[1])
-    if needs[1]:
-        difference = _rows.differences(weights, index, index ^ d.flip.T, dy)
-        d_margin = slope(d.margin) * difference.astype(d.margin.dtype)
-    return d_weights, d_margin
+    if "weights" in needs:
+        found["weights"] = _one_hot.add_rows(index, cotangent, call.weights.shape[1])
+    if "detection" in needs:
+        difference = _shared_tables.differences(call.weights, index, index ^ d.flip.T, cotangent)
+        found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
+    return found
+
+
+def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
+    if _empty(call):
+        return plain.update(call, cotangent, step, device=device)
+    weights = call.weights
+    # Rows that no sample read have sums of zero, and stay as they are.
+    sums = _one_hot.add_rows(call.detection.index.T, cotangent, weights.shape[1])
+    moved = weights.astype(jnp.float32) - _steps.rate_and_factor(step) * sums
+    return moved.astype(weights.dtype), step.state
+
+
+def _empty(call: Lookup) -> bool:
+    return 0 in (*call.weights.shape, len(call.detection.index))

@@ -1,62 +1,46 @@
 """`lutjax.lookup_attention` in Mosaic GPU, for long texts: reads of rows are counted in shared memory.
 
-What is multiplied by the counts, and the cotangents of margins, are the Triton kernels' work.
+``y[j] = sum_t counts[t, j] @ S[t, query id of j]``, with the table seen as ``S[t, query id, (key id, position id), output]`` and
+``counts[t, j, (k, e)]`` the number of earlier keys with id k at a distance with id e; so ``dS[t, q]`` is the sum of
+``counts[t, j] * dy[j]`` over the queries with id q, and an update adds that. A program counts for four queries of one detector
+(`_counts`). The products with counts, and the cotangents of margins, are made by Triton kernels.
 """
-
-from typing import Any
 
 import jax
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas.gpu import _counts
-from lutjax.kernels._triton import _histograms, _updates, lookup_attention as in_triton
-from lutjax.kernels._triton._pairs import Pairs
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas.gpu._counts import COUNTER
+from lutjax.kernels._triton import _histograms, lookup_attention as in_triton
+from lutjax.kernels._triton._detected_pairs import DetectedPairs
+from lutjax.kernels._triton._row_additions import Addition
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup_attention import LookupAttention
 
 
-def forward(
-    weights: jax.Array,
-    query: Detection,
-    key: Detection,
-    position: Detection | None,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    arguments = (weights, query, key, position, start, query_segments, key_segments)
-    pairs = Pairs.of(*arguments, window=window)
-    if not _histograms.fits(pairs, accumulate):
-        return in_triton.forward(*arguments, window=window, accumulate=accumulate, device=device)
-    return _histograms.sum_rows(pairs, device, _counts.COUNTER).astype(weights.dtype)
+def forward(call: LookupAttention, *, device: Device) -> jax.Array:
+    pairs = DetectedPairs.of(call)
+    if not _histograms.fits(pairs):
+        return in_triton.forward(call, device=device)
+    return _histograms.sum_rows(pairs, device, COUNTER).astype(call.weights.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    return in_triton.backward_by(
-        add_rows, saved, dy, needs, window=window, accumulate=accumulate, device=device
-    )
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return in_triton.backward_by(_add_rows, call, cotangent, needs, device=device)
 
 
-def add_rows(
-    addition: _updates.Addition,
-    accumulate: FixedPoint | None,
-    pairs: Pairs,
-    dy: jax.Array,
-    device: Device,
+def update(
+    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    return in_triton.update_by(_add_rows, call, cotangent, step, device=device)
+
+
+def _add_rows(
+    pairs: DetectedPairs, dy: jax.Array, device: Device, addition: Addition
 ) -> tuple[jax.Array, ...]:
-    """Adds `dy` to the row of every pair."""
-    if not _histograms.fits(pairs, accumulate):
-        return in_triton.add_rows(addition, accumulate, pairs, dy, device)
-    return _histograms.add_rows(addition, pairs, dy, device, _counts.COUNTER)
+    """Add `dy` to the row of every pair."""
+    if not _histograms.fits(pairs):
+        return in_triton.add_rows(pairs, dy, device, addition)
+    return _histograms.add_rows(pairs, dy, device, addition, COUNTER)

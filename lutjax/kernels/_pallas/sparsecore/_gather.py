@@ -25,7 +25,7 @@ from lutjax.kernels._pallas.sparsecore import _sizes
 
 
 def sum_rows(table: jax.Array, ids: jax.Array, terms: int, cores: SparseCores) -> jax.Array:
-    """Sum over terms of the rows that they address.
+    """Sum over terms the rows that they address.
 
     Args:
       table: ``[rows, width]`` float32, of a width that `_sizes.width` gives.
@@ -75,7 +75,7 @@ def differences(
     terms: int,
     cores: SparseCores,
 ) -> jax.Array:
-    """``<dy, row - other row>`` of each read, for each other way to read than the first.
+    """Return ``<dy, row - other row>`` of each read, for each other way to read than the first.
 
     Args:
       table, terms: as for `sum_rows`. ids: for each way to read, as there.
@@ -151,7 +151,7 @@ def sum_scattered(
     n_outputs: int,
     cores: SparseCores,
 ) -> jax.Array:
-    """Sum over terms of the values that they address, each added to the output that its target names.
+    """Sum over terms the values that they address, each added to the output that its target names.
 
     Args:
       values: ``[rows, width]`` float32, of a width that `_sizes.width` gives.
@@ -236,7 +236,7 @@ def differences_scattered(
     terms: int,
     cores: SparseCores,
 ) -> jax.Array:
-    """Sum of each read's values times the cotangents that their targets name, minus that of another row.
+    """Return the sum of each read's values times the cotangents that their targets name, minus that of another row.
 
     Values with one target are subtracted before they are multiplied.
 
@@ -282,7 +282,7 @@ def differences_scattered(
                     sample = first + lax.iota(jnp.int32, lanes)
 
                     def read(of_values: Any, of_targets: Any, slot: jax.Array) -> tuple[jax.Array, ...]:
-                        """Values, their targets, and the cotangents that these name."""
+                        """Return values, their targets, and the cotangents that these name."""
                         at = [sample, jnp.full(lanes, slot, jnp.int32)]
                         to = plsc.load_gather(of_targets, at)
                         cotangent = plsc.load_gather(dy_here, [sample, jnp.maximum(to, 0)])
@@ -333,7 +333,7 @@ def differences_scattered(
 
 
 def _for_each_block(cores: SparseCores, blocks: int, of_block: Callable[[jax.Array], None]) -> None:
-    """Calls ``of_block(b)`` on one subcore for each block."""
+    """Call ``of_block(b)`` on one subcore for each block."""
     units = cores.cores * cores.subcores
     unit = lax.axis_index("core") * cores.subcores + lax.axis_index("subcore")
 
@@ -348,7 +348,7 @@ def _for_each_term(
     of_term: Callable[[jax.Array, jax.Array], None],
     results: Sequence[tuple[Any, Any]] = (),
 ) -> None:
-    """Calls ``of_term(place in the group, number)`` for each term of a block.
+    """Call ``of_term(place in the group, number)`` for each term of a block.
 
     `ids`: of the block, and where of_term finds those of its group; several, if it needs several.
     `results`: what each group of terms leaves, and the array to whose part of the group it is copied.
@@ -370,12 +370,12 @@ def _for_each_term(
 
 
 def _fetch(table: Any, ids_here: Any, t: jax.Array, here: Any, add: bool = False) -> None:
-    """The rows of a table in HBM that a block's term addresses, and waits for them. `add`: to what is here."""
+    """Fetch the rows of a table in HBM that a block's term addresses, and wait for them. `add`: to what is here."""
     pltpu.sync_copy(table.at[ids_here.at[t]], here, add=add)
 
 
 def _copy_out(here: Any, there: Any) -> None:
-    """Copies from a subcore's memory to HBM, and waits for it."""
+    """Copy from a subcore's memory to HBM, and wait for it."""
     copy: Any = pltpu.async_copy
     if inspect.signature(copy).parameters["sem"].default is None:
         copy(here, there).wait()  # such copies have no semaphore of theirs since jax 0.12
@@ -392,7 +392,7 @@ def _launch(
     in_tiles: bool,
     name: str,
 ) -> jax.Array:
-    """`in_tiles`: arrays in HBM lie in tiles, as on TensorCores; else row after row, which costs copies of them."""
+    """Run a kernel on all subcores. `in_tiles`: arrays in HBM lie in tiles, as on TensorCores; else row after row, which costs copies of them."""
     mesh = plsc.VectorSubcoreMesh(
         core_axis_name="core",
         subcore_axis_name="subcore",

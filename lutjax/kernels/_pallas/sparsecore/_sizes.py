@@ -1,4 +1,4 @@
-"""How rows and samples are cut to fit the memory of a subcore. Imports no Pallas: the registry asks at every call."""
+"""Sizes of rows and blocks of samples that fit the memory of a subcore. Imports no Pallas: the registry asks at every call."""
 
 import math
 
@@ -14,34 +14,34 @@ ARRAYS_OF_TERMS = 5  # of ids and sums: three ways to read, and two sums; or fou
 
 
 def sparse_cores(device: Device) -> SparseCores:
-    """Those of a device; those of a v6e where kernels are replaced to test what is around them."""
+    """Return the SparseCores of a device; those of a v6e where kernels are replaced to test what is around them."""
     cores = _tpus.limits(device).sparse_cores or _tpus.named("v6e").sparse_cores
     assert cores is not None
     return cores
 
 
 def width(n: int) -> int:
-    """The length of rows of `n` numbers in HBM: whole tiles stay as they are, others are padded and laid out anew."""
+    """Return the length of rows of `n` numbers in HBM: whole tiles stay as they are, others are padded and laid out anew."""
     return n if n % TILE == 0 else n + -n % _GRANULE
 
 
 def group(terms: int) -> int:
-    """How many terms of a sum a subcore reads the ids of at once; their number is padded to a multiple of it."""
+    """Return the number of terms whose ids a subcore reads at once; all terms are padded to a multiple of it."""
     return min(terms + -terms % 8, _MOST_TERMS)
 
 
 def numbers_of_differences(n_outputs: int) -> int:
-    """How many numbers of one sample a subcore holds: two rows, and their cotangents."""
+    """Return the numbers of one sample that a subcore holds: two rows, and their cotangents."""
     return 3 * width(n_outputs)
 
 
 def numbers_of_sparse_lookup(n_slots: int, n_outputs: int, *, rows: int) -> int:
-    """The same: values of so many rows and their targets, and outputs or their cotangents."""
+    """Return the numbers of one sample that a subcore holds: values of so many rows, their targets, and outputs or cotangents."""
     return 2 * rows * width(n_slots) + width(n_outputs)
 
 
 def most_numbers(cores: SparseCores) -> int:
-    """How many numbers of each sample fit a subcore, of the fewest samples at once.
+    """Return the numbers of each sample that fit a subcore, of the fewest samples at once.
 
     An eighth of the memory is left to the compiler; ids and sums of a group of terms need their own.
     """
@@ -49,7 +49,7 @@ def most_numbers(cores: SparseCores) -> int:
 
 
 def samples(n_samples: int, numbers: int, cores: SparseCores) -> int:
-    """How many samples a subcore works on at once, `numbers` of each in its memory: all that fit, and fewer where
+    """Return the samples that a subcore works on at once, `numbers` of each in its memory: all that fit, and fewer where
     that leaves no subcore idle."""
     fit = min(_left(cores) // numbers, math.ceil(n_samples / (cores.cores * cores.subcores)), _MOST_SAMPLES)
     return max(1 << (fit.bit_length() - 1), _GRANULE) if fit else _GRANULE

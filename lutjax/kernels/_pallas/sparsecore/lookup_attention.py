@@ -1,13 +1,14 @@
 """`lutjax.lookup_attention` on SparseCores: the rows of each tile of pairs are summed and multiplied next to the gather.
 
-Ids of rows, sums over pairs and the table's gradient are those of plain JAX, tile by tile: the ids of all pairs never exist at
-once, and SparseCores do not add to rows in HBM.
+``y[j] = sum of weights[t, row]`` over detectors t and earlier keys i, ``row`` the ids of query j, key i and their distance side by
+side. Rows, sums over pairs and the table's gradient are those of plain JAX, tile by tile: the rows of all pairs are never listed
+at once, and SparseCores do not add to rows in HBM.
 """
 
 import functools
 
-from lutjax.kernels._pallas.sparsecore import _rows
+from lutjax.kernels._pallas.sparsecore import _gathered_rows
 from lutjax.kernels._xla import lookup_attention as plain
 
-forward = functools.partial(plain.forward_by, _rows)
-backward = functools.partial(plain.backward_by, _rows)
+forward = functools.partial(plain.forward_by, _gathered_rows)
+backward = functools.partial(plain.backward_by, _gathered_rows)

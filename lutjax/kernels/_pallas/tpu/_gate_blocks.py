@@ -1,4 +1,4 @@
-"""How many gates and samples a TensorCore works on at a time. Imports no Pallas: the registry asks at every call."""
+"""Blocks of gates and samples that a TensorCore works on at a time. Imports no Pallas: the registry asks at every call."""
 
 import dataclasses
 
@@ -6,7 +6,14 @@ import jax
 
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels.registry import Call, Device
+from lutjax.kernels.registry import Device, Request
+from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.binary_lut import BinaryLut
+from lutjax.ops.packed_lut import PackedLut
+from lutjax.ops.soft_lut import SoftLut
+
+GateCall = BilinearGates | SoftLut | BinaryLut | PackedLut
+Shaped = jax.Array | jax.ShapeDtypeStruct
 
 TILE = 16  # gates in one computation: what bfloat16 takes
 _MOST_GATES = 512  # of one step: enough that what a step costs by itself does not show
@@ -17,7 +24,7 @@ _OF_GATES = 0.25  # of the memory at most, for arrays of gates
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The blocks of a call.
+    """Blocks of a call.
 
     Attributes:
       gates, samples: of one step. The samples of all inputs are in memory at the same time.
@@ -33,14 +40,8 @@ class Blocks:
     limit: int
 
 
-def blocks(
-    x: jax.Array | jax.ShapeDtypeStruct,
-    parameter: jax.Array | jax.ShapeDtypeStruct,
-    wires: jax.Array | jax.ShapeDtypeStruct,
-    device: Device,
-    backward: bool,
-) -> Blocks | None:
-    """The blocks for a call on ``[I, B]``, ``[G, K]``, ``[G, n]``; None if it does not fit the memory of a TensorCore."""
+def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward: bool) -> Blocks | None:
+    """Return the blocks for ``[I, B]``, ``[G, K]``, ``[G, n]``; None if these do not fit the memory of a TensorCore."""
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
     # What registers do not hold: some tiles for each number of a gate.
@@ -67,18 +68,28 @@ def blocks(
 
 
 def _power_of_2(n: int, least: int) -> int:
-    """The first that is no less than either."""
+    """Return the first one that is no less than either."""
     return max(1 << (n - 1).bit_length(), least)
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call does not fit; None if it does."""
-    x, parameter, wires = call.arguments[:3]
-    if parameter.shape[0] != wires.shape[0]:  # coefficients: those of a gate are a column
-        parameter = jax.ShapeDtypeStruct(parameter.shape[::-1], parameter.dtype)
-    if blocks(x, parameter, wires, call.device, call.direction == "backward") is not None:
+def _shapes(request: Request) -> tuple[Shaped, Shaped, Shaped]:
+    """Return inputs ``[I, B]``, numbers of each gate ``[G, K]``, and wires ``[G, n]``, or their shapes."""
+    call = request.call
+    assert isinstance(call, GateCall)
+    if isinstance(call, PackedLut):
+        return call.words, call.truth, call.wires
+    if isinstance(call, BilinearGates):
+        c = call.coefficients
+        return call.x, jax.ShapeDtypeStruct(c.shape[::-1], c.dtype), call.wires
+    return call.x, call.table, call.wires
+
+
+def unsupported(request: Request) -> str | None:
+    """Return why a call does not fit; None if it does."""
+    x, parameter, wires = _shapes(request)
+    if blocks(x, parameter, wires, request.device, request.direction == "backward") is not None:
         return None
-    memory = _tpus.limits(call.device).vmem // 2**20
+    memory = _tpus.limits(request.device).vmem // 2**20
     return (
         f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
     )
@@ -91,14 +102,14 @@ _FEW_WIRES = 4
 _SMALL = 0.5
 
 
-def slower(call: Call) -> str | None:
-    """Why plain JAX comes first; None if this one does."""
-    x, _, wires = call.arguments[:3]
+def slower(request: Request) -> str | None:
+    """Return why plain JAX comes first; None if this one does."""
+    x, _, wires = _shapes(request)
     n_gates, places = wires.shape
-    if call.direction == "backward" or call.op == "binary_lut" or places > _FEW_WIRES:
+    if request.direction == "backward" or isinstance(request.call, BinaryLut) or places > _FEW_WIRES:
         return None
     filled = 4 * (x.size + n_gates * (places + 1) * (x.size // max(x.shape[0], 1)))
-    memory = _tpus.limits(call.device).vmem
+    memory = _tpus.limits(request.device).vmem
     if filled > _SMALL * memory:
         return None
     return (

@@ -8,18 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.kernels._pallas.tpu._limits import LANES, vmem_budget
-from lutjax.kernels.registry import Call, Device
+from lutjax.kernels.registry import Device, Request
+from lutjax.ops.detect import Detect
 
 _GROUPS = (16, 8)  # of a block: whole registers
 
 
 def groups(batch: int) -> int:
-    """How many groups of lanes hold a batch."""
+    """Return the number of groups of lanes that hold a batch."""
     return -(-batch // LANES)
 
 
 def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
-    """Groups of a block: all of them or a multiple of 8, as many as fit the budget if any does."""
+    """Return the groups of a block: all of them or a multiple of 8, as many as fit the budget if any does."""
     for size in _GROUPS:
         if size * bytes_per_group <= budget:
             break
@@ -27,16 +28,17 @@ def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
 
 
 def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
-    """Groups of a block of `lutjax.detect`; None if the inputs of the smallest one are more than half the memory."""
+    """Return the groups of a block of `lutjax.detect`; None if the inputs of the smallest fill more than half the memory."""
     bytes_per_group, budget = 2 * n_inputs * LANES * 4, vmem_budget(device) // 2
     size = block_of(batch, bytes_per_group, budget)
     return size if size * bytes_per_group <= budget else None
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call of `lutjax.detect` cannot run; None if it can."""
-    n_inputs = call.options["n_inputs"]
-    if of_detect(8 * LANES, n_inputs, call.device) is None:
+def unsupported(request: Request) -> str | None:
+    """Return why a call of `lutjax.detect` cannot run; None if it can."""
+    assert isinstance(request.call, Detect)
+    n_inputs = request.call.n_inputs
+    if of_detect(8 * LANES, n_inputs, request.device) is None:
         return f"x has {n_inputs} inputs: a block of samples with all of them does not fit the memory of the chip"
     return None
 
@@ -49,10 +51,5 @@ def in_lanes(a: jax.Array) -> jax.Array:
 
 
 def batch_first(a: jax.Array, batch: int) -> jax.Array:
-    """The same back."""
+    """Undo `in_lanes`."""
     return a.reshape(a.shape[0], a.shape[1] * LANES)[:, :batch].T
-
-
-def slower(call: Call) -> str | None:
-    """Why plain JAX comes first; None: this one does."""
-    return None

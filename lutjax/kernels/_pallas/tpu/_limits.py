@@ -1,4 +1,4 @@
-"""What kernels plan with: the registers of a TensorCore and the memory of a chip. Imports no Pallas."""
+"""Registers of a TensorCore and memory of a chip, which kernels plan with. Imports no Pallas."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ SUBLANES, LANES = 8, 128
 
 
 def vmem_budget(device: Device) -> int:
-    """Bytes of vector memory that blocks may take: the compiler needs some itself."""
+    """Return the bytes of vector memory that blocks may take: the compiler needs some itself."""
     return _tpus.limits(device).vmem * 3 // 4
 
 
 def params(device: Device, **options: Any) -> Any:
-    """Compiler parameters that let a kernel use the vector memory of its chip."""
+    """Return compiler parameters that let a kernel use the vector memory of its chip."""
     from jax.experimental.pallas import tpu as pltpu
 
     return pltpu.CompilerParams(vmem_limit_bytes=_tpus.limits(device).vmem * 15 // 16, **options)

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lutjax._row_rules import RowRule
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._xla._rows import terms
+from lutjax.kernels.contract import Step
 
 _ROWS = 512  # of a block, over its detectors
 _SAMPLES = 512
@@ -25,7 +25,7 @@ _OUTPUTS = 512
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How a call is cut.
+    """Blocks of a call.
 
     Attributes:
       group: detectors of a block. rows: of each of them in it.
@@ -61,7 +61,7 @@ class Blocks:
 
     @property
     def parts(self) -> int:
-        """Blocks that the rows of a detector are cut into."""
+        """Number of blocks that the rows of a detector are cut into."""
         return self.n_rows // self.rows
 
     @property
@@ -110,14 +110,14 @@ class Blocks:
         return pl.BlockSpec((self.samples, self.outputs), lambda *at: order(*at)[1:])
 
     def hits(self, ids: jax.Array, row_block: Any) -> jax.Array:
-        """``[group, 1, samples]`` -> ``[group * rows, samples]``: which row of the block is meant."""
+        """Compare ids with the rows of a block: ``[group, 1, samples]`` -> bool ``[group * rows, samples]``."""
         first = row_block % self.parts * self.rows
         row = jax.lax.broadcasted_iota(jnp.int32, (self.group, self.rows, self.samples), 1)
         return (row == ids - first).reshape(self.group * self.rows, self.samples)
 
 
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
+    """Sum the rows that samples read: ``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
     blocks = Blocks.of(weights.shape, len(index))
     parts = blocks.table(jnp.stack(terms(weights)))
 
@@ -150,7 +150,7 @@ def _sum_rows(blocks: Blocks, ids_ref: Any, parts_ref: Any, y_ref: Any) -> None:
 def add_rows(
     total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array
 ) -> jax.Array:
-    """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
+    """Return tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     blocks = Blocks.of(shape, len(index))
     parts = blocks.samples_of(jnp.stack(terms(values)))
 
@@ -190,7 +190,7 @@ def _add_rows(blocks: Blocks, ids_ref: Any, parts_ref: Any, *refs: Any) -> None:
 
 
 def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
-    """``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32.
+    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32.
 
     From the products with every row: the error is relative to them, not to what the rows differ by.
     """
@@ -235,20 +235,13 @@ def _differences(
     sums_ref[...] += jnp.sum(picked, 1, keepdims=True)
 
 
-def moved(
-    weights: jax.Array,
-    gradient: jax.Array,
-    index: jax.Array,
-    rate: jax.Array,
-    factor: jax.Array | None,
-    rule: RowRule,
-) -> jax.Array:
-    """Tables after a step of a rule without state, which moves rows that were read."""
-    if factor is not None:
-        gradient = gradient * factor
-    new, _ = rule.step(weights.astype(gradient.dtype), gradient, {}, rate)
+def moved(weights: jax.Array, gradient: jax.Array, index: jax.Array, step: Step) -> jax.Array:
+    """Return tables after a step of a rule without state, which moves rows that were read."""
+    if step.factor is not None:
+        gradient = gradient * step.factor
+    new, _ = step.rule.step(weights.astype(gradient.dtype), gradient, {}, step.rate)
     new = new.astype(weights.dtype)
-    if not rule.moves_without_gradient:
+    if not step.rule.moves_without_gradient:
         return new
     ones = jnp.ones((len(index), 1), jnp.bfloat16)
     touched = add_rows(None, (*weights.shape[:2], 1), index, ones) > 0

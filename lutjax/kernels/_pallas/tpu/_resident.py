@@ -27,7 +27,7 @@ _WRITTEN_OUT = 128  # of a loop that only reads
 
 
 class _Layout:
-    """How a call is cut: all rows of all tables and some outputs are resident while blocks of samples pass."""
+    """Layout of a call: all rows of all tables and some outputs are resident while blocks of samples pass."""
 
     def __init__(self, shape: tuple[int, ...], batch: int, device: Device):
         n_detectors, _, n_outputs = shape
@@ -58,7 +58,7 @@ class _Layout:
         return jnp.swapaxes(dy.reshape(self.n_samples, self.grid[0], -1, LANES), 0, 1)
 
     def batch_first(self, y: jax.Array) -> jax.Array:
-        """The same back, padded."""
+        """Undo `samples_of`, but for the padding."""
         return jnp.swapaxes(y, 0, 1).reshape(self.n_samples, self.n_outputs)
 
     @property
@@ -71,7 +71,7 @@ class _Layout:
 
     @property
     def table_spec(self) -> pl.BlockSpec:
-        """Of all of it, where it is: `resident` copies from there."""
+        """Block of the whole table where it is: `copy` copies from there."""
         return pl.BlockSpec(memory_space=pl.ANY)
 
     @property
@@ -97,7 +97,7 @@ class _Layout:
         }
 
     def copy(self, table_ref: Any, resident_ref: Any, semaphores: Any, *, back: bool = False) -> None:
-        """Brings this step's outputs of all rows into vector memory, or back."""
+        """Copy this step's outputs of all rows into vector memory, or back."""
         copies = []
         for line in range(self._lines):
             column = (pl.program_id(0) * self._lines + line) * LANES
@@ -109,7 +109,7 @@ class _Layout:
             copy.wait()
 
     def for_each_read(self, body: Any, unroll: int = 1) -> None:
-        """Calls ``body(sample, detectors)`` for groups of detectors whose reads may overlap; `unroll`: of samples."""
+        """Call ``body(sample, detectors)`` for groups of detectors whose reads may overlap; `unroll`: of samples."""
         n_detectors = self.shape[0]
 
         def one(sample: Any, _: None) -> None:
@@ -120,7 +120,7 @@ class _Layout:
 
 
 def sum_rows(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
-    """``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
+    """Sum the rows that samples read: ``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
     layout = _Layout(weights.shape, len(index), device)
     (y,) = _call.call(
         functools.partial(_sum_rows, layout),
@@ -153,7 +153,7 @@ def _sum_rows(
 def add_rows(
     total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
 ) -> jax.Array:
-    """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
+    """Return tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     layout = _Layout(shape, len(index), device)
     started = [] if total is None else [layout.table(total)]
     (total,) = _call.call(
@@ -197,7 +197,7 @@ def _add_rows(layout: _Layout, ids_ref: Any, values_ref: Any, *refs: Any) -> Non
 def differences(
     weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array, device: Device
 ) -> jax.Array:
-    """``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32."""
+    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32."""
     layout = _Layout(weights.shape, len(index), device)
     n_reads = layout.n_samples * weights.shape[0]
     (sums,) = _call.call(

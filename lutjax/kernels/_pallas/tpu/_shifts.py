@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.kernels._pallas.tpu._limits import LANES, vmem_budget
-from lutjax.kernels.registry import Call
+from lutjax.kernels.registry import Request
+from lutjax.ops.lut_pair_attention import LutPairAttention
 
 TARGET = 512  # lanes of a block, where samples are short
 _FAR = 2**30  # beyond any place
@@ -22,11 +23,11 @@ _IDLE = 8  # keys for each query from which on gathers of XLA read fewer rows th
 
 @dataclasses.dataclass(frozen=True)
 class Shifts:
-    """How the places of a call lie in lanes, and which shifts it needs.
+    """Layout of the places of a call in lanes, and the shifts that it needs.
 
     Attributes:
       stride: lanes of one sample. samples: of a block. lanes: of a block.
-      most: how many shifts there are at most.
+      most: the largest number of shifts.
     """
 
     n_samples: int
@@ -62,27 +63,21 @@ class Shifts:
         return a[..., : self.n_samples, :length]
 
 
-def plan(x: Any, keys: Any, weights: Any, start: Any, window: int | None, budget: int) -> Shifts:
-    """How a call is laid out.
-
-    Args:
-      x, keys, weights, start: of `lutjax.lut_pair_attention`'s kernels, or their shapes.
-      budget: bytes of memory.
-    """
-    n_samples, n_queries, _ = x.shape
-    n_keys = keys.shape[1]
+def plan(call: LutPairAttention, budget: int, n_samples: int) -> Shifts:
+    """Return how so many samples of a call, of arrays or their shapes, are laid out in so many bytes of memory."""
+    n_queries, n_keys = call.x.shape[1], call.keys.shape[1]
     stride = max(n_queries, n_keys)
-    target = min(most_lanes(weights, stride, budget), TARGET)
+    target = min(most_lanes(call.weights, stride, budget), TARGET)
     samples = max(min(target // max(stride, 1), n_samples), 1)
     lanes = -(-samples * stride // LANES) * LANES
-    most = n_queries - 1 if start is None else n_queries + n_keys - 1
-    if window is not None:
-        most = min(most, window)
+    most = n_queries - 1 if call.start is None else n_queries + n_keys - 1
+    if call.window is not None:
+        most = min(most, call.window)
     return Shifts(n_samples, n_queries, n_keys, stride, samples, lanes, max(most, 0))
 
 
 def most_lanes(weights: Any, stride: int, budget: int) -> int:
-    """How many lanes of a block fit in so many bytes, with the table of a detector, its gradient and what is summed."""
+    """Return the lanes of a block that fit in so many bytes, with the table of a detector, its gradient and all sums."""
     _, n_rows, n_outputs = weights.shape
     n_pairs = 8 * -(-(n_rows.bit_length() - 1) // 8)
     # Everything that travels is there twice; the products of exact terms need copies of what they multiply.
@@ -92,47 +87,39 @@ def most_lanes(weights: Any, stride: int, budget: int) -> int:
     return max((budget // 4 - of_tables - of_distances) // of_lane, 0) // LANES * LANES
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call of pair attention cannot be laid out; None if it can."""
-    x, keys, weights, start = _arguments(call)
-    n_rows, places = weights.shape[1], max(x.shape[-2], keys.shape[-2])
+def unsupported(request: Request) -> str | None:
+    """Return why a call of pair attention cannot be laid out; None if it can."""
+    call = request.call
+    assert isinstance(call, LutPairAttention)
+    n_rows, places = call.weights.shape[1], max(call.x.shape[1], call.keys.shape[1])
     if n_rows > _ROWS:
         return f"weights has {n_rows} rows: each lookup is compared with every row, up to {_ROWS}"
     if places > _PLACES:
         return f"x or keys has {places} places: a sample has to fit in {_PLACES} lanes"
-    budget = vmem_budget(call.device)
-    x, keys = (jax.ShapeDtypeStruct((1, *a.shape[-2:]), a.dtype) for a in (x, keys))
-    shifts = plan(x, keys, weights, start, call.options["window"], budget)
-    fitting = most_lanes(weights, shifts.stride, budget)
+    budget = vmem_budget(request.device)
+    shifts = plan(call, budget, 1)
+    fitting = most_lanes(call.weights, shifts.stride, budget)
     if shifts.lanes > fitting:
         return (
-            f"weights is {list(weights.shape)}: with {shifts.stride} places a detector's table and sums need "
+            f"weights is {list(call.weights.shape)}: with {shifts.stride} places a detector's table and sums need "
             f"{shifts.lanes} lanes, {fitting} fit the memory of the chip"
         )
     return None
 
 
-def slower(call: Call) -> str | None:
-    """Why a call of pair attention is better left to the next implementation, or None."""
-    x, keys, _, _ = _arguments(call)
-    n_queries, n_keys = x.shape[-2], keys.shape[-2]
+def slower(request: Request) -> str | None:
+    """Return why a call of pair attention is better left to the next implementation; None if it is not."""
+    call = request.call
+    assert isinstance(call, LutPairAttention)
+    n_queries, n_keys = call.x.shape[1], call.keys.shape[1]
     if _IDLE * n_queries < n_keys:
         return f"{n_queries} queries of {n_keys} keys would leave most lanes idle"
     return None
 
 
-def _arguments(call: Call) -> tuple[Any, Any, Any, Any]:
-    """Queries, keys, tables and the start, of the look-up or its update."""
-    if call.op.endswith("_update"):
-        weights, _, _, _, _, x, keys, _, _, start, *_ = call.arguments
-    else:
-        x, keys, weights, _, _, start, *_ = call.arguments
-    return x, keys, weights, start
-
-
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The shifts of a call, which depend on where the queries start.
+    """Shifts of a call, which depend on where the queries start.
 
     Attributes:
       first, count: int32 scalars. distances: ``[most]``, the distance of the pairs of each shift.
@@ -147,7 +134,7 @@ class Range:
 
 
 def shifts_of(shifts: Shifts, start: jax.Array | None, window: int | None) -> Range:
-    """The shifts that meet a key which counts.
+    """Return the shifts that meet a key which counts.
 
     Args:
       start: place of the first query minus place of the first key; None: 0.

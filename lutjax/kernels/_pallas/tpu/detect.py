@@ -1,4 +1,9 @@
-"""`lutjax.detect` on TensorCores: rows of the inputs, one for each input, read and added to by scalar ids."""
+"""`lutjax.detect` on TensorCores: rows of the inputs, one for each input, read and added to by scalar ids.
+
+``delta[r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]`` of each detector t gives index, flip and margin; the cotangent of the margin
+is added to one end of the closest pair and subtracted from the other. A grid step owns a block of samples, with all inputs in vector
+memory, and a block of detectors, which it visits one after the other.
+"""
 
 from typing import Any
 
@@ -9,29 +14,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import detect as plain
 from lutjax.kernels.registry import Device
+from lutjax.ops.detect import Detect
 
 
-def forward(
-    x: jax.Array,
-    anchors: jax.Array,
-    *,
-    epsilon: float,
-    n_inputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> Detection:
-    batch = x.shape[0]
-    n_detectors, n_pairs, _ = anchors.shape
-    if 0 in (batch, n_detectors, n_pairs):
-        return plain.forward(
-            x, anchors, epsilon=epsilon, n_inputs=n_inputs, accumulate=accumulate, device=device
-        )
+def forward(call: Detect, *, device: Device) -> Detection:
+    x = call.x
+    assert x is not None
+    if 0 in (len(x), *call.anchors.shape):
+        return plain.forward(call, device=device)
+    n_detectors, n_pairs, _ = call.anchors.shape
+    blocks = _Blocks(call, len(x), device)
 
     def kernel(anchors_ref: Any, x_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any) -> None:
         def detector(t: Any, _: None) -> None:
@@ -39,45 +36,35 @@ def forward(
                 return x_ref[anchors_ref[0, 0, (t * n_pairs + r) * 2 + side]]
 
             deltas = [end(r, 0) - end(r, 1) for r in range(n_pairs)]
-            d = plain.closest(deltas, deltas[0].shape, deltas[0].dtype, epsilon)
+            d = plain.closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
             index_ref[t], flip_ref[t], margin_ref[t] = d.index, d.flip, d.margin
 
-        jax.lax.fori_loop(0, tile.detectors_here(), detector, None)
+        jax.lax.fori_loop(0, blocks.detectors_here(), detector, None)
 
-    tile = _Tile(batch, n_inputs, n_detectors, device)
-    shape = (n_detectors, _lanes.groups(batch), LANES)
+    shape = (n_detectors, _lanes.groups(len(x)), LANES)
     outputs = _call.call(
         kernel,
-        tile.listed(anchors),
+        blocks.anchors,
         _lanes.in_lanes(x.astype(jnp.float32)),
         outputs=[jax.ShapeDtypeStruct(shape, d) for d in (jnp.int32, jnp.int32, jnp.float32)],
         name="detect",
-        grid=tile.grid,
-        in_specs=[tile.of_anchors(n_pairs), tile.of_inputs],
-        out_specs=[tile.of_detectors] * 3,
+        grid=blocks.grid,
+        in_specs=[blocks.of_anchors, blocks.of_inputs],
+        out_specs=[blocks.of_detectors] * 3,
         compiler_params=params(device),
     )
-    index, flip, margin = (_lanes.batch_first(a, batch) for a in outputs)
+    index, flip, margin = (_lanes.batch_first(a, len(x)) for a in outputs)
     return Detection(index, flip, margin, n_pairs)
 
 
 def backward(
-    saved: tuple[jax.Array, jax.Array],
-    d_margin: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    epsilon: float,
-    n_inputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array, None]:
-    anchors, flip = saved
-    batch = flip.shape[0]
-    n_detectors, n_pairs, _ = anchors.shape
-    if 0 in (batch, n_detectors, n_pairs):
-        return plain.backward(
-            saved, d_margin, needs, epsilon=epsilon, n_inputs=n_inputs, accumulate=accumulate, device=device
-        )
+    call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    assert call.flip is not None
+    if 0 in (len(cotangent), *call.anchors.shape):
+        return plain.backward(call, cotangent, needs, device=device)
+    batch, n_pairs = len(cotangent), call.anchors.shape[1]
+    blocks = _Blocks(call, batch, device)
 
     def kernel(anchors_ref: Any, flip_ref: Any, d_margin_ref: Any, dx_ref: Any) -> None:
         @pl.when(pl.program_id(1) == 0)
@@ -92,48 +79,47 @@ def backward(
                     at = anchors_ref[0, 0, (t * n_pairs + r) * 2 + side]
                     dx_ref[at] += addend
 
-        jax.lax.fori_loop(0, tile.detectors_here(), detector, None)
+        jax.lax.fori_loop(0, blocks.detectors_here(), detector, None)
 
-    tile = _Tile(batch, n_inputs, n_detectors, device)
     (dx,) = _call.call(
         kernel,
-        tile.listed(anchors),
-        _lanes.in_lanes(flip),
-        _lanes.in_lanes(d_margin.astype(jnp.float32)),
-        outputs=[jax.ShapeDtypeStruct((n_inputs, _lanes.groups(batch), LANES), jnp.float32)],
+        blocks.anchors,
+        _lanes.in_lanes(call.flip),
+        _lanes.in_lanes(cotangent.astype(jnp.float32)),
+        outputs=[jax.ShapeDtypeStruct((call.n_inputs, _lanes.groups(batch), LANES), jnp.float32)],
         name="detect_backward",
-        grid=tile.grid,
-        in_specs=[tile.of_anchors(n_pairs), tile.of_detectors, tile.of_detectors],
-        out_specs=[tile.of_inputs],
+        grid=blocks.grid,
+        in_specs=[blocks.of_anchors, blocks.of_detectors, blocks.of_detectors],
+        out_specs=[blocks.of_inputs],
         compiler_params=params(device),
     )
-    return _lanes.batch_first(dx, batch), None
+    return {"x": _lanes.batch_first(dx, batch)}
 
 
-class _Tile:
-    """How a call is cut: blocks of samples, and for each of them blocks of detectors."""
+class _Blocks:
+    """Blocks of samples of a call, and for each of them blocks of detectors.
 
-    def __init__(self, batch: int, n_inputs: int, n_detectors: int, device: Device):
-        budget = vmem_budget(device)
-        groups = _lanes.of_detect(batch, n_inputs, device) or _lanes.block_of(batch, 1, 0)
+    Attributes:
+      grid: blocks of samples and of detectors. anchors: ids that exist, a row for each block of detectors.
+      of_inputs, of_detectors, of_anchors: what a grid step has of an array.
+    """
+
+    def __init__(self, call: Detect, batch: int, device: Device):
+        self._n_detectors, n_pairs, _ = call.anchors.shape
+        groups = _lanes.of_detect(batch, call.n_inputs, device) or _lanes.block_of(batch, 1, 0)
         # Index, flip and margin of each detector, all twice: one block is computed while another one travels.
-        fitting = budget // 4 // (groups * LANES * 4 * 6)
-        self._n_inputs, self._n_detectors = n_inputs, n_detectors
-        self._detectors = max(min(n_detectors, fitting, 128), 1)
-        self.grid = (pl.cdiv(_lanes.groups(batch), groups), pl.cdiv(n_detectors, self._detectors))
-        self.of_inputs = pl.BlockSpec((n_inputs, groups, LANES), lambda b, t: (0, b, 0))
-        self.of_detectors = pl.BlockSpec((self._detectors, groups, LANES), lambda b, t: (t, b, 0))
+        fitting = vmem_budget(device) // 4 // (groups * LANES * 4 * 6)
+        self._detectors = size = max(min(self._n_detectors, fitting, 128), 1)
+        n_blocks = pl.cdiv(self._n_detectors, size)
+        self.grid = (pl.cdiv(_lanes.groups(batch), groups), n_blocks)
+        ids = jnp.clip(call.anchors, 0, call.n_inputs - 1)
+        ids = jnp.pad(ids, ((0, n_blocks * size - len(ids)), (0, 0), (0, 0)))
+        self.anchors = ids.reshape(n_blocks, 1, size * n_pairs * 2)
+        self.of_inputs = pl.BlockSpec((call.n_inputs, groups, LANES), lambda b, t: (0, b, 0))
+        self.of_detectors = pl.BlockSpec((size, groups, LANES), lambda b, t: (t, b, 0))
+        of_block = (1, 1, size * n_pairs * 2)
+        self.of_anchors = pl.BlockSpec(of_block, lambda b, t: (t, 0, 0), memory_space=pltpu.SMEM)
 
     def detectors_here(self) -> jax.Array:
-        """How many detectors the block has that runs."""
+        """Return the number of detectors in the block of this grid step."""
         return jnp.minimum(self._detectors, self._n_detectors - pl.program_id(1) * self._detectors)
-
-    def listed(self, anchors: jax.Array) -> jax.Array:
-        """Ids that exist, a row for each block of detectors."""
-        ids = jnp.clip(anchors, 0, self._n_inputs - 1)
-        ids = jnp.pad(ids, ((0, self.grid[1] * self._detectors - len(ids)), (0, 0), (0, 0)))
-        return ids.reshape(self.grid[1], 1, ids.size // self.grid[1])
-
-    def of_anchors(self, n_pairs: int) -> pl.BlockSpec:
-        shape = (1, 1, self._detectors * n_pairs * 2)
-        return pl.BlockSpec(shape, lambda b, t: (t, 0, 0), memory_space=pltpu.SMEM)

@@ -1,4 +1,8 @@
-"""`lutjax.detect_signs` on TensorCores: values in lanes, one register after the other compared."""
+"""`lutjax.detect_signs` on TensorCores: values in lanes, one register after the other compared.
+
+Index, flip and margin of ``delta[r] = positions[b, r]``; the cotangent of the margin is that of the closest value. A grid step owns a
+block of samples.
+"""
 
 from typing import Any
 
@@ -12,25 +16,27 @@ from lutjax.kernels._pallas.tpu import _lanes
 from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels._xla import detect, detect_signs as plain
 from lutjax.kernels.registry import Device
+from lutjax.ops.detect_signs import DetectSigns
 
 _BLOCK = 2**21  # bytes: at most 31 values
 
 
-def forward(positions: jax.Array, *, epsilon: float, device: Device) -> Detection:
-    batch, n_bits = positions.shape
+def forward(call: DetectSigns, *, device: Device) -> Detection:
+    assert call.positions is not None
+    batch, n_bits = call.positions.shape
     if 0 in (batch, n_bits):
-        return plain.forward(positions, epsilon=epsilon, device=device)
+        return plain.forward(call, device=device)
 
     def kernel(values_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any) -> None:
         deltas = [values_ref[r] for r in range(n_bits)]
-        d = detect.closest(deltas, deltas[0].shape, deltas[0].dtype, epsilon)
+        d = detect.closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
         index_ref[...], flip_ref[...], margin_ref[...] = d.index, d.flip, d.margin
 
     grid, of_values, of_detections = _blocks(batch, n_bits)
     shape = (_lanes.groups(batch), LANES)
     outputs = _call.call(
         kernel,
-        _lanes.in_lanes(positions.astype(jnp.float32)),
+        _lanes.in_lanes(call.positions.astype(jnp.float32)),
         outputs=[jax.ShapeDtypeStruct(shape, d) for d in (jnp.int32, jnp.int32, jnp.float32)],
         name="detect_signs",
         grid=grid,
@@ -42,34 +48,34 @@ def forward(positions: jax.Array, *, epsilon: float, device: Device) -> Detectio
 
 
 def backward(
-    saved: tuple[Detection], d_margin: jax.Array, needs: tuple[bool, ...], *, epsilon: float, device: Device
-) -> tuple[jax.Array]:
-    (d,) = saved
-    (batch,) = d_margin.shape
-    if 0 in (batch, d.bits):
-        return plain.backward(saved, d_margin, needs, epsilon=epsilon, device=device)
+    call: DetectSigns, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    assert call.flip is not None
+    (batch,), n_bits = cotangent.shape, call.n_bits
+    if 0 in (batch, n_bits):
+        return plain.backward(call, cotangent, needs, device=device)
 
     def kernel(flip_ref: Any, d_margin_ref: Any, values_ref: Any) -> None:
         closest = detect.closest_pair(flip_ref[...])
-        for r in range(d.bits):
+        for r in range(n_bits):
             values_ref[r] = jnp.where(closest == r, d_margin_ref[...], 0)
 
-    grid, of_values, of_detections = _blocks(batch, d.bits)
+    grid, of_values, of_detections = _blocks(batch, n_bits)
     (values,) = _call.call(
         kernel,
-        _lanes.in_lanes(d.flip[:, None])[0],
-        _lanes.in_lanes(d_margin.astype(jnp.float32)[:, None])[0],
-        outputs=[jax.ShapeDtypeStruct((d.bits, _lanes.groups(batch), LANES), jnp.float32)],
+        _lanes.in_lanes(call.flip[:, None])[0],
+        _lanes.in_lanes(cotangent.astype(jnp.float32)[:, None])[0],
+        outputs=[jax.ShapeDtypeStruct((n_bits, _lanes.groups(batch), LANES), jnp.float32)],
         name="detect_signs_backward",
         grid=grid,
         in_specs=[of_detections] * 2,
         out_specs=[of_values],
     )
-    return (_lanes.batch_first(values, batch),)
+    return {"positions": _lanes.batch_first(values, batch)}
 
 
 def _blocks(batch: int, n_bits: int) -> tuple[tuple[int], pl.BlockSpec, pl.BlockSpec]:
-    """The grid, and the blocks of values and of detections."""
+    """Return the grid, and the blocks of values and of detections."""
     groups = _lanes.block_of(batch, n_bits * LANES * 4, _BLOCK)
     return (
         (pl.cdiv(_lanes.groups(batch), groups),),

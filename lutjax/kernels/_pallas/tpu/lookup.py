@@ -1,57 +1,72 @@
-"""`lutjax.lookup` on TensorCores."""
+"""`lutjax.lookup` on TensorCores.
 
-from typing import Any
+``y[b] = sum_t weights[t, index[b, t]]`` and ``dmargin[b, t] = slope(margin) <dy[b], row - flipped row>``; ``dweights[t, r]`` is the sum of
+``dy[b]`` over the samples with ``index[b, t] == r``. Tables of many rows stay in vector memory while blocks of samples pass
+(`_resident`); of others blocks of rows, samples and outputs are multiplied with one-hot matrices (`_products`). An update adds ``-rate * factor * dy`` to the
+rows, or moves the table by its gradient where rows move once.
+"""
 
 import jax
+import jax.numpy as jnp
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _resident
 from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._rows import slope
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup import Lookup
 
 
-def forward(
-    weights: jax.Array, detection: Detection, *, accumulate: FixedPoint | None, device: Device
-) -> jax.Array:
-    if 0 in (weights.size, detection.index.size):
-        return plain.forward(weights, detection, accumulate=accumulate, device=device)
+def forward(call: Lookup, *, device: Device) -> jax.Array:
+    if _empty(call):
+        return plain.forward(call, device=device)
+    weights, index = call.weights, call.detection.index
     if resident(weights.shape, device):
-        y = _resident.sum_rows(weights, detection.index, device)
+        y = _resident.sum_rows(weights, index, device)
     else:
-        y = _products.sum_rows(weights, detection.index)
+        y = _products.sum_rows(weights, index)
     return y.astype(weights.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, d = saved
-    if 0 in (weights.size, d.index.size):
-        return plain.backward(saved, dy, needs, accumulate=accumulate, device=device)
-    d_weights = d_margin = None
-    if needs[0]:
-        d_weights = add_rows(None, weights.shape, d.index, dy, device)
-    if needs[1]:
+    call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if _empty(call):
+        return plain.backward(call, cotangent, needs, device=device)
+    weights, d, found = call.weights, call.detection, {}
+    if "weights" in needs:
+        found["weights"] = add_rows(None, weights.shape, d.index, cotangent, device)
+    if "detection" in needs:
         if resident(weights.shape, device):
-            difference = _resident.differences(weights, d.index, d.index ^ d.flip, dy, device)
+            difference = _resident.differences(weights, d.index, d.index ^ d.flip, cotangent, device)
         else:
-            difference = _products.differences(weights, d.index, d.index ^ d.flip, dy)
-        d_margin = slope(d.margin) * difference.astype(d.margin.dtype)
-    return d_weights, d_margin
+            difference = _products.differences(weights, d.index, d.index ^ d.flip, cotangent)
+        found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
+    return found
+
+
+def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
+    if _empty(call):
+        return plain.update(call, cotangent, step, device=device)
+    weights, index = call.weights, call.detection.index
+    if step.rule.additive and weights.dtype == jnp.float32:
+        values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
+        return add_rows(weights, weights.shape, index, values, device), step.state
+    gradient = add_rows(None, weights.shape, index, cotangent, device)
+    return _products.moved(weights, gradient, index, step), step.state
 
 
 def add_rows(
     total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
 ) -> jax.Array:
-    """Tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
+    """Return tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
     if resident(shape, device):
         return _resident.add_rows(total, shape, index, values, device)
     return _products.add_rows(total, shape, index, values)
+
+
+def _empty(call: Lookup) -> bool:
+    return 0 in (call.weights.size, call.detection.index.size)

@@ -1,9 +1,14 @@
 """`lutjax.lookup_attention` on TensorCores: how often each query meets each id of keys and positions, times its rows.
 
-With the table seen as ``S[query id, (key id, position id), output]``, a query's result is the inner product of a
-vector of counts with the *slab* of its id. Counts of 128 queries are products of matrices of ones and zeros on
-the matrix unit; slabs lie in vector memory, and are found by scalar ids. The cost is that of reading a slab for
-each query and detector, however many keys it has.
+``y[j] = sum_t counts[t, j] @ S[t, query id of j]``, with the table seen as ``S[t, query id, (key id, position id), output]`` and
+``counts[t, j, (k, e)]`` the number of earlier keys with id k at a distance with id e: the inner product of a vector of counts with
+the *slab* of the query's id. ``dS[t, q]`` is the sum of ``counts[t, j] * dy[j]`` over the queries with id q; an update adds
+``-rate * factor`` times that in the table's own memory. The closest margin of a pair receives ``slope <dy[j], row - flipped row>``,
+picked from the products of `dy[j]` with two slabs.
+
+Counts of 128 queries are products of matrices of ones and zeros on the matrix unit; slabs lie in vector memory, and are found by
+scalar ids. The cost is that of reading a slab for each query and detector, however many keys it has. A grid step owns a detector,
+a tile of queries, a tile of keys and a block of samples.
 """
 
 import functools
@@ -15,49 +20,28 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax._detection import Detection, existing
-from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas import _call
-from lutjax.kernels._pallas.tpu._attention import UNROLLED, Plan
+from lutjax._detection import Detection
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas import _call, _steps
+from lutjax.kernels._pallas.tpu._attention_blocks import UNROLLED, Plan
 from lutjax.kernels._pallas.tpu._limits import LANES, params
 from lutjax.kernels._xla import _rows, lookup_attention as plain
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup_attention import LookupAttention
 
 
-def forward(
-    weights: jax.Array,
-    query: Detection,
-    key: Detection,
-    position: Detection | None,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    plan = Plan.of(weights, query, key, position)
+def forward(call: LookupAttention, *, device: Device) -> jax.Array:
+    pairs = BlockedPairs(call)
+    plan = pairs.plan
     if plan.empty:
-        segments = (query_segments, key_segments)
-        return plain.forward(
-            weights,
-            query,
-            key,
-            position,
-            start,
-            *segments,
-            window=window,
-            accumulate=accumulate,
-            device=device,
-        )
-    pairs = Pairs(plan, query, key, position, start, query_segments, key_segments, window)
+        return plain.forward(call, device=device)
     grid = ("query tile", "step", "detector", "key tile")
     shape = (plan.query_tiles, plan.all_blocks, plan.n_outputs, LANES)
     (y,) = _call.call(
         functools.partial(_forward, plan),
         *pairs.arrays,
-        plan.table(weights),
+        plan.table(call.weights),
         outputs=[jax.ShapeDtypeStruct(shape, jnp.float32)],
         name="lookup_attention",
         grid=pairs.grid(grid),
@@ -66,36 +50,37 @@ def forward(
         scratch_shapes=_counts_scratch(plan),
         compiler_params=params(device),
     )
-    return plan.from_queries(jnp.moveaxis(y, 2, 0)).astype(weights.dtype)
+    return plan.from_queries(jnp.moveaxis(y, 2, 0)).astype(call.weights.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, query, key, position, start, query_segments, key_segments = saved
-    plan = Plan.of(weights, query, key, position)
-    if plan.empty:
-        return plain.backward(saved, dy, needs, window=window, accumulate=accumulate, device=device)
-    pairs = Pairs(plan, query, key, position, start, query_segments, key_segments, window)
-    dy = dy.astype(jnp.float32)
-    d_weights = add_rows(pairs, dy, None, device) if needs[0] else None
-    cotangents: list[jax.Array | None] = [None] * 3
-    if any(needs[1:4]):
-        totals = _products(pairs, query, key, position, weights, dy, needs[3], device)
-        for i, (total, detection) in enumerate(zip(totals, (query, key, position), strict=False)):
-            if needs[1 + i]:
-                cotangents[i] = _rows.times_slope(total, detection.margin)
-    return (d_weights, *cotangents, None, None, None)
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    pairs = BlockedPairs(call)
+    if pairs.plan.empty:
+        return plain.backward(call, cotangent, needs, device=device)
+    dy, found = cotangent.astype(jnp.float32), {}
+    if "weights" in needs:
+        found["weights"] = _add_rows(pairs, dy, None, device)
+    if needs - {"weights"}:
+        for name, total in _products(pairs, dy, "position" in needs, device).items():
+            if name in needs:
+                found[name] = _rows.times_slope(total, getattr(call, name).margin)
+    return found
 
 
-def add_rows(pairs: "Pairs", dy: jax.Array, weights: jax.Array | None, device: Device) -> jax.Array:
-    """`dy` added to the row of every pair: of tables, in their memory, or of zeros."""
+def update(
+    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    pairs = BlockedPairs(call)
+    if pairs.plan.empty:
+        return call.weights, step.state
+    dy = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
+    return _add_rows(pairs, dy, call.weights, device), step.state
+
+
+def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, device: Device) -> jax.Array:
+    """Add `dy` to the row of every pair: of tables, in their memory, or of zeros."""
     plan = pairs.plan
     grid = ("detector", "query tile", "key tile", "step")
     table = [] if weights is None else [plan.table(weights)]
@@ -106,7 +91,7 @@ def add_rows(pairs: "Pairs", dy: jax.Array, weights: jax.Array | None, device: D
     if dtype != jnp.float32:
         scratch.append(pltpu.VMEM(shape[1:], jnp.float32))
     (total,) = _call.call(
-        functools.partial(_add_rows, plan, pairs.segments, weights is not None),
+        functools.partial(_add_rows_kernel, plan, pairs.segments, weights is not None),
         *inputs,
         outputs=[jax.ShapeDtypeStruct(shape, dtype)],
         name="lookup_attention_table",
@@ -121,17 +106,11 @@ def add_rows(pairs: "Pairs", dy: jax.Array, weights: jax.Array | None, device: D
 
 
 def _products(
-    pairs: "Pairs",
-    query: Detection,
-    key: Detection,
-    position: Detection | None,
-    weights: jax.Array,
-    dy: jax.Array,
-    need_position: bool,
-    device: Device,
-) -> list[jax.Array]:
-    """What the slopes of the margins of queries, keys and positions are multiplied by."""
-    plan = pairs.plan
+    pairs: "BlockedPairs", dy: jax.Array, need_position: bool, device: Device
+) -> dict[str, jax.Array]:
+    """Return what the slopes of the margins of queries, keys and, if needed, positions are multiplied by."""
+    plan, call = pairs.plan, pairs.call
+    query, key, position = call.query, call.key, call.position
     grid = ("detector", "query tile", "key tile", "step")
     inputs = [
         (pairs.scalars(_other(query)), pairs.scalars_spec(grid)),
@@ -139,7 +118,7 @@ def _products(
         (pairs.keys(_other(key)), pairs.keys_spec(grid)),
         (pairs.keys(key.margin), pairs.keys_spec(grid)),
         (plan.outputs(dy), pairs.outputs_spec(grid)),
-        (plan.table(weights), pairs.table_spec(grid)),
+        (plan.table(call.weights), pairs.table_spec(grid)),
     ]
     detectors, blocks = plan.n_detectors, plan.all_blocks
     outputs: list[tuple[tuple[int, ...], Any]] = [
@@ -173,50 +152,45 @@ def _products(
         + [pltpu.VMEM((plan.slab, LANES), jnp.float32)] * 2,
         compiler_params=params(device),
     )
-    totals = [
-        plan.from_queries(jnp.sum(d_query, 0)[..., 0, :]),
-        plan.from_keys(jnp.sum(d_key, 0)[..., 0, :]),
-    ]
+    totals = {
+        "query": plan.from_queries(jnp.sum(d_query, 0)[..., 0, :]),
+        "key": plan.from_keys(jnp.sum(d_key, 0)[..., 0, :]),
+    }
     if need_position:
-        total = plan.sum_of_distances(d_position[0], pairs.start)
-        totals.append((jnp.sum(total, 0, keepdims=True) if pairs.shared else total).T)
+        total = plan.sum_of_distances(d_position[0], call.start)
+        totals["position"] = (jnp.sum(total, 0, keepdims=True) if pairs.shared else total).T
     return totals
 
 
 def _other(detection: Detection) -> jax.Array:
-    """The ids next to those detected."""
-    d = existing(detection)
-    return d.index ^ d.flip
+    """Return the ids next to those detected."""
+    return detection.index ^ detection.flip
 
 
-class Pairs:
-    """What kernels read of a call, and where it lies in a grid of detectors, query tiles, key tiles and steps."""
+class BlockedPairs:
+    """Arrays that kernels read of a call, and their blocks in a grid of detectors, query tiles, key tiles and steps.
 
-    def __init__(
-        self,
-        plan: Plan,
-        query: Detection,
-        key: Detection,
-        position: Detection | None,
-        start: jax.Array | None,
-        query_segments: jax.Array | None,
-        key_segments: jax.Array | None,
-        window: int | None,
-    ):
-        self.plan, self.start, self.window = plan, start, window
-        e = jnp.zeros((1, 1), jnp.int32) if position is None else existing(position).index.T
-        self.shared = e.shape[0] == 1
-        self.segments = query_segments is not None
-        in_memory = self.scalars(existing(query).index)
-        self.arrays = [in_memory, self.keys(existing(key).index), self.at_pairs(e, -1)]
-        if query_segments is not None and key_segments is not None:
+    Attributes:
+      shared: whether all detectors have the same positions. segments: whether there are segments.
+      arrays: ids of queries, of keys, and of positions at every pair; with segments those of queries and of keys.
+    """
+
+    def __init__(self, call: LookupAttention):
+        self.call, self.plan = call, Plan.of(call)
+        if self.plan.empty:
+            return
+        e = jnp.zeros((1, 1), jnp.int32) if call.position is None else call.position.index.T
+        self.shared = len(e) == 1
+        self.segments = call.query_segments is not None
+        self.arrays = [self.scalars(call.query.index), self.keys(call.key.index), self.at_pairs(e, -1)]
+        if call.query_segments is not None and call.key_segments is not None:
             self.arrays += [
-                plan.of_queries(query_segments)[:, :, None],
-                plan.of_keys(key_segments)[:, :, None],
+                self.plan.of_queries(call.query_segments)[:, :, None],
+                self.plan.of_keys(call.key_segments)[:, :, None],
             ]
 
     def scalars(self, a: jax.Array) -> jax.Array:
-        """``[B, Lq, T]`` as kernels read it one by one."""
+        """Lay out ``[B, Lq, T]`` as kernels read it one by one."""
         plan = self.plan
         shape = (plan.n_detectors, plan.query_tiles, plan.steps, 1, plan.blocks * LANES)
         return plan.of_queries(a).reshape(shape)
@@ -230,7 +204,7 @@ class Pairs:
         return self.plan.of_keys(a)[..., None, :]
 
     def at_pairs(self, a: jax.Array, other: int) -> jax.Array:
-        return self.plan.of_pairs(a, self.start, self.window, other)
+        return self.plan.of_pairs(a, self.call.start, self.call.window, other)
 
     # ---- blocks
     def grid(self, order: tuple[str, ...]) -> tuple[int, ...]:
@@ -244,7 +218,7 @@ class Pairs:
         return tuple(sizes[name] for name in order)
 
     def spec(self, order: tuple[str, ...], axes: tuple[str, ...], block: tuple[int, ...]) -> Any:
-        """One block in front of which lie axes of the grid; the first axis of a block is that of steps."""
+        """Return a block in front of which lie axes of the grid; the first axis of a block is that of steps."""
         steps = axes[-1] == "step"
         outer = axes[:-1] if steps else axes
 
@@ -282,7 +256,7 @@ class Pairs:
         return self.spec(order, ("detector",), (self.plan.n_outputs, self.plan.rows))
 
     def specs(self, order: tuple[str, ...]) -> list[Any]:
-        """Those of `arrays`."""
+        """Return the blocks of `arrays`."""
         specs = [self.scalars_spec(order), self.keys_spec(order), self.pairs_spec(order, self.shared)]
         if len(self.arrays) > len(specs):
             blocks = self.plan.blocks
@@ -306,47 +280,47 @@ def _forward(plan: Plan, *refs: Any) -> None:
     lane = jax.lax.broadcasted_iota(jnp.int32, (plan.n_outputs, LANES), 1)
 
     def block(n: jax.Array, _: None) -> None:
-        count(plan, n, pairs, by_id_ref, counts_ref)
+        _count(plan, n, pairs, by_id_ref, counts_ref)
 
         def some(first: jax.Array, y: jax.Array) -> jax.Array:
             for u in range(UNROLLED):
-                rows = table_ref[:, slab(plan, pairs[0], n, first + u)].astype(jnp.float32)
+                rows = table_ref[:, _slab(plan, pairs[0], n, first + u)].astype(jnp.float32)
                 value = jnp.sum(rows * counts_ref[pl.ds(first + u, 1), :], 1, keepdims=True)
                 y = jnp.where(lane == first + u, y + value, y)
             return y
 
-        y_ref[n] += over_queries(plan, some, jnp.zeros((plan.n_outputs, LANES), jnp.float32))
+        y_ref[n] += _over_queries(plan, some, jnp.zeros((plan.n_outputs, LANES), jnp.float32))
 
     jax.lax.fori_loop(0, plan.blocks, block, None)
 
 
-def over_queries(plan: Plan, body: Any, carry: Any) -> Any:
-    """`carry` passed through ``body(first, carry)`` for the queries of a block, several at a time."""
+def _over_queries(plan: Plan, body: Any, carry: Any) -> Any:
+    """Pass `carry` through ``body(first, carry)`` for the queries of a block, several at a time."""
     steps = pl.cdiv(plan.used_lanes, UNROLLED)
     return jax.lax.fori_loop(0, steps, lambda i, c: body(pl.multiple_of(i * UNROLLED, UNROLLED), c), carry)
 
 
-def slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
-    """Where the rows of a query of block `n` are."""
+def _slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
+    """Return where the rows of a query of block `n` are."""
     return pl.ds(pl.multiple_of(ids_ref[0, n * LANES + query] * plan.slab, LANES), plan.slab)
 
 
-def pairs_of(n: jax.Array, pairs: Sequence[Any]) -> jax.Array:
-    """Position ids of the pairs of block `n`, -1 where they do not count: ``[keys, queries]``."""
+def _pairs_of(n: jax.Array, pairs: Sequence[Any]) -> jax.Array:
+    """Return position ids of the pairs of block `n`, -1 where they do not count: ``[keys, queries]``."""
     e = pairs[2][...]
     if len(pairs) > 3:
-        e = jnp.where(column(pairs[4][n]) == pairs[3][n], e, -1)
+        e = jnp.where(_column(pairs[4][n]) == pairs[3][n], e, -1)
     return e
 
 
-def column(row: jax.Array) -> jax.Array:
+def _column(row: jax.Array) -> jax.Array:
     """``[1, n]`` -> ``[n, 128]``, the same in all lanes."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
-def count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, counts_ref: Any) -> None:
-    """How often each query of block `n` meets each pair of ids: ``[128, slab]``."""
-    e = pairs_of(n, pairs)
+def _count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, counts_ref: Any) -> None:
+    """Count how often each query of block `n` meets each pair of ids: ``[128, slab]``."""
+    e = _pairs_of(n, pairs)
     key = jax.lax.broadcasted_iota(jnp.int32, (plan.k_ids, plan.key_lanes), 0)
     of_key = _ones(key == pairs[1][n])
 
@@ -354,12 +328,12 @@ def count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, counts
         counts = jnp.dot(of_key, _ones(e == i), preferred_element_type=jnp.float32)
         by_id_ref[pl.ds(i, plan.k_ids, stride=plan.e_ids), :] = counts
 
-    over_positions(plan, of_position, None)
+    _over_positions(plan, of_position, None)
     counts_ref[...] = by_id_ref[...].T
 
 
-def over_positions(plan: Plan, body: Any, carry: Any) -> Any:
-    """`carry` passed through ``body(i, carry)`` for each id of positions."""
+def _over_positions(plan: Plan, body: Any, carry: Any) -> Any:
+    """Pass `carry` through ``body(i, carry)`` for each id of positions."""
     if plan.e_ids > 16:
         return jax.lax.fori_loop(0, plan.e_ids, body, carry)
     for i in range(plan.e_ids):
@@ -371,8 +345,8 @@ def _ones(where: jax.Array) -> jax.Array:
     return where.astype(jnp.float32).astype(jnp.bfloat16)
 
 
-def _add_rows(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> None:
-    """Adds `dy` to the row of every pair: to zeros, or to a table."""
+def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> None:
+    """Add `dy` to the row of every pair: to zeros, or to a table."""
     *pairs, dy_ref = refs[: 6 if segments else 4]
     table_ref = refs[len(pairs) + 1] if in_place else None
     out_ref, by_id_ref, counts_ref, *wider = refs[len(pairs) + 1 + in_place :]
@@ -384,15 +358,15 @@ def _add_rows(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> None:
         total_ref[...] = jnp.zeros_like(total_ref) if wider or table_ref is None else table_ref[...]
 
     def block(n: jax.Array, _: None) -> None:
-        count(plan, n, pairs, by_id_ref, counts_ref)
+        _count(plan, n, pairs, by_id_ref, counts_ref)
         dy = dy_ref[n]
 
         def some(first: jax.Array, _: None) -> None:
             for u in range(UNROLLED):
-                at = slab(plan, pairs[0], n, first + u)
-                total_ref[:, at] += of_lane(dy, first + u) * counts_ref[pl.ds(first + u, 1), :]
+                at = _slab(plan, pairs[0], n, first + u)
+                total_ref[:, at] += _of_lane(dy, first + u) * counts_ref[pl.ds(first + u, 1), :]
 
-        over_queries(plan, some, None)
+        _over_queries(plan, some, None)
 
     jax.lax.fori_loop(0, plan.blocks, block, None)
     if wider and table_ref is not None:
@@ -403,14 +377,14 @@ def _add_rows(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> None:
             out_ref[...] = (table_ref[...].astype(jnp.float32) + total_ref[...]).astype(out_ref.dtype)
 
 
-def of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
+def _of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
     """``[n, 128]`` -> ``[n, 1]``."""
     at = jax.lax.broadcasted_iota(jnp.int32, a.shape, 1)
     return jnp.sum(jnp.where(at == lane, a, 0), 1, keepdims=True)
 
 
 def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
-    """Per pair, the inner products of `dy` with the rows; summed over pairs, without the slope of the surrogate.
+    """Multiply `dy` by the rows of every pair, and sum over pairs; without the slope of the surrogate.
 
     Products are subtracted, not rows: the error is relative to them.
     """
@@ -435,24 +409,24 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             main: list[jax.Array] = []
             other: list[jax.Array] = []
             for u in range(UNROLLED):
-                cotangent = of_lane(dy, first + u)
+                cotangent = _of_lane(dy, first + u)
                 for ids_ref, products in ((pairs[0], main), (q_other_ref, other)):
-                    rows = table_ref[:, slab(plan, ids_ref, n, first + u)].astype(jnp.float32)
+                    rows = table_ref[:, _slab(plan, ids_ref, n, first + u)].astype(jnp.float32)
                     products.append(jnp.sum(rows * cotangent, 0, keepdims=True))
             of_main_ref[pl.ds(first, UNROLLED), :] = jnp.concatenate(main)
             of_other_ref[pl.ds(first, UNROLLED), :] = jnp.concatenate(other)
 
-        over_queries(plan, some, None)
+        _over_queries(plan, some, None)
         main_ref[...], other_ref[...] = of_main_ref[...].T, of_other_ref[...].T
 
         # The products of each pair, out of those with whole slabs.
         id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, 3 * plan.k_ids), 1) & (
             plan.k_ids - 1
         )
-        keys = _ones(column(pairs[1][n])[:, :1] == id_of_key)
-        other_keys = _ones(column(k_other_ref[n])[:, :1] == id_of_key)
+        keys = _ones(_column(pairs[1][n])[:, :1] == id_of_key)
+        other_keys = _ones(_column(k_other_ref[n])[:, :1] == id_of_key)
         both = jnp.concatenate([keys, other_keys])
-        e = pairs_of(n, pairs)
+        e = _pairs_of(n, pairs)
         if need_position:
             e_other = jnp.where(e < 0, -1, e_other_ref[...])
 
@@ -467,9 +441,9 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
 
         zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
-        main, of_query, of_key, *of_other_position = over_positions(plan, of_position, zeros)
+        main, of_query, of_key, *of_other_position = _over_positions(plan, of_position, zeros)
         q_margin = jnp.broadcast_to(jnp.abs(q_margin_ref[n]), shape)
-        k_margin = jnp.abs(column(k_margin_ref[n]))
+        k_margin = jnp.abs(_column(k_margin_ref[n]))
         query_is_closer = q_margin < k_margin
         d_query = jnp.where(query_is_closer, main - of_query, 0)
         d_key = jnp.where(query_is_closer, 0, main - of_key)
@@ -483,7 +457,7 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
 
 
 def _terms(values: jax.Array) -> jax.Array:
-    """float32 values as three terms of 8 bits, one below the other: rows with a one in each read their sum, exactly."""
+    """Split float32 values into three terms of 8 bits, one below the other: rows with a one in each read their sum, exactly."""
     terms = []
     for _ in range(3):
         bits = jax.lax.bitcast_convert_type(values, jnp.int32) & jnp.int32(-(2**16))

@@ -1,6 +1,9 @@
 """`lutjax.lut_pair_attention` on TensorCores: how often each query reads each row is counted, then rows are multiplied.
 
-Everything has its features in front and its queries in lanes, see `_shifts`. The comparisons are sums of terms of
+``y[j] = sum_t counts[t, j] @ weights[t]``, ``counts[t, j, r]`` the number of earlier keys whose pair with query j has row r; so
+``dweights[t] = counts[t].T @ dy``, and an update moves the table by it in its own memory. The margin of a pair receives
+``slope <dy[j], row - flipped row>``, picked from ``weights[t] @ dy[j]``. A grid step owns one detector and the samples of a block
+of lanes. Everything has its features in front and its queries in lanes, see `_shifts`. The comparisons are sums of terms of
 places, see `lutjax.kernels._xla._terms`. What is counted are comparisons of row ids with the numbers of all rows, which
 no gather is needed for; the counts times the table are one product for each detector.
 """
@@ -13,48 +16,27 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas import _call
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _shifts
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import lut_pair_attention as plain
 from lutjax.kernels._xla._rows import slope
 from lutjax.kernels._xla._terms import Terms
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lut_pair_attention import LutPairAttention
 
 _CHUNK = 2**15  # numbers of the rows that are compared at once: they fit the registers
-_AT_ONCE = (
-    4  # shifts of one step of the loop: what is detected of one hides behind the comparisons of another
-)
+_AT_ONCE = 4  # shifts of one step of the loop: detecting one hides behind the comparisons of another
 
 
-def forward(
-    x: jax.Array,
-    keys: jax.Array,
-    weights: jax.Array,
-    anchors: jax.Array,
-    positions: jax.Array | None,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    *,
-    interleave: bool,
-    window: int | None,
-    epsilon: float,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    pairs = Pairs(
-        x, keys, weights, anchors, positions, start, query_segments, key_segments,
-        interleave=interleave, window=window, epsilon=epsilon, device=device,
-    )  # fmt: skip
+def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
+    pairs = ShiftedPairs(call, device)
     if pairs.empty:
-        return plain.forward(
-            x, keys, weights, anchors, positions, start, query_segments, key_segments,
-            interleave=interleave, window=window, epsilon=epsilon, accumulate=accumulate, device=device,
-        )  # fmt: skip
+        return plain.forward(call, device=device)
+    weights, shifts = call.weights, pairs.shifts
     n_detectors, n_rows, n_outputs = weights.shape
-    shifts = pairs.shifts
 
     def kernel(*refs: Any) -> None:
         inputs, (weights_ref, y_ref, counts) = pairs.split(refs)
@@ -63,13 +45,8 @@ def forward(
         def _() -> None:
             y_ref[...] = jnp.zeros_like(y_ref)
 
-        counts[...] = jnp.zeros_like(counts)
-
-        def count(steps: list[Step], _: None) -> None:
-            count_rows(counts, steps)
-
-        pairs.for_each_shift(inputs, count, None)
-        y_ref[...] += dot(weights_ref[0].astype(jnp.float32), counts[...])
+        pairs.count(inputs, counts)
+        y_ref[...] += _dot(weights_ref[0].astype(jnp.float32), counts[...])
 
     (y,) = _call.call(
         kernel,
@@ -91,50 +68,31 @@ def forward(
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    interleave: bool,
-    window: int | None,
-    epsilon: float,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    x, keys, weights, anchors, positions, start, query_segments, key_segments = saved
-    need_x, need_keys, need_weights, _, need_positions = needs[:5]
-    pairs = Pairs(
-        x, keys, weights, anchors, positions, start, query_segments, key_segments,
-        interleave=interleave, window=window, epsilon=epsilon, device=device,
-    )  # fmt: skip
+    call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    pairs = ShiftedPairs(call, device)
     if pairs.empty:
-        return plain.backward(
-            saved, dy, needs,
-            interleave=interleave, window=window, epsilon=epsilon, accumulate=accumulate, device=device,
-        )  # fmt: skip
+        return plain.backward(call, cotangent, needs, device=device)
+    weights, shifts = call.weights, pairs.shifts
     n_detectors, n_rows, n_outputs = weights.shape
-    n_pairs, shifts = anchors.shape[1], pairs.shifts
-    need_terms = need_x or need_keys or need_positions
-    of_terms = (n_detectors, n_pairs, shifts.n_lanes)
-    results: dict[str, tuple[tuple[int, ...], pl.BlockSpec]] = {}
-    if need_x:
-        results["x"] = of_terms, pairs.of_places(lambda t, b: (t, b))
-    if need_keys:
-        results["keys"] = of_terms, pairs.of_places(lambda t, b: (t, b))
-    if need_positions:
-        results["positions"] = (
-            (n_detectors, n_pairs, pairs.n_distances),
-            pairs.of_distances(lambda t, b: (t, b)),
-        )
-    if need_weights:
-        results["weights"] = weights.shape, pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0))
+    n_pairs = call.anchors.shape[1]
+    need_terms = bool(needs - {"weights"})
+
+    def of_detector(t: Any, b: Any) -> tuple[Any, Any]:
+        return t, b
+
+    of_terms = (n_detectors, n_pairs, shifts.n_lanes), pairs.of_places(of_detector)
+    of_distances = (n_detectors, n_pairs, pairs.n_distances), pairs.of_distances(of_detector)
+    of_table = weights.shape, pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0))
+    every = {"x": of_terms, "keys": of_terms, "positions": of_distances, "weights": of_table}
+    results = {name: result for name, result in every.items() if name in needs}
 
     def kernel(*refs: Any) -> None:
         inputs, (weights_ref, dy_ref, *others) = pairs.split(refs)
         d = dict(zip(results, others[: len(results)], strict=True))
         scratch = others[len(results) :]
         products = scratch[0] if need_terms else None
-        counts = scratch[-1] if need_weights else None
+        counts = scratch[-1] if "weights" in needs else None
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
@@ -143,7 +101,7 @@ def backward(
                     d[name][...] = jnp.zeros_like(d[name])
 
         if products is not None:
-            products[...] = dot(weights_ref[0].astype(jnp.float32), dy_ref[...])
+            products[...] = _dot(weights_ref[0].astype(jnp.float32), dy_ref[...])
         if counts is not None:
             counts[...] = jnp.zeros_like(counts)
         bit = jax.lax.broadcasted_iota(jnp.int32, (n_pairs, shifts.lanes), 0)
@@ -151,8 +109,8 @@ def backward(
         of_distance = jnp.zeros((n_pairs, pairs.n_distances), jnp.float32)
         at_first = jax.lax.broadcasted_iota(jnp.int32, of_distance.shape, 1) == 0
 
-        def differences(steps: list[Step], closest: list[jax.Array]) -> list[jax.Array]:
-            """What a flipped row changes, of each step, as a difference of products; counts the rows on the way."""
+        def differences(steps: list[Shift], closest: list[jax.Array]) -> list[jax.Array]:
+            """Return the change by a flipped row, of each step, as a difference of products; count the rows on the way."""
             assert products is not None
             flipped = [s.index ^ (1 << c) for s, c in zip(steps, closest, strict=True)]
 
@@ -171,74 +129,128 @@ def backward(
             nothing = [jnp.zeros((1, shifts.lanes), jnp.float32)] * len(steps)
             return _for_rows(n_rows, shifts.lanes, visit, nothing)
 
-        def step(steps: list[Step], totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def step(steps: list[Shift], totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             if products is None:
-                count_rows(counts, steps)
+                _count_rows(counts, steps)
                 return totals
             closest, margins = zip(*(s.closest() for s in steps), strict=True)
             of_query, of_key, of_distance = totals
             for s, c, margin, change in zip(
                 steps, closest, margins, differences(steps, list(closest)), strict=True
             ):
-                cotangent = jnp.where(s.counts, slope(margin) * change, 0)
-                cotangent = jnp.where(bit == c, cotangent, 0)
-                if need_x:
-                    of_query = of_query + cotangent
-                if need_keys:
-                    of_key = pltpu.roll(of_key + cotangent, 1, 1)
-                if need_positions:
-                    of_all = jnp.sum(cotangent, 1, keepdims=True)
+                of_pair = jnp.where(s.counts, slope(margin) * change, 0)
+                of_pair = jnp.where(bit == c, of_pair, 0)
+                if "x" in needs:
+                    of_query = of_query + of_pair
+                if "keys" in needs:
+                    of_key = pltpu.roll(of_key + of_pair, 1, 1)
+                if "positions" in needs:
+                    of_all = jnp.sum(of_pair, 1, keepdims=True)
                     of_distance = jnp.where(at_first, of_distance + of_all, of_distance)
                     of_distance = pltpu.roll(of_distance, pairs.n_distances - 1, 1)
             return of_query, of_key, of_distance
 
         of_query, of_key, of_distance = pairs.for_each_shift(inputs, step, (zeros, zeros, of_distance))
-        if need_x:
+        if "x" in needs:
             d["x"][0] = of_query
-        if need_keys:
+        if "keys" in needs:
             d["keys"][0] = pairs.keys_back(inputs, of_key)
-        if need_positions:
+        if "positions" in needs:
             d["positions"][0] += pairs.distances_back(inputs, of_distance)
         if counts is not None:
-            d["weights"][0] += dot(counts[...], dy_ref[...], contract_lanes=True)
+            d["weights"][0] += _dot(counts[...], dy_ref[...], contract_lanes=True)
 
-    by_output = shifts.in_lanes(jnp.moveaxis(dy.astype(jnp.float32), -1, 0))
-    n_scratch = int(need_terms) + int(need_weights)
+    n_scratch = int(need_terms) + int("weights" in needs)
     outputs = _call.call(
         kernel,
         *pairs.inputs,
         weights,
-        by_output,
+        pairs.by_output(cotangent),
         outputs=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape, _ in results.values()],
         name="lut_pair_attention_backward",
         grid=(n_detectors, shifts.n_blocks),
         in_specs=[
-            *pairs.blocks(lambda t, b: (t, b)),
-            pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0)),
+            *pairs.blocks(of_detector),
+            of_table[1],
             pl.BlockSpec((n_outputs, shifts.lanes), lambda t, b: (0, b)),
         ],
         out_specs=[block for _, block in results.values()],
         scratch_shapes=[pltpu.VMEM((n_rows, shifts.lanes), jnp.float32)] * n_scratch,
         compiler_params=params(device),
     )
-    totals = dict(zip(results, outputs, strict=True))
-    terms = pairs.terms
+    found = dict(zip(results, outputs, strict=True))
+    for name, length, part in (("keys", shifts.n_keys, 0), ("x", shifts.n_queries, 1)):
+        if name in found:
+            found[name] = pairs.terms.to_x(shifts.in_places(found[name], length).swapaxes(0, 1), part=part)
+    if "positions" in found:
+        found["positions"] = pairs.terms.to_positions(pairs.at_positions(found["positions"]))
+    return found
 
-    def of_places(name: str, length: int, part: int) -> jax.Array:
-        return terms.to_x(shifts.in_places(totals[name], length).swapaxes(0, 1), part=part)
 
-    return (
-        of_places("x", shifts.n_queries, 1) if need_x else None,
-        of_places("keys", shifts.n_keys, 0) if need_keys else None,
-        totals.get("weights"),
-        None,
-        terms.to_positions(pairs.at_positions(totals["positions"])) if need_positions else None,
-        *(None,) * 3,
+def update(
+    call: LutPairAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    pairs = ShiftedPairs(call, device)
+    if pairs.empty:
+        return plain.update(call, cotangent, step, device=device)
+    weights, decay = call.weights, step.rule.weight_decay
+    n_detectors, n_rows, n_outputs = weights.shape
+    shifts = pairs.shifts
+
+    def kernel(*refs: Any) -> None:
+        inputs, (scales, weights_ref, dy_ref, new_ref, counts, total, *touched) = pairs.split(refs)
+
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            for ref in (total, *touched):
+                ref[...] = jnp.zeros_like(ref)
+
+        pairs.count(inputs, counts)
+        total[...] += _dot(counts[...], dy_ref[...], contract_lanes=True)
+        for ref in touched:
+            ref[...] += jnp.sum(counts[...], 1, keepdims=True)
+
+        @pl.when(pl.program_id(1) == shifts.n_blocks - 1)
+        def _() -> None:
+            rows = weights_ref[0].astype(jnp.float32)
+            moved = rows - scales[0] * total[...]
+            for ref in touched:
+                moved = jnp.where(ref[...] > 0, moved - scales[1] * rows, rows)
+            new_ref[0] = moved.astype(new_ref.dtype)
+
+    scales = jnp.stack([_steps.rate_and_factor(step), step.rate.astype(jnp.float32) * decay])
+    table = pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0))
+    # Only decay moves a row whose gradient is zero, and only if it was read.
+    touched = [pltpu.VMEM((n_rows, 1), jnp.float32)] if decay else []
+    (new,) = _call.call(
+        kernel,
+        *pairs.inputs,
+        scales,
+        weights,
+        pairs.by_output(cotangent),
+        outputs=[jax.ShapeDtypeStruct(weights.shape, weights.dtype)],
+        name="lut_pair_attention_update",
+        grid=(n_detectors, shifts.n_blocks),
+        in_specs=[
+            *pairs.blocks(lambda t, b: (t, b)),
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            table,
+            pl.BlockSpec((n_outputs, shifts.lanes), lambda t, b: (0, b)),
+        ],
+        out_specs=[table],
+        scratch_shapes=[
+            pltpu.VMEM((n_rows, shifts.lanes), jnp.float32),
+            pltpu.VMEM((n_rows, n_outputs), jnp.float32),
+            *touched,
+        ],
+        input_output_aliases={len(pairs.inputs) + 1: 0},
+        compiler_params=params(device),
     )
+    return new, step.state
 
 
-class Step:
-    """One shift in a kernel: what is detected of every query and its key."""
+class Shift:
+    """One shift in a kernel: detection of every query and its key."""
 
     def __init__(self, delta: jax.Array, counts: jax.Array, epsilon: float):
         self._delta, self.counts = delta, counts
@@ -251,7 +263,7 @@ class Step:
         self.index = jnp.where(counts, index, -1)
 
     def closest(self) -> tuple[jax.Array, jax.Array]:
-        """Number and delta of the first closest comparison, ``[1, lanes]``."""
+        """Return the number and delta of the first closest comparison, ``[1, lanes]``."""
         size = jnp.where(jnp.isnan(self._delta), -1, jnp.abs(self._delta))
         smallest = jnp.min(size, 0, keepdims=True)
         closest = jnp.min(jnp.where(size == smallest, self._bit, len(size)), 0, keepdims=True)
@@ -259,34 +271,19 @@ class Step:
         return closest, margin
 
 
-class Pairs:
-    """The pairs of a call: the inputs that a kernel reads of them, and the loop over their shifts in it."""
+class ShiftedPairs:
+    """Pairs of a call: the inputs that a kernel reads of them, and the loop over their shifts in it."""
 
-    def __init__(
-        self,
-        x: jax.Array,
-        keys: jax.Array,
-        weights: jax.Array,
-        anchors: jax.Array,
-        positions: jax.Array | None,
-        start: jax.Array | None,
-        query_segments: jax.Array | None,
-        key_segments: jax.Array | None,
-        *,
-        interleave: bool,
-        window: int | None,
-        epsilon: float,
-        device: Device,
-    ):
-        self.shifts = shifts = _shifts.plan(x, keys, weights, start, window, vmem_budget(device))
-        distances = 1 if positions is None else positions.shape[0]
-        self.empty = 0 in (x.shape[0], keys.shape[1], shifts.most, distances, *anchors.shape)
+    def __init__(self, call: LutPairAttention, device: Device):
+        self.shifts = shifts = _shifts.plan(call, vmem_budget(device), len(call.x))
+        distances = 1 if call.positions is None else len(call.positions)
+        self.empty = 0 in (len(call.x), call.keys.shape[1], shifts.most, distances, *call.anchors.shape)
         if self.empty:
             return
-        self._epsilon = epsilon
-        self._n_pairs = anchors.shape[1]
-        self.terms = Terms(x, keys, anchors, positions, interleave)
-        found = _shifts.shifts_of(shifts, start, window)
+        self._epsilon = call.epsilon
+        self._n_pairs = call.anchors.shape[1]
+        self.terms = Terms(call)
+        found = _shifts.shifts_of(shifts, call.start, call.window)
         self.n_distances = -(-shifts.most // LANES) * LANES
         shift = jnp.mod(found.first, shifts.lanes)
         named = {
@@ -301,14 +298,14 @@ class Pairs:
             of_shifts = jnp.take(self.terms.position, self._at, axis=-1, mode="clip").swapaxes(0, 1)
             widths = ((0, 0), (0, 0), (0, self.n_distances - shifts.most))
             named["position"] = jnp.pad(of_shifts, widths)
-        if query_segments is not None and key_segments is not None:
-            named["query_segments"] = shifts.in_lanes(query_segments)[None]
-            named["key_segments"] = shifts.in_lanes(key_segments)[None]
+        if call.query_segments is not None and call.key_segments is not None:
+            named["query_segments"] = shifts.in_lanes(call.query_segments)[None]
+            named["key_segments"] = shifts.in_lanes(call.key_segments)[None]
         self._names, self.inputs = tuple(named), tuple(named.values())
 
     # ---- around a kernel
     def blocks(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> list[pl.BlockSpec]:
-        """Of the inputs. `place`: detector and block of lanes at a point of the grid."""
+        """Return the blocks of the inputs. `place`: detector and block of lanes at a point of the grid."""
         specs = {
             "range": pl.BlockSpec(memory_space=pltpu.SMEM),
             "query": self.of_places(place),
@@ -328,20 +325,26 @@ class Pairs:
     def of_distances(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
         return pl.BlockSpec((1, self._n_pairs, self.n_distances), lambda *at: (place(*at)[0], 0, 0))
 
+    def by_output(self, dy: jax.Array) -> jax.Array:
+        """``[B, Lq, O]`` -> ``[O, lanes of all blocks]`` float32."""
+        return self.shifts.in_lanes(jnp.moveaxis(dy.astype(jnp.float32), -1, 0))
+
     def at_positions(self, total: jax.Array) -> jax.Array:
-        """Sums of each distance ``[C, T, distances]`` of those of each shift ``[T, C, shifts]``."""
+        """Return sums of each distance ``[C, T, distances]`` of those of each shift ``[T, C, shifts]``."""
         assert self.terms.position is not None
         total = total[..., : self.shifts.most].swapaxes(0, 1)
         return jnp.zeros(self.terms.position.shape, total.dtype).at[..., self._at].add(total)
 
     # ---- in a kernel
     def split(self, refs: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """References to the inputs by name, and those that follow."""
+        """Return references to the inputs by name, and those that follow."""
         n = len(self._names)
         return dict(zip(self._names, refs[:n], strict=True)), refs[n:]
 
-    def for_each_shift(self, refs: dict[str, Any], body: Callable[[list[Step], Any], Any], carry: Any) -> Any:
-        """`carry` passed through a body for some shifts at a time."""
+    def for_each_shift(
+        self, refs: dict[str, Any], body: Callable[[list[Shift], Any], Any], carry: Any
+    ) -> Any:
+        """Pass `carry` through a body for some shifts at a time."""
         shift, count = refs["range"][0], refs["range"][1]
         query, first_key = refs["query"][0], refs["keys"][...]
         moving = {"key": pltpu.roll(refs["key"][0], shift, 1)}
@@ -351,7 +354,7 @@ class Pairs:
             moving["key_segments"] = pltpu.roll(refs["key_segments"][...], shift, 1)
         by = {"key": 1, "position": self.n_distances - 1, "key_segments": 1}
 
-        def one(n: Any, moving: dict[str, jax.Array]) -> Step:
+        def one(n: Any, moving: dict[str, jax.Array]) -> Shift:
             key = first_key - n
             counts = (key >= 0) & (key < self.shifts.n_keys) & (n < count)
             delta = query + moving["key"]
@@ -359,7 +362,7 @@ class Pairs:
                 delta = delta + moving["position"][:, :1]
             if "key_segments" in moving:
                 counts &= refs["query_segments"][...] == moving["key_segments"]
-            return Step(delta, counts, self._epsilon)
+            return Shift(delta, counts, self._epsilon)
 
         def some(n: Any, carry: Any) -> Any:
             moving, carry = carry
@@ -371,23 +374,28 @@ class Pairs:
 
         return jax.lax.fori_loop(0, _turns(count), some, (moving, carry))[1]
 
+    def count(self, refs: dict[str, Any], counts: Any) -> None:
+        """Set the reference `counts` ``[rows, lanes]`` to how often each query reads each row."""
+        counts[...] = jnp.zeros_like(counts)
+        self.for_each_shift(refs, lambda steps, _: _count_rows(counts, steps), None)
+
     def keys_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
-        """What has moved along with the keys, where the keys were."""
+        """Move an array that was rotated along with the keys back to where the keys were."""
         turned = jax.lax.rem(refs["range"][0] + _turns(refs["range"][1]) * _AT_ONCE, self.shifts.lanes)
         return pltpu.roll(a, jax.lax.rem(self.shifts.lanes - turned, self.shifts.lanes), 1)
 
     def distances_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
-        """What has moved along with the positions, the other way, at their distances."""
+        """Move an array that was rotated along with the positions, the other way, back to their distances."""
         return pltpu.roll(a, jax.lax.rem(_turns(refs["range"][1]) * _AT_ONCE, self.n_distances), 1)
 
 
 def _turns(count: jax.Array) -> jax.Array:
-    """How often the loop runs for so many shifts."""
+    """Return the steps of the loop for so many shifts."""
     return jax.lax.div(count + (_AT_ONCE - 1), jnp.int32(_AT_ONCE))
 
 
-def count_rows(counts: Any, steps: list[Step]) -> None:
-    """Adds to the reference `counts` ``[rows, lanes]`` which row each query reads in each step."""
+def _count_rows(counts: Any, steps: list[Shift]) -> None:
+    """Add to the reference `counts` ``[rows, lanes]`` the row that each query reads in each step."""
 
     def add(rows: Any, number: jax.Array, _: None) -> None:
         counts[rows] += sum((number == s.index).astype(jnp.float32) for s in steps)
@@ -397,7 +405,7 @@ def count_rows(counts: Any, steps: list[Step]) -> None:
 
 
 def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any], carry: Any) -> Any:
-    """`carry` passed through a body for each slice of rows and their numbers ``[rows, lanes]``."""
+    """Pass `carry` through a body for each slice of rows and their numbers ``[rows, lanes]``."""
     size = min(n_rows, 1 << (max(_CHUNK // lanes, 8).bit_length() - 1))  # both are powers of two
     number = jax.lax.broadcasted_iota(jnp.int32, (size, lanes), 0)
     if size == n_rows:
@@ -410,7 +418,7 @@ def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any
     return jax.lax.fori_loop(0, n_rows // size, chunk, carry)
 
 
-def dot(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
+def _dot(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
     contracted = ((1,), (1 if contract_lanes else 0,))
     return jax.lax.dot_general(
         a, b, (contracted, ((), ())), precision="highest", preferred_element_type=jnp.float32

@@ -1,16 +1,20 @@
-"""`lutjax.packed_lut` on TensorCores."""
+"""`lutjax.packed_lut` on TensorCores: of each gate the polynomial ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` of the words that its wires read,
+tile by tile, see `_gate_kernels`; the masks m are all ones or all zeros.
+"""
 
 import jax
 import jax.numpy as jnp
 
-from lutjax.kernels._pallas.tpu import _wires
+from lutjax.kernels._pallas.tpu import _gate_kernels
 from lutjax.kernels._xla import packed_lut as plain
 from lutjax.kernels.registry import Device
+from lutjax.ops.packed_lut import PackedLut
 
 
-def forward(words: jax.Array, truth: jax.Array, wires: jax.Array, *, device: Device) -> jax.Array:
-    if 0 in (words.size, wires.size):
-        return plain.forward(words, truth, wires, device=device)
-    x, masks = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in (words, jnp.stack(plain.masks(truth), 1)))
-    y = _wires.apply(plain.value, x, masks, wires, dtype=x.dtype, name="packed_lut", device=device)
-    return jax.lax.bitcast_convert_type(y, words.dtype)
+def forward(call: PackedLut, *, device: Device) -> jax.Array:
+    if 0 in (call.words.size, call.wires.size):
+        return plain.forward(call, device=device)
+    arrays = call.words, jnp.stack(plain.masks(call.truth), 1)
+    x, masks = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in arrays)
+    y = _gate_kernels.apply(plain.value, x, masks, call.wires, dtype=x.dtype, name=call.op, device=device)
+    return jax.lax.bitcast_convert_type(y, call.words.dtype)

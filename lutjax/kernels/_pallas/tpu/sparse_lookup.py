@@ -1,40 +1,33 @@
-"""`lutjax.sparse_lookup` on TensorCores: a look-up of the whole table, which is zero where no edge is."""
+"""`lutjax.sparse_lookup` on TensorCores: a look-up of the whole table, which is zero where no edge is.
 
-from typing import Any
+``y[b] = sum_t whole[t, index[b, t]]`` with ``whole[t, r, o] = sum of weights[t, r, k] over the k whose target is o``. Blocks are those
+of `lutjax.lookup`; the gradient is that of the whole table at its edges.
+"""
 
 import jax
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._pallas.tpu import lookup
-from lutjax.kernels._xla.sparse_lookup import of_edges, whole_table
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas.tpu import _products, lookup
+from lutjax.kernels._xla import sparse_lookup as plain
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.sparse_lookup import SparseLookup
 
 
-def forward(
-    weights: jax.Array,
-    detection: Detection,
-    targets: jax.Array,
-    *,
-    n_outputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    table = whole_table(weights, targets, n_outputs)
-    y = lookup.forward(table, detection, accumulate=accumulate, device=device)
-    return y.astype(weights.dtype)
+def forward(call: SparseLookup, *, device: Device) -> jax.Array:
+    return lookup.forward(plain.whole_table(call), device=device).astype(call.weights.dtype)
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    n_outputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, d, targets = saved
-    table = whole_table(weights, targets, n_outputs)
-    d_table, d_margin = lookup.backward((table, d), dy, needs[:2], accumulate=accumulate, device=device)
-    return None if d_table is None else of_edges(d_table, targets, n_outputs), d_margin, None
+    call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return plain.edges_of(call, lookup.backward(plain.whole_table(call), cotangent, needs, device=device))
+
+
+def update(
+    call: SparseLookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    if 0 in (call.weights.size, call.detection.index.size, cotangent.size):
+        return plain.update(call, cotangent, step, device=device)
+    gradient = backward(call, cotangent, frozenset({"weights"}), device=device)["weights"]
+    return _products.moved(call.weights, gradient, call.detection.index, step), step.state

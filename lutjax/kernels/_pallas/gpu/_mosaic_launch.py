@@ -26,7 +26,7 @@ def launch(
     by_lanes: bool = False,
     warpgroups: int = WARPGROUPS + 1,
 ) -> tuple[jax.Array, ...]:
-    """Runs a kernel. That of most is one `pipeline`.
+    """Run a kernel. That of most is one `pipeline`.
 
     Args:
       kernel: a function of references to all inputs and outputs.
@@ -64,7 +64,7 @@ def pipeline(
     steps: int,
     stages: int,
 ) -> None:
-    """Runs ``step((number,), *blocks, carry) -> carry`` in every warpgroup that computes, on blocks in shared memory.
+    """Run ``step((number,), *blocks, carry) -> carry`` in every warpgroup that computes, on blocks in shared memory.
 
     Args:
       around: a function that gets one that runs all steps on a carry and returns the last carry.
@@ -83,7 +83,7 @@ def pipeline(
 
 
 def load(reference: Any, layout: Any) -> jax.Array:
-    """What a reference holds, an array of the given layout."""
+    """Return the array that a reference holds, in a given layout."""
     # Before jax 0.11 an index had to be given beside the reference.
     index = inspect.signature(plgpu.load).parameters.get("idx")
     needed = [()] if index is not None and index.default is inspect.Parameter.empty else []
@@ -92,7 +92,7 @@ def load(reference: Any, layout: Any) -> jax.Array:
 
 
 def padded(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:
-    """`a` with its last axes made as long as `sizes`."""
+    """Return `a` with its last axes made as long as `sizes`."""
     lengths = a.shape[a.ndim - len(sizes) :]
     by = [(0, 0)] * (a.ndim - len(sizes)) + [(0, size - n) for size, n in zip(sizes, lengths, strict=True)]
     return jnp.pad(a, by, constant_values=value) if any(after for _, after in by) else a

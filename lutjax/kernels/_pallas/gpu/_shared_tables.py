@@ -17,11 +17,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
-from lutjax.kernels._pallas.gpu import _launch
-from lutjax.kernels._pallas.gpu._support import MAX_ROWS
+from lutjax.kernels._pallas.gpu import _mosaic_launch
+from lutjax.kernels._pallas.gpu._mosaic_fit import MAX_ROWS
 
 _SAMPLES = 64  # of a warpgroup
-_OF_PROGRAM = _SAMPLES * _launch.WARPGROUPS
+_OF_PROGRAM = _SAMPLES * _mosaic_launch.WARPGROUPS
 _LANES = 32
 _PACKED = 4  # ids in a word
 _BITS = 32 // _PACKED
@@ -31,7 +31,7 @@ assert MAX_ROWS <= 2**_BITS
 
 
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Sum over detectors of the rows they address, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    """Sum over detectors the rows that they address, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_samples, n_outputs = index.shape[1], weights.shape[2]
     width, weights, (words,) = _padded(weights, index)
     n_detectors, n_rows, _ = weights.shape
@@ -44,12 +44,12 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
             return tuple(total + row for total, row in zip(sums, rows, strict=True))
 
         def around(run: Any) -> None:
-            layout = plgpu.Layout.WG_STRIDED((width,), width // _launch.THREADS)
+            layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)
             zero = plgpu.layout_cast(jnp.zeros((width,), jnp.float32), layout)
             for i, total in enumerate(run((zero,) * _SAMPLES)):
                 y[first + i, outputs] = total
 
-        _launch.pipeline(
+        _mosaic_launch.pipeline(
             step,
             around,
             words,
@@ -60,7 +60,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
         )
 
     n_words, all_outputs = words.shape[1], weights.shape[2]
-    (y,) = _launch.launch(
+    (y,) = _mosaic_launch.launch(
         kernel,
         words,
         weights,
@@ -73,13 +73,13 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
-    """``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
+    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
     n_samples = index.shape[1]
     width, weights, (words, others) = _padded(weights, index, other)
     n_detectors, n_rows, n_outputs = weights.shape
     n_words = words.shape[1]
     n_groups = n_words * _PACKED // _LANES
-    dy = _launch.padded(dy.astype(jnp.float32), n_words * _PACKED, n_outputs)
+    dy = _mosaic_launch.padded(dy.astype(jnp.float32), n_words * _PACKED, n_outputs)
 
     def kernel(words: Any, others: Any, weights: Any, dy: Any, sums: Any) -> None:
         first, outputs = _place(width)
@@ -98,7 +98,7 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
         def around(run: Any) -> None:
             run(tuple(dy[first + i, outputs] for i in range(_SAMPLES)))
 
-        _launch.pipeline(
+        _mosaic_launch.pipeline(
             step,
             around,
             words,
@@ -109,14 +109,16 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
             stages=_STAGES,
         )
 
-    n_blocks, n_warps = n_outputs // width, _launch.THREADS // _LANES
-    (sums,) = _launch.launch(
+    n_blocks, n_warps = n_outputs // width, _mosaic_launch.THREADS // _LANES
+    (sums,) = _mosaic_launch.launch(
         kernel,
         words,
         others,
         weights,
         dy,
-        outputs=[jax.ShapeDtypeStruct((n_blocks, n_groups, n_detectors, _launch.THREADS), jnp.float32)],
+        outputs=[
+            jax.ShapeDtypeStruct((n_blocks, n_groups, n_detectors, _mosaic_launch.THREADS), jnp.float32)
+        ],
         name="lookup_margins",
         grid={"outputs": n_blocks, "samples": n_words * _PACKED // _OF_PROGRAM},
         by_lanes=True,
@@ -126,16 +128,18 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
 
 
 def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
-    """Outputs of a program, tables of whole such blocks, and ids of whole programs, packed."""
+    """Return the outputs of a program, tables padded to whole blocks of them, and packed ids of whole programs."""
     _, n_rows, n_outputs = weights.shape
-    two = 2 * _launch.THREADS
+    two = 2 * _mosaic_launch.THREADS
     fits = n_rows * two * weights.dtype.itemsize <= _STAGE_BYTES
-    width = two if fits and -n_outputs % two < _launch.THREADS else _launch.THREADS
-    weights = _launch.padded(weights, -(-n_outputs // width) * width)
+    width = two if fits and -n_outputs % two < _mosaic_launch.THREADS else _mosaic_launch.THREADS
+    weights = _mosaic_launch.padded(weights, -(-n_outputs // width) * width)
     n = -(-index[0].shape[1] // _OF_PROGRAM) * _OF_PROGRAM
     words = []
     for ids in index:
-        by_word = _launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(len(ids), n // _PACKED, _PACKED)
+        by_word = _mosaic_launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(
+            len(ids), n // _PACKED, _PACKED
+        )
         shifted = [by_word[..., i] << (_BITS * i) for i in range(_PACKED)]
         words.append(shifted[0] | shifted[1] | shifted[2] | shifted[3])
     return width, weights, words
@@ -156,7 +160,7 @@ def _table_block(n_rows: int, width: int) -> plgpu.BlockSpec:
 
 def _place(width: int) -> tuple[Any, Any]:
     """The first sample of this warpgroup, and its outputs."""
-    group = lax.axis_index("samples") * _launch.WARPGROUPS + lax.axis_index("warpgroup")
+    group = lax.axis_index("samples") * _mosaic_launch.WARPGROUPS + lax.axis_index("warpgroup")
     return group * _SAMPLES, pl.ds(lax.axis_index("outputs") * width, width)
 
 
@@ -177,12 +181,12 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
     exchanges in all, where one sum after the other would need 160.
     """
     width = arrays[0].shape[0]
-    layout = plgpu.Layout.WG_STRIDED((width,), width // _launch.THREADS)
-    of_lanes = plgpu.Layout.WG_STRIDED((_launch.THREADS,), 1)
+    layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)
+    of_lanes = plgpu.Layout.WG_STRIDED((_mosaic_launch.THREADS,), 1)
 
     @plgpu.inline_mgpu(
         arg_types=(layout,) * _LANES,
-        return_type=plgpu.ShapeDtypeStruct((_launch.THREADS,), jnp.float32, layout=of_lanes),
+        return_type=plgpu.ShapeDtypeStruct((_mosaic_launch.THREADS,), jnp.float32, layout=of_lanes),
     )
     def exchange(_: Any, *arrays: Any) -> Any:
         integer = ir.IntegerType.get_signless(32)
@@ -203,7 +207,7 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
         register = vector.broadcast(ir.VectorType.get((1,), ir.F32Type.get()), values[0])
         return mosaic.FragmentedArray(
             _registers=np.array([register], dtype=object),
-            _layout=mosaic.WGStridedFragLayout((_launch.THREADS,), 1),
+            _layout=mosaic.WGStridedFragLayout((_mosaic_launch.THREADS,), 1),
             _is_signed=None,
         )
 

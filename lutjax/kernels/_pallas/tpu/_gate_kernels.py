@@ -1,4 +1,7 @@
-"""What kernels of gates share: what wires read, computations on it, and cotangents given back to what was read.
+"""Kernels of gates, given their formula on tiles: reading wires, computing, and giving cotangents back to what was read.
+
+``y[g, s] = value(parameter[g], x[wires[g], s])``, and of the backward pass both cotangents. A grid step owns a block of gates and
+of samples.
 
 Arrays are features first, ``[features, samples]``. A block of samples of all inputs is in vector memory. What the wires of
 a block of gates read is first copied beside each other, row by row; everything else is then computed on tiles of 16 gates
@@ -8,8 +11,10 @@ and are added row by row to those of the inputs, which are in vector memory too:
 the sum is the same at every run. A list of readers would not help, and is not read.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -21,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
-from lutjax.kernels._xla import _wires as plain
+from lutjax.kernels._xla._wires import clamped
 from lutjax.kernels.registry import Device
 
 # On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
@@ -31,6 +36,56 @@ Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Seque
 
 _ADDED = 16  # rows at the same time
 _WRITTEN_OUT = 4  # tiles at most: as many as are under way at the same time
+
+
+@dataclasses.dataclass(frozen=True)
+class GateKernels:
+    """Forward and backward pass of an op on gates, as functions of its call.
+
+    Attributes:
+      plain: module of the op in plain JAX, for calls without inputs or gates.
+      parameter: name of the array of the numbers of gates, ``[G, K]``; ``[K, G]`` with `slots_first`.
+      value: output of gates. of_parameter, of_inputs: cotangents.
+    """
+
+    plain: ModuleType
+    parameter: str
+    value: Value
+    of_parameter: Gradient
+    of_inputs: Gradient
+    slots_first: bool = False
+
+    def forward(self, call: Any, *, device: Device) -> jax.Array:
+        if 0 in (call.x.size, call.wires.size):
+            y: jax.Array = self.plain.forward(call, device=device)
+            return y
+        of_gates = self._gates_first(getattr(call, self.parameter))
+        return apply(
+            self.value, call.x, of_gates, call.wires, dtype=call.x.dtype, name=call.op, device=device
+        )
+
+    def backward(
+        self, call: Any, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    ) -> dict[str, jax.Array]:
+        if 0 in (call.x.size, call.wires.size):
+            found: dict[str, jax.Array] = self.plain.backward(call, cotangent, needs, device=device)
+            return found
+        dx, sums = differentiate(
+            self.of_parameter if self.parameter in needs else None,
+            self.of_inputs if "x" in needs else None,
+            call.x,
+            self._gates_first(getattr(call, self.parameter)),
+            call.wires,
+            cotangent,
+            name=f"{call.op}_backward",
+            device=device,
+        )
+        found = {} if dx is None else {"x": dx}
+        return found if sums is None else {**found, self.parameter: self._gates_first(sums)}
+
+    def _gates_first(self, a: jax.Array) -> jax.Array:
+        """Return the numbers of gates ``[G, K]``, and undo it."""
+        return a.T if self.slots_first else a
 
 
 def apply(
@@ -43,7 +98,7 @@ def apply(
     name: str,
     device: Device,
 ) -> jax.Array:
-    """What gates answer: ``[I, B]``, ``[G, K]``, ``[G, n]`` -> ``[G, B]`` of a dtype. Numbers have 32 bits in `value`."""
+    """Return the outputs of gates: ``[I, B]``, ``[G, K]``, ``[G, n]`` -> ``[G, B]`` of a dtype. Numbers have 32 bits in `value`."""
     how = _blocks(x, parameter, wires, device, backward=False)
 
     def kernel(
@@ -83,7 +138,7 @@ def differentiate(
     name: str,
     device: Device,
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Cotangents of ``[I, B]`` and of ``[G, K]``, float32; None of those whose function is None."""
+    """Return the cotangents of ``[I, B]`` and ``[G, K]``, float32; None where the function is None."""
     how = _blocks(x, parameter, wires, device, backward=True)
     (n_gates, n_slots), (n_inputs, n_samples) = parameter.shape, x.shape
 
@@ -122,7 +177,7 @@ def differentiate(
             _sum_lanes(wide_ref, sums_ref)
         if dx_ref is not None:
             pl.when(gate_block == 0)(lambda: _clear(dx_ref))
-            # What gates that do not exist hold is no number.
+            # Padding gates may hold NaN.
             left = how.gates if n_gates % how.gates == 0 else n_gates - gate_block * how.gates
             _add(wires_ref, apart_ref, read_ref, dx_ref, left)
 
@@ -146,7 +201,7 @@ def differentiate(
 
 def _blocks(x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool) -> Blocks:
     how = blocks(x, parameter, wires, device, backward)
-    assert how is not None  # `_support` has asked
+    assert how is not None  # `_tensorcore_fit` has asked
     return how
 
 
@@ -194,12 +249,12 @@ def _launch(
 
 
 def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
-    """What wires read, of as many gates as blocks have."""
-    return jnp.pad(plain.clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
+    """Return the inputs that wires read, ``[G, n]``, padded to whole blocks of gates."""
+    return jnp.pad(clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
 
 
 def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
-    """For some gates at a time whether they exist and all their wires read different rows: 1, or 0."""
+    """Return 1 for each group of gates that exist and whose wires all read different rows, else 0."""
     together = _together(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
     n = rows.shape[1]
@@ -214,7 +269,7 @@ def _of_gates(how: Blocks) -> pl.BlockSpec:
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
-    """Copies the rows that wires read, to ``[places, gates / 8, 8, samples]``."""
+    """Copy the rows that wires read, to ``[places, gates / 8, 8, samples]``."""
     places, n = read_ref.shape[:2]
 
     def copy(k: jax.Array, _: None) -> None:
@@ -227,7 +282,7 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
 
 
 def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
-    """Adds what each wire receives to the row that it read, of so many gates if the block has more."""
+    """Add what each wire receives to the row that it read, of so many gates if the block has more."""
     places, n = read_ref.shape[:2]
     together = _together(places)
 
@@ -259,12 +314,12 @@ def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: An
 
 
 def _together(places: int) -> int:
-    """Gates whose cotangents are added at the same time, if their wires read different rows."""
+    """Return the number of gates whose cotangents are added at the same time, if their wires read different rows."""
     return next(n for n in (8, 4, 2, 1) if n * places <= _ADDED)
 
 
 def _clear(ref: Any) -> None:
-    """Zeros, in a loop: a large array would be as many instructions. Of the last two axes the first is long."""
+    """Set to zeros in a loop: a large array would be as many instructions. Of the last two axes the first is long."""
     n, rest = divmod(ref.shape[-2], SUBLANES)
     lead = (slice(None),) * (len(ref.shape) - 2)
 
@@ -280,7 +335,7 @@ def _clear(ref: Any) -> None:
 
 
 def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
-    """Calls it for every tile of gates, and some tiles of their samples at a time."""
+    """Call a function for every tile of gates, and some tiles of their samples at a time."""
     n = how.samples // LANES
     together = min(n, max(_WRITTEN_OUT * 4 // how.slots, 1), _WRITTEN_OUT)
 
@@ -295,7 +350,7 @@ def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -
 
 
 def _spread(parameter_ref: Any, spread_ref: Any) -> None:
-    """Every number of each gate, over all lanes: ``[gates, K]`` -> ``[K, gates, 128]``."""
+    """Spread every number of each gate over all lanes: ``[gates, K]`` -> ``[K, gates, 128]``."""
 
     def spread(k: jax.Array, _: None) -> None:
         numbers = parameter_ref[_gates(k), :]
@@ -306,7 +361,7 @@ def _spread(parameter_ref: Any, spread_ref: Any) -> None:
 
 
 def _sum_lanes(wide_ref: Any, sums_ref: Any) -> None:
-    """``[K, gates, 128]`` -> ``[1, gates, K]``."""
+    """Sum over lanes: ``[K, gates, 128]`` -> ``[1, gates, K]``."""
     n_slots, n_gates, _ = wide_ref.shape
 
     def add(k: jax.Array, _: None) -> None:
@@ -335,7 +390,7 @@ def _tiles(read_ref: Any, k: jax.Array, lanes: Any) -> list[jax.Array]:
 
 
 def _if_inside(a: jax.Array, first: jax.Array, n_samples: int, block: int) -> jax.Array:
-    """0 for samples that do not exist, of which there are some if blocks do not divide them."""
+    """Return 0 for samples that do not exist, of which there are some if blocks do not divide them."""
     if n_samples % block == 0:
         return a
     return jnp.where(first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 1) < n_samples, a, 0)

@@ -1,4 +1,4 @@
-"""Reading rows of tables on SparseCores: what `lutjax.kernels._xla._rows` does, with the same functions.
+"""Reading rows of tables on SparseCores, by functions of the same names and arguments as in `lutjax.kernels._xla._rows`.
 
 Here is all that surrounds the kernels of `_gather`: ids that exist, and blocks that fit a subcore.
 """
@@ -15,7 +15,7 @@ from lutjax.kernels.registry import Device
 def sum_rows(
     weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    """Sum over detectors the rows that they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_detectors, n_samples = index.shape
     if 0 in (n_samples, *weights.shape):
         return plain.sum_rows(weights, index, device, accumulate)
@@ -33,7 +33,7 @@ def differences(
     device: Device,
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
-    """``<dy, row - other row>`` of each read: the first way to read against each other one.
+    """Return ``<dy, row - other row>`` of each read: the first way to read against each other one.
 
     ``[T, R, O]``, ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s.
     """
@@ -57,7 +57,7 @@ def rows_of(weights: jax.Array, fill: int = 0) -> jax.Array:
 
 
 def ids(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Where the rows of each detector are in `rows_of`, ``[T, n]``."""
+    """Return where the rows of each detector are in `rows_of`, ``[T, n]``."""
     return plain.detectors(weights)[:, None] * weights.shape[1] + plain.clamped(weights, index)
 
 
@@ -69,5 +69,5 @@ def in_blocks(ids: jax.Array, block: int) -> jax.Array:
 
 
 def out_of_blocks(a: jax.Array, terms: int, n_samples: int) -> jax.Array:
-    """``[blocks, terms, block]`` -> ``[terms, n]``: undoes `in_blocks`."""
+    """Undo `in_blocks`: ``[blocks, terms, block]`` -> ``[terms, n]``."""
     return a.swapaxes(0, 1).reshape(a.shape[1], -1)[:terms, :n_samples]

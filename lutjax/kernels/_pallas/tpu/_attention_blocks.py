@@ -1,4 +1,4 @@
-"""How TensorCore kernels see `lutjax.lookup_attention`: which queries and keys are a block, and the arrays they read.
+"""Blocks of queries and keys of `lutjax.lookup_attention` on TensorCores, and the arrays that kernels read of them.
 
 A block is the queries of a few samples, or of a piece of one long sample, in the 128 lanes of a register, and the
 keys of the same samples. What pairs have in common (their distance, whether they count) is a small matrix [keys,
@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._detection import Detection
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels.registry import Call
+from lutjax.kernels.contract import Direction
+from lutjax.kernels.registry import Request
+from lutjax.ops.lookup_attention import LookupAttention
 
 _QUERIES = LANES  # of one sample in one block
 _KEYS = 256
@@ -30,7 +31,7 @@ UNROLLED = 8  # queries
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a call and how they are cut into blocks.
+    """Sizes of a call, and the blocks that they are cut into.
 
     Attributes:
       q_bits, k_bits, e_bits: of query, key and position.
@@ -47,19 +48,21 @@ class Plan:
     n_distances: int
 
     @classmethod
-    def of(cls, weights: Any, query: Detection, key: Detection, position: Detection | None) -> "Plan":
-        """Of arrays, or of their shapes."""
-        n_samples, n_queries, _ = query.index.shape
+    def of(cls, call: LookupAttention) -> "Plan":
+        """Return the plan of a call of arrays, or of their shapes."""
+        n_detectors, _, n_outputs = call.weights.shape
+        n_samples, n_queries, _ = call.query.shape
+        position = call.position
         return cls(
             n_samples,
             n_queries,
-            key.index.shape[1],
-            weights.shape[0],
-            weights.shape[2],
-            query.bits,
-            key.bits,
+            call.key.shape[1],
+            n_detectors,
+            n_outputs,
+            call.query.bits,
+            call.key.bits,
             0 if position is None else position.bits,
-            1 if position is None else position.index.shape[0],
+            1 if position is None else position.shape[0],
         )
 
     @property
@@ -74,7 +77,7 @@ class Plan:
 
     @property
     def k_ids(self) -> int:
-        """Ids of keys, with some that do not occur: whole registers."""
+        """Number of ids of keys, some of which do not occur: whole registers."""
         return max(2**self.k_bits, 8, LANES >> self.e_bits)
 
     @property
@@ -92,17 +95,17 @@ class Plan:
     # ---- blocks
     @property
     def queries(self) -> int:
-        """Of one sample in one block."""
+        """Queries of one sample in one block."""
         return min(self.n_queries, _QUERIES)
 
     @property
     def keys(self) -> int:
-        """Of one sample in one block."""
+        """Keys of one sample in one block."""
         return min(self.n_keys, _KEYS)
 
     @property
     def samples(self) -> int:
-        """Of one block."""
+        """Samples of one block."""
         return max(min(self.n_samples, _QUERIES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
 
     @property
@@ -124,7 +127,7 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Of samples, in one grid step."""
+        """Blocks of samples in one grid step."""
         return min(math.ceil(self.n_samples / self.samples), _BLOCKS)
 
     @property
@@ -189,7 +192,7 @@ class Plan:
     def of_pairs(
         self, of_distance: jax.Array, start: jax.Array | None, window: int | None, other: int
     ) -> jax.Array:
-        """A value for each distance, ``[T or 1, distances]``, the last for all larger ones, at every pair of a block.
+        """Return the value of each distance, ``[T or 1, distances]``, the last for all larger ones, at every pair of a block.
 
         Returns:
           ``[T or 1, query tiles, key tiles, key lanes, 128]``; `other` for pairs that do not count.
@@ -218,7 +221,7 @@ class Plan:
         return _pad(_pad(value, -2, self.key_lanes, other), -1, LANES, other)
 
     def sum_of_distances(self, of_pairs: jax.Array, start: jax.Array | None) -> jax.Array:
-        """``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, summed over the pairs
+        """Sum ``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, over the pairs
         of each distance: ``[T, distances]``.
         """
         n = of_pairs.shape[0]
@@ -235,11 +238,11 @@ class Plan:
         at = jnp.clip(distance, 0, self.n_distances - 1)
         return jnp.zeros((n, self.n_distances), a.dtype).at[:, at].add(a)
 
-    def vmem(self, weights: Any, op: str, direction: str) -> int:
-        """Bytes of vector memory that the largest kernel of a call takes."""
+    def vmem(self, weights: Any, direction: Direction) -> int:
+        """Return the bytes of vector memory that the largest kernel of a call takes."""
         table = _registers(self.n_outputs) * self.rows
         read, sums = 2 * weights.dtype.itemsize, 2 * 4  # two buffers: one is moved while the other is used
-        if op.endswith("_update"):
+        if direction == "update":
             tables = 2 * read + (0 if weights.dtype.itemsize == 4 else 4)
         else:
             tables = read if direction == "forward" else max(read, sums)
@@ -250,38 +253,40 @@ class Plan:
 
     @property
     def of_distances(self) -> int:
-        """Bytes of an array of `of_pairs`."""
+        """Return the bytes of an array of `of_pairs`."""
         tiles = self.query_tiles * self.key_tiles
         return 4 * self.n_detectors * tiles * self.key_lanes * LANES
 
     # ---- estimates, from the static profile of the compiler, in seconds
-    def seconds(self, weights: Any, tpu: _tpus.TPU, op: str) -> float:
-        """Of a call here: the tables are moved once for each grid step of samples, or slabs are read."""
+    def seconds(self, weights: Any, tpu: _tpus.TPU, direction: Direction) -> float:
+        """Return the time of a call here: the tables are moved once for each grid step of samples, or slabs are read."""
         moved = self.n_detectors * self.rows * _registers(self.n_outputs) * weights.dtype.itemsize
-        moved *= 2 if op.endswith("_update") else self.steps * self.query_tiles * self.key_tiles
+        moved *= 2 if direction == "update" else self.steps * self.query_tiles * self.key_tiles
         slabs = self.n_detectors * self.query_tiles * self.key_tiles * self.all_blocks * self.used_lanes
         registers = _registers(self.n_outputs) * self.slab / 1024
         return max(moved / tpu.bandwidth, slabs * (registers + 10) * _CYCLE)
 
-    def seconds_by_row(self, weights: Any, window: int | None, start: Any) -> float:
-        """Of a call in plain JAX, which reads a row for each pair."""
-        keys = self.n_keys / 2 if start is None else self.n_keys
-        pairs = self.n_samples * self.n_queries * (keys if window is None else min(keys, window))
+    def seconds_by_row(self, call: LookupAttention) -> float:
+        """Return the time of a call in plain JAX, which reads a row for each pair."""
+        keys = self.n_keys / 2 if call.start is None else self.n_keys
+        pairs = self.n_samples * self.n_queries * (keys if call.window is None else min(keys, call.window))
         return self.n_detectors * pairs * _ROW
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call of look-up attention, or its update, does not fit the memory of its device; None if it does."""
-    plan, weights, _ = _planned(call)
-    if call.op.endswith("_update") and call.options["rule"].weight_decay:
+def unsupported(request: Request) -> str | None:
+    """Return why a call of look-up attention does not fit the memory of its device; None if it does."""
+    call, step = request.call, request.step
+    assert isinstance(call, LookupAttention)
+    if step is not None and step.rule.weight_decay:
         return "moves rows without weight decay: it does not know which rows a step touches"
+    plan = Plan.of(call)
     if plan.empty:
         return None
-    tpu = _tpus.limits(call.device)
-    needed = plan.vmem(weights, call.op, call.direction)
+    tpu = _tpus.limits(request.device)
+    needed = plan.vmem(call.weights, request.direction)
     if needed > tpu.vmem * 7 // 8:
         return (
-            f"weights: a detector's table [{weights.shape[1]}, {weights.shape[2]}] and what belongs to it take "
+            f"weights: a detector's table {list(call.weights.shape[1:])} and what belongs to it take "
             f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has {tpu.vmem / 2**20:.0f}"
         )
     if plan.of_distances > _MOST_DISTANCES:
@@ -292,27 +297,22 @@ def unsupported(call: Call) -> str | None:
     return None
 
 
-def slower(call: Call) -> str | None:
-    """Why plain JAX comes first: few pairs read few rows, while a kernel here moves whole tables."""
-    plan, weights, start = _planned(call)
+def slower(request: Request) -> str | None:
+    """Return why plain JAX comes first: few pairs read few rows, while a kernel here moves whole tables."""
+    call = request.call
+    assert isinstance(call, LookupAttention)
+    plan = Plan.of(call)
     if plan.empty:
         return "there is nothing to compute"
-    by_row = plan.seconds_by_row(weights, call.options["window"], start)
-    here = plan.seconds(weights, _tpus.limits(call.device), call.op)
+    by_row = plan.seconds_by_row(call)
+    here = plan.seconds(call.weights, _tpus.limits(request.device), request.direction)
     if here <= by_row:
         return None
     return f"by its static profile plain JAX is faster: {1e6 * by_row:.0f} us against {1e6 * here:.0f}"
 
 
-def _planned(call: Call) -> tuple[Plan, Any, Any]:
-    """The plan, the table and `start`."""
-    weights = call.arguments[0]
-    query, key, position, start = call.arguments[5:9] if call.op.endswith("_update") else call.arguments[1:5]
-    return Plan.of(weights, query, key, position), weights, start
-
-
 def _registers(n: int) -> int:
-    """Whole registers of outputs."""
+    """Return the number of outputs in whole registers."""
     return math.ceil(n / 8) * 8
 
 
