@@ -1,4 +1,4 @@
-"""Why an op has no kernel somewhere, of those that have none on purpose."""
+"""Reasons of ops that have no kernel somewhere on purpose."""
 
 import dataclasses
 
