@@ -416,8 +416,11 @@ class KernelRegistry:
 
     def resolve_request(self, request: Request, names: tuple[str, ...]) -> KernelSpec:
         """Return the implementation of a request; `names`: those asked for, in order, see `request`."""
-        leaves, treedef = jax.tree.flatten((request.call, request.cotangent, request.step))
+        call, options = request.call, request.call.options()
+        leaves, treedef = jax.tree.flatten((call.values(), request.cotangent, request.step))
         key = (
+            type(call),
+            options,
             request.direction,
             names,
             request.device,
@@ -426,8 +429,9 @@ class KernelRegistry:
         )
         spec = self._resolved.get(key)
         if spec is None:
-            shapes = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves])
-            request = Request(request.direction, shapes[0], request.device, *shapes[1:])
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
+            values, cotangent, step = jax.tree.unflatten(treedef, shapes)
+            request = Request(request.direction, call.of(values, options), request.device, cotangent, step)
             spec = self._resolved[key] = self._choose(names, request)
         return spec
 
