@@ -15,7 +15,7 @@ from lutjax._row_rules import SGD, RowRule, RowState
 from lutjax._typing import Array, Scalar
 from lutjax.factored.gradient import TableGradient
 from lutjax.kernels.contract import Call, Step
-from lutjax.kernels.registry import Device, Implementation, devices_of
+from lutjax.kernels.registry import Device, Implementation, devices_of, kernel_registry
 from lutjax.ops import _checks
 from lutjax.ops._transforms import folded, updated
 
@@ -139,29 +139,34 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
 
 def squared_norm(gradient: TableGradient) -> jax.Array:
-    """The sum of the squares of the gradient's numbers, those that several look-ups share added up first.
+    """Return the sum of the squares of the gradient's numbers, those that several look-ups share added up first.
 
-    Without an array of the table's shape; except inside a `jax.shard_map` where the table is the same on all devices: its
-    gradient is the sum over them, and made as such.
+    It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices
+    its gradient is the sum over them, and an op from elsewhere need not say what its hits are (`hits` of its plain kernel).
     """
-    if gradient.varying_axes() - gradient.axes:
+    kernel = _plain_kernel(gradient)
+    if gradient.varying_axes() - gradient.axes or not hasattr(kernel, "hits"):
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
-    return _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+    result: jax.Array = _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+    return result
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
-    # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
-    kernel = importlib.import_module(f"lutjax.kernels._xla.{gradient.op}")
     updates = importlib.import_module("lutjax.kernels._xla._updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
     call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)
-    visit, n_hits = kernel.hits(call, cotangent, device=device)
-    square = updates.squared_norm(call, visit, n_hits, device=device)
-    return (
-        square if gradient.factor is None else square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
-    )
+    visit, n_hits = _plain_kernel(gradient).hits(call, cotangent, device=device)
+    square: jax.Array = updates.squared_norm(call, visit, n_hits, device=device)
+    if gradient.factor is None:
+        return square
+    return square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
+
+
+def _plain_kernel(gradient: TableGradient) -> Any:
+    """Return the module of the op in plain JAX. The hits of a call are the same on every device: there is nothing to choose."""
+    return importlib.import_module(kernel_registry.get(gradient.op, platform="xla", backend="any").target)
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:

@@ -165,7 +165,8 @@ class KernelSpec:
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target."""
-        return getattr(importlib.import_module(self.target), direction)
+        result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
+        return result
 
     def why_later(self, request: Request) -> str | None:
         """Return why this implementation, which can run a call, does not come first if nobody asks for it; None if it does."""
