@@ -7,7 +7,7 @@ import pytest
 
 import lutjax
 from lutjax import testing
-from lutjax.kernels._triton import _support
+from lutjax.kernels._triton import _triton_fit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +36,7 @@ def test_triton_comes_first(op):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lutjax.kernel_registry, "resolve", spy)
         patch.setattr(lutjax.kernel_registry, "_resolved", {})
-        patch.setattr(_support, "_FEW_INPUTS", 0)  # of gates, few are left to plain JAX
+        patch.setattr(_triton_fit, "_FEW_INPUTS", 0)  # of gates, few are left to plain JAX
         testing.check(case)
     assert {platform for name, platform in chosen if name == op} == {"triton"}
 
