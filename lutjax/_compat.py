@@ -50,17 +50,17 @@ def mesh_of(arrays: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def spec_of(a: jax.Array) -> jax.sharding.PartitionSpec:
-    """How `a` lies on the explicit axes of its mesh."""
+    """Return the partition of `a` over the explicit axes of its mesh."""
     return jax.typeof(a).sharding.spec
 
 
 def is_refused_forward_mode(error: TypeError) -> bool:
-    """Whether jax raised `error` because a function that has a `jax.custom_vjp` was differentiated in forward mode."""
+    """Return whether jax raised `error` because a function that has a `jax.custom_vjp` was differentiated in forward mode."""
     return "forward-mode" in str(error) and "custom_vjp" in str(error)
 
 
 def trace_state() -> object:
-    """What equals itself exactly as long as no transformation is entered or left."""
+    """Opaque token that changes whenever a JAX transformation is entered or exited."""
     return jax.extend.core.get_opaque_trace_state()
 
 

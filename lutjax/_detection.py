@@ -38,7 +38,7 @@ class Detection:
         return self.index.shape
 
     def __getitem__(self, at: Any) -> "Detection":
-        """The same part of the three arrays, e.g. ``d[..., :8]`` for the first eight detectors."""
+        """Return one part of each of the three arrays, e.g. ``d[..., :8]`` for the first eight detectors."""
         return jax.tree.map(lambda a: a[at], self)
 
 
@@ -53,7 +53,7 @@ def _unflatten(bits: int, children: Iterable[Any]) -> Detection:
 
 
 def existing(d: Detection) -> Detection:
-    """The same with rows that exist: ``index``, and ``index ^ flip``, each clamped by itself.
+    """Return the detection with rows that exist: ``index``, and ``index ^ flip``, each clamped by itself.
 
     For ids that are put side by side in a longer one: bits beyond their own would reach those of another id.
     """

@@ -1,4 +1,4 @@
-"""Which dtypes the ops take, and in which they compute."""
+"""Dtypes that the ops take, and those in which they compute."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -19,7 +19,7 @@ _LEAST_FLOAT32, _LARGEST_FLOAT32 = (float(getattr(np.finfo(np.float32), name)) f
 
 @dataclasses.dataclass(frozen=True)
 class FixedPoint:
-    """How an op accumulates: in int32, so that sums are the same bit for bit in any order.
+    """Accumulation in int32: sums are the same bit for bit in any order.
 
     Passed to an op as ``accumulate``. An addend ``v`` counts as the integer ``trunc(v * scale)`` and a result is
     ``sum / scale``, in the forward and in the backward pass: whatever the order of samples, of detectors and of the

@@ -27,7 +27,7 @@ def as_int32(ids: Any) -> jax.Array:
 
 
 def is_known(position: Any) -> bool:
-    """Whether a position is a number that is known before anything is traced."""
+    """Return whether a position is a number that is known before anything is traced."""
     return isinstance(position, int | np.integer)
 
 

@@ -1,4 +1,4 @@
-"""How a table row moves when its gradient is known: the optimisers of tables."""
+"""Optimisers of tables: rules by which a row moves along its gradient."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ RowState = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RowRule:
-    """What the rules share. Static: part of the compiled program; the rate is an argument.
+    """Base of the rules. Static: part of the compiled program; the rate is an argument.
 
     A rule moves rows that a step touches, and only those: a row is touched if it was looked up, however often,
     and its gradient is the sum over all its look-ups. `weight_decay` takes ``rate * weight_decay`` of a
@@ -32,16 +32,16 @@ class RowRule:
 
     @property
     def additive(self) -> bool:
-        """Whether look-ups may be added to the table one by one, without their sum for each row."""
+        """True if look-ups may be added to the table one by one, without their sum for each row."""
         return False
 
     @property
     def moves_without_gradient(self) -> bool:
-        """Whether a touched row whose gradient is zero changes, or its state."""
+        """True if a touched row changes, or its state, where its gradient is zero."""
         return self.weight_decay > 0
 
     def state_sizes(self, n_outputs: int) -> dict[str, int]:
-        """How many numbers the state has for each row, by name."""
+        """Return the count of numbers in the state of each row, by name."""
         return {}
 
     def init(self, weights: Any) -> RowState:

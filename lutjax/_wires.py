@@ -1,4 +1,4 @@
-"""Which inputs a gate reads, and which gates read an input."""
+"""Wires from inputs to gates, and the lists of readers of each input."""
 
 from typing import Any
 

@@ -203,6 +203,7 @@ def lookup_attention(
     key: Detection,
     position: Detection | None = None,
     *,
+    causal: bool = True,
     window: int | None = None,
     query_start: Integer = 0,
     key_start: Integer = 0,
@@ -215,6 +216,7 @@ def lookup_attention(
     n_keys = key.shape[-2]
     if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
         return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+    query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
     q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
     k = jax.tree.map(lambda a: a[..., None, :, :], existing(key))
@@ -255,6 +257,7 @@ def lut_pair_attention(
     positions: Positions | None = None,
     *,
     interleave: bool = False,
+    causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
@@ -272,6 +275,7 @@ def lut_pair_attention(
     n_keys = keys.shape[-2]
     if n_queries == 0 or n_keys == 0 or (positions is not None and positions.shape[0] == 0):
         return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+    query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
 
     dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
@@ -325,6 +329,7 @@ def lut_attention(
     anchors: Anchors,
     positions: Positions | None = None,
     *,
+    causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     epsilon: float = 0.0,
@@ -337,6 +342,7 @@ def lut_attention(
         d,
         d,
         e,
+        causal=causal,
         window=window,
         query_segments=segments,
         key_segments=segments,
@@ -382,7 +388,7 @@ def gate_coefficients(
 
 
 def _wired(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
-    """What the gates read through each of their wires, features last: each ``[..., G]``."""
+    """Return the inputs that gates read through each of their wires, features last: each ``[..., G]``."""
     x = jnp.moveaxis(x, feature_axis, -1).astype(dtype)
     return [_take(x, wires[:, place]) for place in range(wires.shape[1])]
 

@@ -1,4 +1,4 @@
-"""Which inputs gates read: drawing wires.
+"""Drawing wires: the inputs that gates read.
 
 Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally
 often: no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers`
@@ -156,7 +156,7 @@ def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array,
 def windows(
     image_shape: tuple[int, int, int], kernel: int, stride: int = 1
 ) -> Int[np.ndarray, "rows columns window"]:
-    """Which values of a flattened image each window holds.
+    """Return the ids of the values of a flattened image that each window holds.
 
     Args:
       image_shape: height, width and channels; values lie in that order.

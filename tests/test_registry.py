@@ -219,7 +219,7 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
     import types
 
     marked = types.ModuleType("tests_marked_kernel")
-    marked.forward = lambda weights, d, *, accumulate, device: jnp.full((d.shape[0], weights.shape[2]), 42.0)
+    marked.forward = lambda call, *, device: jnp.full((call.detection.shape[0], call.weights.shape[2]), 42.0)
     monkeypatch.setitem(sys.modules, "tests_marked_kernel", marked)
     monkeypatch.setattr("lutjax.kernels.registry._default_devices", lambda: (GPU, CPU))
 

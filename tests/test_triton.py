@@ -1,7 +1,10 @@
 """Implementations in Triton on machines without a GPU: run by Triton's interpreter, and compiled for NVIDIA GPUs."""
 
 import functools
+import importlib
 import importlib.util
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +14,10 @@ from cases import SPLIT, slow
 
 import lutjax
 from lutjax import _ahead_of_time, testing, tuning
-from lutjax.kernels._triton import _support
-from lutjax.kernels.registry import Device
+from lutjax.kernels import _nvidia
+from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels.registry import Device, Request
+from lutjax.ops.lookup import Lookup
 from lutjax.training import tables
 
 for package in lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu").requires:
@@ -23,7 +28,7 @@ import triton  # noqa: E402
 import triton_interpreter  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from lutjax.kernels._triton import _launch  # noqa: E402
+from lutjax.kernels._triton import _triton_launch  # noqa: E402
 from lutjax.ops import _transforms  # noqa: E402
 
 IMPLEMENTED = {
@@ -32,7 +37,11 @@ IMPLEMENTED = {
     if any(spec.platform == "triton" for spec in lutjax.kernel_registry.candidates(op))
 }
 OPS = [op for op in testing.OPS if op in IMPLEMENTED]
-UPDATED = [op for op in testing.LOOK_UPS if f"{op}_update" in IMPLEMENTED]
+UPDATED = [
+    op
+    for op in OPS
+    if "update" in lutjax.kernel_registry.get(op, platform="triton", backend="gpu").directions
+]
 
 # Where other kernels run than at that size.
 COMPILED = {
@@ -342,8 +351,8 @@ def launches(monkeypatch):
         )
         return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
 
-    monkeypatch.setattr(_launch, "_run", record)
-    monkeypatch.setattr(_support, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton_launch, "_run", record)
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
     _transforms._compiled.cache_clear()
     _transforms._kernel.cache_clear()
     yield recorded
@@ -392,7 +401,7 @@ def check_compilation(launches, capability):
     for (kernel, types), common in launches.items():
         binary = compiled(common, types, capability)
         assert f".target sm_{capability}" in binary.asm["ptx"], kernel
-        assert binary.metadata.shared <= 1024 * _support._SHARED_MEMORY[capability], kernel
+        assert binary.metadata.shared <= 1024 * _nvidia._SHARED_MEMORY[capability], kernel
 
 
 @pytest.mark.parametrize(
@@ -436,13 +445,50 @@ def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
     check_compilation(launches, 90)
 
 
+@pytest.fixture
+def jax_triton(monkeypatch):
+    """The package itself, with a stand-in for the part that jaxlib has with CUDA alone: what takes compiled kernels."""
+    why_not = _triton_fit.unfit_packages()
+    if why_not:
+        try:
+            importlib.import_module("jax_triton")
+        except ImportError:
+            pytest.skip(f"jax-triton cannot be imported here: {why_not}")
+        compiled_kernel = SimpleNamespace(to_proto=lambda *_: b"a kernel")
+        library = importlib.import_module("jaxlib.gpu_triton")
+        for name in ("TritonKernel", "TritonKernelCall", "create_array_parameter", "create_scalar_parameter"):
+            monkeypatch.setattr(library, name, lambda *_: compiled_kernel, raising=False)
+        monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+        monkeypatch.setattr(lutjax.kernel_registry, "_resolved", {})
+        _transforms._compiled.cache_clear()
+        _transforms._kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("jax_triton", "kernel_cache")
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
     """With the package itself, and its kernels in the lowered module."""
-    if _support.unfit_packages():
-        pytest.skip(f"jax-triton cannot be imported here: {_support.unfit_packages()}")
     shape, sizes = SPLIT[op]
     testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
+
+
+@pytest.mark.usefixtures("jax_triton", "kernel_cache")
+def test_updates_lower_in_place():
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 2), jnp.float32))
+    weights = jax.ShapeDtypeStruct((4, 4, 8), jnp.float32)
+
+    def step(weights, d):
+        def loss(params):
+            return jnp.sum(lutjax.lookup(params["weights"], d, implementation="triton"))
+
+        _, gradients = tables.value_and_grad(loss)({"weights": weights})
+        return lutjax.update_table(weights, gradients["weights"], 0.5, implementation="triton")[0]
+
+    lowered = _ahead_of_time.lower(step, weights, d, platform="cuda", device_kind=GPUS[90])
+    (call,) = (line for line in lowered.mlir_module().splitlines() if "output_operand_aliases = [#" in line)
+    operands = re.search(r"@triton_kernel_call\w*\(([^)]*)\)", call).group(1).split(", ")
+    table = re.search(r"output_tuple_indices = \[0\], operand_index = (\d+)", call).group(1)
+    assert operands[int(table)] == "%arg0"
 
 
 def on_gpu(function, *arguments):
@@ -476,14 +522,14 @@ def test_why_not_triton(monkeypatch):
     with pytest.raises(lutjax.NoImplementationError, match=r"runs on gpu, the call runs on cpu"):
         jax.eval_shape(look_up, weights, d)
     registry = lutjax.kernel_registry
-    monkeypatch.setattr(_support, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
     monkeypatch.setattr(registry, "_resolved", {})  # what was chosen with other packages
     with pytest.raises(
         lutjax.NoImplementationError, match=r"needs jax-triton 0\.3\.1 or newer, found 0\.2\.0"
     ):
         on_gpu(look_up, weights, d)
     assert on_gpu(functools.partial(look_up, implementation=None), weights, d).shape == (4096, 1024)
-    monkeypatch.setattr(_support, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
     monkeypatch.setattr(registry, "_resolved", {})
     for kind, reason in (
         ("NVIDIA Something", "whose compute capability is known, not NVIDIA Something"),
@@ -494,23 +540,23 @@ def test_why_not_triton(monkeypatch):
             registry.resolve("lookup", weights, d, device=device, implementation="triton")
     device = Device(lutjax.Backend.GPU, GPUS[90])
     d = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype != "int32" else "int16"), d)
+    request = Request("forward", Lookup.of((weights, d), {"accumulate": None}.items()), device)
     with pytest.raises(lutjax.NoImplementationError, match="has no kernel for int16"):
-        registry.resolve("lookup", weights, d, device=device, implementation="triton")
+        registry.resolve_request(request, ("triton",))
 
 
 @pytest.mark.usefixtures("launches")
 def test_small_updates_are_left_to_plain_jax():
-    device = Device(lutjax.Backend.GPU, GPUS[90])
-    resolve = functools.partial(
-        lutjax.kernel_registry.resolve, "lookup_update", device=device, rule=tables.SGD(), accumulate=None
-    )
+    _, weights, d = wide_look_up()
 
-    def arguments(batch):
-        _, weights, d = wide_look_up()
-        rate, dy = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((), (batch, 1024)))
-        return weights, {}, rate, None, dy, d
+    def resolve(batch, **options):
+        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch, *a.shape[1:]), a.dtype), d)
+        device = Device(lutjax.Backend.GPU, GPUS[90])
+        return lutjax.kernel_registry.resolve(
+            "lookup", weights, at, direction="update", device=device, **options
+        )
 
-    assert resolve(*arguments(4096)).platform == "xla"
-    assert resolve(*arguments(4097)).platform == "triton"
-    assert resolve(*arguments(4096), implementation="triton").platform == "triton"
-    assert resolve(*arguments(4097), rule=tables.RowAdagrad()).platform == "xla"
+    assert resolve(4096).platform == "xla"
+    assert resolve(4097).platform == "triton"
+    assert resolve(4096, implementation="triton").platform == "triton"
+    assert resolve(4097, rule=tables.RowAdagrad()).platform == "xla"

@@ -17,7 +17,7 @@ from triton.runtime import interpreter
 
 import lutjax
 from lutjax.kernels import _triton
-from lutjax.kernels._triton import _launch, _rows, _support
+from lutjax.kernels._triton import _row_tiles, _triton_fit, _triton_launch
 from lutjax.ops import _transforms
 
 # Triton's names of dtypes.
@@ -72,11 +72,10 @@ def _range(*bounds):
 
 
 def _run(inputs, outputs, zeroed, in_place, common):
-    """What `_launch` would have a GPU do."""
-    constants = dict(common)
-    kernel, grid = constants.pop("kernel"), constants.pop("grid")
-    for name in ("num_warps", "num_stages", "compute_capability"):
-        constants.pop(name)
+    """What `_triton_launch` would have a GPU do."""
+    kernel, grid = common["kernel"], common["grid"]
+    # The interpreter has no wrapped constants.
+    constants = types.SimpleNamespace(**{name: value.value for name, value in vars(common["c"]).items()})
     changed = (*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place),)
 
     arrays = (*inputs, *in_place)
@@ -90,7 +89,7 @@ def _run(inputs, outputs, zeroed, in_place, common):
         pointers = [_Pointer(a) for a in (*arrays, *fresh, *last)]
         with _ONE_AT_A_TIME, np.errstate(all="ignore"):
             names = inspect.getfullargspec(kernel.fn).args
-            _Executor(kernel.rewrite(), names, grid)(*pointers, **constants)
+            _Executor(kernel.rewrite(), names, grid)(*pointers, c=constants)
         return tuple(_as_words(a) for a in (*fresh, *last))
 
     dtypes = [a.dtype for a in arrays]
@@ -140,8 +139,8 @@ def interpreted() -> Iterator[None]:
     # Once for all: the interpreter would patch again at every call of a function, and not undo it.
     language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
-    patch.setattr(_rows, "prefetch", lambda address: None)
-    patch.setattr(_launch, "_run", _run)
+    patch.setattr(_row_tiles, "prefetch", lambda address: None)
+    patch.setattr(_triton_launch, "_run", _run)
     registry = lutjax.kernel_registry
     added = [
         registry.register(
@@ -151,7 +150,7 @@ def interpreted() -> Iterator[None]:
             spec.target,
             directions=spec.directions,
             priority=-1,
-            unsupported=_support.unsupported_arguments,
+            unsupported=_triton_fit.unsupported_arguments,
         )
         for op in registry.ops()
         for spec in registry.candidates(op)

@@ -62,7 +62,7 @@ class TableGradient:
         return _opened(self.sealed, self.dtype)
 
     def to_dense(self) -> jax.Array:
-        """The same gradient as an array of the table's shape: what `jax.grad` returns. For checks."""
+        """Return the gradient as an array of the table's shape, as `jax.grad` does. For checks."""
         look_up = self.look_up
 
         def f(weights: jax.Array) -> jax.Array:
@@ -109,7 +109,7 @@ def seal(cotangent: jax.Array) -> jax.Array:
 
 
 def _opened(sealed: Any, dtype: np.dtype) -> Any:
-    """What `seal` sealed; anything that it did not seal is returned as it is."""
+    """Return the array that `seal` sealed; anything else is returned as it is."""
     kind = getattr(sealed, "dtype", None)
     if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key):
         return sealed

@@ -110,9 +110,13 @@ def _with_table(look_up: Call, weights: Any) -> Call:
 def _after(rate: jax.Array, token: jax.Array) -> jax.Array:
     """Return the rate, available once the backward pass has read the table.
 
-    Else the compiler may write the table before it is read for the last time, and has to copy all of it.
+    Without this dependency the compiler may write the table before it is read for the last time, and then copies all of it first.
+    An `optimization_barrier` does not do: compilers remove it before they decide about copies. So the rate is chosen by
+    a predicate that is never true and that no simplifier can know to be: ``x**2 == 7 y**2 - 1`` has no solution in integers modulo 8, and
+    so none in those of 32 bits (an opaque predicate: Collberg, Thomborson and Low, 1998).
     """
-    never = (token < 0) & (token > 0)
+    x, y = (jax.lax.bitcast_convert_type(a.astype(jnp.float32), jnp.uint32) for a in (token, rate))
+    never = x * x == jnp.uint32(7) * y * y - jnp.uint32(1)
     return jnp.where(never, -rate, rate)
 
 
@@ -161,7 +165,11 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:
-    """One gradient of many, each array of which has an axis for them in front: the look-ups of all of them."""
+    """Join gradients into one, that of all their look-ups.
+
+    Args:
+      gradient: of several parts, with an axis for the parts in front of each array.
+    """
     look_up = gradient.look_up
     arrays = (
         # What has no batch axis is the same in every part.

@@ -19,7 +19,7 @@ from lutjax.ops._table_reads import Run, TableReads
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """One look-up of a watched table: its call with None in place of the table, and the outline of its output."""
+    """A look-up of a watched table: its call with None in place of the table, and the outline of its output."""
 
     call: Call
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Which platform and backend has which op: one row for each op.
+"""Catalogue of the kernels: for each op one row of the platforms and backends that have it.
 
 Adding a kernel to lutjax is a word here and its module, ``lutjax.kernels.<room of the column>.<op>``.
 """

@@ -139,7 +139,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One optimiser step of a table: what an update is given.
+    """An optimiser step of a table, as an update is given it.
 
     Attributes:
       rate: learning rate, a scalar in the dtype that rows are moved in. factor: of the gradient, likewise; None: 1.

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs a call: the only place that chooses.
+"""Registry of implementations, and the choice of one for a call: the only place that chooses.
 
 An implementation is a module with the functions of `lutjax.kernels.contract`, registered for an op, a platform (how it is
 written) and a backend (where it runs). It is imported when it is chosen. `lutjax.kernels.catalogue` has those of lutjax.
@@ -24,7 +24,7 @@ from lutjax.kernels.contract import DIRECTIONS, Call, Direction, Step
 
 
 class Platform(enum.StrEnum):
-    """How an implementation is written."""
+    """Language in which an implementation is written."""
 
     XLA = "xla"
     PALLAS = "pallas"
@@ -32,7 +32,7 @@ class Platform(enum.StrEnum):
 
 
 class Backend(enum.StrEnum):
-    """Where an implementation runs."""
+    """Hardware on which an implementation runs."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -131,7 +131,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """One registered implementation.
+    """A registered implementation.
 
     Attributes:
       target: name of the module that holds a function for each direction; see `lutjax.kernels.contract`.
@@ -489,7 +489,7 @@ class KernelRegistry:
         self._in_cache_key(self._forced.get()).__enter__()
 
     def follow_coroutine(self, *, traced: bool) -> None:
-        """Makes jit's cache key that of the running coroutine, where another one of its thread has changed it.
+        """Make jit's cache key that of the running coroutine, where another one of its thread has changed it.
 
         Args:
           traced: whether a function is being traced; its cache key was made before.
@@ -508,7 +508,7 @@ class KernelRegistry:
             )
 
     def explain(self, op: str, *args: Any, implementation: Implementation = None, **options: Any) -> str:
-        """Which implementation runs a call, and why not each other one.
+        """Return a text that says which implementation runs a call, and why each other one does not.
 
         Args:
           op: name of a function of lutjax, as ``"lookup"`` or ``"lut"``: every op is explained that it calls with these
@@ -516,7 +516,7 @@ class KernelRegistry:
           args, options: its arguments; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
 
         Returns:
-          Text of a line per candidate, for forward and backward.
+          A line for each candidate in each direction.
 
         Raises:
           ValueError: an unknown name; the message lists those that are known.

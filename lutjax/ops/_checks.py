@@ -138,6 +138,21 @@ def starts(op: str, query_start: Any, key_start: Any) -> jax.Array | None:
     return difference(query_start, key_start)
 
 
+def visible(
+    op: str, causal: Any, window: int | None, query_start: Any, key_start: Any, n_keys: int
+) -> tuple[Any, Any]:
+    """Places of the first query and the first key; where attention is not causal all queries stand behind all keys."""
+    if causal:
+        return query_start, key_start
+    for name, value, rule in (
+        ("window", window, "without causal order every query sees every key, so it must be None"),
+        ("query_start", query_start, "without causal order places do not count, so it must be 0"),
+        ("key_start", key_start, "without causal order places do not count, so it must be 0"),
+    ):
+        require(value is None or (isinstance(value, int | np.integer) and value == 0), op, name, value, rule)
+    return n_keys, 0
+
+
 def capacity(
     op: str, p: Any, n_queries: int, n_keys: int, window: int | None, query_start: Any, key_start: Any
 ) -> None:
@@ -226,7 +241,7 @@ def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
 
 
 def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
-    """What all ops on gates take."""
+    """Check the arguments that all ops on gates have."""
     if feature_axis not in (-1, 0):
         raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
     floats(op, "x", x, -1, "[..., inputs]" if feature_axis else "[inputs, ...]")

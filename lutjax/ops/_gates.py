@@ -1,4 +1,4 @@
-"""What the ops on gates share: the fields of their calls."""
+"""Fields of calls that the ops on tables over bits share."""
 
 import dataclasses
 

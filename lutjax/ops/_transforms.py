@@ -1,4 +1,4 @@
-"""How the kernels of an op become one JAX function.
+"""From the kernels of an op to one JAX function.
 
 The only module that knows custom_vjp, custom_vmap, the mesh axes of shard_map and implicit casts. An op
 describes itself by its `Call`; a kernel is a set of functions of a call with one batch axis in front (see
@@ -252,7 +252,7 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
 
 
 def _ranks_of_update(op: type[Call]) -> Ranks:
-    """Of the call's arrays, the cotangent, rate, factor and state."""
+    """Return the ranks of the call's arrays, the cotangent, rate, factor and state."""
     return (*op.ranks(), _rank_of_output(op.ranks()), None, None, None)
 
 
@@ -274,7 +274,7 @@ def _jitted(function: Callable[..., Any], specs: Callable[..., Any], name: str) 
 
 
 def _specs_of_outputs(op: type[Call], args: tuple[Any, ...], feature_axis: int) -> Any:
-    """How outputs lie on a mesh with explicit axes: their leading axes as those of the arguments."""
+    """Return the partition of outputs over a mesh with explicit axes: their leading axes lie as those of the arguments."""
     features_first = op.features_first and feature_axis == 0
     axes: list[Any] = []  # of the last leading axis first
     for arg, rank in zip(args, op.ranks(), strict=True):
@@ -348,7 +348,7 @@ def _mark(needs: tuple[bool, ...]) -> jax.Array:
 
 
 def _marked(mark: jax.Array, n: int) -> tuple[bool, ...]:
-    """Which of `n` arguments are differentiated."""
+    """Return for each of `n` arguments whether it is differentiated."""
     bits = mark.shape[1] - 1
     return tuple(bool(bits >> i & 1) for i in range(n))
 

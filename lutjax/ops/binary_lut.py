@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
@@ -73,6 +73,8 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    call = BinaryLut(x, table, as_int32(wires), None if readers is None else as_int32(readers))
+    call = BinaryLut(
+        as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
+    )
     y = jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
     return _nan.shown(y, x)

@@ -99,6 +99,7 @@ def lut_attention(
     anchors: Anchors,
     positions: Positions | None = None,
     *,
+    causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     epsilon: float = 0.0,
@@ -111,12 +112,13 @@ def lut_attention(
 
         d, e = lutjax.detect(x, anchors, epsilon=epsilon), lutjax.detect_signs(positions)
         y = lutjax.lookup_attention(
-            weights, d, d, e, window=window, query_segments=segments, key_segments=segments
+            weights, d, d, e, causal=causal, window=window, query_segments=segments, key_segments=segments
         )
 
     Args:
       x: ``[..., L, I]``. weights: ``[T, 2**(2C + N), O]``. anchors: int32 ``[T, C, 2]``.
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
+      causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
       window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
       epsilon, accumulate, implementation: see `lutjax.detect`.
 
@@ -146,6 +148,7 @@ def lut_attention(
         detection,
         detection,
         position,
+        causal=causal,
         window=window,
         query_segments=segments,
         key_segments=segments,

@@ -106,6 +106,7 @@ def lookup_attention(
     key: Detection,
     position: Detection | None = None,
     *,
+    causal: bool = True,
     window: int | None = None,
     query_start: Integer = 0,
     key_start: Integer = 0,
@@ -157,6 +158,9 @@ def lookup_attention(
       query: arrays ``[..., Lq, T]``. key: arrays ``[..., Lk, T]``, of the same leading axes; in
         self-attention the same detection. Indices out of range are clamped, each before they are put together.
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
+      causal: whether a query sees earlier keys only. False: every query sees every key, and the distance of query ``j`` and key ``i``
+        is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and
+        places that start at 0.
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
       query_start, key_start: place of the first query and of the first key; integers, may be traced.
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
@@ -205,6 +209,7 @@ def lookup_attention(
         f"its dtype must be that of query.margin, {query.margin.dtype}",
     )
     window = _checks.window(op, window)
+    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     bits, whose = query.bits + key.bits, "query and key together"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")

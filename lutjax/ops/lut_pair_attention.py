@@ -101,6 +101,7 @@ def lut_pair_attention(
     positions: Positions | None = None,
     *,
     interleave: bool = False,
+    causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
@@ -153,7 +154,7 @@ def lut_pair_attention(
         clamped to them.
       positions: ``[distances, T or 1, N]``; none: ``N = 0``.
       interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
-      window, query_start, key_start: see `lutjax.lookup_attention`.
+      causal, window, query_start, key_start: see `lutjax.lookup_attention`.
       segments: int32 ``[..., L]``; only pairs of one segment count.
       keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding; with
         `key_segments` ``[..., Lk]`` if there are segments.
@@ -205,6 +206,7 @@ def lut_pair_attention(
         "detectors need inputs or position bits to compare",
     )
     window = _checks.window(op, window)
+    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     if positions is not None:
         _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._ids import as_int32
+from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
@@ -82,5 +82,5 @@ def soft_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
-    call = SoftLut(x, table, as_int32(wires), None if readers is None else as_int32(readers))
+    call = SoftLut(as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers))
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

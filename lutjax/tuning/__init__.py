@@ -1,4 +1,4 @@
-"""How kernels are cut into programs: chosen by a call, else measured on the device, else by a rule beside the kernel.
+"""Launches of kernels: the sizes of their programs, chosen by a call, else measured on the device, else by a rule beside the kernel.
 
 Nothing is measured in a user's call: ``lutjax tune`` measures, and writes a file.
 """

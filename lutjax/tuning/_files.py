@@ -41,7 +41,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """What a file holds.
+    """Content of a file of launches.
 
     Attributes:
       device: the kind of device that it was measured on, as JAX calls it.
@@ -98,7 +98,7 @@ def load(path: str | os.PathLike[str]) -> dict[Key, Launch]:
 
 @functools.cache
 def measured(device_kind: str) -> dict[Key, Launch]:
-    """What was measured on devices of this kind and is shipped with the package; empty for others.
+    """Return the launches that were measured on devices of this kind and are shipped with the package; none for others.
 
     Its file is read when a kernel is first launched for such a device.
     """

@@ -11,7 +11,7 @@ Bucket = tuple[tuple[str, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How a kernel is cut into programs.
+    """Launch of a kernel: the sizes of its programs.
 
     A program works on a tile of `rows` reads (samples of a look-up, keys of attention) times `outputs`, of
     `detectors` detectors one after the other.

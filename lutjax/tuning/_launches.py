@@ -1,4 +1,4 @@
-"""Where the launch of a call comes from."""
+"""Choice of the launch of a call."""
 
 import contextlib
 import dataclasses

@@ -1,1 +1,1 @@
-"""Implementations in Triton, for GPUs, through jax-triton. None is registered yet."""
+"""Kernels in Triton, for GPUs, through jax-triton."""

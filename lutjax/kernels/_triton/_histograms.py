@@ -1,14 +1,19 @@
-"""Attention of long texts: reads of rows are counted, and tables are multiplied by the counts.
+"""Attention of long sequences: reads of rows are counted, and tables are multiplied by the counts.
 
-The pairs of one query read rows that differ in the bits of the key and of the distance: few rows, each of which many
-pairs of a long text read. How many, tensor cores count: one-hot distances times one-hot keys. What a query sums is then
-its counts times the rows, what a row is sent the counts times cotangents, and a margin's pairs read products of
-cotangents and rows. Queries of one id share their rows: they are put side by side first.
+The pairs of one query ``j`` read rows that differ in the bits of the key and of the distance, its cells ``r``: few rows, each
+of which many pairs of a long sequence read. Tensor cores count them as products of one-hot distances and one-hot keys::
+
+    counts[t, j, r] = number of keys i whose pair with j reads row r
+    y[j] = sum over t and r of counts[t, j, r] * weights[t, r]
+    dweights[t, r] = sum over j of counts[t, j, r] * dy[j]
+    products[t, j, r] = <dy[j], weights[t, r]>, which the pairs of a margin read
+
+Queries of one id share their rows: they are put side by side first (`Order`), and a program owns a block of them.
 
 Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them; a product of two numbers is
-made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of all that has
-the same id of a query, read or not. A margin's cotangent is a difference of two products, so its error is relative to them,
-not to what the rows differ by.
+made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of every output
+and cotangent of queries with the same id, read or not. A margin's cotangent is a difference of two products, so its error is
+relative to them, not to the difference of the rows.
 """
 
 import dataclasses
@@ -21,10 +26,9 @@ import triton
 import triton.language as tl
 
 from lutjax import _compat
-from lutjax._fixed_point import FixedPoint
-from lutjax.kernels._triton import _rows, _updates
-from lutjax.kernels._triton._launch import kernel, launch
-from lutjax.kernels._triton._pairs import Pairs
+from lutjax.kernels._triton import _row_additions, _row_tiles
+from lutjax.kernels._triton._detected_pairs import DetectedPairs
+from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 
 _Carry = TypeVar("_Carry")
@@ -40,16 +44,15 @@ _WARPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """What counts reads.
+    """Function that counts reads.
 
     Attributes:
-      count: of pairs, the first detector, how many, and the device: how often each query reads each of its rows,
-        ``[detectors, queries, rows of a query's id]``.
-      keys_last: whether, of these rows, those whose key's ids follow each other are neighbours, and not those whose
-        distance's ids do.
+      count: takes pairs, the first detector, the number of detectors and the device; returns how often each query reads
+        each of its rows, ``[detectors, queries, rows of a query's id]``.
+      keys_last: whether the id of the key changes fastest along the axis of rows; else that of the distance does.
     """
 
-    count: Callable[[Pairs, jax.Array, int, Device], jax.Array]
+    count: Callable[[DetectedPairs, jax.Array, int, Device], jax.Array]
     keys_last: bool
 
 
@@ -66,30 +69,30 @@ _FEWEST_OF_ID = 16  # queries of each id
 _MOST_COUNTS = 2**28  # of a detector: products take 8 bytes for each
 
 
-def faster(what: str, pairs: Pairs, accumulate: FixedPoint | None) -> bool:
-    """Whether counting reads is faster than reading: rows are read often, and there are few that a query may read."""
+def faster(direction: str, pairs: DetectedPairs) -> bool:
+    """Return whether counting reads is faster than reading: rows are read often, and each query may read few."""
     n_samples, n_queries = pairs.queries
     n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
     return (
-        fits(pairs, accumulate)
-        and n_keys >= _FEWEST_KEYS[what]
+        fits(pairs)
+        and n_keys >= _FEWEST_KEYS[direction]
         and n_cells <= _MOST_CELLS
         and n_samples * n_queries >= _FEWEST_OF_ID * (pairs.weights.shape[1] // n_cells)
     )
 
 
-def fits(pairs: Pairs, accumulate: FixedPoint | None) -> bool:
-    """Whether reads can be counted."""
+def fits(pairs: DetectedPairs) -> bool:
+    """Return whether reads can be counted."""
     return (
-        accumulate is None
+        pairs.accumulate is None
         and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
         and pairs.weights.dtype != jnp.float64
         and 0 not in (*pairs.weights.shape, *pairs.query.shape, *pairs.key.shape)
     )
 
 
-def sum_rows(pairs: Pairs, device: Device, counter: Counter | None = None) -> jax.Array:
-    """Sum of the rows that each query reads, in float32: ``[B, L, O]``."""
+def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = None) -> jax.Array:
+    """Return the sum of the rows that each query reads, in float32: ``[B, L, O]``."""
     weights = pairs.weights
     n_detectors, _, n_outputs = weights.shape
     n = pairs.query[0].size
@@ -124,13 +127,13 @@ def sum_rows(pairs: Pairs, device: Device, counter: Counter | None = None) -> ja
 
 
 def add_rows(
-    addition: _updates.Addition,
-    pairs: Pairs,
+    pairs: DetectedPairs,
     dy: jax.Array,
     device: Device,
+    addition: _row_additions.Addition,
     counter: Counter | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Adds `dy` to the row of every pair."""
+    """Add `dy` to the row of every pair."""
     n_tables, _, n_outputs = addition.total.shape
     counter = counter or BY_PRODUCTS
     order = Order(pairs.query >> pairs.query_shift, pairs, device)
@@ -171,18 +174,18 @@ def add_rows(
 
 
 def with_products(
-    pairs: Pairs,
+    pairs: DetectedPairs,
     ids: jax.Array,
     dy: jax.Array,
     device: Device,
     use: Callable[..., tuple[jax.Array, ...]],
     shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Gives ``<dy, row>`` for each query and each row that has one of its ids to `use`, for some detectors at a time.
+    """Pass ``<dy, row>`` for each query and each row that has one of its ids to `use`, for some detectors at a time.
 
     Args:
       ids: ``[T, m, B, L]``.
-      use: of products ``[detectors, m * B * L, rows of an id]``, the first detector, and arrays; returns the arrays.
+      use: takes products ``[detectors, m * B * L, rows of an id]``, the first detector, and arrays; returns the arrays.
       shapes: of the arrays, which are zeros at first.
     """
     weights = pairs.weights
@@ -216,13 +219,13 @@ def with_products(
 
 
 class Order:
-    """Queries of each detector, those of one id side by side.
+    """Order of the queries of each detector that puts those of one id side by side.
 
     Attributes:
-      n_ids: of queries. cells: rows of each. positions: ids of distances.
+      n_ids: number of ids of queries. cells: rows of each. positions: number of ids of distances.
     """
 
-    def __init__(self, ids: jax.Array, pairs: Pairs, device: Device):
+    def __init__(self, ids: jax.Array, pairs: DetectedPairs, device: Device):
         self.cells = 1 << pairs.query_shift
         self.n_ids = pairs.weights.shape[1] // self.cells
         self.n = ids[0].size
@@ -242,7 +245,7 @@ class Order:
         )
 
     def blocks(self, rows: int) -> int:
-        """At most so many blocks of `rows` queries of one id."""
+        """Return a bound on the number of blocks of `rows` queries of one id."""
         return self.n // rows + min(self.n_ids, self.n)
 
     @property
@@ -251,16 +254,16 @@ class Order:
             "n": self.n,
             "n_ids": self.n_ids,
             "n_cells": self.cells,
+            "n_rows": self.n_ids * self.cells,
         }
 
 
-def _count_by_products(pairs: Pairs, first: jax.Array, group: int, device: Device) -> jax.Array:
-    """How often each query reads each of its rows, ``[detectors of a group, queries, distance ids * key ids]``."""
+def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
+    """Return how often each query reads each of its rows, ``[detectors of a group, queries, distance ids * key ids]``."""
     n_samples, n_queries = pairs.queries
     positions, keys = 1 << pairs.key_shift, 1 << (pairs.query_shift - pairs.key_shift)
     columns = max(keys, 16)
     queries = max(min(_COUNT["rows"], _MOST_SUMS // columns) // positions, 1)
-    constants = pairs.pair_constants
     (counts,) = launch(
         _count,
         *pairs.arrays[1:],
@@ -277,7 +280,7 @@ def _count_by_products(pairs: Pairs, first: jax.Array, group: int, device: Devic
         POSITIONS=positions,
         QUERIES=queries,
         KEYS=_COUNT["keys"],
-        **constants,
+        **pairs.constants,
     )
     return counts
 
@@ -285,16 +288,16 @@ def _count_by_products(pairs: Pairs, first: jax.Array, group: int, device: Devic
 BY_PRODUCTS = Counter(_count_by_products, keys_last=True)
 
 
-def dtype_of_counts(pairs: Pairs) -> Any:
+def dtype_of_counts(pairs: DetectedPairs) -> Any:
     return jnp.int16 if pairs.sizes["keys"] < 2**15 else jnp.int32
 
 
-def _bytes_of_counts(pairs: Pairs) -> int:
+def _bytes_of_counts(pairs: DetectedPairs) -> int:
     return (pairs.query[0].size << pairs.query_shift) * jnp.dtype(dtype_of_counts(pairs)).itemsize
 
 
 def _divisor(n_detectors: int, size: int) -> int:
-    """Detectors at a time, each of so many bytes: of equal groups."""
+    """Return the size of equal groups of detectors, each of which takes `size` bytes."""
     group = min(max(_BYTES // max(size, 1), 1), n_detectors)
     while n_detectors % group:
         group -= 1
@@ -302,18 +305,18 @@ def _divisor(n_detectors: int, size: int) -> int:
 
 
 def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
-    """Constants of a kernel that multiplies."""
+    """Return the constants of a kernel that multiplies."""
     return {
         "n_outputs": n_outputs,
         "OUTPUTS": min(max(triton.next_power_of_2(n_outputs), 16), 64),
         "ROWS": how["rows"],
         "CELLS": how["cells"],
-        "num_stages": how["stages"],
+        "stages": how["stages"],
     }
 
 
 def _varying(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
-    """`a` as what a loop starts from that adds what comes of all these arrays: it varies over their mesh axes."""
+    """Return `a` as the start of a loop that adds results of all these arrays: it varies over their mesh axes."""
     axes = frozenset[str]().union(*(_compat.varying_axes(b) for b in like))
     return _compat.cast_varying(a, axes)
 
@@ -326,114 +329,102 @@ def _for_each(n_groups: int, f: Callable[[jax.Array, _Carry], _Carry], carry: _C
 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
-def _sort(ids, order, starts, n: tl.constexpr, n_ids: tl.constexpr, BLOCK: tl.constexpr):
+def _sort(ids, order, starts, c: tl.constexpr):
     # A program owns one id of one detector.
-    t = (tl.program_id(0) // n_ids).to(tl.int64)
-    own = tl.program_id(0) % n_ids
-    smaller = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, n, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        found = tl.load(ids + t * n + i, mask=i < n, other=n_ids)
-        found = tl.minimum(tl.maximum(found, 0), n_ids - 1)
-        smaller += ((found < own) & (i < n)).to(tl.int32)
+    t = (tl.program_id(0) // c.n_ids).to(tl.int64)
+    own = tl.program_id(0) % c.n_ids
+    smaller = tl.zeros((c.BLOCK,), tl.int32)
+    for first in range(0, c.n, c.BLOCK):
+        i = first + tl.arange(0, c.BLOCK)
+        found = tl.load(ids + t * c.n + i, mask=i < c.n, other=c.n_ids)
+        found = tl.minimum(tl.maximum(found, 0), c.n_ids - 1)
+        smaller += ((found < own) & (i < c.n)).to(tl.int32)
     place = tl.sum(smaller, 0)
-    tl.store(starts + t * (n_ids + 1) + own, place)
-    for first in range(0, n, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        found = tl.load(ids + t * n + i, mask=i < n, other=0)
-        found = tl.minimum(tl.maximum(found, 0), n_ids - 1)
-        same = ((found == own) & (i < n)).to(tl.int32)
+    tl.store(starts + t * (c.n_ids + 1) + own, place)
+    for first in range(0, c.n, c.BLOCK):
+        i = first + tl.arange(0, c.BLOCK)
+        found = tl.load(ids + t * c.n + i, mask=i < c.n, other=0)
+        found = tl.minimum(tl.maximum(found, 0), c.n_ids - 1)
+        same = ((found == own) & (i < c.n)).to(tl.int32)
         at = place + tl.cumsum(same, 0) - same
-        tl.store(order + t * n + at, i, mask=same != 0)
+        tl.store(order + t * c.n + at, i, mask=same != 0)
         place += tl.sum(same, 0)
-    tl.store(starts + t * (n_ids + 1) + n_ids, place, mask=own == n_ids - 1)
+    tl.store(starts + t * (c.n_ids + 1) + c.n_ids, place, mask=own == c.n_ids - 1)
 
 
 @kernel
-def _block(starts, t, number, n_ids: tl.constexpr, ROWS: tl.constexpr):
+def _block(starts, t, number, c: tl.constexpr):
     """Id, and first and last place in the order, of a block of queries; none: both the same."""
-    own = tl.arange(0, n_ids)
-    begin = tl.load(starts + t * (n_ids + 1) + own)
-    end = tl.load(starts + t * (n_ids + 1) + own + 1)
-    blocks = (end - begin + ROWS - 1) // ROWS
+    own = tl.arange(0, c.n_ids)
+    begin = tl.load(starts + t * (c.n_ids + 1) + own)
+    end = tl.load(starts + t * (c.n_ids + 1) + own + 1)
+    blocks = (end - begin + c.ROWS - 1) // c.ROWS
     before = tl.cumsum(blocks, 0) - blocks
     here = (before <= number) & (number < before + blocks)
-    first = tl.sum(tl.where(here, begin + (number - before) * ROWS, 0), 0)
+    first = tl.sum(tl.where(here, begin + (number - before) * c.ROWS, 0), 0)
     return tl.sum(tl.where(here, own, 0), 0), first, tl.sum(tl.where(here, end, 0), 0)
 
 
 @kernel
-def _count(
-    key,
-    position,
-    start,
-    query_segments,
-    key_segments,
-    first_detector,
-    counts,
-    n_samples: tl.constexpr,
-    n_queries: tl.constexpr,
-    n_keys: tl.constexpr,
-    n_distances: tl.constexpr,
-    SHARED: tl.constexpr,
-    START: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KEY_SHIFT: tl.constexpr,
-    KEY_IDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+def _queries(order, t, first, end, c: tl.constexpr):
+    """Queries of a block, and whether they exist."""
+    place = first + tl.arange(0, c.ROWS)
+    exists = place < end
+    return tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64), exists
+
+
+@kernel
+def _count(key, position, start, query_segments, key_segments, first_detector, counts, c: tl.constexpr):
     # A program owns some queries of a sample. A row of its tile is one of the ids that a distance may have, of a query.
-    ROWS: tl.constexpr = QUERIES * POSITIONS
-    blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
+    ROWS: tl.constexpr = c.QUERIES * c.POSITIONS
+    blocks: tl.constexpr = (c.n_queries + c.QUERIES - 1) // c.QUERIES
     block = blocks - 1 - tl.program_id(0) % blocks
     rest = tl.program_id(0) // blocks
-    b = (rest % n_samples).to(tl.int64)
-    group = (rest // n_samples).to(tl.int64)
+    b = (rest % c.n_samples).to(tl.int64)
+    group = (rest // c.n_samples).to(tl.int64)
     t = group + tl.load(first_detector)
-    j = block * QUERIES + tl.arange(0, QUERIES)
+    j = block * c.QUERIES + tl.arange(0, c.QUERIES)
     shift = 0
-    if START:
+    if c.START:
         shift = tl.load(start)
     low = 0
-    if WINDOW >= 0:
-        low = tl.minimum(tl.maximum(block * QUERIES + shift - WINDOW, 0), n_keys)
-    last = tl.minimum(block * QUERIES + QUERIES, n_queries) - 1
-    high = tl.minimum(tl.maximum(last + shift, 0), n_keys)
-    key += (t * n_samples + b) * n_keys
-    if not SHARED:
-        position += t * n_distances
+    if c.WINDOW >= 0:
+        low = tl.minimum(tl.maximum(block * c.QUERIES + shift - c.WINDOW, 0), c.n_keys)
+    last = tl.minimum(block * c.QUERIES + c.QUERIES, c.n_queries) - 1
+    high = tl.minimum(tl.maximum(last + shift, 0), c.n_keys)
+    key += (t * c.n_samples + b) * c.n_keys
+    if not c.SHARED:
+        position += t * c.n_distances
     place = j + shift
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(low, high, KEYS):
-        i = first + tl.arange(0, KEYS)
-        meets = (j < n_queries)[:, None] & (i < n_keys)[None, :] & (i[None, :] < place[:, None])
-        if WINDOW >= 0:
-            meets = meets & (place[:, None] - i[None, :] <= WINDOW)
-        if SEGMENTS:
-            own = tl.load(query_segments + b * n_queries + j, mask=j < n_queries, other=0)
-            of_key = tl.load(key_segments + b * n_keys + i, mask=i < n_keys, other=0)
+    total = tl.zeros((ROWS, c.COLUMNS), tl.float32)
+    for first in range(low, high, c.KEYS):
+        i = first + tl.arange(0, c.KEYS)
+        meets = (j < c.n_queries)[:, None] & (i < c.n_keys)[None, :] & (i[None, :] < place[:, None])
+        if c.WINDOW >= 0:
+            meets = meets & (place[:, None] - i[None, :] <= c.WINDOW)
+        if c.SEGMENTS:
+            own = tl.load(query_segments + b * c.n_queries + j, mask=j < c.n_queries, other=0)
+            of_key = tl.load(key_segments + b * c.n_keys + i, mask=i < c.n_keys, other=0)
             meets = meets & (own[:, None] == of_key[None, :])
-        found = tl.zeros((QUERIES, KEYS), tl.int32)
-        if n_distances > 0:
-            distance = tl.minimum(place[:, None] - 1 - i[None, :], n_distances - 1)
+        found = tl.zeros((c.QUERIES, c.KEYS), tl.int32)
+        if c.n_distances > 0:
+            distance = tl.minimum(place[:, None] - 1 - i[None, :], c.n_distances - 1)
             found = tl.load(position + distance, mask=meets, other=0)
-            found = tl.minimum(tl.maximum(found, 0), POSITIONS - 1)
+            found = tl.minimum(tl.maximum(found, 0), c.POSITIONS - 1)
         found = tl.where(meets, found, -1)
-        of_distance = found[:, None, :] == tl.arange(0, POSITIONS)[None, :, None]
-        of_distance = tl.reshape(of_distance.to(tl.float32).to(tl.bfloat16), (ROWS, KEYS))
-        found = tl.load(key + i, mask=i < n_keys, other=0) >> KEY_SHIFT
-        found = tl.minimum(tl.maximum(found, 0), KEY_IDS - 1)
-        of_key = (found[:, None] == tl.arange(0, COLUMNS)[None, :]).to(tl.float32).to(tl.bfloat16)
+        of_distance = found[:, None, :] == tl.arange(0, c.POSITIONS)[None, :, None]
+        of_distance = tl.reshape(of_distance.to(tl.float32).to(tl.bfloat16), (ROWS, c.KEYS))
+        found = tl.load(key + i, mask=i < c.n_keys, other=0) >> c.KEY_SHIFT
+        found = tl.minimum(tl.maximum(found, 0), c.KEY_IDS - 1)
+        of_key = (found[:, None] == tl.arange(0, c.COLUMNS)[None, :]).to(tl.float32).to(tl.bfloat16)
         total = tl.dot(of_distance, of_key, total)
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    own = block * QUERIES + row // POSITIONS
-    at = ((group * n_samples + b) * n_queries + own) * (POSITIONS * KEY_IDS) + row % POSITIONS * KEY_IDS
-    exists = (own < n_queries)[:, None] & (column < KEY_IDS)[None, :]
+    column = tl.arange(0, c.COLUMNS)
+    own = block * c.QUERIES + row // c.POSITIONS
+    at = ((group * c.n_samples + b) * c.n_queries + own) * (
+        c.POSITIONS * c.KEY_IDS
+    ) + row % c.POSITIONS * c.KEY_IDS
+    exists = (own < c.n_queries)[:, None] & (column < c.KEY_IDS)[None, :]
     tl.store(counts + at[:, None] + column[None, :], total.to(counts.dtype.element_ty), mask=exists)
 
 
@@ -446,7 +437,7 @@ def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
 
 @kernel
 def _plus_product(total, counts, values, BYTES: tl.constexpr):
-    """Adds the product of counts of so many bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
+    """Add the product of counts of `BYTES` bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
     rest = values
     for _ in tl.static_range(3):
         term = rest.to(tl.bfloat16)
@@ -458,47 +449,28 @@ def _plus_product(total, counts, values, BYTES: tl.constexpr):
 
 
 @kernel
-def _sum_counted(
-    weights,
-    order,
-    starts,
-    counts,
-    first_detector,
-    parts,
-    n_blocks: tl.constexpr,
-    n: tl.constexpr,
-    n_ids: tl.constexpr,
-    n_cells: tl.constexpr,
-    n_outputs: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BYTES: tl.constexpr,
-):
-    group = (tl.program_id(0) // n_blocks).to(tl.int64)
-    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
-    output, output_exists = _rows.block(OUTPUTS, n_outputs, group % output_blocks)
+def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.constexpr):
+    group = (tl.program_id(0) // c.n_blocks).to(tl.int64)
+    output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
+    output, output_exists = _row_tiles.block(c.OUTPUTS, c.n_outputs, group % output_blocks)
     group = group // output_blocks
     t = group + tl.load(first_detector)
-    own, first, end = _block(starts, t, tl.program_id(0) % n_blocks, n_ids, ROWS)
+    own, first, end = _block(starts, t, tl.program_id(0) % c.n_blocks, c)
     if first < end:
-        place = first + tl.arange(0, ROWS)
-        exists = place < end
-        query = tl.load(order + t * n + place, mask=exists, other=0).to(tl.int64)
-        table = _rows.table(weights, t, n_ids * n_cells, n_outputs)
-        of_queries = counts + (group * n + query)[:, None] * n_cells
-        total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-        for first_cell in range(0, n_cells, CELLS):
-            cell = first_cell + tl.arange(0, CELLS)
+        query, exists = _queries(order, t, first, end, c)
+        table = _row_tiles.table(weights, t, c)
+        of_queries = counts + (group * c.n + query)[:, None] * c.n_cells
+        total = tl.zeros((c.ROWS, c.OUTPUTS), tl.float32)
+        for first_cell in range(0, c.n_cells, c.CELLS):
+            cell = first_cell + tl.arange(0, c.CELLS)
             of_cell = tl.load(
-                of_queries + cell[None, :], mask=exists[:, None] & (cell < n_cells)[None, :], other=0
+                of_queries + cell[None, :], mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0
             )
-            row = _rows_of(own, cell, n_cells, POSITIONS)
-            at = _rows.offset(row, n_ids * n_cells, n_outputs)[:, None] + output[None, :]
-            value = tl.load(table + at, mask=(cell < n_cells)[:, None] & output_exists[None, :], other=0)
-            total = _plus_product(total, of_cell, value.to(tl.float32), BYTES)
-        at = (group * n + query)[:, None] * n_outputs + output[None, :]
+            row = _rows_of(own, cell, c.n_cells, c.POSITIONS)
+            at = _row_tiles.offset(row, c)[:, None] + output[None, :]
+            value = tl.load(table + at, mask=(cell < c.n_cells)[:, None] & output_exists[None, :], other=0)
+            total = _plus_product(total, of_cell, value.to(tl.float32), c.BYTES)
+        at = (group * c.n + query)[:, None] * c.n_outputs + output[None, :]
         tl.store(parts + at, total, mask=exists[:, None] & output_exists[None, :])
 
 
@@ -515,94 +487,65 @@ def _add_counted(
     unused1,
     total,
     touched,
-    TOUCH: tl.constexpr,
-    n: tl.constexpr,
-    n_ids: tl.constexpr,
-    n_cells: tl.constexpr,
-    n_outputs: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BYTES: tl.constexpr,
+    c: tl.constexpr,
 ):
     # A program owns some rows of one id.
-    cell_blocks: tl.constexpr = (n_cells + CELLS - 1) // CELLS
-    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
-    cell = tl.program_id(0) % cell_blocks * CELLS + tl.arange(0, CELLS)
+    cell_blocks: tl.constexpr = (c.n_cells + c.CELLS - 1) // c.CELLS
+    output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
+    cell = tl.program_id(0) % cell_blocks * c.CELLS + tl.arange(0, c.CELLS)
     rest = tl.program_id(0) // cell_blocks
-    own = rest % n_ids
-    rest = rest // n_ids
-    output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
+    own = rest % c.n_ids
+    rest = rest // c.n_ids
+    output, output_exists = _row_tiles.block(c.OUTPUTS, c.n_outputs, rest % output_blocks)
     group = (rest // output_blocks).to(tl.int64)
     t = group + tl.load(first_detector)
-    begin = tl.load(starts + t * (n_ids + 1) + own)
-    end = tl.load(starts + t * (n_ids + 1) + own + 1)
+    begin = tl.load(starts + t * (c.n_ids + 1) + own)
+    end = tl.load(starts + t * (c.n_ids + 1) + own + 1)
     if begin < end:
-        sums = tl.zeros((CELLS, OUTPUTS), tl.float32)
-        reads = tl.zeros((CELLS,), tl.int32)
-        for first in range(begin, end, ROWS):
-            slot = first + tl.arange(0, ROWS)
-            exists = slot < end
-            query = tl.load(order + t * n + slot, mask=exists, other=0).to(tl.int64)
-            at = (group * n + query)[:, None] * n_cells + cell[None, :]
-            of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < n_cells)[None, :], other=0)
-            if TOUCH:
+        sums = tl.zeros((c.CELLS, c.OUTPUTS), tl.float32)
+        reads = tl.zeros((c.CELLS,), tl.int32)
+        for first in range(begin, end, c.ROWS):
+            query, exists = _queries(order, t, first, end, c)
+            at = (group * c.n + query)[:, None] * c.n_cells + cell[None, :]
+            of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0)
+            if c.TOUCH:
                 reads += tl.sum(of_cell.to(tl.int32), 0)
-            at = query[:, None] * n_outputs + output[None, :]
+            at = query[:, None] * c.n_outputs + output[None, :]
             value = tl.load(dy + at, mask=exists[:, None] & output_exists[None, :], other=0)
-            sums = _plus_product(sums, tl.trans(of_cell), value.to(tl.float32), BYTES)
-        mask = (cell < n_cells)[:, None] & output_exists[None, :]
-        row = _rows_of(own, cell, n_cells, POSITIONS)
-        at = _rows.offset(row, n_ids * n_cells, n_outputs)[:, None] + output[None, :]
+            sums = _plus_product(sums, tl.trans(of_cell), value.to(tl.float32), c.BYTES)
+        mask = (cell < c.n_cells)[:, None] & output_exists[None, :]
+        row = _rows_of(own, cell, c.n_cells, c.POSITIONS)
+        at = _row_tiles.offset(row, c)[:, None] + output[None, :]
         place = group + tl.load(first_table)
-        table = _rows.table(total, place, n_ids * n_cells, n_outputs)
+        table = _row_tiles.table(total, place, c)
         sums = sums * tl.load(step) + tl.load(table + at, mask=mask, other=0)
         tl.store(table + at, sums, mask=mask)
-        if TOUCH:
-            _rows.touch(touched, place, row, reads > 0, n_ids * n_cells)
+        if c.TOUCH:
+            _row_tiles.touch(touched, place, row, reads > 0, c)
 
 
 @kernel
-def _multiply_by_rows(
-    weights,
-    order,
-    starts,
-    dy,
-    first_detector,
-    products,
-    n_blocks: tl.constexpr,
-    n: tl.constexpr,
-    n_ids: tl.constexpr,
-    n_cells: tl.constexpr,
-    n_outputs: tl.constexpr,
-    N_QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-):
-    group = (tl.program_id(0) // n_blocks).to(tl.int64)
+def _multiply_by_rows(weights, order, starts, dy, first_detector, products, c: tl.constexpr):
+    group = (tl.program_id(0) // c.n_blocks).to(tl.int64)
     t = group + tl.load(first_detector)
-    own, first, end = _block(starts, t, tl.program_id(0) % n_blocks, n_ids, ROWS)
+    own, first, end = _block(starts, t, tl.program_id(0) % c.n_blocks, c)
     if first < end:
-        place = first + tl.arange(0, ROWS)
-        exists = place < end
-        query = tl.load(order + t * n + place, mask=exists, other=0).to(tl.int64)
-        table = _rows.table(weights, t, n_ids * n_cells, n_outputs)
-        of_queries = products + (group * n + query)[:, None] * n_cells
-        for first_cell in range(0, n_cells, CELLS):
-            cell = first_cell + tl.arange(0, CELLS)
-            total = tl.zeros((ROWS, CELLS), tl.float32)
-            for o in range(0, n_outputs, OUTPUTS):
-                output = o + tl.arange(0, OUTPUTS)
-                at = (query % N_QUERIES)[:, None] * n_outputs + output[None, :]
-                cotangent = tl.load(dy + at, mask=exists[:, None] & (output < n_outputs)[None, :], other=0)
-                row = _rows.offset(own * n_cells + cell, n_ids * n_cells, n_outputs)
+        query, exists = _queries(order, t, first, end, c)
+        table = _row_tiles.table(weights, t, c)
+        of_queries = products + (group * c.n + query)[:, None] * c.n_cells
+        for first_cell in range(0, c.n_cells, c.CELLS):
+            cell = first_cell + tl.arange(0, c.CELLS)
+            total = tl.zeros((c.ROWS, c.CELLS), tl.float32)
+            for o in range(0, c.n_outputs, c.OUTPUTS):
+                output = o + tl.arange(0, c.OUTPUTS)
+                at = (query % c.N_QUERIES)[:, None] * c.n_outputs + output[None, :]
+                cotangent = tl.load(dy + at, mask=exists[:, None] & (output < c.n_outputs)[None, :], other=0)
+                row = _row_tiles.offset(own * c.n_cells + cell, c)
                 at = row[None, :] + output[:, None]
                 value = tl.load(
-                    table + at, mask=(cell < n_cells)[None, :] & (output < n_outputs)[:, None], other=0
+                    table + at, mask=(cell < c.n_cells)[None, :] & (output < c.n_outputs)[:, None], other=0
                 )
                 total = tl.dot(
                     cotangent.to(tl.float32), value.to(tl.float32), total, input_precision="tf32x3"
                 )
-            tl.store(of_queries + cell[None, :], total, mask=exists[:, None] & (cell < n_cells)[None, :])
+            tl.store(of_queries + cell[None, :], total, mask=exists[:, None] & (cell < c.n_cells)[None, :])

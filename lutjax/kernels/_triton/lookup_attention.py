@@ -1,114 +1,86 @@
 """`lutjax.lookup_attention` in Triton.
 
-A program owns one query of one sample: it visits the keys before it, block by block, for one group of detectors.
-Detector-major as plain JAX is: ids and margins are ``[T, B, L]``, so that the keys of a block lie side by side.
+For query ``j`` and each earlier key ``i`` that counts, with ``row = query bits | key bits | bits of their distance`` and
+``other`` the row with the flip of the closest of the three::
+
+    y[j] = sum over t and i of weights[t, row]
+    dmargin of the closest += slope(margin) * <dy[j], weights[t, row] - weights[t, other]>
+    dweights[t, row] += dy[j]
+
+A program owns one query of one sample (two for margins): it visits the keys before it, block by block, for one group of
+detectors. Queries come first, then samples, then outputs, then groups of detectors, so that programs that run at the same
+time read few tables, which then stay in the cache. Long queries come first, so that none is left alone at the end.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import triton.language as tl
 
-from lutjax._detection import Detection, existing
-from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _histograms, _rows, _updates
-from lutjax.kernels._triton._launch import kernel, launch
-from lutjax.kernels._triton._pairs import Pairs, major, minor
+from lutjax._fixed_point import addend_dtype
+from lutjax._row_rules import RowState
+from lutjax.kernels._triton import _histograms, _row_additions, _row_tiles
+from lutjax.kernels._triton._detected_pairs import DetectedPairs, major
+from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._rows import times_slope
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.tuning import Launch, Sizes, launch_of
 
-AddRows = Callable[[_updates.Addition, FixedPoint | None, Pairs, jax.Array, Device], tuple[jax.Array, ...]]
-"""How `dy` is added to the row of every pair."""
+AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
+"""Adds `dy` to the row of every pair; returns `total`, and `touched`."""
 
 
-def forward(
-    weights: jax.Array,
-    query: Detection,
-    key: Detection,
-    position: Detection | None,
-    start: jax.Array | None,
-    query_segments: jax.Array | None,
-    key_segments: jax.Array | None,
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    pairs = Pairs.of(weights, query, key, position, start, query_segments, key_segments, window=window)
-    if _histograms.faster("forward", pairs, accumulate):
-        return _histograms.sum_rows(pairs, device).astype(weights.dtype)
-    how = launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule)
-    tile = pairs.tile(how, device)
-    # Several programs for one sum write a part of it each.
-    dtype = (
-        weights.dtype if tile.groups == 1 and accumulate is None else addend_dtype(weights.dtype, accumulate)
-    )
-    (parts,) = launch(
-        _sum_rows,
-        weights,
-        *pairs.arrays,
-        outputs=[jax.ShapeDtypeStruct((tile.groups, *pairs.queries, weights.shape[2]), dtype)],
-        programs=pairs.programs(tile),
-        device=device,
-        warps=how.warps,
-        **pairs.constants(tile, accumulate),
-    )
-    return result(_rows.sum_of_parts(parts), weights.dtype, accumulate)
+def forward(call: LookupAttention, *, device: Device) -> jax.Array:
+    pairs = DetectedPairs.of(call)
+    if _histograms.faster("forward", pairs):
+        return _histograms.sum_rows(pairs, device).astype(call.weights.dtype)
+    tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
+    return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    return backward_by(add_rows, saved, dy, needs, window=window, accumulate=accumulate, device=device)
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return backward_by(add_rows, call, cotangent, needs, device=device)
 
 
 def backward_by(
-    add_rows: AddRows,
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    window: int | None,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    pairs = Pairs.of(*saved, window=window)
-    d_weights = None
-    if needs[0]:
-        addition = _updates.gradient(saved[0], accumulate)
-        d_weights, _ = add_rows(addition, accumulate, pairs, dy, device)
-    if any(needs[1:4]):
-        d_query, d_key, d_position = _margins(pairs, saved, dy, needs[3], accumulate, device)
-    return (
-        d_weights,
-        d_query if needs[1] else None,
-        d_key if needs[2] else None,
-        d_position if needs[3] else None,
-        *(None,) * 3,
-    )
+    add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    """Return the cotangents, where `add_rows` makes that of the tables."""
+    pairs, found = DetectedPairs.of(call), {}
+    if "weights" in needs:
+        add = functools.partial(add_rows, pairs, cotangent, device)
+        found["weights"] = _row_additions.gradient(call, add)
+    if needs - {"weights"}:
+        found |= _margins(pairs, call, cotangent, "position" in needs, device)
+    return {name: found[name] for name in needs}
+
+
+def update(
+    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    return update_by(add_rows, call, cotangent, step, device=device)
+
+
+def update_by(
+    add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    """Return the tables and the state of their rows after a step for which `add_rows` adds up."""
+    add = functools.partial(add_rows, DetectedPairs.of(call), cotangent, device)
+    return _row_additions.update(call, step, add, device=device)
 
 
 def _margins(
-    pairs: Pairs,
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    need_position: bool,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    """Cotangents of the margins of queries, keys and, if needed, positions."""
-    weights, query, key, position, *_ = saved
-    query, key, position = existing(query), existing(key), None if position is None else existing(position)
-    of_products = _histograms.faster("margins", pairs, accumulate)
+    pairs: DetectedPairs, call: LookupAttention, dy: jax.Array, need_position: bool, device: Device
+) -> dict[str, jax.Array]:
+    """Return the cotangents of the margins of queries, keys and, if needed, positions."""
+    weights, query, key, position = call.weights, call.query, call.key, call.position
+    of_products = _histograms.faster("margins", pairs)
     how = (
         _OF_PRODUCTS
         if of_products
@@ -116,16 +88,16 @@ def _margins(
     )
     tile = pairs.tile(how, device, all_outputs=True)
     q_flip, k_flip = major(query.flip) << pairs.query_shift, major(key.flip) << pairs.key_shift
-    dtype = addend_dtype(query.margin.dtype, accumulate)
+    dtype = addend_dtype(query.margin.dtype, call.accumulate)
     shape_of_keys = (len(weights), *key.index.shape[:2])
     zeroed = [jax.ShapeDtypeStruct(shape_of_keys, dtype)]
-    of_position = (q_flip, query.margin)  # of no use
+    of_position = (q_flip, query.margin)  # not looked at
     if need_position:
         assert position is not None
         of_position = (position.flip.T, position.margin.T)
         # A part for each sample and detector: fewer programs meet at one number.
         parts = (*shape_of_keys[1::-1], position.index.shape[0])
-        zeroed.append(jax.ShapeDtypeStruct(parts, addend_dtype(position.margin.dtype, accumulate)))
+        zeroed.append(jax.ShapeDtypeStruct(parts, addend_dtype(position.margin.dtype, call.accumulate)))
     else:
         zeroed.append(jax.ShapeDtypeStruct((1,), dtype))
     inputs = (
@@ -139,81 +111,46 @@ def _margins(
         dy,
     )
     outputs = [jax.ShapeDtypeStruct((len(weights), *pairs.queries), dtype)]
-    programs = pairs.programs(tile, queries=2)
-    constants: dict[str, Any] = {
-        "device": device,
-        "warps": how.warps,
-        "OF_POSITION": need_position,
-        "CELLS": 0,
-        **pairs.constants(tile, accumulate),
-    }
+    arguments = {**pairs.arguments(tile, queries=2), "OF_POSITION": need_position, "CELLS": 0}
     if of_products:
 
         def of_group(products: jax.Array, first: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-            return launch(
-                _multiply_rows,
-                *inputs,
-                products,
-                first.reshape(1),
-                in_place=arrays,
-                programs=programs // len(weights) * len(products),
-                **{**constants, "CELLS": products.shape[2]},
-            )
+            programs = arguments["programs"] // len(weights) * len(products)
+            of_products = {**arguments, "programs": programs, "CELLS": products.shape[2]}
+            return launch(_multiply_rows, *inputs, products, first.reshape(1), in_place=arrays, **of_products)
 
         ids = jnp.stack([pairs.query, pairs.query ^ q_flip], 1) >> pairs.query_shift
         sums = _histograms.with_products(pairs, ids, dy, device, of_group, [*outputs, *zeroed])
     else:
         none = [jnp.zeros((1,), jnp.int32)] * 5
-        sums = launch(
-            _multiply_rows,
-            *inputs,
-            *none,
-            outputs=outputs,
-            zeroed=zeroed,
-            programs=programs,
-            **constants,
-        )
-    d_query, d_key, d_position = sums
-    d_query, d_key = (minor(a) for a in (d_query, d_key))
-    if accumulate is None:
-        d_query, d_key = times_slope(d_query, query.margin), times_slope(d_key, key.margin)
-    if not need_position or position is None:
-        return d_query, d_key, None
-    shared = position.index.shape[1] == 1
-    d_position = jnp.sum(d_position, (0, 1) if shared else 0, dtype=d_position.dtype)
-    d_position = d_position[:, None] if shared else d_position.T
-    return d_query, d_key, times_slope(d_position, position.margin) if accumulate is None else d_position
+        sums = launch(_multiply_rows, *inputs, *none, outputs=outputs, zeroed=zeroed, **arguments)
+
+    found = {"query": jnp.moveaxis(sums[0], 0, -1), "key": jnp.moveaxis(sums[1], 0, -1)}
+    if need_position and position is not None:
+        shared = position.index.shape[1] == 1
+        d_position = jnp.sum(sums[2], (0, 1) if shared else 0, dtype=sums[2].dtype)
+        found["position"] = d_position[:, None] if shared else d_position.T
+    if call.accumulate is not None:
+        return found
+    return {name: times_slope(total, getattr(call, name).margin) for name, total in found.items()}
 
 
 def add_rows(
-    addition: _updates.Addition,
-    accumulate: FixedPoint | None,
-    pairs: Pairs,
-    dy: jax.Array,
-    device: Device,
+    pairs: DetectedPairs, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    """Adds `dy` to the row of every pair."""
-    if _histograms.faster("table", pairs, accumulate):
-        return _histograms.add_rows(addition, pairs, dy, device)
+    """Add `dy` to the row of every pair."""
+    if _histograms.faster("table", pairs):
+        return _histograms.add_rows(pairs, dy, device, addition)
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
     tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
     n_samples, n_queries = pairs.queries
     # Rows that few pairs read are not in the cache yet; asking for the others would be in vain.
     rarely_read = n_samples * n_queries * pairs.sizes["keys"] <= 4 * pairs.weights.shape[1]
-    return addition(
-        _add_rows,
-        *pairs.arrays,
-        dy,
-        PREFETCH=rarely_read,
-        programs=pairs.programs(tile),
-        device=device,
-        warps=how.warps,
-        **pairs.constants(tile, accumulate),
-    )
+    return addition(_add_rows, *pairs.arrays, dy, PREFETCH=rarely_read, **pairs.arguments(tile))
 
 
 # ------------------------------------------------------------------------------------- launches
-# Short texts: few keys fill small blocks, and the detectors of one program share what the program costs. Long ones:
+# Short sequences: few keys fill small blocks, and the detectors of one program share what the program costs. Long ones:
 # what runs at the same time reads the table of one detector.
 def _is_short(sizes: Sizes) -> bool:
     return sizes["keys"] <= 64
@@ -237,57 +174,26 @@ def _table_rule(sizes: Sizes) -> Launch:
 
 
 # ------------------------------------------------------------------------------------- kernels
-# Programs: queries first, then samples, then outputs, then groups of detectors, so that what runs at the same time
-# reads few tables, which then stay in the cache. Long queries first, so that none is left alone at the end.
 @kernel
-def _sum_rows(
-    weights,
-    query,
-    key,
-    position,
-    start,
-    query_segments,
-    key_segments,
-    parts,
-    n_samples: tl.constexpr,
-    n_queries: tl.constexpr,
-    n_keys: tl.constexpr,
-    n_distances: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_outputs: tl.constexpr,
-    SHARED: tl.constexpr,
-    START: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
-):
-    UNROLL: tl.constexpr = min(DETECTORS, 4)
-    j, b, output, output_exists, group = _place(n_samples, n_queries, n_outputs, OUTPUTS)
-    place, low, high = _keys(j, start, n_keys, START, WINDOW)
-    last = tl.minimum((group + 1) * DETECTORS, n_detectors)
-    total = tl.zeros((ROWS, OUTPUTS), SUM)
-    for first in range(low, high, ROWS):
-        i = first + tl.arange(0, ROWS)
-        counts = _counts(i, high, b, j, query_segments, key_segments, n_queries, n_keys, SEGMENTS)
-        for t0 in range(group * DETECTORS, last, UNROLL):
+def _sum_rows(weights, query, key, position, start, query_segments, key_segments, parts, c: tl.constexpr):
+    UNROLL: tl.constexpr = min(c.DETECTORS, 4)
+    j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    place, low, high = _keys(j, start, c)
+    last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
+    total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
+    for first in range(low, high, c.ROWS):
+        i = first + tl.arange(0, c.ROWS)
+        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+        for t0 in range(group * c.DETECTORS, last, UNROLL):
             for u in tl.static_range(UNROLL):
                 t = t0 + u
                 exists = counts & (t < last)
-                bits = _bits(
-                    query, key, position, t, b, j, i, place, exists, t < last, n_samples, n_queries, n_keys,
-                    n_distances, SHARED,
-                )  # fmt: skip
-                at = _rows.offset(bits, n_rows, n_outputs)[:, None] + output[None, :]
-                table = _rows.table(weights, t, n_rows, n_outputs)
+                bits = _bits(query, key, position, t, b, j, i, place, exists, t < last, c)
+                at = _row_tiles.offset(bits, c)[:, None] + output[None, :]
+                table = _row_tiles.table(weights, t, c)
                 value = tl.load(table + at, mask=exists[:, None] & output_exists[None, :], other=0)
-                total += _rows.addend(value.to(ACC), SCALE)
-    at = ((group.to(tl.int64) * n_samples + b) * n_queries + j) * n_outputs + output
+                total += _row_tiles.addend(value.to(c.ACC), c)
+    at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + j) * c.n_outputs + output
     tl.store(parts + at, tl.sum(total, 0).to(parts.dtype.element_ty), mask=output_exists)
 
 
@@ -315,119 +221,105 @@ def _multiply_rows(
     d_query,
     d_key,
     d_position,
-    n_samples: tl.constexpr,
-    n_queries: tl.constexpr,
-    n_keys: tl.constexpr,
-    n_distances: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_outputs: tl.constexpr,
-    SHARED: tl.constexpr,
-    START: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    OF_POSITION: tl.constexpr,
-    CELLS: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
+    c: tl.constexpr,
 ):
     # A program owns two queries, one with many keys and one with few: together they fill whole blocks of keys.
-    first_query, b, _, _, group = _place(n_samples, (n_queries + 1) // 2, OUTPUTS, OUTPUTS)
-    j0, j1 = n_queries - 1 - first_query, first_query
-    place0, low0, high0 = _keys(j0, start, n_keys, START, WINDOW)
-    place1, low1, high1 = _keys(j1, start, n_keys, START, WINDOW)
+    first_query, b, _, _, group = _row_tiles.place_of_queries((c.n_queries + 1) // 2, c.OUTPUTS, c)
+    j0, j1 = c.n_queries - 1 - first_query, first_query
+    place0, low0, high0 = _keys(j0, start, c)
+    place1, low1, high1 = _keys(j1, start, c)
     keys0 = tl.maximum(high0 - low0, 0)
     keys1 = tl.where(j0 == j1, 0, tl.maximum(high1 - low1, 0))
-    dy += b * n_queries * n_outputs
-    for u in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
+    dy += b * c.n_queries * c.n_outputs
+    for u in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         t = u
-        if CELLS:  # of a group of detectors
+        if c.CELLS:  # of a group of detectors
             t += tl.load(first_detector)
-        table = _rows.table(weights, t, n_rows, n_outputs)
-        of_queries = (t.to(tl.int64) * n_samples + b) * n_queries
-        of_keys = (t.to(tl.int64) * n_samples + b) * n_keys
-        of_positions = 0 if SHARED else t.to(tl.int64) * n_distances
+        table = _row_tiles.table(weights, t, c)
+        of_queries = (t.to(tl.int64) * c.n_samples + b) * c.n_queries
+        of_keys = (t.to(tl.int64) * c.n_samples + b) * c.n_keys
+        of_positions = 0 if c.SHARED else t.to(tl.int64) * c.n_distances
         bits0, bits1 = tl.load(query + of_queries + j0), tl.load(query + of_queries + j1)
         flip0, flip1 = tl.load(q_flip + of_queries + j0), tl.load(q_flip + of_queries + j1)
         margin0, margin1 = tl.load(q_margin + of_queries + j0), tl.load(q_margin + of_queries + j1)
-        total0 = tl.zeros((ROWS,), d_query.dtype.element_ty)
-        total1 = tl.zeros((ROWS,), d_query.dtype.element_ty)
-        for first in range(0, keys0 + keys1, ROWS):
-            number = first + tl.arange(0, ROWS)
+        total0 = tl.zeros((c.ROWS,), d_query.dtype.element_ty)
+        total1 = tl.zeros((c.ROWS,), d_query.dtype.element_ty)
+        for first in range(0, keys0 + keys1, c.ROWS):
+            number = first + tl.arange(0, c.ROWS)
             second = number >= keys0
             i = tl.where(second, low1 + number - keys0, low0 + number)
             counts = number < keys0 + keys1
             j = tl.where(second, j1, j0)
-            if SEGMENTS:
-                own = tl.load(query_segments + b * n_queries + j)
-                counts = counts & (tl.load(key_segments + b * n_keys + i, mask=counts, other=0) == own)
+            if c.SEGMENTS:
+                own = tl.load(query_segments + b * c.n_queries + j)
+                counts = counts & (tl.load(key_segments + b * c.n_keys + i, mask=counts, other=0) == own)
             bits = tl.where(second, bits1, bits0) | tl.load(key + of_keys + i, mask=counts, other=0)
-            distance = tl.minimum(tl.where(second, place1, place0) - 1 - i, n_distances - 1)
-            if n_distances > 0:
+            distance = tl.minimum(tl.where(second, place1, place0) - 1 - i, c.n_distances - 1)
+            if c.n_distances > 0:
                 bits |= tl.load(position + of_positions + distance, mask=counts, other=0)
             margin_of_query = tl.where(second, margin1, margin0)
             margin_of_key = tl.load(k_margin + of_keys + i, mask=counts, other=0)
             flip_of_key = tl.load(k_flip + of_keys + i, mask=counts, other=0)
             query_is_closer = tl.abs(margin_of_query) < tl.abs(margin_of_key)
             flip = tl.where(query_is_closer, tl.where(second, flip1, flip0), flip_of_key)
-            if OF_POSITION:
+            if c.OF_POSITION:
                 margin_of_position = tl.load(p_margin + of_positions + distance, mask=counts, other=0)
                 flip_of_position = tl.load(p_flip + of_positions + distance, mask=counts, other=0)
                 size = tl.abs(margin_of_position)
                 position_is_closest = counts & (size < tl.abs(margin_of_query).to(size.dtype))
                 position_is_closest = position_is_closest & (size < tl.abs(margin_of_key).to(size.dtype))
-            if CELLS:
+            if c.CELLS:
                 # Products of the query's rows, then of those with its flip.
-                main = bits & (CELLS - 1)
-                own = products + ((u.to(tl.int64) * 2 * n_samples + b) * n_queries + j) * CELLS
-                flipped = tl.where(query_is_closer, n_samples * n_queries * CELLS, 0) + (
-                    (bits ^ flip) & (CELLS - 1)
+                main = bits & (c.CELLS - 1)
+                own = products + ((u.to(tl.int64) * 2 * c.n_samples + b) * c.n_queries + j) * c.CELLS
+                flipped = tl.where(query_is_closer, c.n_samples * c.n_queries * c.CELLS, 0) + (
+                    (bits ^ flip) & (c.CELLS - 1)
                 )
                 product = tl.load(own + main, mask=counts, other=0)
-                if OF_POSITION:
-                    at = own + ((main ^ flip_of_position) & (CELLS - 1))
+                if c.OF_POSITION:
+                    at = own + ((main ^ flip_of_position) & (c.CELLS - 1))
                     product_of_position = product - tl.load(at, mask=position_is_closest, other=0)
                 product -= tl.load(own + flipped, mask=counts, other=0)
             else:
-                main = _rows.offset(bits, n_rows, n_outputs)
-                other = _rows.offset(bits ^ flip, n_rows, n_outputs)
-                tile = tl.zeros((ROWS, OUTPUTS), SUM)
-                tile_of_position = tl.zeros((ROWS, OUTPUTS), SUM)
-                if OF_POSITION:
+                main = _row_tiles.offset(bits, c)
+                other = _row_tiles.offset(bits ^ flip, c)
+                tile = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
+                tile_of_position = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
+                if c.OF_POSITION:
                     # Elsewhere the main row again, which is in the cache.
                     with_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
-                    with_position = _rows.offset(with_position, n_rows, n_outputs)
-                for o in range(0, n_outputs, OUTPUTS):
-                    output = o + tl.arange(0, OUTPUTS)
-                    dy0 = tl.load(dy + j0 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
-                    dy1 = tl.load(dy + j1 * n_outputs + output, mask=output < n_outputs, other=0).to(ACC)
+                    with_position = _row_tiles.offset(with_position, c)
+                for o in range(0, c.n_outputs, c.OUTPUTS):
+                    output = o + tl.arange(0, c.OUTPUTS)
+                    dy0 = tl.load(dy + j0 * c.n_outputs + output, mask=output < c.n_outputs, other=0).to(
+                        c.ACC
+                    )
+                    dy1 = tl.load(dy + j1 * c.n_outputs + output, mask=output < c.n_outputs, other=0).to(
+                        c.ACC
+                    )
                     cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
-                    row = _rows.read(table, main, output, n_outputs, OUTPUTS).to(ACC)
-                    other_row = _rows.read(table, other, output, n_outputs, OUTPUTS).to(ACC)
-                    tile += _rows.addend((row - other_row) * cotangent, SCALE)
-                    if OF_POSITION:
-                        other_row = _rows.read(table, with_position, output, n_outputs, OUTPUTS).to(ACC)
-                        tile_of_position += _rows.addend((row - other_row) * cotangent, SCALE)
+                    row = _row_tiles.read(table, main, output, c).to(c.ACC)
+                    other_row = _row_tiles.read(table, other, output, c).to(c.ACC)
+                    tile += _row_tiles.addend((row - other_row) * cotangent, c)
+                    if c.OF_POSITION:
+                        other_row = _row_tiles.read(table, with_position, output, c).to(c.ACC)
+                        tile_of_position += _row_tiles.addend((row - other_row) * cotangent, c)
                 product = tl.sum(tile, 1)
                 product_of_position = tl.sum(tile_of_position, 1)
             # Sums of products alone, where their factor, the slope, is the same for all; not in fixed point, where
             # addends are whole.
-            if SCALE != 0:
+            if c.SCALE != 0:
                 margin = tl.where(query_is_closer, margin_of_query, margin_of_key)
-                product = _rows.cotangent(margin, product, ACC, SCALE)
+                product = _row_tiles.cotangent(margin, product, c)
             value = tl.where(counts, product, 0).to(d_query.dtype.element_ty)
             of_query = tl.where(query_is_closer, value, 0)
             total0 += tl.where(second, 0, of_query)
             total1 += tl.where(second, of_query, 0)
             tl.atomic_add(d_key + of_keys + i, value, mask=counts & ~query_is_closer, sem="relaxed")
-            if OF_POSITION:
-                if SCALE != 0:
-                    product_of_position = _rows.cotangent(margin_of_position, product_of_position, ACC, SCALE)
-                part = (b * n_detectors + t) * n_distances
+            if c.OF_POSITION:
+                if c.SCALE != 0:
+                    product_of_position = _row_tiles.cotangent(margin_of_position, product_of_position, c)
+                part = (b * c.n_detectors + t) * c.n_distances
                 value = product_of_position.to(d_position.dtype.element_ty)
                 tl.atomic_add(d_position + part + distance, value, mask=position_is_closest, sem="relaxed")
         tl.store(d_query + of_queries + j0, tl.sum(total0, 0))
@@ -449,98 +341,58 @@ def _add_rows(
     unused1,
     total,
     touched,
-    n_samples: tl.constexpr,
-    n_queries: tl.constexpr,
-    n_keys: tl.constexpr,
-    n_distances: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_tables: tl.constexpr,
-    TOUCH: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_outputs: tl.constexpr,
-    SHARED: tl.constexpr,
-    START: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
+    c: tl.constexpr,
 ):
-    j, b, output, output_exists, group = _place(n_samples, n_queries, n_outputs, OUTPUTS)
-    place, low, high = _keys(j, start, n_keys, START, WINDOW)
-    value = tl.load(dy + (b * n_queries + j) * n_outputs + output, mask=output_exists, other=0).to(ACC)
-    value = tl.broadcast_to(_rows.addend(value * tl.load(step), SCALE)[None, :], (ROWS, OUTPUTS))
+    j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    place, low, high = _keys(j, start, c)
+    value = tl.load(dy + (b * c.n_queries + j) * c.n_outputs + output, mask=output_exists, other=0).to(c.ACC)
+    value = tl.broadcast_to(_row_tiles.addend(value * tl.load(step), c)[None, :], (c.ROWS, c.OUTPUTS))
     first_detector = tl.load(first)
-    for first_key in range(low, high, ROWS):
-        i = first_key + tl.arange(0, ROWS)
-        counts = _counts(i, high, b, j, query_segments, key_segments, n_queries, n_keys, SEGMENTS)
-        for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_tables)):
-            bits = _bits(
-                query, key, position, first_detector + t, b, j, i, place, counts, True, n_samples, n_queries, n_keys, n_distances,
-                SHARED,
-            )  # fmt: skip
-            row = _rows.offset(bits, n_rows, n_outputs)
+    for first_key in range(low, high, c.ROWS):
+        i = first_key + tl.arange(0, c.ROWS)
+        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+        for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
+            bits = _bits(query, key, position, first_detector + t, b, j, i, place, counts, True, c)
+            row = _row_tiles.offset(bits, c)
             at = row[:, None] + output[None, :]
-            table = _rows.table(total, t, n_rows, n_outputs)
-            if PREFETCH:
-                _rows.prefetch(table + row)
-            if TOUCH:
-                _rows.touch(touched, t, bits, counts, n_rows)
+            table = _row_tiles.table(total, t, c)
+            if c.PREFETCH:
+                _row_tiles.prefetch(table + row)
+            if c.TOUCH:
+                _row_tiles.touch(touched, t, bits, counts, c)
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
 @kernel
-def _place(n_samples: tl.constexpr, n_queries: tl.constexpr, n_outputs: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Query, sample, outputs and group of detectors of this program."""
-    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
-    program = tl.program_id(0)
-    j = n_queries - 1 - program % n_queries
-    rest = program // n_queries
-    b = (rest % n_samples).to(tl.int64)
-    rest = rest // n_samples
-    output, output_exists = _rows.block(OUTPUTS, n_outputs, rest % output_blocks)
-    return j, b, output, output_exists, rest // output_blocks
-
-
-@kernel
-def _keys(j, start, n_keys: tl.constexpr, START: tl.constexpr, WINDOW: tl.constexpr):
-    """Place of a query among the keys, and the keys from which and before which pairs count."""
+def _keys(j, start, c: tl.constexpr):
+    """Place of a query among the keys, its first key, and the key after its last."""
     place = j
-    if START:
+    if c.START:
         place += tl.load(start)
     low = 0
-    if WINDOW >= 0:
-        low = tl.maximum(place - WINDOW, 0)
-    return place, low, tl.minimum(place, n_keys)
+    if c.WINDOW >= 0:
+        low = tl.maximum(place - c.WINDOW, 0)
+    return place, low, tl.minimum(place, c.n_keys)
 
 
 @kernel
-def _counts(
-    i, high, b, j, query_segments, key_segments, n_queries: tl.constexpr, n_keys: tl.constexpr, SEGMENTS: tl.constexpr
-):  # fmt: skip
-    """Which keys of a block count."""
+def _counts(i, high, b, j, query_segments, key_segments, c: tl.constexpr):
+    """Whether the keys of a block count."""
     counts = i < high
-    if SEGMENTS:
-        own = tl.load(query_segments + b * n_queries + j)
-        counts = counts & (tl.load(key_segments + b * n_keys + i, mask=counts, other=0) == own)
+    if c.SEGMENTS:
+        own = tl.load(query_segments + b * c.n_queries + j)
+        counts = counts & (tl.load(key_segments + b * c.n_keys + i, mask=counts, other=0) == own)
     return counts
 
 
 @kernel
-def _bits(
-    query, key, position, t, b, j, i, place, exists, detector_exists, n_samples: tl.constexpr, n_queries: tl.constexpr,
-    n_keys: tl.constexpr, n_distances: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
+def _bits(query, key, position, t, b, j, i, place, exists, detector_exists, c: tl.constexpr):
     """Bits of the row of each pair."""
-    sample = t.to(tl.int64) * n_samples + b
-    bits = tl.load(query + sample * n_queries + j, mask=detector_exists, other=0)
-    bits |= tl.load(key + sample * n_keys + i, mask=exists, other=0)
-    if n_distances > 0:
-        distance = tl.minimum(place - 1 - i, n_distances - 1)
-        of_detector = 0 if SHARED else t.to(tl.int64) * n_distances
+    sample = t.to(tl.int64) * c.n_samples + b
+    bits = tl.load(query + sample * c.n_queries + j, mask=detector_exists, other=0)
+    bits |= tl.load(key + sample * c.n_keys + i, mask=exists, other=0)
+    if c.n_distances > 0:
+        distance = tl.minimum(place - 1 - i, c.n_distances - 1)
+        of_detector = 0 if c.SHARED else t.to(tl.int64) * c.n_distances
         bits |= tl.load(position + of_detector + distance, mask=exists, other=0)
     return bits

@@ -1,151 +1,115 @@
-"""`lutjax.sparse_lookup` in Triton. Detector-major, as `lutjax.lookup`."""
+"""`lutjax.sparse_lookup` in Triton.
 
+For sample ``b``, with ``i = index[b, t]``, ``j = i ^ flip[b, t]`` and the outputs ``o`` that slots ``k`` of rows reach::
+
+    y[b, o] = sum over t and k with targets[t, i, k] == o of weights[t, i, k]
+    dmargin[b, t] = slope(margin[b, t]) * (sum over k of weights[t, i, k] * dy[b, targets[t, i, k]]
+                                           - weights[t, j, k] * dy[b, targets[t, j, k]])
+    dweights[t, i, k] += dy[b, targets[t, i, k]]
+
+Programs own tiles of samples and slots, of a group of detectors: samples first, then slots (or outputs, where every output
+is compared with every target), then groups.
+"""
+
+import functools
 from typing import Any
 
 import jax
 import triton
 import triton.language as tl
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint, addend_dtype, result
-from lutjax.kernels._triton import _rows, _updates
-from lutjax.kernels._triton._launch import kernel, launch
+from lutjax._fixed_point import addend_dtype, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._triton import _row_additions, _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
+from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.tuning import Launch, Sizes, launch_of
 
 _COMPARED = 2**13  # most slots times outputs of a sample at which comparing them costs less than atomics
 
 
-def forward(
-    weights: jax.Array,
-    detection: Detection,
-    targets: jax.Array,
-    *,
-    n_outputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
+def forward(call: SparseLookup, *, device: Device) -> jax.Array:
+    weights, n_outputs = call.weights, call.n_outputs
     n_detectors, _, n_slots = weights.shape
-    n_samples = len(detection.index)
-    how = launch_of("sparse_lookup.forward", _sizes(weights, n_samples, n_outputs), device, _forward_rule)
+    n_samples = len(call.detection.index)
     compared = n_detectors * n_slots * n_outputs <= _COMPARED
-    tile = _rows.Tile(how, n_samples, n_outputs if compared else n_slots, n_detectors, device)
-    dtype = addend_dtype(weights.dtype, accumulate)
+    how = launch_of("sparse_lookup.forward", _sizes(call), device, _forward_rule)
+    tile = _row_tiles.RowTile(how, n_samples, n_outputs if compared else n_slots, n_detectors, device)
+    dtype = addend_dtype(weights.dtype, call.accumulate)
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct((n_samples, n_outputs), dtype)]}
     if compared:
         changed = {"outputs": [jax.ShapeDtypeStruct((tile.groups, n_outputs, n_samples), dtype)]}
     (y,) = launch(
         _collect if compared else _scatter,
         weights,
-        detection.index.T,
-        targets,
+        call.detection.index.T,
+        call.targets,
         **changed,
-        programs=tile.programs if weights.size else 0,
-        device=device,
-        warps=how.warps,
-        **_constants(tile, weights, targets, n_outputs, accumulate),
+        **_arguments(tile, call),
     )
-    return result(_rows.sum_of_parts(y).T if compared else y, weights.dtype, accumulate)
+    return result(_row_tiles.sum_of_parts(y).T if compared else y, weights.dtype, call.accumulate)
 
 
 def backward(
-    saved: tuple[Any, ...],
-    dy: jax.Array,
-    needs: tuple[bool, ...],
-    *,
-    n_outputs: int,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> tuple[jax.Array | None, ...]:
-    weights, d, targets = saved
-    d_weights = d_margin = None
-    if needs[0]:
-        addition = _updates.gradient(weights, accumulate)
-        d_weights, _ = add_rows(addition, accumulate, weights, d, targets, dy, device)
-    if needs[1]:
-        d_margin = _margins(weights, d, targets, dy, accumulate, device)
-    return d_weights, d_margin, None
+    call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    add = functools.partial(_add_to_rows, call, cotangent, device)
+    margins = functools.partial(_margins, call, cotangent, device)
+    return _row_additions.cotangents(call, needs, add, margins)
 
 
-def _margins(
-    weights: jax.Array,
-    d: Detection,
-    targets: jax.Array,
-    dy: jax.Array,
-    accumulate: FixedPoint | None,
-    device: Device,
-) -> jax.Array:
-    n_detectors, _, n_slots = weights.shape
-    n_samples, n_outputs = dy.shape
-    how = launch_of("sparse_lookup.margins", _sizes(weights, n_samples, n_outputs), device, _margins_rule)
-    tile = _rows.Tile(how, n_samples, n_slots, n_detectors, device, all_outputs=True)
+def update(
+    call: SparseLookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    add = functools.partial(_add_to_rows, call, cotangent, device)
+    return _row_additions.update(call, step, add, device=device)
+
+
+def _margins(call: SparseLookup, dy: jax.Array, device: Device) -> jax.Array:
+    n_detectors, _, n_slots = call.weights.shape
+    d = call.detection
+    how = launch_of("sparse_lookup.margins", _sizes(call), device, _rule)
+    tile = _row_tiles.RowTile(how, len(dy), n_slots, n_detectors, device, all_outputs=True)
     (d_margin,) = launch(
         _multiply_rows,
-        weights,
+        call.weights,
         d.index.T,
         d.flip.T,
         d.margin.T,
-        targets,
+        call.targets,
         dy,
-        outputs=[jax.ShapeDtypeStruct((n_detectors, n_samples), d.margin.dtype)],
-        programs=tile.programs if weights.size else 0,
-        device=device,
-        warps=how.warps,
-        **_constants(tile, weights, targets, n_outputs, accumulate),
+        outputs=[jax.ShapeDtypeStruct(d.margin.T.shape, d.margin.dtype)],
+        **_arguments(tile, call),
     )
     return d_margin.T
 
 
-def add_rows(
-    addition: _updates.Addition,
-    accumulate: FixedPoint | None,
-    weights: jax.Array,
-    d: Detection,
-    targets: jax.Array,
-    dy: jax.Array,
-    device: Device,
+def _add_to_rows(
+    call: SparseLookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    """Adds `dy` of their targets to the slots that were read."""
-    n_samples, n_outputs = dy.shape
-    how = launch_of("sparse_lookup.table", _sizes(weights, n_samples, n_outputs), device, _table_rule)
-    tile = _rows.Tile(how, n_samples, weights.shape[2], addition.total.shape[0], device)
-    return addition(
-        _add_rows,
-        d.index.T,
-        targets,
-        dy,
-        programs=tile.programs if weights.size else 0,
-        device=device,
-        warps=how.warps,
-        **_constants(tile, weights, targets, n_outputs, accumulate),
-    )
+    how = launch_of("sparse_lookup.table", _sizes(call), device, _rule)
+    tile = _row_tiles.RowTile(how, len(dy), call.weights.shape[2], addition.total.shape[0], device)
+    return addition(_add_rows, call.detection.index.T, call.targets, dy, **_arguments(tile, call))
 
 
 # ------------------------------------------------------------------------------------- launches
-def _sizes(weights: jax.Array, n_samples: int, n_outputs: int) -> Sizes:
-    detectors, rows, slots = weights.shape
-    return {
-        "samples": n_samples,
-        "detectors": detectors,
-        "rows": rows,
-        "slots": slots,
-        "outputs": n_outputs,
-        "bits": 8 * weights.dtype.itemsize,
-    }
+def _sizes(call: SparseLookup) -> Sizes:
+    n_samples, n_slots = len(call.detection.index), call.weights.shape[2]
+    return _row_tiles.sizes(call.weights, samples=n_samples, slots=n_slots, outputs=call.n_outputs)
 
 
-def _constants(
-    tile: _rows.Tile, weights: jax.Array, targets: jax.Array, n_outputs: int, accumulate: FixedPoint | None
-) -> dict[str, Any]:
+def _arguments(tile: _row_tiles.RowTile, call: SparseLookup) -> dict[str, Any]:
     return {
-        **_rows.arithmetic(weights, accumulate),
-        **tile.constants,
-        "n_samples": tile.n_rows,
-        "n_rows": weights.shape[1],
-        "n_slots": weights.shape[2],
-        "n_outputs": n_outputs,
-        "LIST_PER_TABLE": targets.shape[0] > 1,
-        "LIST_PER_ROW": targets.shape[1] > 1,
+        **tile.arguments,
+        **_row_tiles.arithmetic(call),
+        "programs": tile.programs if call.weights.size else 0,
+        "n_samples": tile.n_reads,
+        "n_slots": call.weights.shape[2],
+        "n_outputs": call.n_outputs,
+        "LIST_PER_TABLE": call.targets.shape[0] > 1,
+        "LIST_PER_ROW": call.targets.shape[1] > 1,
     }
 
 
@@ -154,220 +118,126 @@ def _forward_rule(sizes: Sizes) -> Launch:
         return _rule(sizes)
     programs = sizes["samples"] // 32 * triton.cdiv(sizes["outputs"], 32)
     # Each further part is written and read once more.
-    detectors = max(_rows.split(programs, sizes["detectors"], enough=512), 4)
+    detectors = max(_row_tiles.split(programs, sizes["detectors"], enough=512), 4)
     return Launch(rows=32, outputs=32, detectors=detectors, warps=1)
 
 
-def _margins_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes)
-
-
-def _table_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes)
-
-
 def _rule(sizes: Sizes) -> Launch:
-    slots = min(triton.next_power_of_2(max(sizes["slots"], 1)), 32)
+    slots = _row_tiles.fitted(32, sizes["slots"])
     rows = 512 // slots
-    detectors = _rows.split(sizes["samples"] // rows, sizes["detectors"])
+    detectors = _row_tiles.split(sizes["samples"] // rows, sizes["detectors"])
     return Launch(rows=rows, outputs=slots, detectors=detectors, warps=4)
 
 
 # ------------------------------------------------------------------------------------- kernels
-# Programs: samples first, then outputs or slots, then groups of detectors.
 @kernel
-def _collect(
-    weights,
-    index,
-    targets,
-    parts,
-    n_samples: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_slots: tl.constexpr,
-    n_outputs: tl.constexpr,
-    LIST_PER_TABLE: tl.constexpr,
-    LIST_PER_ROW: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
-):
+def _collect(weights, index, targets, parts, c: tl.constexpr):
     """Sums in a fixed order: every output is compared with every target."""
-    UNROLL: tl.constexpr = min(n_slots, 4)
-    sample, exists, output, output_exists, group = _rows.place(n_samples, n_outputs, ROWS, OUTPUTS)
-    total = tl.zeros((OUTPUTS, ROWS), parts.dtype.element_ty)
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
-        row = _row(index, t, sample, exists, n_samples, n_rows)
-        slots = targets + _list(row, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW) * n_slots
-        values = weights + row * n_slots
-        for k0 in range(0, n_slots, UNROLL):
+    UNROLL: tl.constexpr = min(c.n_slots, 4)
+    sample, exists, output, output_exists, group = _row_tiles.place(
+        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
+    )
+    total = tl.zeros((c.OUTPUTS, c.ROWS), parts.dtype.element_ty)
+    for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
+        row = _row(index, t, sample, exists, c)
+        slots = targets + _list(row, t, c) * c.n_slots
+        values = weights + row * c.n_slots
+        for k0 in range(0, c.n_slots, UNROLL):
             for u in tl.static_range(UNROLL):
                 k = k0 + u
-                slot_exists = exists & (k < n_slots)
-                target = _target(slots + k, slot_exists, n_outputs)
-                value = _rows.addend(tl.load(values + k, mask=target >= 0, other=0).to(ACC), SCALE)
+                slot_exists = exists & (k < c.n_slots)
+                target = _target(slots + k, slot_exists, c)
+                value = _row_tiles.addend(tl.load(values + k, mask=target >= 0, other=0).to(c.ACC), c)
                 total += tl.where(output[:, None] == target[None, :], value[None, :], 0)
-    at = (group.to(tl.int64) * n_outputs + output)[:, None] * n_samples + sample[None, :]
+    at = (group.to(tl.int64) * c.n_outputs + output)[:, None] * c.n_samples + sample[None, :]
     tl.store(parts + at, total, mask=output_exists[:, None] & exists[None, :])
 
 
 @kernel
-def _scatter(
-    weights,
-    index,
-    targets,
-    y,
-    n_samples: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_slots: tl.constexpr,
-    n_outputs: tl.constexpr,
-    LIST_PER_TABLE: tl.constexpr,
-    LIST_PER_ROW: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
-):
-    sample, exists, slot, slot_exists, group = _rows.place(n_samples, n_slots, ROWS, OUTPUTS)
-    of_sample = y + sample[:, None] * n_outputs
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
-        row = _row(index, t, sample, exists, n_samples, n_rows)
-        slots = _list(row, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)[:, None] * n_slots + slot[None, :]
-        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], n_outputs)
-        at = row[:, None] * n_slots + slot[None, :]
-        value = tl.load(weights + at, mask=target >= 0, other=0).to(ACC)
-        tl.atomic_add(of_sample + target, _rows.addend(value, SCALE), mask=target >= 0, sem="relaxed")
+def _scatter(weights, index, targets, y, c: tl.constexpr):
+    sample, exists, slot, slot_exists, group = _row_tiles.place(c.n_samples, c.n_slots, c.ROWS, c.OUTPUTS)
+    of_sample = y + sample[:, None] * c.n_outputs
+    for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
+        row = _row(index, t, sample, exists, c)
+        slots = _list(row, t, c)[:, None] * c.n_slots + slot[None, :]
+        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], c)
+        at = row[:, None] * c.n_slots + slot[None, :]
+        value = tl.load(weights + at, mask=target >= 0, other=0).to(c.ACC)
+        tl.atomic_add(of_sample + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
 
 
 @kernel
-def _multiply_rows(
-    weights,
-    index,
-    flip,
-    margin,
-    targets,
-    dy,
-    d_margin,
-    n_samples: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_slots: tl.constexpr,
-    n_outputs: tl.constexpr,
-    LIST_PER_TABLE: tl.constexpr,
-    LIST_PER_ROW: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
-):
-    sample, exists, _, _, group = _rows.place(n_samples, OUTPUTS, ROWS, OUTPUTS)
-    of_sample = dy + sample[:, None] * n_outputs
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_detectors)):
-        here = t.to(tl.int64) * n_samples + sample
+def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.constexpr):
+    sample, exists, _, _, group = _row_tiles.place(c.n_samples, c.OUTPUTS, c.ROWS, c.OUTPUTS)
+    of_sample = dy + sample[:, None] * c.n_outputs
+    for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
+        here = t.to(tl.int64) * c.n_samples + sample
         main = tl.load(index + here, mask=exists, other=0)
-        flipped = _rows.clamped(main ^ tl.load(flip + here, mask=exists, other=0), t, n_rows)
-        main = _rows.clamped(main, t, n_rows)
-        main_list = _list(main, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)
-        flipped_list = _list(flipped, t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)
-        difference = tl.zeros((ROWS,), SUM)
-        for first in range(0, n_slots, OUTPUTS):
-            slot = first + tl.arange(0, OUTPUTS)
-            slot_exists = exists[:, None] & (slot < n_slots)[None, :]
-            target = _target(targets + main_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs)
+        flipped = _row_tiles.clamped(main ^ tl.load(flip + here, mask=exists, other=0), t, c)
+        main = _row_tiles.clamped(main, t, c)
+        main_list = _list(main, t, c)
+        flipped_list = _list(flipped, t, c)
+        difference = tl.zeros((c.ROWS,), c.SUM)
+        for first in range(0, c.n_slots, c.OUTPUTS):
+            slot = first + tl.arange(0, c.OUTPUTS)
+            slot_exists = exists[:, None] & (slot < c.n_slots)[None, :]
+            target = _target(targets + main_list[:, None] * c.n_slots + slot[None, :], slot_exists, c)
             used = target >= 0
-            cotangent = tl.load(of_sample + target, mask=used, other=0).to(ACC)
-            value = tl.load(weights + main[:, None] * n_slots + slot[None, :], mask=used, other=0).to(ACC)
-            of_flipped = weights + flipped[:, None] * n_slots + slot[None, :]
+            cotangent = tl.load(of_sample + target, mask=used, other=0).to(c.ACC)
+            value = tl.load(weights + main[:, None] * c.n_slots + slot[None, :], mask=used, other=0).to(c.ACC)
+            of_flipped = weights + flipped[:, None] * c.n_slots + slot[None, :]
             # Where both rows reach one output, values are subtracted before they are multiplied.
-            if LIST_PER_ROW:
-                to = _target(
-                    targets + flipped_list[:, None] * n_slots + slot[None, :], slot_exists, n_outputs
-                )
-                other = tl.load(of_flipped, mask=to >= 0, other=0).to(ACC)
-                apart = _rows.addend(value * cotangent, SCALE)
-                of_other = tl.load(of_sample + to, mask=to >= 0, other=0).to(ACC)
-                apart -= _rows.addend(other * of_other, SCALE)
-                change = tl.where(to == target, _rows.addend((value - other) * cotangent, SCALE), apart)
+            if c.LIST_PER_ROW:
+                to = _target(targets + flipped_list[:, None] * c.n_slots + slot[None, :], slot_exists, c)
+                other = tl.load(of_flipped, mask=to >= 0, other=0).to(c.ACC)
+                apart = _row_tiles.addend(value * cotangent, c)
+                of_other = tl.load(of_sample + to, mask=to >= 0, other=0).to(c.ACC)
+                apart -= _row_tiles.addend(other * of_other, c)
+                change = tl.where(to == target, _row_tiles.addend((value - other) * cotangent, c), apart)
             else:
-                other = tl.load(of_flipped, mask=used, other=0).to(ACC)
-                change = _rows.addend((value - other) * cotangent, SCALE)
+                other = tl.load(of_flipped, mask=used, other=0).to(c.ACC)
+                change = _row_tiles.addend((value - other) * cotangent, c)
             difference += tl.sum(change, 1)
-        of_margin = _rows.slope(tl.load(margin + here, mask=exists, other=0))
-        value = of_margin * _rows.number(difference, ACC, SCALE).to(of_margin.dtype)
+        of_margin = _row_tiles.slope(tl.load(margin + here, mask=exists, other=0))
+        value = of_margin * _row_tiles.number(difference, c).to(of_margin.dtype)
         tl.store(d_margin + here, value.to(d_margin.dtype.element_ty), mask=exists)
 
 
 @kernel
-def _add_rows(
-    index,
-    targets,
-    dy,
-    step,
-    first,
-    unused0,
-    unused1,
-    total,
-    touched,
-    n_samples: tl.constexpr,
-    n_detectors: tl.constexpr,
-    n_tables: tl.constexpr,
-    TOUCH: tl.constexpr,
-    n_rows: tl.constexpr,
-    n_slots: tl.constexpr,
-    n_outputs: tl.constexpr,
-    LIST_PER_TABLE: tl.constexpr,
-    LIST_PER_ROW: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    DETECTORS: tl.constexpr,
-    ACC: tl.constexpr,
-    SUM: tl.constexpr,
-    SCALE: tl.constexpr,
-):
-    sample, exists, slot, slot_exists, group = _rows.place(n_samples, n_slots, ROWS, OUTPUTS)
-    of_sample = dy + sample[:, None] * n_outputs
+def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
+    sample, exists, slot, slot_exists, group = _row_tiles.place(c.n_samples, c.n_slots, c.ROWS, c.OUTPUTS)
+    of_sample = dy + sample[:, None] * c.n_outputs
     factor = tl.load(step)
     first_detector = tl.load(first)
-    for t in range(group * DETECTORS, tl.minimum((group + 1) * DETECTORS, n_tables)):
-        row = _row(index, first_detector + t, sample, exists, n_samples, n_rows)
-        slots = (
-            _list(row, first_detector + t, n_rows, LIST_PER_TABLE, LIST_PER_ROW)[:, None] * n_slots
-            + slot[None, :]
-        )
-        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], n_outputs)
-        value = tl.load(of_sample + target, mask=target >= 0, other=0).to(ACC) * factor
-        row -= first_detector.to(tl.int64) * n_rows
-        if TOUCH:
-            tl.store(touched + row, tl.full((ROWS,), 1, tl.int32), mask=exists)
-        at = row[:, None] * n_slots + slot[None, :]
-        tl.atomic_add(total + at, _rows.addend(value, SCALE), mask=target >= 0, sem="relaxed")
+    for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
+        row = _row(index, first_detector + t, sample, exists, c)
+        slots = _list(row, first_detector + t, c)[:, None] * c.n_slots + slot[None, :]
+        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], c)
+        value = tl.load(of_sample + target, mask=target >= 0, other=0).to(c.ACC) * factor
+        row -= first_detector.to(tl.int64) * c.n_rows
+        if c.TOUCH:
+            tl.store(touched + row, tl.full((c.ROWS,), 1, tl.int32), mask=exists)
+        at = row[:, None] * c.n_slots + slot[None, :]
+        tl.atomic_add(total + at, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
 
 
 @kernel
-def _row(index, t, sample, exists, n_samples: tl.constexpr, n_rows: tl.constexpr):
-    """The row that each sample addresses, counted from the first row of the first table."""
-    row = tl.load(index + t.to(tl.int64) * n_samples + sample, mask=exists, other=0)
-    return _rows.clamped(row, t, n_rows)
+def _row(index, t, sample, exists, c: tl.constexpr):
+    """Row that each sample addresses, counted from the first row of the first table."""
+    row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=exists, other=0)
+    return _row_tiles.clamped(row, t, c)
 
 
 @kernel
-def _list(row, t, n_rows: tl.constexpr, LIST_PER_TABLE: tl.constexpr, LIST_PER_ROW: tl.constexpr):
-    """The list of targets of each row."""
-    if LIST_PER_ROW:
-        return row if LIST_PER_TABLE else row - t.to(tl.int64) * n_rows
+def _list(row, t, c: tl.constexpr):
+    """List of targets of each row."""
+    if c.LIST_PER_ROW:
+        return row if c.LIST_PER_TABLE else row - t.to(tl.int64) * c.n_rows
     else:
-        return tl.zeros_like(row) + (t if LIST_PER_TABLE else 0)
+        return tl.zeros_like(row) + (t if c.LIST_PER_TABLE else 0)
 
 
 @kernel
-def _target(slot, exists, n_outputs: tl.constexpr):
-    """The output that slots reach; -1 if none."""
-    return tl.maximum(tl.minimum(tl.load(slot, mask=exists, other=-1), n_outputs - 1), -1)
+def _target(slot, exists, c: tl.constexpr):
+    """Output that slots reach; -1 if none."""
+    return tl.maximum(tl.minimum(tl.load(slot, mask=exists, other=-1), c.n_outputs - 1), -1)

@@ -62,7 +62,7 @@ class Pairs:
 
     @property
     def _cells(self) -> np.ndarray:
-        """Which pair each cell of the grid (query, distance) is; one past the last where none is."""
+        """Number of the pair in each cell of the grid (query, distance); one past the last where there is none."""
         query, distance, _ = self._grid
         cell = np.full(self.queries * self.distances, self.n_pairs, np.int32)
         cell[query * self.distances + distance] = np.arange(self.n_pairs)
@@ -74,7 +74,7 @@ class Pairs:
 
     @property
     def n_visited(self) -> int:
-        """How many pairs, of all samples, `for_each_tile` passes at most, counted or not."""
+        """Number of pairs of all samples that `for_each_tile` passes at most, counted or not."""
         blocks = -(-self.n_samples // self.samples) * math.ceil(self.n_queries / self.queries)
         if not self.listed:
             blocks *= math.ceil((self.queries + self.n_keys) / self.distances) + 1
@@ -145,7 +145,7 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """One tile: the first sample, query and distance, which may be traced."""
+    """A tile, by its first sample, query and distance, which may be traced."""
 
     pairs: Pairs
     sample: jax.Array | int
@@ -154,7 +154,7 @@ class Tile:
 
     @property
     def _key(self) -> jax.Array | int:
-        """Where the tile's slice of the padded keys begins."""
+        """Start of the tile's slice of the padded keys."""
         p = self.pairs
         return p._key_margin + p.start + self.query - self.distance - p.distances
 
@@ -179,7 +179,7 @@ class Tile:
         return jnp.minimum(at, capacity - 1)
 
     def counts(self) -> jax.Array | None:
-        """Which pairs count, ``[samples or 1, pairs]``; None if all do."""
+        """Mask of the pairs that count, ``[samples or 1, pairs]``; None if all do."""
         p = self.pairs
         counts = None
         if not p.listed:
@@ -204,7 +204,7 @@ class Tile:
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
 
     def counted(self) -> jax.Array | None:
-        """Which of `of_rows` count, ``[samples * pairs]``; None if all do."""
+        """Mask of the pairs of `of_rows` that count, ``[samples * pairs]``; None if all do."""
         counts = self.counts()
         p = self.pairs
         padded = p.n_samples % p.samples != 0
@@ -329,7 +329,7 @@ def _slice(a: jax.Array, sample: Any, samples: int, place: Any, places: int) -> 
 
 
 def _int32(n: Any) -> Any:
-    """Where a slice starts as int32, also where JAX counts in int64."""
+    """Return the start of a slice as int32, also where JAX counts in int64."""
     return np.int32(n) if isinstance(n, int) else n
 
 

@@ -29,17 +29,17 @@ _ONE_HOT_ROWS = 512
 
 
 def in_sequence(device: Device) -> bool:
-    """Whether detectors are visited one after the other."""
+    """Return whether detectors are visited one after the other."""
     return device.backend == Backend.CPU
 
 
 def multiplies_fast(device: Device) -> bool:
-    """Whether a product with a one-hot matrix is faster than a gather."""
+    """Return whether a product with a one-hot matrix is faster than a gather."""
     return device.backend == Backend.TPU
 
 
 def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
-    """Whether rows of these tables are read and added as products."""
+    """Return whether rows of these tables are read and added as products."""
     fits = weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32
     return fits and multiplies_fast(device)
 
@@ -195,7 +195,7 @@ def terms(values: jax.Array) -> list[jax.Array]:
 def _differences_by_products(
     weights: jax.Array, index: tuple[jax.Array, ...], dy: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """As `differences`, from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
+    """Return `differences` from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
     is never stored. The error is that of the products: see `lutjax.lookup`."""
     every = jnp.einsum("no,tro->tnr", dy, weights.astype(dy.dtype), precision="highest")
     main, *others = (jnp.where(_hits(weights, i), every, 0) for i in index)

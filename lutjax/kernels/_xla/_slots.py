@@ -61,7 +61,7 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
 
 
 def slopes_at_addresses(table: jax.Array) -> jax.Array:
-    """What `lutjax.binary_lut` gives a wire for a cotangent of 1, by the address: ``[G, 2**n]`` -> ``[G * n, 2**n]``."""
+    """Return the cotangents of wires of `lutjax.binary_lut` for a cotangent of 1, by the address: ``[G, 2**n]`` -> ``[G * n, 2**n]``."""
     n_slots = table.shape[1]
     n = n_slots.bit_length() - 1
     place, slot = np.arange(n), np.arange(n_slots)

@@ -37,7 +37,7 @@ class Terms:
             self.position = self._of_positions(positions.astype(dtype))
 
     def parts(self) -> jax.Array:
-        """Which parts each comparison reads, ``[C, T]``: 1 for keys plus 2 for queries plus 4 for positions."""
+        """Return the parts that each comparison reads, ``[C, T]``: 1 for keys plus 2 for queries plus 4 for positions."""
         return (1 << self._part[0]) | (1 << self._part[1])
 
     def to_x(self, total: jax.Array, part: int) -> jax.Array:
@@ -86,6 +86,6 @@ class Terms:
         return end(0) - end(1)
 
     def _position_detector(self, n_detectors: int) -> jax.Array:
-        """Which detector's positions each detector reads, ``[1, T]``."""
+        """Return the detector whose positions each detector reads, ``[1, T]``."""
         at = jnp.arange(n_detectors, dtype=jnp.int32)[None]
         return at if self._positions_shape[1] > 1 else jnp.zeros_like(at)

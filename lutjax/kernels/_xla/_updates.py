@@ -140,7 +140,7 @@ def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
 
 
 def _few_rows(weights: jax.Array, n_hits: int) -> bool:
-    """Whether sums are made for all rows of a detector; so where the batch is a symbolic dimension of an export."""
+    """Return whether sums are made for all rows of a detector, as they are where the batch is a symbolic dimension of an export."""
     return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
 
 

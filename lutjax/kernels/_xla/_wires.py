@@ -1,4 +1,4 @@
-"""What gates share: reading wires, and giving cotangents back to the inputs that were read.
+"""Wires of gates: gathering their inputs, and scattering cotangents back to these.
 
 Arrays are features first here, ``[features, samples]``: a wire reads a row, samples are contiguous, and a chain of
 reads, products and one sum is a single pass over memory.
@@ -21,7 +21,7 @@ def clamped(wires: jax.Array, n_inputs: int) -> jax.Array:
 
 
 def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
-    """What each of the wires of all gates reads: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
+    """Return the inputs that each wire of all gates reads: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
     wires = clamped(wires, x.shape[0])
     return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
 
@@ -34,7 +34,7 @@ def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]
 
 
 def gathered(wires: jax.Array, readers: jax.Array | None) -> bool:
-    """Whether cotangents of inputs are sums over readers."""
+    """Return whether cotangents of inputs are sums over readers."""
     return readers is not None and readers.shape[1] <= _WRITTEN_OUT and wires.size > 0
 
 

@@ -67,5 +67,5 @@ def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, e
 
 
 def closest_pair(flip: jax.Array) -> jax.Array:
-    """Which pair a flip mask stands for; 0 for none."""
+    """Return the number of the pair of a flip mask; 0 for none."""
     return jnp.maximum(31 - jax.lax.clz(flip), 0)

@@ -153,7 +153,7 @@ class RowIds:
         self._position = position.index.T if self.key_shift and position is not None else None
 
     def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
-        """Those of some detectors."""
+        """Return the ids of some detectors."""
         group = copy.copy(self)
         group._query, group._key = detectors(self._query), detectors(self._key)
         if self._position is not None and self._position.shape[0] > 1:

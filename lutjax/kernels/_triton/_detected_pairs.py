@@ -1,0 +1,111 @@
+"""Pairs of queries and keys of `lutjax.lookup_attention`, as its kernels take them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+
+from lutjax._fixed_point import FixedPoint
+from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels.registry import Device
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.tuning import Launch, Sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectedPairs:
+    """Pairs of queries and keys whose bits were detected before: a pair's row is the OR of theirs and its distance's.
+
+    Attributes:
+      query, key, position: bits of the row, in their place in it: ``[T, B, Lq]``, ``[T, B, Lk]``,
+        ``[T or 1, distances]``.
+      query_shift, key_shift: numbers of bits below those of the query and of the key.
+    """
+
+    weights: jax.Array
+    query: jax.Array
+    key: jax.Array
+    position: jax.Array | None
+    start: jax.Array | None
+    segments: tuple[jax.Array | None, jax.Array | None]
+    window: int | None
+    query_shift: int
+    key_shift: int
+    accumulate: FixedPoint | None = None
+
+    @classmethod
+    def of(cls, call: LookupAttention) -> "DetectedPairs":
+        key_shift = 0 if call.position is None else call.position.bits
+        query_shift = key_shift + call.key.bits
+        return cls(
+            call.weights,
+            major(call.query.index << query_shift),
+            major(call.key.index << key_shift),
+            None if call.position is None else call.position.index.T,
+            call.start,
+            (call.query_segments, call.key_segments),
+            call.window,
+            query_shift,
+            key_shift,
+            call.accumulate,
+        )
+
+    @property
+    def queries(self) -> tuple[int, int]:
+        """Number of samples, and of queries of each."""
+        return self.query.shape[1:]  # type: ignore[return-value]
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """Arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
+        position = self.query if self.position is None else self.position
+        start = self.query if self.start is None else self.start.reshape(1)
+        segments = (self.query if s is None else s for s in self.segments)
+        return (self.query, self.key, position, start, *segments)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes that launches are chosen by."""
+        n_samples, n_queries = self.queries
+        n_keys = min(self.key.shape[2], self.window or self.key.shape[2])
+        return _row_tiles.sizes(self.weights, samples=n_samples, queries=n_queries, keys=n_keys)
+
+    def tile(
+        self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+    ) -> _row_tiles.RowTile:
+        n_tables, _, n_outputs = self.weights.shape
+        n_tables = n_tables if n_detectors is None else n_detectors
+        return _row_tiles.RowTile(how, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Constants of kernels that say which pairs there are."""
+        n_samples, n_queries = self.queries
+        return {
+            "n_samples": n_samples,
+            "n_queries": n_queries,
+            "n_keys": self.key.shape[2],
+            "n_distances": 0 if self.position is None else self.position.shape[1],
+            "SHARED": self.position is not None and self.position.shape[0] == 1,
+            "START": self.start is not None,
+            "SEGMENTS": self.segments[0] is not None,
+            "WINDOW": -1 if self.window is None else self.window,
+        }
+
+    def arguments(self, tile: _row_tiles.RowTile, *, queries: int = 1) -> dict[str, Any]:
+        """Arguments of `launch`, and constants of kernels whose programs own so many queries each."""
+        n_samples, n_queries = self.queries
+        programs = n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.groups
+        return {
+            **tile.arguments,
+            **_row_tiles.arithmetic(self),
+            **self.constants,
+            "programs": programs,
+        }
+
+
+def major(a: jax.Array) -> jax.Array:
+    """Return ``[B, L, T]`` as ``[T, B, L]``."""
+    return jnp.moveaxis(a, -1, 0)

@@ -1,0 +1,263 @@
+"""Tiles of the kernels of gates, and functions that these kernels call.
+
+Arrays are features first, ``[features, samples]``; a wire reads a row of ``x``. Programs go through the gates first and
+through the samples last: programs that run at the same time read the same samples, of all inputs, from the L2 cache.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax._dtypes import accumulator
+from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels.registry import Device
+from lutjax.ops._gates import TableGates
+from lutjax.tuning import Launch, Sizes, launch_of
+
+# Bytes of the inputs that programs running at the same time read: they stay in an L2 cache.
+_CACHED = 2**25
+UNROLLED = 2  # readers of an input that are read together
+SLOTS = 64  # most slots whose sums a program holds
+
+
+@runtime_checkable
+class WiredCall(Protocol):
+    """Call of an op whose gates read inputs ``[I, B]`` by wires ``[G, n]``."""
+
+    @property
+    def x(self) -> jax.Array: ...
+    @property
+    def wires(self) -> jax.Array: ...
+    @property
+    def readers(self) -> jax.Array | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class GateTile:
+    """Tiles of a call: as `Launch` says, no larger than the arrays.
+
+    A program works on a tile of `rows` samples and `outputs` gates, or inputs; `detectors` such tiles of samples follow one
+    another.
+
+    Attributes:
+      n_samples, n_features: numbers of samples, and of gates or inputs.
+      n_groups: programs for each tile of samples and features.
+    """
+
+    how: Launch
+    device: Device
+    n_samples: int
+    n_features: int
+    n_groups: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        kernel: str,
+        rule: Callable[[Sizes], Launch],
+        call: WiredCall,
+        device: Device,
+        *,
+        of_inputs: bool = False,
+        n_groups: int = 1,
+    ) -> "GateTile":
+        """Return the tiles of a kernel whose programs own gates, or inputs and one tile of samples each."""
+        sizes = {
+            "samples": call.x.shape[1],
+            "inputs": call.x.shape[0],
+            "outputs": call.wires.shape[0],
+            "places": call.wires.shape[1],
+            "bits": 8 * call.x.dtype.itemsize,
+        }
+        how = launch_of(kernel, sizes, device, rule)
+        if of_inputs:
+            how = dataclasses.replace(how, detectors=1)
+        return cls(how, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups)
+
+    @property
+    def samples(self) -> int:
+        return _row_tiles.fitted(self.how.rows, self.n_samples)
+
+    @property
+    def features(self) -> int:
+        return _row_tiles.fitted(self.how.outputs, self.n_features)
+
+    @property
+    def blocks(self) -> int:
+        """Tiles of samples of one program."""
+        n_blocks = max(triton.cdiv(self.n_samples, self.samples), 1)
+        return min(self.how.detectors or n_blocks, n_blocks)
+
+    @property
+    def parts(self) -> int:
+        """Programs that share the samples of a feature."""
+        return triton.cdiv(self.n_samples, self.samples * self.blocks)
+
+    def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
+        """Arguments of `launch`, and constants of kernels."""
+        return {
+            "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
+            "device": self.device,
+            "warps": self.how.warps,
+            "n_samples": call.x.shape[1],
+            "n_inputs": call.x.shape[0],
+            "n_gates": call.wires.shape[0],
+            "n_slots": parameter.shape[1],
+            "PLACES": call.wires.shape[1],
+            "fan_out": 0 if call.readers is None else call.readers.shape[1],
+            "UNROLLED": UNROLLED,
+            "SAMPLES": self.samples,
+            "FEATURES": self.features,
+            "BLOCKS": self.blocks,
+            "ACC": _row_tiles.TYPES[accumulator(call.x.dtype, parameter.dtype).name],
+        }
+
+
+def output(call: WiredCall) -> jax.ShapeDtypeStruct:
+    """Return the shape of the output of gates."""
+    return jax.ShapeDtypeStruct((len(call.wires), call.x.shape[1]), call.x.dtype)
+
+
+def cotangent_of_table(
+    name: str,
+    rule: Callable[[Sizes], Launch],
+    kernel: Any,
+    call: TableGates,
+    device: Device,
+    *inputs: jax.Array,
+) -> jax.Array:
+    """Return sums over samples for each slot, which `kernel` writes in parts: ``[G, 2**n]``."""
+    n_gates, n_slots = call.table.shape
+    slots = min(n_slots, SLOTS)
+    tile = GateTile.of(name, rule, call, device, n_groups=n_slots // slots)
+    dtype = accumulator(call.x.dtype, call.table.dtype)
+    (parts,) = launch(
+        kernel,
+        *inputs,
+        outputs=[jax.ShapeDtypeStruct((tile.parts, n_gates, n_slots), dtype)],
+        SLOTS=slots,
+        **tile.arguments(call, call.table),
+    )
+    return _row_tiles.sum_of_parts(parts)
+
+
+def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: int = 128) -> Launch:
+    """Return tiles of `values` values and at most `samples` samples, such that `arrays` arrays like ``x`` stay in the cache."""
+    of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8
+    fit = min(max(_CACHED // of_sample, 32), samples)
+    samples = _row_tiles.fitted(1 << (fit.bit_length() - 1), sizes["samples"])
+    return Launch(rows=samples, outputs=max(values // samples, 1), detectors=1, warps=warps)
+
+
+def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
+    """Return, for each input, the number of entries up to the last reader in its list, if some have to be left out."""
+    if readers.shape[1] <= unrolled:
+        return readers
+    place = jnp.arange(1, readers.shape[1] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(readers >= 0, place[None], 0), 1)
+
+
+# ------------------------------------------------------------------------------------- in kernels
+@kernel
+def place(n_features: tl.constexpr, c: tl.constexpr):
+    """Features of this program, whether they exist, and its number among the programs of these features."""
+    feature_blocks: tl.constexpr = (n_features + c.FEATURES - 1) // c.FEATURES
+    program = tl.program_id(0)
+    feature, exists = _row_tiles.block(c.FEATURES, n_features, program % feature_blocks)
+    return tl.minimum(feature, n_features - 1), exists, program // feature_blocks
+
+
+@kernel
+def place_of_slots(c: tl.constexpr):
+    """Gates of this program, whether they exist, its slots, and its number among the programs of these gates and slots."""
+    groups: tl.constexpr = c.n_slots // c.SLOTS
+    gate, exists, part = place(c.n_gates, c)
+    slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
+    return gate, exists, slot, part // groups
+
+
+@kernel
+def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
+    """Write the sums over samples of ``[slots, gates, samples]``."""
+    to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
+    tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
+
+
+@kernel
+def nothing():
+    """Empty tuple, to add tensors to."""
+    return ()
+
+
+@kernel
+def last_block(part, c: tl.constexpr):
+    """End of the tiles of samples of a program."""
+    return tl.minimum((part + 1) * c.BLOCKS, (c.n_samples + c.SAMPLES - 1) // c.SAMPLES)
+
+
+@kernel
+def input_of(wires, number, c: tl.constexpr):
+    """Input that a wire reads, by its number; ids that do not exist count as the nearest that does."""
+    return tl.minimum(tl.maximum(tl.load(wires + number), 0), c.n_inputs - 1).to(tl.int64)
+
+
+@kernel
+def at(row, sample, n_samples: tl.constexpr):
+    """Places of the samples of rows."""
+    return row[:, None] * n_samples + sample[None, :]
+
+
+@kernel
+def read(x, row, sample, c: tl.constexpr):
+    """Samples of rows, which exist; 0 for samples that do not."""
+    if c.n_samples % c.SAMPLES == 0:
+        return tl.load(x + at(row, sample, c.n_samples)).to(c.ACC)
+    else:
+        return tl.load(x + at(row, sample, c.n_samples), mask=(sample < c.n_samples)[None, :], other=0).to(
+            c.ACC
+        )
+
+
+@kernel
+def read_some(x, row, used, sample, c: tl.constexpr):
+    """Samples of rows that are used, 0 of others."""
+    exists = used[:, None] & (sample < c.n_samples)[None, :]
+    return tl.load(x + at(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
+
+
+@kernel
+def write(y, row, exists, sample, value, c: tl.constexpr):
+    """Write samples of rows. Nothing reads them again soon, so they leave the cache first."""
+    tl.store(
+        y + at(row, sample, c.n_samples),
+        value.to(y.dtype.element_ty),
+        mask=exists[:, None] & (sample < c.n_samples)[None, :],
+        eviction_policy="evict_first",
+    )
+
+
+@kernel
+def last_use(used, feature, c: tl.constexpr):
+    """Most entries in use of the lists of readers of these inputs; `used` has them if they are not read at once."""
+    if c.fan_out <= c.UNROLLED:
+        return c.fan_out
+    else:
+        return tl.max(tl.load(used + feature), 0)
+
+
+@kernel
+def reader(readers, feature, number, exists, c: tl.constexpr):
+    """Entry of the lists of readers of inputs: -1 if unused."""
+    return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
+
+
+@kernel
+def wire_of(number, n_wires: tl.constexpr):
+    """Wire that an entry of a list of readers stands for: one that exists, also for an unused entry."""
+    return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64)

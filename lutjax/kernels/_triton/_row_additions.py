@@ -1,0 +1,143 @@
+"""Adding to rows: of an array of zeros, of tables in their own memory, or of sums from which tables then move.
+
+After one step, with the sum ``g`` of the cotangents ``dy`` of all look-ups of a row::
+
+    row = row - rate * (factor * g + weight_decay * row)
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax._compat import zeros_varying
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import addend_dtype
+from lutjax._row_rules import RowState
+from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+
+_SUMS = 2**23  # most numbers in the sums of a group of detectors: they stay in the cache
+_TILE = 1024  # numbers of a tile of rows that move
+
+
+@dataclasses.dataclass(frozen=True)
+class Addition:
+    """Tables that a kernel adds to, and the detectors that they belong to.
+
+    Its parameters after its own inputs: ``step, first, unused, unused, total, touched``; its constants: ``n_tables``,
+    the number of tables in `total`, and ``TOUCH``, whether rows are marked.
+
+    Attributes:
+      total: ``[tables, R, O]``; only a shape for an array of zeros.
+      step: factor of `dy`. first: the detector of the first table.
+      touched: int32 ``[tables, R]``, set to 1 for rows that are added to; none: rows are not marked.
+    """
+
+    total: jax.Array | jax.ShapeDtypeStruct
+    step: jax.Array
+    first: jax.Array
+    touched: jax.Array | None = None
+
+    def __call__(self, kernel: Any, *inputs: jax.Array, **arguments: Any) -> tuple[jax.Array, ...]:
+        """Run a kernel, with the arguments of `launch`; return `total`, and `touched`."""
+        touched = jnp.zeros((1,), jnp.int32) if self.touched is None else self.touched
+        step, first = self.step.reshape(1), self.first.reshape(1)
+        arguments |= {"n_tables": self.total.shape[0], "TOUCH": self.touched is not None}
+        if isinstance(self.total, jax.ShapeDtypeStruct):
+            zeroed = [self.total, jax.ShapeDtypeStruct((1,), "int32")]
+            return launch(kernel, *inputs, step, first, first, first, zeroed=zeroed, **arguments)
+        return launch(kernel, *inputs, step, first, in_place=[self.total, touched], **arguments)
+
+
+AddRows = Callable[[Addition], tuple[jax.Array, ...]]
+"""Adds the cotangent of the outputs to the rows of every look-up of a call; returns `total`, and `touched`."""
+
+
+def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
+    """Return the cotangent of the tables, ``[T, R, O]``."""
+    weights = call.weights
+    shape = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, call.accumulate))
+    return add(Addition(shape, jnp.ones((), accumulator(weights.dtype)), jnp.zeros((), jnp.int32)))[0]
+
+
+def cotangents(
+    call: _row_tiles.TableCall, needs: frozenset[str], add: AddRows, margins: Callable[[], jax.Array]
+) -> dict[str, jax.Array]:
+    """Return the cotangents of the tables and of the detection that reads them: those that are needed."""
+    of = {"weights": lambda: gradient(call, add), "detection": margins}
+    return {name: cotangent() for name, cotangent in of.items() if name in needs}
+
+
+def update(
+    call: _row_tiles.TableCall, step: Step, add: AddRows, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    """Return the tables ``[T, R, O]`` after one step of SGD, whose state is empty."""
+    weights, dtype = call.weights, accumulator(call.weights.dtype)
+    rate = step.rate.astype(dtype)
+    n_detectors, n_rows, n_outputs = weights.shape
+    if step.rule.additive and call.accumulate is None and dtype == weights.dtype:
+        factor = -rate if step.factor is None else -rate * step.factor.astype(dtype)
+        return add(Addition(weights, factor, jnp.zeros((), jnp.int32)))[0], step.state
+
+    # A row moves by the sum over all its look-ups, rounded once. Sums are made for a group of detectors at a time.
+    size = max(min(_SUMS // max(n_rows * n_outputs, 1), n_detectors), 1)
+    scales = jnp.stack([rate, jnp.ones_like(rate) if step.factor is None else step.factor.astype(dtype)])
+    sums = zeros_varying(weights, (size, n_rows, n_outputs), addend_dtype(dtype, call.accumulate))
+    touched = zeros_varying(weights, (size, n_rows), jnp.int32)
+    outputs = _row_tiles.fitted(_TILE, n_outputs)
+    rows = max(_TILE // outputs, 1)
+
+    def move(first: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """Add up a group, then move the rows that are marked, and clear their sums and marks."""
+        weights, sums, touched = arrays
+        sums, touched = add(Addition(sums, jnp.ones((), dtype), first, touched))
+        n_sums = touched.size
+        return launch(
+            _move_rows,
+            scales,
+            first.reshape(1),
+            in_place=[weights, sums, touched],
+            programs=triton.cdiv(n_sums, rows) if sums.size else 0,
+            device=device,
+            warps=4,
+            n_sums=n_sums,
+            n_outputs=n_outputs,
+            ROWS=rows,
+            OUTPUTS=outputs,
+            WEIGHT_DECAY=step.rule.weight_decay,
+            **_row_tiles.arithmetic(call),
+        )
+
+    whole, rest = divmod(n_detectors, size)
+    arrays: tuple[jax.Array, ...] = (weights, sums, touched)
+    arrays = jax.lax.fori_loop(0, whole, lambda n, a: move(jnp.asarray(n * size, jnp.int32), a), arrays)
+    if rest:
+        weights, sums, touched = arrays
+        arrays = move(jnp.int32(whole * size), (weights, sums[:rest], touched[:rest]))
+    return arrays[0], step.state
+
+
+@kernel
+def _move_rows(scales, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr):
+    row, exists = _row_tiles.block(c.ROWS, c.n_sums, tl.program_id(0))
+    moves = tl.load(touched + row, mask=exists, other=0) != 0
+    tl.store(touched + row, tl.zeros((c.ROWS,), tl.int32), mask=moves)
+    rate, factor = tl.load(scales), tl.load(scales + 1)
+    weights += tl.load(first).to(tl.int64) * c.n_rows * c.n_outputs
+    for o in range(0, c.n_outputs, c.OUTPUTS):
+        output = o + tl.arange(0, c.OUTPUTS)
+        mask = moves[:, None] & (output < c.n_outputs)[None, :]
+        at = row[:, None] * c.n_outputs + output[None, :]
+        direction = _row_tiles.number(tl.load(sums + at, mask=mask, other=0), c) * factor
+        old = tl.load(weights + at, mask=mask, other=0).to(c.ACC)
+        if c.WEIGHT_DECAY != 0:
+            direction += c.WEIGHT_DECAY * old
+        tl.store(weights + at, (old - rate * direction).to(weights.dtype.element_ty), mask=mask)
+        tl.store(sums + at, tl.zeros((c.ROWS, c.OUTPUTS), c.SUM), mask=mask)

@@ -1,0 +1,281 @@
+"""Tiles of the kernels that read and add to rows of tables, and functions that these kernels call.
+
+A program computes a tile of ``ROWS`` reads (samples of a look-up, keys of attention) times ``OUTPUTS``, for ``DETECTORS``
+detectors one after the other. Arrays of detections are detector-major, ``[T, B]``, so that the reads of a tile lie side by side.
+"""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, result
+from lutjax.kernels._nvidia import shared_memory
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels.registry import Device
+from lutjax.tuning import Launch, Sizes
+
+TYPES = {"float32": tl.float32, "float64": tl.float64}
+
+
+@runtime_checkable
+class TableCall(Protocol):
+    """Call of an op that reads rows of tables ``[T, R, O]``."""
+
+    @property
+    def weights(self) -> jax.Array: ...
+    @property
+    def accumulate(self) -> FixedPoint | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RowTile:
+    """Tiles of a call: as `Launch` says, no larger than the arrays.
+
+    Attributes:
+      n_reads, n_outputs, n_detectors: numbers of reads of each detector, of outputs and of detectors.
+      all_outputs: a program visits all outputs, block by block.
+
+    Raises:
+      ValueError: a tile does not fit the shared memory of the device.
+    """
+
+    how: Launch
+    n_reads: int
+    n_outputs: int
+    n_detectors: int
+    device: Device
+    all_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        size, most = 4 * self.rows * self.outputs, shared_memory(self.device)
+        if size > most:
+            raise ValueError(
+                f"{self.how}: a tile of {self.rows} rows and {self.outputs} outputs takes {size} bytes; the shared "
+                f"memory of {self.device.kind} holds {most}. Choose fewer rows or outputs."
+            )
+
+    @property
+    def rows(self) -> int:
+        return fitted(self.how.rows, self.n_reads)
+
+    @property
+    def outputs(self) -> int:
+        return fitted(self.how.outputs, self.n_outputs)
+
+    @property
+    def detectors(self) -> int:
+        """Detectors of one program."""
+        return max(min(self.how.detectors or self.n_detectors, self.n_detectors), 1)
+
+    @property
+    def groups(self) -> int:
+        """Groups of detectors."""
+        return max(triton.cdiv(self.n_detectors, self.detectors), 1)
+
+    @property
+    def output_blocks(self) -> int:
+        return 1 if self.all_outputs else triton.cdiv(self.n_outputs, self.outputs)
+
+    @property
+    def programs(self) -> int:
+        """Number of programs whose places `place` returns."""
+        return triton.cdiv(self.n_reads, self.rows) * self.output_blocks * self.groups
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `launch`, and constants of kernels."""
+        return {
+            "programs": self.programs,
+            "device": self.device,
+            "warps": self.how.warps,
+            "n_detectors": self.n_detectors,
+            "n_outputs": self.n_outputs,
+            "ROWS": self.rows,
+            "OUTPUTS": self.outputs,
+            "DETECTORS": self.detectors,
+        }
+
+
+def fitted(size: int, n: int) -> int:
+    """Return the power of two `size`, or the first one that holds `n` if that is smaller."""
+    return min(size, triton.next_power_of_2(max(n, 1)))
+
+
+def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
+    """Return how many detectors one program takes, so that there are enough programs to fill a device."""
+    groups = min(max(enough // max(programs, 1), 1), max(n_detectors, 1))
+    return triton.cdiv(n_detectors, groups)
+
+
+def sizes(weights: jax.Array, **others: int) -> Sizes:
+    """Return the sizes that launches are chosen by; `others` add to those of the tables, or replace them."""
+    detectors, rows, outputs = weights.shape
+    bits = 8 * weights.dtype.itemsize
+    return {"detectors": detectors, "rows": rows, "outputs": outputs, "bits": bits, **others}
+
+
+def arithmetic(call: TableCall) -> dict[str, Any]:
+    """Constants of kernels: rows of a table, types of numbers and sums, and scale of addends, 0 for sums of numbers."""
+    number = TYPES[accumulator(call.weights.dtype).name]
+    return {
+        "n_rows": call.weights.shape[1],
+        "ACC": number,
+        "SUM": number if call.accumulate is None else tl.int32,
+        "SCALE": 0.0 if call.accumulate is None else call.accumulate.scale,
+    }
+
+
+def sum_of_parts(parts: jax.Array) -> jax.Array:
+    """Return the sum over the first axis, in a fixed order."""
+    return parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
+
+
+def sum_rows(
+    kernel: Any, call: TableCall, tile: RowTile, batch: tuple[int, ...], *inputs: jax.Array, **arguments: Any
+) -> jax.Array:
+    """Return the outputs of a call, ``[*batch, O]``: sums of rows, from a kernel that reads the tables and `inputs`."""
+    dtype = call.weights.dtype
+    # Several programs for one sum write a part of it each.
+    if tile.groups > 1 or call.accumulate is not None:
+        dtype = addend_dtype(dtype, call.accumulate)
+    parts = jax.ShapeDtypeStruct((tile.groups, *batch, tile.n_outputs), dtype)
+    (total,) = launch(kernel, call.weights, *inputs, outputs=[parts], **arguments)
+    return result(sum_of_parts(total), call.weights.dtype, call.accumulate)
+
+
+# ------------------------------------------------------------------------------------- in kernels
+@kernel
+def block(size: tl.constexpr, n: tl.constexpr, number):
+    """Places of a block, and whether they exist."""
+    at = number.to(tl.int64) * size + tl.arange(0, size)
+    return at, at < n
+
+
+@kernel
+def place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Samples, outputs (or inputs, or slots) and group of detectors of this program: samples first."""
+    sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
+    output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
+    program = tl.program_id(0)
+    sample, sample_exists = block(ROWS, n_samples, program % sample_blocks)
+    rest = program // sample_blocks
+    output, output_exists = block(OUTPUTS, n_outputs, rest % output_blocks)
+    return sample, sample_exists, output, output_exists, rest // output_blocks
+
+
+@kernel
+def place_of_queries(
+    n_queries: tl.constexpr, n_outputs: tl.constexpr, c: tl.constexpr, QUERIES: tl.constexpr = 1
+):
+    """Block of queries, sample, outputs and group of detectors of this program: late queries first."""
+    query_blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
+    output_blocks: tl.constexpr = (n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
+    program = tl.program_id(0)
+    j = query_blocks - 1 - program % query_blocks
+    rest = program // query_blocks
+    b = (rest % c.n_samples).to(tl.int64)
+    rest = rest // c.n_samples
+    output, output_exists = block(c.OUTPUTS, n_outputs, rest % output_blocks)
+    return j, b, output, output_exists, rest // output_blocks
+
+
+@kernel
+def table(weights, t, c: tl.constexpr):
+    """Start of the table of a detector."""
+    return weights + t.to(tl.int64) * c.n_rows * c.n_outputs
+
+
+@kernel
+def offset(row, c: tl.constexpr):
+    """Start of a row in its table; ids that do not exist count as the nearest that does."""
+    row = tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
+    if c.n_rows * c.n_outputs < 2**31:
+        return row * c.n_outputs
+    else:
+        return row.to(tl.int64) * c.n_outputs
+
+
+@kernel
+def clamped(row, t, c: tl.constexpr):
+    """Row that exists, counted from the first row of the first table."""
+    return t.to(tl.int64) * c.n_rows + tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
+
+
+@kernel
+def read(table, row, output, c: tl.constexpr):
+    """Block of the outputs of rows at the given offsets, all of which exist."""
+    if c.n_outputs % c.OUTPUTS == 0:
+        return tl.load(table + (row[:, None] + output[None, :]))
+    else:
+        return tl.load(
+            table + (row[:, None] + output[None, :]), mask=(output < c.n_outputs)[None, :], other=0
+        )
+
+
+@kernel
+def addend(value, c: tl.constexpr):
+    """Addend of a value: itself, or an integer as `lutjax.FixedPoint` says."""
+    if c.SCALE == 0:
+        return value
+    else:
+        LIMIT: tl.constexpr = 2147483520.0 if value.dtype == tl.float32 else 2147483647.9999998
+        scaled = tl.minimum(tl.maximum(value * c.SCALE, -LIMIT), LIMIT)
+        return tl.where(value != value, 0.0, scaled).to(tl.int32)
+
+
+@kernel
+def quotient(a, b):
+    """Correctly rounded; the plain operator is not in float32."""
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@kernel
+def number(total, c: tl.constexpr):
+    """Number that a sum of addends stands for."""
+    if c.SCALE == 0:
+        return total
+    else:
+        return quotient(total.to(c.ACC), tl.full(total.shape, c.SCALE, c.ACC))
+
+
+@kernel
+def slope(margin):
+    """Surrogate derivative, section 2 of the semantics."""
+    wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
+    half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
+    distance = 1 + tl.abs(wide)
+    return quotient(half, distance * distance)
+
+
+@kernel
+def cotangent(margin, difference, c: tl.constexpr):
+    """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
+    of_margin = slope(margin)
+    return addend(of_margin * number(difference, c).to(of_margin.dtype), c)
+
+
+@kernel
+def touch(touched, t, row, exists, c: tl.constexpr):
+    """Mark the rows of a table that are added to."""
+    tl.store(touched + clamped(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
+
+
+@kernel
+def prefetch(address):
+    """Ask for the lines that hold these addresses: additions then find them in the cache."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

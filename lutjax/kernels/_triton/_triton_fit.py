@@ -1,0 +1,108 @@
+"""Calls and devices that Triton kernels fit. Imports neither Triton nor jax-triton: the registry asks at every call."""
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+from typing import Any
+
+import jax
+
+from lutjax._dtypes import FLOATS
+from lutjax._row_rules import SGD
+from lutjax.kernels._nvidia import compute_capability
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Request
+from lutjax.ops._gates import TableGates
+from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention
+
+
+def version(package: str) -> tuple[int, ...]:
+    """Return the first two numbers of the version of a package."""
+    numbers = re.findall(r"\d+", importlib.metadata.version(package))
+    return tuple(int(n) for n in numbers[:2])
+
+
+@functools.cache
+def unfit_packages() -> str | None:
+    """Return why the installed packages do not work together; None if they do."""
+    try:
+        jax_triton, triton = version("jax-triton"), version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        return f"needs {error.name}, not installed"
+    if jax_triton < (0, 3):
+        return f"needs jax-triton 0.3.1 or newer, found {importlib.metadata.version('jax-triton')}"
+    if jax_triton >= (0, 4) and triton < (3, 7):
+        return (
+            f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, found "
+            f"{importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
+        )
+    if not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):
+        return "needs jax with CUDA: pip install 'jax[cuda13]'"
+    return None
+
+
+def unsupported(request: Request) -> str | None:
+    """Return why a call cannot run on Triton; None if it can."""
+    device = request.device
+    capability = compute_capability(device)
+    if capability is None:
+        return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
+    if capability < 80:
+        return f"needs compute capability 8.0 or newer, {device.kind} has {capability / 10}"
+    return unfit_packages() or unsupported_arguments(request)
+
+
+def unsupported_arguments(request: Request) -> str | None:
+    """Return why no kernel computes a call, whatever the device; None if one does."""
+    call, step = request.call, request.step
+    for leaf in jax.tree.leaves((call, step)):
+        if leaf.dtype.name not in (*FLOATS, "int32"):
+            return f"has no kernel for {leaf.dtype}"
+    if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
+        return "has no kernel for a table of no detectors"
+    if step is not None and not isinstance(step.rule, SGD):
+        return f"moves rows by SGD only, not by {step.rule}"
+    return None
+
+
+def slower(request: Request) -> str | None:
+    """Return why plain JAX comes first for a call that would fit; None if it does not."""
+    call = request.call
+    if request.step is not None:
+        return _slower_update(request, request.step)
+    return _slower_gates(call) if isinstance(call, BilinearGates | TableGates) else None
+
+
+# Numbers added; of shapes measured on an H200, those up to 16.8 million were faster in plain JAX.
+_FEW = 2**24
+
+
+def _slower_update(request: Request, step: Step) -> str | None:
+    """Return why plain JAX comes first for an update: small ones are mostly the launch of kernels."""
+    call: Any = request.call
+    dy = request.cotangent
+    assert dy is not None
+    reads = dy.size // max(dy.shape[-1], 1) * call.weights.shape[0]
+    if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
+        n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)
+        reads = reads * n_keys // 2
+    if call.weights.dtype.itemsize < 4 or call.accumulate is not None or step.rule.weight_decay:
+        return None
+    numbers = reads * call.weights.shape[-1]
+    if numbers > _FEW:
+        return None
+    return f"plain JAX is faster for at most {_FEW} numbers added, here {numbers}"
+
+
+# Inputs times samples; of shapes measured on an H200, 1 million were faster in plain JAX, and 4 million equal.
+_FEW_INPUTS = 2**21
+
+
+def _slower_gates(call: BilinearGates | TableGates) -> str | None:
+    """Return why plain JAX comes first for gates: few are mostly the launch of kernels."""
+    if call.x.size > _FEW_INPUTS:
+        return None
+    return f"plain JAX is faster for at most {_FEW_INPUTS} numbers read, here {call.x.size}"
