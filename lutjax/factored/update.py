@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -144,29 +145,32 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices
     its gradient is the sum over them, and an op from elsewhere need not say what its hits are (`hits` of its plain kernel).
     """
-    kernel = _plain_kernel(gradient)
-    if gradient.varying_axes() - gradient.axes or not hasattr(kernel, "hits"):
+    if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     result: jax.Array = _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
     return result
 
 
+def _hits(op: str) -> Callable[..., Any] | None:
+    """Return the function of an op's kernel in plain JAX that yields the hits of a call; None if it has none."""
+    target = kernel_registry.get(op, platform="xla", backend="any").target
+    return getattr(importlib.import_module(target), "hits", None)
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
+    # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
+    hits = _hits(gradient.op)
+    assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
     call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)
-    visit, n_hits = _plain_kernel(gradient).hits(call, cotangent, device=device)
+    visit, n_hits = hits(call, cotangent, device=device)
     square: jax.Array = updates.squared_norm(call, visit, n_hits, device=device)
     if gradient.factor is None:
         return square
     return square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
-
-
-def _plain_kernel(gradient: TableGradient) -> Any:
-    """Return the module of the op in plain JAX. The hits of a call are the same on every device: there is nothing to choose."""
-    return importlib.import_module(kernel_registry.get(gradient.op, platform="xla", backend="any").target)
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:

@@ -87,7 +87,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
             f"{call.op}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
             f"jax.hessian); use lutjax.reference.{call.op}, which has derivatives of every order in every mode."
         ) from error
-    kernel_registry.note(shapes, lambda: _folded_output(shapes, y))
+    kernel_registry.note(call, shapes, lambda: _folded_output(shapes, y))
     return y
 
 
@@ -114,7 +114,7 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
         _folded_output(shapes, cotangent),
         jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
     )
-    kernel_registry.note(shapes, lambda: _folded_output(shapes, cotangent), step.rule)
+    kernel_registry.note(call, shapes, lambda: _folded_output(shapes, cotangent), step.rule)
     return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
         *call.values(), cotangent, step.rate, step.factor, step.state
     )
