@@ -128,7 +128,7 @@ def test_decoding_equals_full_pass(name):
     case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))
     arrays, x, capacity = variables_of(case), inputs_of(case), case.spec.capacity
     want = jax.jit(dataclasses.replace(case.spec, window=capacity))(arrays, x)
-    decode = jax.jit(case.spec.decode)
+    decode = jax.jit(case.spec.attend_with_cache)
     for lengths in CHUNKINGS:
         cache, got = case.spec.empty_cache(x.shape, x.dtype), []
         for chunk in chunks(x, lengths):

@@ -1,7 +1,9 @@
-"""What every layer is, once for all libraries: variables, checks and casts.
+"""Layers without a library: arguments, variables, checks and casts.
 
-A spec holds no arrays. A library's layer stores the variables that the spec names, in the library's own
-way, and hands them back as a mapping from name to array. `_tables.py` and `_logic.py` have the specs.
+A layer is two classes, side by side in `_tables.py` or `_logic.py`. ``LUTArguments`` is a dataclass: its fields are the
+constructor's arguments and its docstring is the documentation, in every library. ``LUTSpec`` adds the variables and the
+forward pass, and holds no arrays. A library's ``LUT`` inherits the arguments and has a spec: it stores the variables
+that the spec names in the library's own way, and hands them back as a mapping from name to array.
 """
 
 import dataclasses
@@ -44,16 +46,23 @@ class Variable:
     derive: Callable[[Arrays], Any] | None = None
 
     def make(self, key: Callable[[], Any], before: Arrays) -> Any:
-        """Its first value; `key` is called only if it is drawn."""
+        """Return its first value; `key` is called only if it is drawn."""
         return self.init(key()) if self.derive is None else self.derive(before)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(
+    unsafe_hash=True
+)  # not frozen, as the arguments that it inherits; yet nobody changes one
 class Spec:
-    """What layers share; each adds its fields, its variables and its forward pass."""
+    """Base of all specs, which add arguments, variables and a forward pass."""
 
-    given: ClassVar[tuple[str, ...]] = ()  # variables that a user can give instead of drawn ones
-    implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no options
+    given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
+    implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
+
+    @property
+    def random(self) -> bool:
+        """Whether a call that is not deterministic draws numbers."""
+        return False
 
     @property
     def layer(self) -> str:
@@ -62,19 +71,19 @@ class Spec:
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
-        """The fields `implied` for variables that are given explicitly."""
+        """Return the fields `implied` by variables that are given explicitly."""
         return {}
 
     def variables(self) -> tuple[Variable, ...]:
-        """The arrays that the layer keeps, in the order in which they are drawn."""
+        """Return the arrays that the layer keeps, in the order in which they are drawn."""
         return ()
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        """The fields that arrays decide, for those that are there: of a pruned layer, other ones than its own."""
+        """Return the fields that arrays decide. Those of a pruned layer differ from its arguments."""
         return {}
 
     def fitted(self, arrays: Arrays) -> "Spec":
-        """The spec of these arrays: itself, unless they have other sizes.
+        """Return the spec of these arrays: itself, unless they have other sizes.
 
         Raises:
           ValueError: no layer has such sizes.
@@ -85,13 +94,14 @@ class Spec:
         return dataclasses.replace(self, **sizes)
 
     def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
-        """New values of the variables that follow from the one of this name, which was replaced."""
+        """Return the variables that follow from the one of this name, which was replaced."""
         return {}
 
     def check(self, arrays: Arrays) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
+        """Check variables that come from elsewhere: explicit ones, or those of a checkpoint.
 
-        For variables that come from elsewhere: explicit ones, or those of a checkpoint.
+        Raises:
+          ValueError: one has a wrong shape or holds an id that does not exist.
         """
         for variable in self.variables():
             if variable.name in arrays:
@@ -106,7 +116,7 @@ class Spec:
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        """Checks what a variable holds; `arrays` has it, and perhaps others."""
+        """Check the values of a variable; `arrays` has it, and perhaps others."""
 
     def _require_size(self, name: str, least: int) -> None:
         size = getattr(self, name)
@@ -142,10 +152,10 @@ class Spec:
                     f"{self.layer}: {name} is {jnp.dtype(dtype).name}, which JAX has switched off; switch it "
                     "on with jax.config.update('jax_enable_x64', True)."
                 )
-            object.__setattr__(self, name, jnp.dtype(dtype))
+            setattr(self, name, jnp.dtype(dtype))
 
     def _bits(self, x: Any) -> Any:
-        """Inputs of a logic layer: bits may be bools or integers, and are computed with as floats."""
+        """Return inputs of a logic layer as floats: bits may be bools or integers."""
         dtype = getattr(x, "dtype", None)
         if dtype is None or not (dtype == np.bool_ or jnp.issubdtype(dtype, np.integer)):
             return x
@@ -169,7 +179,7 @@ class Spec:
 
 
 def names_layer(method: F) -> F:
-    """A method of a spec whose errors name the layer, also those that an op raises in it."""
+    """Return a method of a spec whose errors name the layer, also those that an op raises in it."""
 
     @functools.wraps(method)
     def named(self: Spec, *args: Any, **options: Any) -> Any:
@@ -183,22 +193,30 @@ def names_layer(method: F) -> F:
     return named  # type: ignore[return-value]
 
 
-def sizes(spec: Spec) -> set[str]:
-    """The names of what a spec says of a layer, which are attributes of the layer too."""
-    fields = {field.name for field in dataclasses.fields(spec)}
-    return fields | ({"out_features"} if hasattr(spec, "out_features") else set())
+def parameters(spec_type: type[Spec]) -> list[inspect.Parameter]:
+    """Return the arguments of a layer, as `inspect.signature` shows them."""
+    found = inspect.signature(spec_type).parameters.values()
+    return [p for p in found if p.name not in spec_type.implied]
+
+
+def sizes(spec_type: type[Spec]) -> frozenset[str]:
+    """Return the names of the attributes that a layer has of its spec."""
+    fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
+    return frozenset(fields | ({"out_features"} if hasattr(spec_type, "out_features") else set()))
 
 
 def build(
-    spec_type: type[Spec], *sizes: Any, given: Arrays, **options: Any
+    spec_type: type[Spec], arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[Any, tuple[Variable, ...]]:
-    """The spec of a layer and its variables, those that are given explicitly in place of drawn ones.
+    """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
 
     Raises:
+      TypeError: an argument is unknown or missing.
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
     """
-    given = {name: array for name, array in given.items() if array is not None}
-    spec = spec_type(*sizes, **options, **spec_type.implied_by(given))
+    given = {name: options[name] for name in spec_type.given if options.get(name) is not None}
+    options = {name: value for name, value in options.items() if name not in spec_type.given}
+    spec = spec_type(*arguments, **options, **spec_type.implied_by(given))
     spec.check(given)
 
     def variable(v: Variable) -> Variable:
@@ -209,30 +227,26 @@ def build(
     return spec, tuple(variable(v) for v in spec.variables())
 
 
-def takes(spec_type: type[Spec]) -> Callable[[F], F]:
-    """Shows the fields of a spec in place of ``**options`` in a constructor's signature."""
-
-    def decorate(init: F) -> F:
-        found = inspect.signature(init)
-        own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in own} | set(spec_type.implied)
-        options = [p for p in inspect.signature(spec_type).parameters.values() if p.name not in names]
-        first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-        last = [p for p in own if p.kind is p.KEYWORD_ONLY]
-        init.__signature__ = found.replace(parameters=[*first, *options, *last])  # type: ignore[attr-defined]
-        return init
-
-    return decorate
+def document(cls: Any, note: str) -> None:
+    """Puts the documentation of the arguments, and a note on the library, before a layer's own examples."""
+    arguments, own = (inspect.cleandoc(c.__doc__ or "") for c in (cls.__bases__[-1], cls))
+    cls.__doc__ = "\n\n".join((arguments, note, own.partition("\n")[2].strip()))
 
 
-def takes_fields(cls: Any) -> None:
-    """The same for a class whose spec is its `spec_type`, and whose constructor is that of others too."""
-    if not hasattr(cls, "spec_type"):
-        return
-    shared = cls.__init__
+def show_arguments(cls: Any) -> None:
+    """Gives a layer a constructor of its own, which `inspect.signature` shows with the arguments by name.
 
-    @functools.wraps(shared)
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        shared(self, *args, **options)
+    Those of the spec come first, then keywords that the inherited constructor has of its own.
+    """
+    inherited = cls.__init__
 
-    cls.__init__ = takes(cls.spec_type)(init)
+    @functools.wraps(inherited)
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        inherited(self, *arguments, **options)
+
+    found = inspect.signature(inherited)
+    itself, *_ = found.parameters.values()
+    own = [p for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    shown = found.replace(parameters=[itself, *parameters(cls.spec_type), *own])
+    init.__signature__ = shown  # type: ignore[attr-defined]
+    cls.__init__ = init
