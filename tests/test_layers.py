@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from layer_libraries import (
 )
 
 import lutjax
-from lutjax.layers import _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.layers import _logic, _spec, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
@@ -377,6 +378,25 @@ def test_check_after_reading():
 def test_linen_has_the_options_of_the_spec(layer):
     assert options_of(getattr(linen, layer)) == options_of(getattr(_tables, f"{layer}Spec"))
     assert issubclass(getattr(linen, layer), flax.linen.Module)
+
+
+@pytest.mark.parametrize("layer", linen.__all__)
+def test_constructors_are_the_same(layer):
+    """Names, order, kinds, defaults and annotations of arguments are those of the spec in every library."""
+    want = _spec.parameters(getattr(_tables, f"{layer}Spec", None) or getattr(_logic, f"{layer}Spec"))
+    assert all(p.annotation is not p.empty for p in want)
+    sizes = [p for p in want if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert 0 < len(sizes) <= 2
+    assert want[: len(sizes)] == sizes
+    assert all(p.kind is p.KEYWORD_ONLY for p in want[len(sizes) :])
+    for library in (lutjax_nnx, linen, lutjax_haiku):
+        cls = getattr(library, layer)
+        for found in (inspect.signature(cls), inspect.signature(cls.__init__)):
+            shown = [p for p in found.parameters.values() if p.name not in ("self", "rngs", "name", "parent")]
+            assert shown == want
+    assert ("rngs" in inspect.signature(getattr(lutjax_nnx, layer)).parameters) == (
+        layer not in ("GroupSum", "Thermometer")
+    )
 
 
 def test_libraries_are_not_imported_unasked():

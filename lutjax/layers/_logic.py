@@ -14,7 +14,7 @@ import lutjax
 from lutjax import wiring
 from lutjax._dtypes import accumulator
 from lutjax._wires import check_wires
-from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 from lutjax.reference import _with_derivative_of
@@ -72,7 +72,7 @@ def _checked_features(spec: Any, x: Any, size: int) -> Any:
 
 
 @dataclasses.dataclass(eq=False)
-class _LogicArguments:
+class _LogicArguments(Arguments):
     """Arguments of all layers with wires and estimators."""
 
     _: dataclasses.KW_ONLY
@@ -368,6 +368,8 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
     Source: docs/logic.md, sections 1 and 4.
     """
 
+    example = ("16, 40", (32, 16), (32, 40))
+
     arity = 2
 
     def _trained_tables(self) -> Variable:
@@ -383,6 +385,9 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         gates = jnp.argmax(arrays["logits"], -1)[:, None]
         # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
         return (gates >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
+
+
+LogicGatesArguments.spec_type = LogicGatesSpec
 
 
 @dataclasses.dataclass(eq=False)
@@ -463,6 +468,8 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
     Source: docs/logic.md, sections 3 and 4.
     """
 
+    example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
+
     def _check_sizes(self) -> None:
         super()._check_sizes()
         self._require_one_of("parametrisation", PARAMETRISATIONS)
@@ -505,6 +512,9 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return self._logits(arrays) > 0
+
+
+SoftLUTArguments.spec_type = SoftLUTSpec
 
 
 @dataclasses.dataclass(eq=False)
@@ -551,6 +561,8 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
     Source: docs/logic.md, section 3.
     """
 
+    example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
+
     estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
 
     def _trained_tables(self) -> Variable:
@@ -573,6 +585,9 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(arrays["table"]) > 0
+
+
+BinaryLUTArguments.spec_type = BinaryLUTSpec
 
 
 @dataclasses.dataclass(eq=False)
@@ -623,6 +638,8 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
 
     Source: docs/logic.md, section 4.
     """
+
+    example = ("(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2", (32, 8, 8, 3), (32, 4, 4, 16))
 
     sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "kernel", "depth", "stride", "pool")
 
@@ -723,8 +740,11 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
         )
 
 
+LogicTreeArguments.spec_type = LogicTreeSpec
+
+
 @dataclasses.dataclass(eq=False)
-class GroupSumArguments:
+class GroupSumArguments(Arguments):
     """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
 
     Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
@@ -753,6 +773,8 @@ class GroupSumSpec(GroupSumArguments, Spec):
     Source: docs/logic.md, section 4.
     """
 
+    example = ("2, tau=2.0", (32, 6), (32, 2))
+
     @property
     def out_features(self) -> int:
         """Sums."""
@@ -774,8 +796,11 @@ class GroupSumSpec(GroupSumArguments, Spec):
         return _sums_of_groups(x, self.k, self.feature_axis) / jnp.asarray(self.tau, x.dtype)
 
 
+GroupSumArguments.spec_type = GroupSumSpec
+
+
 @dataclasses.dataclass(eq=False)
-class ThermometerArguments:
+class ThermometerArguments(Arguments):
     """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
 
     Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs ``[..., in_features]``;
@@ -822,6 +847,8 @@ class ThermometerSpec(ThermometerArguments, Spec):
 
     Source: docs/logic.md, section 4.
     """
+
+    example = ("16, 3", (32, 16), (32, 48))
 
     given: ClassVar[tuple[str, ...]] = ("thresholds",)
 
@@ -872,3 +899,6 @@ class ThermometerSpec(ThermometerArguments, Spec):
                 bits = soft
         y: jax.Array = bits.reshape(*leading, self.in_features * self.n_thresholds, *trailing)
         return y
+
+
+ThermometerArguments.spec_type = ThermometerSpec

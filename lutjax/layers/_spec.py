@@ -21,6 +21,7 @@ from lutjax._dtypes import FLOATS
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
+Example = tuple[str, tuple[int, ...], tuple[int, ...]]  # arguments, shapes of inputs and outputs
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -50,12 +51,18 @@ class Variable:
         return self.init(key()) if self.derive is None else self.derive(before)
 
 
-@dataclasses.dataclass(
-    unsafe_hash=True
-)  # not frozen, as the arguments that it inherits; yet nobody changes one
+class Arguments:
+    """Base of the arguments of layers."""
+
+    spec_type: ClassVar[type["Spec"]]
+
+
+# Specs are values: not frozen, as a dataclass cannot be whose base is not, yet nobody changes one.
+@dataclasses.dataclass(unsafe_hash=True)
 class Spec:
     """Base of all specs, which add arguments, variables and a forward pass."""
 
+    example: ClassVar[Example]
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
     implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
 
@@ -227,10 +234,19 @@ def build(
     return spec, tuple(variable(v) for v in spec.variables())
 
 
-def document(cls: Any, note: str) -> None:
-    """Puts the documentation of the arguments, and a note on the library, before a layer's own examples."""
+def adds_arguments(cls: type) -> bool:
+    """Whether a layer's class is one of a library with arguments of its own, and none that a user derived from it."""
+    return "spec_type" in vars(cls.__bases__[-1])
+
+
+def document(cls: Any, note: str, example: str) -> None:
+    """Write the documentation of a layer: that of its arguments, a note on the library, and an example.
+
+    The example is the layer's own, or else one of the library: a template that the spec fills in.
+    """
     arguments, own = (inspect.cleandoc(c.__doc__ or "") for c in (cls.__bases__[-1], cls))
-    cls.__doc__ = "\n\n".join((arguments, note, own.partition("\n")[2].strip()))
+    filled = example.format(cls.__name__, *cls.spec_type.example)
+    cls.__doc__ = "\n\n".join((arguments, note, own.partition("\n")[2].strip() or filled))
 
 
 def show_arguments(cls: Any) -> None:

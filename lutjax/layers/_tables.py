@@ -13,7 +13,7 @@ import lutjax
 from lutjax._anchors import check_anchors, check_targets
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array, Integer
-from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import MAX_BITS, accumulation
 
 TARGET_LISTS = ("row", "table", "layer")
@@ -25,7 +25,7 @@ def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
 
 
 @dataclasses.dataclass(eq=False)
-class LUTArguments:
+class LUTArguments(Arguments):
     """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
 
     Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
@@ -75,6 +75,8 @@ class LUTSpec(LUTArguments, Spec):
 
     Source: docs/semantics.md, section 3.
     """
+
+    example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
 
     min_rank: ClassVar[int] = 1  # least number of axes of the inputs
     given: ClassVar[tuple[str, ...]] = ("anchors",)
@@ -163,6 +165,9 @@ class LUTSpec(LUTArguments, Spec):
         return lutjax.lut(x, weights, arrays["anchors"], **self._options)
 
 
+LUTArguments.spec_type = LUTSpec
+
+
 @dataclasses.dataclass(eq=False)
 class SparseLUTArguments(LUTArguments):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
@@ -198,6 +203,8 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
 
     Source: docs/semantics.md, section 4.
     """
+
+    example = ("8, 100, n_detectors=16, n_anchors=3, n_targets=5", (32, 8), (32, 100))
 
     _: dataclasses.KW_ONLY
     targets_shape: tuple[int, ...] | None = None
@@ -271,6 +278,9 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
         return lutjax.sparse_lut(
             x, weights, arrays["anchors"], arrays["targets"], self.out_features, **self._options
         )
+
+
+SparseLUTArguments.spec_type = SparseLUTSpec
 
 
 @dataclasses.dataclass(eq=False)
@@ -517,6 +527,8 @@ class LUTAttentionSpec(_SequenceSpec):
     Source: docs/semantics.md, section 5.
     """
 
+    example = ("8, 6, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2", (4, 32, 8), (4, 32, 6))
+
     @property
     def row_bits(self) -> int:
         return 2 * self.n_anchors + self.n_position_bits
@@ -545,6 +557,9 @@ class LUTAttentionSpec(_SequenceSpec):
         )
         position = None if positions is None else lutjax.detect_signs(positions)
         return lutjax.lookup_attention(weights, query, key, position, **self._sums, **places)
+
+
+LUTAttentionArguments.spec_type = LUTAttentionSpec
 
 
 @dataclasses.dataclass(eq=False)
@@ -584,6 +599,8 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
     Source: docs/semantics.md, section 6.
     """
 
+    example = ("8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4", (4, 32, 8), (4, 32, 6))
+
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.interleave and self.n_position_bits != self.in_features:
@@ -616,3 +633,6 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
         return lutjax.lut_pair_attention(
             x, weights, arrays["anchors"], positions, interleave=self.interleave, **others, **self._options
         )
+
+
+LUTPairAttentionArguments.spec_type = LUTPairAttentionSpec

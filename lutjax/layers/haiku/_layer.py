@@ -13,6 +13,15 @@ from lutjax.layers import _spec
 _NOTE = """In Haiku a trained variable is a parameter; the others are state, which no optimiser of parameters sees, so a
 layer needs `haiku.transform_with_state`: see `lutjax.layers.haiku`."""
 
+_EXAMPLE = """Example:
+  >>> import haiku as hk, jax, jax.numpy as jnp
+  >>> from lutjax.layers.haiku import {0}
+  >>> f = hk.transform_with_state(lambda x: {0}({1})(x))
+  >>> params, state = f.init(jax.random.key(0), jnp.ones({2}))
+  >>> y, state = f.apply(params, state, None, jnp.ones({2}))
+  >>> y.shape
+  {3}"""
+
 
 @dataclass_transform()  # the constructors of layers have the fields of the arguments that they inherit
 class _Module(hk.Module):
@@ -29,8 +38,8 @@ class Layer(_Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "spec_type" in vars(cls):
-            _spec.document(cls, _NOTE)
+        if _spec.adds_arguments(cls):
+            _spec.document(cls, _NOTE, _EXAMPLE)
             _spec.show_arguments(cls)
 
     def __init__(self, *arguments: Any, name: str | None = None, **options: Any):

@@ -46,66 +46,21 @@ class LogicGates(_Wired, _logic.LogicGatesArguments):
       (32, 40)
     """
 
-    spec_type = _logic.LogicGatesSpec
-
 
 class SoftLUT(_Wired, _logic.SoftLUTArguments):
-    """Layer of tables over inputs between 0 and 1.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import SoftLUT
-      >>> f = hk.transform_with_state(lambda x: SoftLUT(16, 40, n_inputs=3)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)))
-      >>> f.apply(params, state, None, jnp.ones((32, 16)))[0].shape
-      (32, 40)
-    """
-
-    spec_type = _logic.SoftLUTSpec
+    """Layer of tables over inputs between 0 and 1."""
 
 
 class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
-    """Layer of tables addressed by the signs of inputs.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import BinaryLUT
-      >>> f = hk.transform_with_state(lambda x: BinaryLUT(16, 40, n_inputs=3)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)))
-      >>> f.apply(params, state, None, jnp.ones((32, 16)))[0].shape
-      (32, 40)
-    """
-
-    spec_type = _logic.BinaryLUTSpec
+    """Layer of tables addressed by the signs of inputs."""
 
 
 class LogicTree(_Hardened, _logic.LogicTreeArguments):
-    """Layer that convolves an image with trees of gates.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import LogicTree
-      >>> f = hk.transform_with_state(lambda x: LogicTree((8, 8, 3), 16, padding=1, pool=2)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8, 8, 3)))
-      >>> f.apply(params, state, None, jnp.ones((32, 8, 8, 3)))[0].shape
-      (32, 4, 4, 16)
-    """
-
-    spec_type = _logic.LogicTreeSpec
+    """Layer that convolves an image with trees of gates."""
 
 
 class GroupSum(Layer, _logic.GroupSumArguments):
-    """Layer that sums groups of features over a temperature.
-
-    Example:
-      >>> import haiku as hk, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import GroupSum
-      >>> f = hk.transform(lambda x: GroupSum(2, tau=2.0)(x))
-      >>> print(f.apply({}, None, jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])))
-      [1.5 0.5]
-    """
-
-    spec_type = _logic.GroupSumSpec
+    """Layer that sums groups of features over a temperature."""
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
@@ -125,5 +80,3 @@ class Thermometer(_Hardened, _logic.ThermometerArguments):
       >>> print(f.apply(params, state, None, jnp.array([[1.5]]))[0])
       [[1. 0.]]
     """
-
-    spec_type = _logic.ThermometerSpec

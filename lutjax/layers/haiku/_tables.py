@@ -9,37 +9,11 @@ from lutjax.layers.haiku._layer import Layer
 
 
 class LUT(Layer, _tables.LUTArguments):
-    """Layer of fully connected look-up tables.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import LUT
-      >>> f = hk.transform_with_state(lambda x: LUT(8, 4, n_detectors=16, n_anchors=6)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8)))
-      >>> jax.tree.map(jnp.shape, (params, state))
-      ({'lut': {'weights': (16, 64, 4)}}, {'lut': {'anchors': (16, 6, 2)}})
-      >>> y, state = f.apply(params, state, None, jnp.ones((32, 8)))
-      >>> y.shape
-      (32, 4)
-    """
-
-    spec_type = _tables.LUTSpec
+    """Layer of fully connected look-up tables."""
 
 
 class SparseLUT(Layer, _tables.SparseLUTArguments):
-    """Layer of look-up tables whose rows reach only some of the outputs.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import SparseLUT
-      >>> sizes = dict(n_detectors=16, n_anchors=3, n_targets=5)
-      >>> f = hk.transform_with_state(lambda x: SparseLUT(8, 100, **sizes)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8)))
-      >>> f.apply(params, state, None, jnp.ones((32, 8)))[0].shape
-      (32, 100)
-    """
-
-    spec_type = _tables.SparseLUTSpec
+    """Layer of look-up tables whose rows reach only some of the outputs."""
 
 
 class _Attention(Layer):
@@ -76,20 +50,6 @@ class LUTAttention(_Attention, _tables.LUTAttentionArguments):
       ((4, 3, 8), 3)
     """
 
-    spec_type = _tables.LUTAttentionSpec
-
 
 class LUTPairAttention(_Attention, _tables.LUTPairAttentionArguments):
-    """Layer of look-up-table attention that detects each pair of positions as one vector.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import LUTPairAttention
-      >>> sizes = dict(n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4)
-      >>> f = hk.transform_with_state(lambda x: LUTPairAttention(8, 8, **sizes)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((4, 32, 8)))
-      >>> f.apply(params, state, None, jnp.ones((4, 32, 8)))[0].shape
-      (4, 32, 8)
-    """
-
-    spec_type = _tables.LUTPairAttentionSpec
+    """Layer of look-up-table attention that detects each pair of positions as one vector."""

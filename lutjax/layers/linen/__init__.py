@@ -7,14 +7,6 @@ with needed_by("lutjax.layers.linen"):
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT",
-    "BinaryLUT",
-    "GroupSum",
-    "LUTAttention",
-    "LUTPairAttention",
-    "LogicGates",
-    "LogicTree",
-    "SoftLUT",
-    "SparseLUT",
+    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT", "SparseLUT",
     "Thermometer",
-]
+]  # fmt: skip

@@ -54,62 +54,21 @@ class LogicGates(_Wired, _logic.LogicGatesArguments):
       (32, 40)
     """
 
-    spec_type = _logic.LogicGatesSpec
-
 
 class SoftLUT(_Wired, _logic.SoftLUTArguments):
-    """Layer of tables over inputs between 0 and 1.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import SoftLUT
-      >>> y, variables = SoftLUT(16, 40, n_inputs=3).init_with_output(jax.random.key(0), jnp.ones((32, 16)))
-      >>> y.shape, variables["params"]["table"].shape
-      ((32, 40), (40, 8))
-    """
-
-    spec_type = _logic.SoftLUTSpec
+    """Layer of tables over inputs between 0 and 1."""
 
 
 class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
-    """Layer of tables addressed by the signs of inputs.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import BinaryLUT
-      >>> y, variables = BinaryLUT(16, 40, n_inputs=3).init_with_output(jax.random.key(0), jnp.ones((32, 16)))
-      >>> y.shape, variables["params"]["table"].shape
-      ((32, 40), (40, 8))
-    """
-
-    spec_type = _logic.BinaryLUTSpec
+    """Layer of tables addressed by the signs of inputs."""
 
 
 class LogicTree(_Hardened, _logic.LogicTreeArguments):
-    """Layer that convolves an image with trees of gates.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import LogicTree
-      >>> layer = LogicTree((8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2)
-      >>> layer.init_with_output(jax.random.key(0), jnp.ones((32, 8, 8, 3)))[0].shape
-      (32, 4, 4, 16)
-    """
-
-    spec_type = _logic.LogicTreeSpec
+    """Layer that convolves an image with trees of gates."""
 
 
 class GroupSum(Layer, _logic.GroupSumArguments):
-    """Layer that sums groups of features over a temperature.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from lutjax.layers.linen import GroupSum
-      >>> print(GroupSum(2, tau=2.0).apply({}, jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])))
-      [1.5 0.5]
-    """
-
-    spec_type = _logic.GroupSumSpec
+    """Layer that sums groups of features over a temperature."""
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
@@ -131,5 +90,3 @@ class Thermometer(_Hardened, _logic.ThermometerArguments):
       >>> print(y, variables["thresholds"]["thresholds"])
       [[1. 0.]] [[1. 2.]]
     """
-
-    spec_type = _logic.ThermometerSpec

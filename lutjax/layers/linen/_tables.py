@@ -23,35 +23,11 @@ class _Tables(Layer):
 
 
 class LUT(_Tables, _tables.LUTArguments):
-    """Layer of fully connected look-up tables.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import LUT
-      >>> layer = LUT(8, 4, n_detectors=16, n_anchors=6)
-      >>> variables = layer.init(jax.random.key(0), jnp.ones((32, 8)))
-      >>> jax.tree.map(jnp.shape, variables)
-      {'anchors': {'anchors': (16, 6, 2)}, 'params': {'weights': (16, 64, 4)}}
-      >>> layer.apply(variables, jnp.ones((32, 8))).shape
-      (32, 4)
-    """
-
-    spec_type = _tables.LUTSpec
+    """Layer of fully connected look-up tables."""
 
 
 class SparseLUT(_Tables, _tables.SparseLUTArguments):
-    """Layer of look-up tables whose rows reach only some of the outputs.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import SparseLUT
-      >>> layer = SparseLUT(8, 100, n_detectors=16, n_anchors=3, n_targets=5)
-      >>> y, variables = layer.init_with_output(jax.random.key(0), jnp.ones((32, 8)))
-      >>> y.shape, variables["targets"]["targets"].shape
-      ((32, 100), (16, 8, 5))
-    """
-
-    spec_type = _tables.SparseLUTSpec
+    """Layer of look-up tables whose rows reach only some of the outputs."""
 
 
 class _Attention(Layer):
@@ -92,19 +68,6 @@ class LUTAttention(_Attention, _tables.LUTAttentionArguments):
       ((4, 3, 8), 3)
     """
 
-    spec_type = _tables.LUTAttentionSpec
-
 
 class LUTPairAttention(_Attention, _tables.LUTPairAttentionArguments):
-    """Layer of look-up-table attention that detects each pair of positions as one vector.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import LUTPairAttention
-      >>> layer = LUTPairAttention(8, 8, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4)
-      >>> y, variables = layer.init_with_output(jax.random.key(0), jnp.ones((4, 32, 8)))
-      >>> y.shape, variables["params"]["weights"].shape
-      ((4, 32, 8), (16, 64, 8))
-    """
-
-    spec_type = _tables.LUTPairAttentionSpec
+    """Layer of look-up-table attention that detects each pair of positions as one vector."""

@@ -8,19 +8,6 @@ with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT",
-    "Anchors",
-    "BinaryLUT",
-    "GroupSum",
-    "LUTAttention",
-    "LUTPairAttention",
-    "LogicGates",
-    "LogicTree",
-    "SoftLUT",
-    "SparseLUT",
-    "Targets",
-    "Thermometer",
-    "Thresholds",
-    "Wires",
-    "check",
-]
+    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT",
+    "SparseLUT", "Targets", "Thermometer", "Thresholds", "Wires", "check",
+]  # fmt: skip

@@ -43,6 +43,14 @@ _NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` i
 `Targets`, `Wires` or `Thresholds`, which belong to the model's state but not to what an optimiser of `nnx.Param` changes.
 The stream ``params`` of `rngs` draws variables."""
 
+_EXAMPLE = """Example:
+  >>> import jax.numpy as jnp
+  >>> from flax import nnx
+  >>> from lutjax.layers.nnx import {0}
+  >>> layer = {0}({1}, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones({2})).shape
+  {3}"""
+
 
 def _attribute(name: str) -> property:
     return property(lambda layer: getattr(layer.spec, name))
@@ -61,8 +69,8 @@ class Layer(nnx.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "spec_type" in vars(cls):
-            _spec.document(cls, _NOTE)
+        if _spec.adds_arguments(cls):
+            _spec.document(cls, _NOTE, _EXAMPLE)
             _spec.show_arguments(cls)
             for name in _spec.sizes(cls.spec_type):
                 setattr(cls, name, _attribute(name))
@@ -102,14 +110,14 @@ class Layer(nnx.Module):
         layer = self._declared.layer
         if not isinstance(value, jax.Array | np.ndarray):
             raise TypeError(
-                f"{layer}: {name} is a variable and takes an array, not {type(value).__name__}: `layer.{name} = array`, or "
-                f"for some of its numbers `layer.{name}[...] = value`."
+                f"{layer}: {0} is a variable and takes an array, not {type(value).__name__}: `layer.{0} = array`, or "
+                f"for some of its numbers `layer.{0}[...] = value`."
             )
         old = variable.get_value()
         whole = jnp.issubdtype(old.dtype, np.integer)
         if whole != jnp.issubdtype(value.dtype, np.integer):
             raise TypeError(
-                f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}"
+                f"{layer}: {0} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}"
                 f"{list(value.shape)}."
             )
         variable.set_value(jnp.asarray(value, old.dtype if whole else None))

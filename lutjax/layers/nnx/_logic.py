@@ -91,54 +91,17 @@ class LogicGates(_Wired, _logic.LogicGatesArguments):
       [2. 2. 2. 2. 2. 2. 2. 2. 2. 2.]
     """
 
-    spec_type = _logic.LogicGatesSpec
-
 
 class SoftLUT(_Wired, _logic.SoftLUTArguments):
-    """Layer of tables over inputs between 0 and 1.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import SoftLUT
-      >>> layer = SoftLUT(16, 40, n_inputs=6, parametrisation="walsh", rngs=nnx.Rngs(0))
-      >>> layer.table.shape, layer.wires.shape
-      ((40, 64), (40, 6))
-      >>> layer(jnp.ones((32, 16))).shape
-      (32, 40)
-    """
-
-    spec_type = _logic.SoftLUTSpec
+    """Layer of tables over inputs between 0 and 1."""
 
 
 class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
-    """Layer of tables addressed by the signs of inputs.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import BinaryLUT
-      >>> layer = BinaryLUT(16, 40, n_inputs=6, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 16))).shape
-      (32, 40)
-    """
-
-    spec_type = _logic.BinaryLUTSpec
+    """Layer of tables addressed by the signs of inputs."""
 
 
 class LogicTree(_Gates, _logic.LogicTreeArguments):
-    """Layer that convolves an image with trees of gates.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import LogicTree
-      >>> layer = LogicTree((8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 8, 8, 3))).shape
-      (32, 4, 4, 16)
-    """
-
-    spec_type = _logic.LogicTreeSpec
+    """Layer that convolves an image with trees of gates."""
 
 
 class GroupSum(Layer, _logic.GroupSumArguments):
@@ -150,8 +113,6 @@ class GroupSum(Layer, _logic.GroupSumArguments):
       >>> print(GroupSum(2, tau=2.0)(jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])))
       [1.5 0.5]
     """
-
-    spec_type = _logic.GroupSumSpec
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
@@ -170,5 +131,3 @@ class Thermometer(_Hardened, _logic.ThermometerArguments):
       >>> print(Thermometer(2, 3, thresholds=thresholds)(jnp.array([[1.5, 13.0]])))
       [[1. 0. 0. 1. 1. 0.]]
     """
-
-    spec_type = _logic.ThermometerSpec

@@ -24,24 +24,9 @@ class LUT(Drawn, _tables.LUTArguments):
       (32, 4)
     """
 
-    spec_type = _tables.LUTSpec
-
 
 class SparseLUT(Drawn, _tables.SparseLUTArguments):
-    """Layer of look-up tables whose rows reach only some of the outputs.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import SparseLUT
-      >>> layer = SparseLUT(8, 100, n_detectors=16, n_anchors=3, n_targets=5, rngs=nnx.Rngs(0))
-      >>> layer.weights.shape, layer.targets.shape
-      ((16, 8, 5), (16, 8, 5))
-      >>> layer(jnp.ones((32, 8))).shape
-      (32, 100)
-    """
-
-    spec_type = _tables.SparseLUTSpec
+    """Layer of look-up tables whose rows reach only some of the outputs."""
 
 
 class _Attention(Drawn):
@@ -120,23 +105,6 @@ class LUTAttention(_Attention, _tables.LUTAttentionArguments):
       4
     """
 
-    spec_type = _tables.LUTAttentionSpec
-
 
 class LUTPairAttention(_Attention, _tables.LUTPairAttentionArguments):
-    """Layer of look-up-table attention that detects each pair of positions as one vector.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import LUTPairAttention
-      >>> layer = LUTPairAttention(
-      ...     8, 8, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4, rngs=nnx.Rngs(0)
-      ... )
-      >>> layer.weights.shape, layer.positions.shape
-      ((16, 64, 8), (31, 1, 4))
-      >>> layer(jnp.ones((4, 32, 8))).shape
-      (4, 32, 8)
-    """
-
-    spec_type = _tables.LUTPairAttentionSpec
+    """Layer of look-up-table attention that detects each pair of positions as one vector."""
