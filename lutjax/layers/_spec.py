@@ -200,30 +200,26 @@ def names_layer(method: F) -> F:
     return named  # type: ignore[return-value]
 
 
-def parameters(spec_type: type[Spec]) -> list[inspect.Parameter]:
-    """Return the arguments of a layer, as `inspect.signature` shows them."""
-    found = inspect.signature(spec_type).parameters.values()
-    return [p for p in found if p.name not in spec_type.implied]
+def arguments(spec_type: type[Spec]) -> list[str]:
+    """Return the names of the arguments of a layer."""
+    return [field.name for field in dataclasses.fields(spec_type) if field.name not in spec_type.implied]
 
 
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
-    """Return the names of the attributes that a layer has of its spec."""
+    """Return the names of the attributes that a layer shares with its spec."""
     fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
     return frozenset(fields | ({"out_features"} if hasattr(spec_type, "out_features") else set()))
 
 
-def build(
-    spec_type: type[Spec], arguments: tuple[Any, ...], options: Mapping[str, Any]
-) -> tuple[Any, tuple[Variable, ...]]:
+def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple[Variable, ...]]:
     """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
 
     Raises:
-      TypeError: an argument is unknown or missing.
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
     """
-    given = {name: options[name] for name in spec_type.given if options.get(name) is not None}
+    given = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
-    spec = spec_type(*arguments, **options, **spec_type.implied_by(given))
+    spec = spec_type(**options, **spec_type.implied_by(given))
     spec.check(given)
 
     def variable(v: Variable) -> Variable:
@@ -247,22 +243,3 @@ def document(cls: Any, note: str, example: str) -> None:
     arguments, own = (inspect.cleandoc(c.__doc__ or "") for c in (cls.__bases__[-1], cls))
     filled = example.format(cls.__name__, *cls.spec_type.example)
     cls.__doc__ = "\n\n".join((arguments, note, own.partition("\n")[2].strip() or filled))
-
-
-def show_arguments(cls: Any) -> None:
-    """Gives a layer a constructor of its own, which `inspect.signature` shows with the arguments by name.
-
-    Those of the spec come first, then keywords that the inherited constructor has of its own.
-    """
-    inherited = cls.__init__
-
-    @functools.wraps(inherited)
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        inherited(self, *arguments, **options)
-
-    found = inspect.signature(inherited)
-    itself, *_ = found.parameters.values()
-    own = [p for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    shown = found.replace(parameters=[itself, *parameters(cls.spec_type), *own])
-    init.__signature__ = shown  # type: ignore[attr-defined]
-    cls.__init__ = init

@@ -1,7 +1,7 @@
 """Base of the layers of Haiku: a spec, and its variables as parameters and state."""
 
 import dataclasses
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar
 
 import haiku as hk
 import jax
@@ -23,30 +23,26 @@ _EXAMPLE = """Example:
   {3}"""
 
 
-@dataclass_transform()  # the constructors of layers have the fields of the arguments that they inherit
-class _Module(hk.Module):
-    spec_type: ClassVar[type[_spec.Spec]]
-    spec: Any
-    _variables: tuple[_spec.Variable, ...]
-
-
-class Layer(_Module):
+@dataclasses.dataclass(eq=False, repr=False)
+class Layer(hk.Module):
     """Base of layers: a spec, its variables as parameters and state of the same names, and its sizes as attributes."""
 
     _: dataclasses.KW_ONLY
     name: str | None = None
 
+    spec_type: ClassVar[type[_spec.Spec]]
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if _spec.adds_arguments(cls):
             _spec.document(cls, _NOTE, _EXAMPLE)
-            _spec.show_arguments(cls)
 
-    def __init__(self, *arguments: Any, name: str | None = None, **options: Any):
-        super().__init__(name=name)
-        self.spec, self._variables = _spec.build(self.spec_type, arguments, options)
-        for size in _spec.sizes(self.spec_type):
-            setattr(self, size, getattr(self.spec, size))
+    def __post_init__(self) -> None:
+        super().__post_init__(self.name)
+        options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
+        self.spec, self._variables = _spec.build(self.spec_type, options)
+        for name in _spec.sizes(self.spec_type):
+            setattr(self, name, getattr(self.spec, name))
 
     def _arrays(self) -> dict[str, jax.Array]:
         arrays: dict[str, jax.Array] = {}

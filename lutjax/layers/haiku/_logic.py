@@ -1,5 +1,7 @@
 """Differentiable logic for Haiku; `lutjax.layers._logic` has the arguments of the layers."""
 
+import dataclasses
+
 import haiku as hk
 import jax
 from jaxtyping import Float, Shaped
@@ -32,6 +34,7 @@ class _Wired(_Hardened):
         return wires, tables
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LogicGates(_Wired, _logic.LogicGatesArguments):
     """Layer of differentiable logic gates of two inputs.
 
@@ -47,18 +50,22 @@ class LogicGates(_Wired, _logic.LogicGatesArguments):
     """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SoftLUT(_Wired, _logic.SoftLUTArguments):
     """Layer of tables over inputs between 0 and 1."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
     """Layer of tables addressed by the signs of inputs."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LogicTree(_Hardened, _logic.LogicTreeArguments):
     """Layer that convolves an image with trees of gates."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class GroupSum(Layer, _logic.GroupSumArguments):
     """Layer that sums groups of features over a temperature."""
 
@@ -68,6 +75,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
         return y
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Thermometer(_Hardened, _logic.ThermometerArguments):
     """Layer that turns numbers into bits.
 

@@ -1,5 +1,6 @@
 """Look-up tables for Haiku; `lutjax.layers._tables` has their arguments."""
 
+import dataclasses
 from typing import Any
 
 import haiku as hk
@@ -8,10 +9,12 @@ from lutjax.layers import _tables
 from lutjax.layers.haiku._layer import Layer
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LUT(Layer, _tables.LUTArguments):
     """Layer of fully connected look-up tables."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SparseLUT(Layer, _tables.SparseLUTArguments):
     """Layer of look-up tables whose rows reach only some of the outputs."""
 
@@ -34,6 +37,7 @@ class _Attention(Layer):
         return y
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LUTAttention(_Attention, _tables.LUTAttentionArguments):
     """Layer of concatenated look-up-table attention.
 
@@ -51,5 +55,6 @@ class LUTAttention(_Attention, _tables.LUTAttentionArguments):
     """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LUTPairAttention(_Attention, _tables.LUTPairAttentionArguments):
     """Layer of look-up-table attention that detects each pair of positions as one vector."""

@@ -32,8 +32,8 @@ class Layer(nn.Module):
             _spec.document(cls, _NOTE, _EXAMPLE)
 
     def _build(self) -> tuple[Any, tuple[_spec.Variable, ...]]:
-        options = {p.name: getattr(self, p.name) for p in _spec.parameters(self.spec_type)}
-        return _spec.build(self.spec_type, (), options)
+        options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
+        return _spec.build(self.spec_type, options)
 
     def _bound(self) -> tuple[Any, dict[str, jax.Array]]:
         """Return the spec and the arrays of its variables; makes those that do not exist yet."""

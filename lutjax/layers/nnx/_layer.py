@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,16 @@ def _attribute(name: str) -> property:
     return property(lambda layer: getattr(layer.spec, name))
 
 
-@dataclass_transform()  # the constructors of layers have the fields of the arguments that they inherit
+class _Signature:
+    """Signature of a class as `inspect.signature` shows it, which the metaclass of Flax would hide."""
+
+    def __get__(self, layer: Any, cls: type) -> inspect.Signature:
+        if layer is not None:
+            raise AttributeError("__signature__")
+        found = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return found.replace(parameters=list(found.parameters.values())[1:])
+
+
 class Layer(nnx.Module):
     """Base of layers: a spec, and its variables and sizes as attributes.
 
@@ -65,23 +74,18 @@ class Layer(nnx.Module):
     """
 
     spec_type: ClassVar[type[_spec.Spec]]
-    _declared: _spec.Spec
+    __signature__ = _Signature()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if _spec.adds_arguments(cls):
             _spec.document(cls, _NOTE, _EXAMPLE)
-            _spec.show_arguments(cls)
             for name in _spec.sizes(cls.spec_type):
                 setattr(cls, name, _attribute(name))
-        found = inspect.signature(cls.__init__)
-        cls.__signature__ = found.replace(parameters=list(found.parameters.values())[1:])  # type: ignore[attr-defined]
 
-    def __init__(self, *arguments: Any, **options: Any):
-        self._build(None, arguments, options)
-
-    def _build(self, rngs: nnx.Rngs | None, arguments: tuple[Any, ...], options: _spec.Arrays) -> None:
-        self._declared, variables = _spec.build(self.spec_type, arguments, options)
+    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        options = {name: self.__dict__.pop(name) for name in _spec.arguments(self.spec_type)}
+        self._declared, variables = _spec.build(self.spec_type, options)
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
@@ -100,7 +104,9 @@ class Layer(nnx.Module):
         declared, old = self.__dict__.get("_declared"), self.__dict__.get(name)
         if isinstance(old, nnx.Variable) and not isinstance(value, nnx.Variable):
             self._set_array(name, old, value)
-        elif declared is not None and name in _spec.sizes(type(declared)):
+        elif declared is None and name in _spec.arguments(self.spec_type):
+            self.__dict__[name] = value  # in the constructor; __post_init__ makes the spec of it
+        elif declared is not None and name in _spec.sizes(self.spec_type):
             super().__setattr__("_declared", dataclasses.replace(declared, **{name: value}))
         else:
             super().__setattr__(name, value)
@@ -110,14 +116,14 @@ class Layer(nnx.Module):
         layer = self._declared.layer
         if not isinstance(value, jax.Array | np.ndarray):
             raise TypeError(
-                f"{layer}: {0} is a variable and takes an array, not {type(value).__name__}: `layer.{0} = array`, or "
-                f"for some of its numbers `layer.{0}[...] = value`."
+                f"{layer}: {name} is a variable and takes an array, not {type(value).__name__}: `layer.{name} = array`, or "
+                f"for some of its numbers `layer.{name}[...] = value`."
             )
         old = variable.get_value()
         whole = jnp.issubdtype(old.dtype, np.integer)
         if whole != jnp.issubdtype(value.dtype, np.integer):
             raise TypeError(
-                f"{layer}: {0} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}"
+                f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}"
                 f"{list(value.shape)}."
             )
         variable.set_value(jnp.asarray(value, old.dtype if whole else None))
@@ -142,14 +148,12 @@ class Layer(nnx.Module):
         self.spec.check(self._arrays())
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Drawn(Layer):
     """Base of layers whose variables are drawn."""
 
     _: dataclasses.KW_ONLY
     rngs: dataclasses.InitVar[nnx.Rngs]
-
-    def __init__(self, *arguments: Any, rngs: nnx.Rngs, **options: Any):
-        self._build(rngs, arguments, options)
 
 
 def check(model: nnx.Module) -> None:

@@ -1,5 +1,6 @@
 """Differentiable logic for Flax NNX; `lutjax.layers._logic` has the arguments of the layers."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -42,9 +43,9 @@ class _Hardened(Layer):
 class _Gates(_Hardened, Drawn):
     """Base of layers with wires and estimators; a fork of the stream ``gates`` draws their noise."""
 
-    def __init__(self, *arguments: Any, rngs: nnx.Rngs, **options: Any):
-        super().__init__(*arguments, rngs=rngs, **options)
-        self.rngs = rngs["gates"].fork() if self.spec.random else nnx.data(None)
+    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        super().__post_init__(rngs)
+        self.rngs = rngs["gates"].fork() if rngs is not None and self.spec.random else nnx.data(None)
 
     def __call__(
         self,
@@ -72,6 +73,7 @@ class _Wired(_Gates):
         return wires, tables
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LogicGates(_Wired, _logic.LogicGatesArguments):
     """Layer of differentiable logic gates of two inputs.
 
@@ -92,18 +94,22 @@ class LogicGates(_Wired, _logic.LogicGatesArguments):
     """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SoftLUT(_Wired, _logic.SoftLUTArguments):
     """Layer of tables over inputs between 0 and 1."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
     """Layer of tables addressed by the signs of inputs."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LogicTree(_Gates, _logic.LogicTreeArguments):
     """Layer that convolves an image with trees of gates."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class GroupSum(Layer, _logic.GroupSumArguments):
     """Layer that sums groups of features over a temperature.
 
@@ -120,6 +126,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
         return y
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Thermometer(_Hardened, _logic.ThermometerArguments):
     """Layer that turns numbers into bits.
 

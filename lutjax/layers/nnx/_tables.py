@@ -1,5 +1,6 @@
 """Look-up tables for Flax NNX; `lutjax.layers._tables` has their arguments."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from lutjax.layers import _tables
 from lutjax.layers.nnx._layer import Drawn
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LUT(Drawn, _tables.LUTArguments):
     """Layer of fully connected look-up tables.
 
@@ -25,6 +27,7 @@ class LUT(Drawn, _tables.LUTArguments):
     """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SparseLUT(Drawn, _tables.SparseLUTArguments):
     """Layer of look-up tables whose rows reach only some of the outputs."""
 
@@ -32,8 +35,8 @@ class SparseLUT(Drawn, _tables.SparseLUTArguments):
 class _Attention(Drawn):
     """Base of the two kinds of attention: the call and the cache."""
 
-    def __init__(self, *arguments: Any, rngs: nnx.Rngs, **options: Any):
-        super().__init__(*arguments, rngs=rngs, **options)
+    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        super().__post_init__(rngs)
         for name in self.spec.cache_names:
             setattr(self, name, nnx.data(None))
 
@@ -81,6 +84,7 @@ class _Attention(Drawn):
             self.init_cache((*batch, 1, self.spec.in_features), cache_dtype or jnp.float32)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LUTAttention(_Attention, _tables.LUTAttentionArguments):
     """Layer of concatenated look-up-table attention.
 
@@ -106,5 +110,6 @@ class LUTAttention(_Attention, _tables.LUTAttentionArguments):
     """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LUTPairAttention(_Attention, _tables.LUTPairAttentionArguments):
     """Layer of look-up-table attention that detects each pair of positions as one vector."""
