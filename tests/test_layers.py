@@ -308,6 +308,16 @@ IMPOSSIBLE = {
         {**POSITIONS, "window": 9},
         "LUTAttention: window is 9 but only 8 distances have a position",
     ),
+    "window of all keys": (
+        "LUTAttention",
+        {**POSITIONS, "window": 3, "causal": False},
+        "LUTAttention: window is 3 but causal is False",
+    ),
+    "decoding from all keys": (
+        "LUTPairAttention",
+        {**POSITIONS, "decode": True, "causal": False},
+        "LUTPairAttention: decode is True but causal is False",
+    ),
     "interleave": (
         "LUTPairAttention",
         {**POSITIONS, "interleave": True},
@@ -350,6 +360,27 @@ def test_wrong_calls():
         layer(x[:1], decode=True)
     with pytest.raises(ValueError, match="decoding must know how far back a query looks"):
         lutjax_nnx.LUTAttention(7, 6, **TABLES, rngs=nnx.Rngs(0)).init_cache(x.shape)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_attention_to_all_keys_refuses():
+    """A distance before or after a query has a position; starts, caches and more keys than that have none."""
+    case = CASES["attention"]._replace(options={**TABLES, **POSITIONS, "causal": False})
+    layer, x = nnx_layer(case), inputs_of(case)
+    assert layer.positions.shape == (2 * 8 + 1, 1, 2)
+    assert layer.n_positions == 8
+    layer.check()
+    for start in ("query_start", "key_start"):
+        with pytest.raises(ValueError, match=f"LUTAttention: {start} is given but causal is False"):
+            layer(x, x, **{start: 1})
+    with pytest.raises(ValueError, match="LUTAttention: there are 10 keys, but n_positions is 8"):
+        layer(jnp.zeros((2, 10, 7)))
+    with pytest.raises(ValueError, match="LUTAttention: causal is False, so there is no decoding"):
+        layer.init_cache(x.shape)
+    with pytest.raises(ValueError, match="LUTAttention: decode is True but causal is False"):
+        nnx.view(layer, decode=True)
+    layer.positions = jnp.zeros((5, 1, 2))
+    assert layer.n_positions == 2
 
 
 def test_check_after_reading():

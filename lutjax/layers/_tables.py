@@ -288,12 +288,13 @@ class LUTAttentionArguments(LUTArguments):
     """Layer of concatenated look-up-table attention: one row per pair of positions.
 
     The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
-    attends to the positions strictly before it; outputs are sums, so position 0 outputs 0. There are no heads: use
-    more detectors.
+    attends to the positions strictly before it, or with ``causal=False`` to all; outputs are sums, so position 0 of a
+    causal layer outputs 0. There are no heads: use more detectors.
 
     Variables:
       weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features]``, zeros at first.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
       cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
 
@@ -301,11 +302,13 @@ class LUTAttentionArguments(LUTArguments):
       in_features, out_features, n_detectors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation,
         anchors: as in `LUT`. Positions are cast and stored like tables.
       n_anchors: anchor pairs of each detector; query and key are detected alike.
-      n_positions: distances that have a position: the longest sequence is one longer.
+      n_positions: largest distance that has a position: the longest sequence is one longer.
       n_position_bits: positional bits; 0 for no positions, and then any length is legal.
       shared_positions: whether all detectors read the same positions, or each its own.
       positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
       window: number of positions before it that a query sees; all of them if not given.
+      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
+        those after it; this goes without `window`, `decode`, `query_start` and `key_start`.
       decode: whether calls decode with the cache: a call goes on where the last one stopped.
 
     Raises:
@@ -320,6 +323,7 @@ class LUTAttentionArguments(LUTArguments):
     shared_positions: bool = True
     positions_init: Initializer = uniform_positions
     window: int | None = None
+    causal: bool = True
     decode: bool = False
 
 
@@ -334,6 +338,12 @@ class _SequenceSpec(LUTAttentionArguments, LUTSpec):
         self._require_size("n_position_bits", 0)
         if self.window is not None:
             self._require_size("window", 1)
+        if not self.causal and (self.decode or self.window is not None):
+            name = "decode" if self.decode else "window"
+            raise ValueError(
+                f"{self.layer}: {name} is {getattr(self, name)} but causal is False, where a query sees every key; leave "
+                f"out {name}, or use causal=True."
+            )
         if not self.n_position_bits:
             return
         if not self.n_positions:
@@ -351,18 +361,24 @@ class _SequenceSpec(LUTAttentionArguments, LUTSpec):
         if not self.n_position_bits:
             return super().variables()
         tables = 1 if self.shared_positions else self.n_detectors
-        shape = (self.n_positions, tables, self.n_position_bits)
+        distances = self.n_positions if self.causal else 2 * self.n_positions + 1
+        shape = (distances, tables, self.n_position_bits)
         return (*super().variables(), self._trained("positions", shape, self.positions_init))
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions", ()))
         if len(positions) == 3:
-            sizes.update(n_positions=positions[0], n_position_bits=positions[2])
+            n_positions = positions[0] if self.causal else positions[0] // 2
+            sizes.update(n_positions=n_positions, n_position_bits=positions[2])
         return sizes
 
     @property
     def capacity(self) -> int:
         """Number of keys that a cache holds: as many as one query can see."""
+        if not self.causal:
+            raise ValueError(
+                f"{self.layer}: causal is False, so there is no decoding: a query also sees later keys."
+            )
         capacity = self.n_positions if self.window is None else self.window
         if not capacity:
             raise ValueError(
@@ -452,23 +468,45 @@ class _SequenceSpec(LUTAttentionArguments, LUTSpec):
                     raise ValueError(
                         f"{self.layer}: {name} is given but keys is not; a layer attends to x itself."
                     )
-            return self._attend_to_self(arrays, self._inputs(x), segments)
+            return self._run_op(arrays, self._inputs(x), segments=segments, **self._sight)
+        starts = {"query_start": query_start, "key_start": key_start}
+        for name, value in starts.items():
+            if value is not None and not self.causal:
+                raise ValueError(
+                    f"{self.layer}: {name} is given but causal is False, where every query sees every key."
+                )
+        places = (
+            {name: 0 if value is None else value for name, value in starts.items()} if self.causal else {}
+        )
         return self._attend(
             arrays,
             self._keys(arrays, self._inputs(x)),
             self._keys(arrays, self._inputs(keys, "keys")),
-            window=self.window,
-            query_start=0 if query_start is None else query_start,
-            key_start=0 if key_start is None else key_start,
             query_segments=segments,
             key_segments=key_segments,
+            **places,
+            **self._sight,
         )
 
-    def _tables(self, arrays: Arrays) -> tuple[Any, Any]:
-        return self._cast(arrays["weights"]), self._cast(arrays.get("positions"))
+    @property
+    def _sight(self) -> dict[str, Any]:
+        """Options of ops that say which keys a query sees."""
+        return {"window": self.window} if self.causal else {"causal": False}
 
-    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
-        """Run the op itself on a whole sequence."""
+    def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
+        """Return tables, and positions as ops count distances: where they are not causal, from the last key on."""
+        weights, positions = self._cast(arrays["weights"]), self._cast(arrays.get("positions"))
+        if self.causal or positions is None:
+            return weights, positions
+        if n_keys > self.n_positions + 1:
+            raise ValueError(
+                f"{self.layer}: there are {n_keys} keys, but n_positions is {self.n_positions}, for at most one more; use "
+                "a larger n_positions."
+            )
+        return weights, positions[self.n_positions + 1 - n_keys :]
+
+    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+        """Run the op on inputs, which attend to themselves unless `keys` are given."""
         raise NotImplementedError
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
@@ -533,11 +571,9 @@ class LUTAttentionSpec(_SequenceSpec):
     def row_bits(self) -> int:
         return 2 * self.n_anchors + self.n_position_bits
 
-    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
-        weights, positions = self._tables(arrays)
-        return lutjax.lut_attention(
-            x, weights, arrays["anchors"], positions, window=self.window, segments=segments, **self._options
-        )
+    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+        weights, positions = self._tables(arrays, x.shape[-2])
+        return lutjax.lut_attention(x, weights, arrays["anchors"], positions, **sight, **self._options)
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
@@ -548,7 +584,7 @@ class LUTAttentionSpec(_SequenceSpec):
         return {"cached_key_index": d.index, "cached_key_flip": d.flip, "cached_key_margin": d.margin}
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
-        weights, positions = self._tables(arrays)
+        weights, positions = self._tables(arrays, keys["cached_key_index"].shape[-2])
         query, key = (
             lutjax.Detection(
                 d["cached_key_index"], d["cached_key_flip"], d["cached_key_margin"], bits=self.n_anchors
@@ -567,18 +603,21 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
     """Layer of look-up-table attention that detects each pair of positions as one vector.
 
     Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, one
-    part after the other or interleaved. A query attends to the positions strictly before it; outputs are sums.
+    part after the other or interleaved. A query attends to the positions strictly before it, or with ``causal=False`` to
+    all, where "earlier" is then the key and "later" the query; outputs are sums.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
       cached_x, cache_index: the latest inputs, only for decoding.
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
         implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, decode: as in `LUTAttention`.
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode: as in
+        `LUTAttention`.
       interleave: whether the joint vector takes one value of each part in turn, which needs
         ``n_position_bits == in_features``, or one part after the other.
 
@@ -613,8 +652,11 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
     def n_inputs(self) -> int:
         return 2 * self.in_features + self.n_position_bits
 
-    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
-        return self._attend_from(arrays, x, window=self.window, segments=segments)
+    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+        weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
+        return lutjax.lut_pair_attention(
+            x, weights, arrays["anchors"], positions, interleave=self.interleave, **sight, **self._options
+        )
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         return {"cached_x": (self.in_features, dtype)}
@@ -624,15 +666,7 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         segments = places.pop("query_segments")
-        return self._attend_from(
-            arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places
-        )
-
-    def _attend_from(self, arrays: Arrays, x: Any, **others: Any) -> jax.Array:
-        weights, positions = self._tables(arrays)
-        return lutjax.lut_pair_attention(
-            x, weights, arrays["anchors"], positions, interleave=self.interleave, **others, **self._options
-        )
+        return self._run_op(arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places)
 
 
 LUTPairAttentionArguments.spec_type = LUTPairAttentionSpec
