@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -430,6 +431,33 @@ def test_constructors_are_the_same(layer):
     assert ("rngs" in inspect.signature(getattr(lutjax_nnx, layer)).parameters) == (
         layer not in ("GroupSum", "Thermometer")
     )
+
+
+CALLS = {
+    "LUT(8, 4, n_detectors=3, n_anchors=2{end})": None,
+    'LUT(8, 4, n_detectors="3", n_anchors=2{end})': 'Argument "n_detectors" to "LUT" has incompatible type "str"',
+    "LUT(8, 4, n_anchors=2{end})": 'Missing named argument "n_detectors"',
+    "LUT(8, 4, n_detectors=3, n_anchors=2, window=3{end})": 'Unexpected keyword argument "window"',
+    "LUT(8, 4, 3, n_detectors=3, n_anchors=2{end})": "argument",
+}
+
+
+@pytest.mark.slow
+def test_mypy_checks_calls(tmp_path):
+    """An option that is missing, unknown or of another type is an error of a type checker, as in an editor."""
+    pytest.importorskip("mypy")
+    lines, want = ["from flax import nnx", "from lutjax.layers import haiku, linen, nnx as layers"], {}
+    for library, end in (("layers", ", rngs=nnx.Rngs(0)"), ("linen", ""), ("haiku", "")):
+        for call, message in CALLS.items():
+            lines.append(f"{library}.{call.format(end=end)}")
+            want[len(lines)] = message
+    path = tmp_path / "calls.py"
+    path.write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(path)]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    for line, message in want.items():
+        errors = re.findall(rf"calls\.py:{line}: error: (.*)", found)
+        assert message in errors[0] if message else not errors, (lines[line - 1], found)
 
 
 def test_libraries_are_not_imported_unasked():

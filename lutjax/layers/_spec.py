@@ -231,7 +231,7 @@ def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple
 
 
 def adds_arguments(cls: type) -> bool:
-    """Whether a layer's class is one of a library with arguments of its own, and none that a user derived from it."""
+    """Return whether a class has arguments of its own: not a base of layers, nor a class that a user derived from one."""
     return "spec_type" in vars(cls.__bases__[-1])
 
 

@@ -36,7 +36,7 @@ class Layer(nn.Module):
         return _spec.build(self.spec_type, options)
 
     def _bound(self) -> tuple[Any, dict[str, jax.Array]]:
-        """Return the spec and the arrays of its variables; makes those that do not exist yet."""
+        """Return the spec and the arrays of its variables, which `init` makes."""
         spec, variables = self._build()
         arrays: dict[str, jax.Array] = {}
 
