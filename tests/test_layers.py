@@ -175,6 +175,30 @@ def test_libraries_decode(name):
     np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
 
 
+def test_decoding_is_an_argument_of_calls():
+    """As of the layer; in Linen the first call makes the cache."""
+    case = CASES["attention"]
+    arrays, x = variables_of(case), inputs_of(case)
+    kinds, (first, second) = by_kind(case, arrays), chunks(x, (4, 5))
+    want = jax.jit(case.spec)(arrays, x)
+
+    layer = linen.LUTAttention(*case.sizes, **case.options)
+    apply = jax.jit(functools.partial(layer.apply, decode=True, mutable=["cache"]))
+    y, cache = apply(kinds, first)
+    np.testing.assert_array_equal(y, want[:, :4])
+    np.testing.assert_array_equal(apply({**kinds, **cache}, second)[0], want[:, 4:])
+
+    f = hk.transform_with_state(
+        lambda x: lutjax_haiku.LUTAttention(*case.sizes, **case.options, name="layer")(x, decode=True)
+    )
+    state = f.init(jax.random.key(0), first)[1]
+    state["layer"]["anchors"] = arrays["anchors"]
+    y, state = jax.jit(f.apply)({"layer": kinds["params"]}, state, None, first)
+    np.testing.assert_array_equal(y, want[:, :4])
+    y, _ = jax.jit(f.apply)({"layer": kinds["params"]}, state, None, second)
+    np.testing.assert_array_equal(y, want[:, 4:])
+
+
 @pytest.mark.parametrize("name", ATTENTION)
 def test_keys_from_elsewhere(name):
     """With its own inputs as keys a layer attends to itself; a chunk sees the keys before it."""

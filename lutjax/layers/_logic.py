@@ -88,7 +88,7 @@ class _LogicArguments(Arguments):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _LogicSpec(_LogicArguments, Spec):
-    """Base of specs with wires and estimators; `wires_fan_out` is how often explicit wires read the most read input."""
+    """Base of specs with wires and estimators; `wires_fan_out` is the largest fan-out of an input of explicit wires."""
 
     _: dataclasses.KW_ONLY
     wires_fan_out: int | None = None
@@ -221,7 +221,7 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
 
     @property
     def arity(self) -> int:
-        """Inputs of a gate."""
+        """Number of inputs of a gate."""
         raise NotImplementedError
 
     def _check_sizes(self) -> None:
@@ -341,7 +341,8 @@ class LogicGatesArguments(_WiredArguments):
       logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
         input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
       estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise
-        on the logits, drawn anew in each call and the same for all samples. ``"straight_through"``: the hard network
+        on the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the
+        key of `apply` in Haiku. ``"straight_through"``: the hard network
         forward; logits get the gradient that they have in a mixture of the same inputs.
       temperature: logits and scores are divided by it.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
@@ -539,7 +540,7 @@ class BinaryLUTArguments(_TableArguments):
       n_inputs: inputs of each table, 1 to 8.
       table_init: draws the tables; uniform(-1, 1) by default.
       estimator: ``"straight_through"`` or ``"soft"``.
-      temperature: of the scores of learnable wiring, whose forward pass is the hard choice here.
+      temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
       candidates, scores_init, feature_axis, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
 
@@ -662,7 +663,7 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Rows and columns of windows."""
+        """Numbers of rows and columns of windows."""
         rows, columns = (
             (size + 2 * self.padding - self.kernel) // self.stride + 1 for size in self.in_shape[:2]
         )
@@ -670,12 +671,12 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
 
     @property
     def window(self) -> int:
-        """Values in a window, in the order of `lutjax.wiring.windows`."""
+        """Number of values in a window, in the order of `lutjax.wiring.windows`."""
         return self.kernel**2 * self.in_shape[2]
 
     @property
     def levels(self) -> list[int]:
-        """Gates of each level, all trees together."""
+        """Number of gates of each level, all trees together."""
         return [self.n_kernels << level for level in reversed(range(self.depth))]
 
     def variables(self) -> tuple[Variable, ...]:
@@ -777,7 +778,7 @@ class GroupSumSpec(GroupSumArguments, Spec):
 
     @property
     def out_features(self) -> int:
-        """Sums."""
+        """Number of sums."""
         return self.k
 
     def __post_init__(self) -> None:
@@ -812,9 +813,11 @@ class ThermometerArguments(Arguments):
     Args:
       in_features: numbers.
       n_thresholds: thresholds, and bits, of each.
-      learnable: whether thresholds are trained. They may then cross; otherwise there is no gradient of anything.
-      gradient: of learnable ones. ``"straight_through"``: the outputs are bits, with the gradient of a sigmoid of
-        ``(x - threshold) / temperature``. ``"soft"``: they are that sigmoid, and bits with ``deterministic=True``.
+      learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a
+        gradient.
+      gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
+        sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
+        ``deterministic=True``.
       temperature: width of that sigmoid, in units of `x`.
       feature_axis: -1, or 0 where features come first.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
@@ -871,7 +874,7 @@ class ThermometerSpec(ThermometerArguments, Spec):
 
     @property
     def out_features(self) -> int:
-        """Bits, of all features."""
+        """Number of bits of all features."""
         return self.in_features * self.n_thresholds
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:

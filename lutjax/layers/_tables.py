@@ -181,7 +181,7 @@ class SparseLUTArguments(LUTArguments):
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
         implementation, anchors: as in `LUT`.
       n_targets: outputs that each row reaches, drawn without replacement.
-      targets_per: owner of a list of targets: each ``"row"``, each ``"table"`` (its rows share one), or the whole
+      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
         ``"layer"``.
       targets: explicit targets, instead of `n_targets`.
 
@@ -308,8 +308,8 @@ class LUTAttentionArguments(LUTArguments):
       positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
       window: number of positions before it that a query sees; all of them if not given.
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
-        those after it; this goes without `window`, `decode`, `query_start` and `key_start`.
-      decode: whether calls decode with the cache: a call goes on where the last one stopped.
+        those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
 
     Raises:
       ValueError: a size is impossible, or an anchor is not an input.

@@ -40,12 +40,12 @@ class _Attention(Layer):
         spec, arrays = self._bound()
         if not decode:
             return spec(arrays, x, **others)
-        exists, empty = self.has_variable("cache", "cache_index"), spec.empty_cache(x.shape, x.dtype)
+        empty = spec.empty_cache(x.shape, x.dtype)
         cache = {
             name: self.variable("cache", name, lambda value: value, value) for name, value in empty.items()
         }
         y, latest = spec.attend_with_cache(arrays, {n: v.value for n, v in cache.items()}, x, **others)
-        if exists:  # initialising leaves the cache empty
+        if not self.is_initializing():  # which leaves the cache empty
             for name, value in latest.items():
                 cache[name].value = value
         return y
