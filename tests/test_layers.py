@@ -224,6 +224,62 @@ def test_segments(name):
     np.testing.assert_array_equal(run(layer, x, x, segments=segments, key_segments=segments), want)
 
 
+ALL_KEYS = {
+    name: CASES[name]._replace(
+        options={**{k: v for k, v in CASES[name].options.items() if k != "window"}, "causal": False}
+    )
+    for name in (
+        "attention",
+        "attention_without_positions",
+        "attention_own_positions",
+        "pair",
+        "pair_interleaved",
+    )
+}
+
+
+def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array, segments: Any) -> jax.Array:
+    """The causal definition with the first query behind the last key, and positions for that many keys."""
+    weights, anchors, positions = arrays["weights"], arrays["anchors"], arrays.get("positions")
+    n_keys = keys.shape[-2]
+    if positions is not None:  # a distance reads the same position, however many keys there are
+        assert len(positions) == 2 * 9 - 1
+        positions = positions[9 - n_keys :]
+    places = {"query_start": n_keys, "key_segments": None if segments is None else segments[..., :n_keys]}
+    if case.layer == "LUTPairAttention":
+        interleave = case.options.get("interleave", False)
+        return lutjax.reference.lut_pair_attention(
+            x, weights, anchors, positions, interleave=interleave, keys=keys, segments=segments, **places
+        )
+    query, key = (lutjax.reference.detect(a, anchors) for a in (x, keys))
+    position = None if positions is None else lutjax.reference.detect_signs(positions)
+    return lutjax.reference.lookup_attention(weights, query, key, position, query_segments=segments, **places)
+
+
+@pytest.mark.parametrize(
+    "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
+)
+def test_every_query_sees_every_key(name):
+    """Of its own segment, if there are segments."""
+    case = ALL_KEYS[name]
+    arrays, x = variables_of(case), inputs_of(case)
+    layer = nnx_layer(case, arrays)
+    places = jnp.asarray([0] * 4 + [1] * 5, jnp.int32)[(None,) * (x.ndim - 2)]
+    for n_keys, segments in ((9, None), (6, places)):
+        keys, part = x[..., :n_keys, :], None if segments is None else segments[..., :n_keys]
+        got = run(layer, x, keys, segments=segments, key_segments=part)
+        np.testing.assert_array_equal(got, reference_of_all_keys(case, arrays, x, keys, segments))
+        np.testing.assert_array_equal(run(layer, keys, segments=part), got[..., :n_keys, :])
+        assert np.any(got[..., 0, :]), "the first query sees keys"
+
+
+@pytest.mark.parametrize("name", [slow(name) for name in ALL_KEYS])
+def test_libraries_agree_on_all_keys(name):
+    case = ALL_KEYS[name]
+    cotangent = jax.random.normal(jax.random.key(2), (*case.shape[:-1], 6))
+    assert_libraries_agree(case, variables_of(case), inputs_of(case), cotangent)
+
+
 def test_optimiser_leaves_ids_alone():
     layer = nnx_layer(CASES["sparse_per_row"])
     before = nnx.to_pure_dict(nnx.state(layer))
