@@ -10,12 +10,12 @@ import pallas_interpreter
 import pytest
 from cases import fast_size, slow, split
 from jax.experimental.pallas import mosaic_gpu
-from lutjax.cases import Tag
 from pallas_interpreter import outline
 
 import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
+from lutjax.cases import Tag
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
 from lutjax.kernels._xla import _slots

@@ -596,9 +596,7 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
-    def note(
-        self, given: Call, call: Call, output: Callable[[], Any], rule: RowRule | None = None
-    ) -> None:
+    def note(self, given: Call, call: Call, output: Callable[[], Any], rule: RowRule | None = None) -> None:
         """Remember a call for `collecting`, if that asks for it; `output` returns the outline of its output."""
         made = self._made.get()
         if made is not None:
