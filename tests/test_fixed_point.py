@@ -21,11 +21,12 @@ pytestmark = pytest.mark.gpu
 FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
 COARSE = FixedPoint(2.0**14)  # totals of fewer: adding results outside of an op is exact too
 
-# Ops that add up, at the size that can be split, with as many samples and detectors as four devices need.
+# Ops that add up, at the size that can be split, with samples and detectors for four devices, and enough of them that sums of
+# floats show their order on every device.
 SUMS = [
     op for op in ops() if "accumulate" in inspect.signature(lutjax.kernel_registry.function(op)).parameters
 ]
-FOUR = {"batch": 4, "detectors": 4}
+EIGHT = {"batch": 8, "detectors": 8}
 
 
 @pytest.fixture(scope="module", params=SUMS)
@@ -37,7 +38,7 @@ def op(request):
 @functools.cache
 def case_of(op, dtype="float32", shape=None):
     """A case of the parity suite with values that no grid holds, and cotangents of its outputs."""
-    case = split(op, dtype, **FOUR) if shape is None else testing.case(op, shape, dtype)
+    case = split(op, dtype, **EIGHT) if shape is None else testing.case(op, shape, dtype)
     rng = np.random.default_rng(0)
 
     def normal(a):
@@ -88,7 +89,7 @@ def along(arrays, axes, axis, change):
 def permuted(op, accumulate, axis):
     """The result for a permuted batch or permuted detectors, in the old order."""
     case, ct = case_of(op)
-    n = FOUR[{"batch": "batch", "detector": "detectors"}[axis]]
+    n = EIGHT[{"batch": "batch", "detector": "detectors"}[axis]]
     order = np.random.default_rng(1).permutation(n)
     there, back = (functools.partial(jnp.take, indices=jnp.asarray(i)) for i in (order, np.argsort(order)))
     there, back = (lambda a, at, f=f: f(a, axis=at) for f in (there, back))
@@ -224,7 +225,7 @@ def check_values(op, dtype, shape):
         for name in expected:
             np.testing.assert_array_equal(outputs[name], expected[name], err_msg=name)
         sizes = testing.shapes(op)[fast_size(op) if shape is None else shape]
-        sizes = {**sizes, **(FOUR if shape is None else {})}
+        sizes = {**sizes, **(EIGHT if shape is None else {})}
         pairs = sizes.get("queries", 1) * sizes.get("keys", sizes.get("queries", 1))
         addends = sizes["batch"] * pairs * sizes["detectors"] * sizes.get("outputs", 1)
         for name in of_floats:
