@@ -156,14 +156,11 @@ def digits() -> Iterator[Row]:
 
 def automata() -> Iterator[Row]:
     """A training step of each experiment of `lutjax train ca`: its time, and its temporaries as XLA plans them."""
-    from lutjax.models import LogicCAConfig
-    from lutjax.training import automaton
-    from lutjax.training.automaton_runs import target
-    from lutjax.training.presets import EXPERIMENTS, make
+    from lutjax.training.automaton_runs import Automaton
+    from lutjax.training.presets import EXPERIMENTS
 
-    for name, values in EXPERIMENTS.items():
-        training = make(automaton.TrainingConfig, {**values, "experiment": name})
-        run = automaton.Run(make(LogicCAConfig, values), training, target(name, training.size, None, None))
+    for name in EXPERIMENTS:
+        run = Automaton.new({}, name).run
         program, advance = run.advance.compiled(run.abstract())
         state, first, times = run.init(), 0, []
         for _ in range(11):

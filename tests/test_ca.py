@@ -264,18 +264,17 @@ def test_pictures_are_drawn_later(finished: Path, tmp_path: Path) -> None:
 
 
 def test_solved_is_without_a_wrong_bit_three_times() -> None:
-    model = LogicCAConfig(channels=1, kernels=1, perception=(8, 1), update=(2, 1), periodic=True)
-    config = training.TrainingConfig(experiment="life", start="boards")
+    sizes = {"kernels": 1, "perception": (8, 1), "update": (2, 1), "steps": 1000}
 
     def solved(*wrong: float, **options: bool) -> str | None:
-        run = automaton_runs.Automaton.new(model, config, automaton_runs.Options(**options), None)
+        run = automaton_runs.Automaton.new({**sizes, **options})
         run.record.history.test = [(100 * n, w) for n, w in enumerate(wrong, 1)]
         return run.over(100 * len(wrong))
 
     assert solved(0, 0, 1, 0, 0) is None
     assert solved(4, 0, 0, 0) == "no wrong bit in 3 tests one after the other after 400 of 1000 steps"
     assert solved(4, 0, 0, 0, stop_when_solved=False) is None
-    old = automaton_runs.Automaton.new(model, config, automaton_runs.Options(), None).record
+    old = automaton_runs.Automaton.new(sizes).record
     del old.options["stop_when_solved"]  # as older versions wrote it
     assert not automaton_runs.Automaton(old).intervals.stop_when_solved
 
@@ -363,10 +362,6 @@ def test_an_image_is_a_pattern(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_the_game_of_life_is_learnt(seed: int) -> None:
-    from lutjax.cli._run import make
-    from lutjax.training.presets import EXPERIMENTS
-
-    values = {**EXPERIMENTS["life"], "experiment": "life", "seed": seed}
-    run = training.Run(make(LogicCAConfig, values), make(training.TrainingConfig, values), None)
+    run = automaton_runs.Automaton.new({"seed": seed}).run
     state, _ = run.advance(run.init(), 0, run.training.steps)
     assert run.wrong(state) == 0

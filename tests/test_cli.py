@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lutjax
-from lutjax.cli import _progress, _train_lm, main
+from lutjax.cli import _progress, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli
-from lutjax.training import loop, runs
+from lutjax.training import lm_runs, loop, runs
 from lutjax.training.tensorboard import Events
 
 SIZES = [
@@ -428,7 +428,7 @@ def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
 def test_every_field_is_a_flag() -> None:
     command = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
     flags = {p.name for p in command.get_params(click.Context(command))}
-    for config in _train_lm._configs():
+    for config in lm_runs.LanguageModel.configs:
         assert set(config.__dataclass_fields__) <= flags
 
 

@@ -37,7 +37,10 @@ class FieldsCommand(click.Command):
 
 
 def _options(config: type) -> list[click.Option]:
-    hints, help_of = typing.get_type_hints(config), _attributes(config.__doc__ or "")
+    hints = typing.get_type_hints(config)
+    help_of: dict[str, str] = {}
+    for one in reversed(config.__mro__):  # a class need not say again what its base says
+        help_of |= _attributes(one.__doc__ or "")
     options = []
     for field in dataclasses.fields(config):
         if field.default is dataclasses.MISSING:

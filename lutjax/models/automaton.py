@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,14 +13,12 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax._typing import Array
-from lutjax.kernels._xla._wires import sum_over_samples
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 
 _NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 _CENTRE = len(_NEIGHBOURS)
-_PARTS = 4  # sums of so many parts of the cells are one vector on a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,11 +286,19 @@ def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
     return [padded[..., y : y + height, x : x + width] for y, x in _NEIGHBOURS]
 
 
+def _first_wires(n_kernels: int) -> jax.Array:
+    """Return the wires of the first layer, into the neighbours and then the centre: int32 ``[kernels * 8, 2]``."""
+    near = jnp.arange(n_kernels * _CENTRE, dtype=jnp.int32) % _CENTRE
+    return jnp.stack([near, jnp.full_like(near, _CENTRE)], -1)
+
+
 @jax.custom_vjp
 def _meet(near: jax.Array, centre: jax.Array, coefficients: jax.Array) -> jax.Array:
     """Gates of each neighbour and the centre: ``[8, N]``, ``[N]``, ``[4, kernels, 8]`` -> ``[kernels, 8, N]``.
 
-    The first layer of perception, without an array of what each of its gates reads.
+    The same as `lutjax.bilinear_gates` with `_first_wires`. Values and the cotangents of cells are written out, because
+    every gate reads the centre: without wires XLA needs no array of all that they read. The cotangent of the coefficients
+    is that of the op.
     """
     c0, c1, c2, c3 = coefficients[..., None]
     near, centre = near[None], centre[None, None]
@@ -308,15 +313,14 @@ def _meet_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax
     near, centre, coefficients = saved
     by_kernel = jnp.einsum("ckj,kjn->cjn", coefficients[1:], dy, precision="highest")
     of_near, of_centre, of_both = jax.lax.optimization_barrier(tuple(by_kernel))
-    flat = dy.reshape(-1, centre.size)
-    a = jnp.broadcast_to(near[None], dy.shape).reshape(flat.shape)
-    b = centre[None]
-    parts = math.gcd(centre.size, _PARTS)
-    d_coefficients = sum_over_samples([flat, flat * a, flat * b, flat * a * b], parts)
+    x, wires = jnp.concatenate([near, centre[None]]), _first_wires(dy.shape[0])
+    _, pull_back = jax.vjp(
+        lambda c: lutjax.bilinear_gates(x, c.reshape(4, -1), wires, feature_axis=0), coefficients
+    )
     return (
-        of_near + of_both * b,
+        of_near + of_both * centre[None],
         (of_centre + of_both * near).sum(0),
-        d_coefficients.reshape(coefficients.shape),
+        *pull_back(dy.reshape(-1, centre.size)),
     )
 
 
@@ -378,8 +382,7 @@ def _packed_step(
     channels, n_words = words.shape[0], words[0].size
     near = jnp.stack([*_shifted_words(config, words, width), words])
     x, rest = near.reshape(_CENTRE + 1, channels * n_words), config.sizes[0]
-    first = jnp.stack([jnp.arange(rest, dtype=jnp.int32) % _CENTRE, jnp.full(rest, _CENTRE, jnp.int32)], -1)
-    x = lutjax.packed_lut(x, truth[:rest], first)
+    x = lutjax.packed_lut(x, truth[:rest], _first_wires(config.kernels))
     for layer, w in enumerate(wires):
         if layer == len(config.perception) - 1:
             x = jnp.concatenate([words.reshape(channels, n_words), x.reshape(-1, n_words)])

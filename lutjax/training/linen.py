@@ -61,7 +61,8 @@ class TrainState(struct.PyTreeNode):
     @property
     def step(self) -> Int[Array, ""]:
         """Steps done."""
-        return self.opt_state.step
+        step: Array = self.opt_state.step
+        return step
 
     @classmethod
     def create(

@@ -9,7 +9,7 @@ import numpy as np
 
 from lutjax._extras import needed_by
 from lutjax.layers import nnx as layers
-from lutjax.training import runs
+from lutjax.training import checkpoints, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Repeated
 from lutjax.training.nnx import filled
@@ -19,6 +19,7 @@ with needed_by(__name__):
 
 
 M = TypeVar("M", bound=nnx.Module)
+R = TypeVar("R", bound=runs.Record)
 
 
 class State(NamedTuple):
@@ -124,6 +125,31 @@ def load(folder: Path, step: int, structure: Structure[M]) -> M:
       CheckpointError: as `restore`.
     """
     return structure.model(*_restore_model(folder, step, structure))
+
+
+class Loader(Generic[M, R]):
+    """Reads the models of runs of one kind.
+
+    Args:
+      record: the class of the kind's record.
+      model: makes the model of the folder of a run, the step of a checkpoint that `runs.read` has found whole, and its
+        record.
+    """
+
+    def __init__(self, record: type[R], model: Callable[[Path, int, R], M]):
+        self._record, self._model = record, model
+
+    def __call__(self, folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> tuple[M, R]:
+        """Return the model and the record of the latest checkpoint in the folder of a run.
+
+        Args:
+          on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+
+        Raises:
+          CheckpointError: there is none, none is whole, or an anchor or a wire is not an input.
+        """
+        step, record = runs.read(folder, self._record, on_damage=on_damage)
+        return self._model(folder, step, record), record
 
 
 def _restore_model(folder: Path, step: int, structure: Structure[Any]) -> tuple[Any, Any]:

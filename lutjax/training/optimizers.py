@@ -46,7 +46,7 @@ def learning_rate(
 
     def schedule_of(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32)
-        value = jnp.float32(rate)
+        value: jax.Array = jnp.float32(rate)
         if schedule == "published":
             t = step * batch_size
             value *= jnp.minimum(1 / jnp.sqrt(1 + t), t / (4000 * 4000**0.5))

@@ -38,7 +38,8 @@ class PatternError(ValueError):
 def checkerboard(size: int) -> Pattern:
     """Squares of 2 x 2 cells."""
     y, x = np.mgrid[:size, :size] // 2
-    return ((x + y) % 2 == 1)[None]
+    board: Pattern = ((x + y) % 2 == 1)[None]
+    return board
 
 
 def lizard(size: int = 20) -> Pattern:
