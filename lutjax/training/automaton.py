@@ -173,7 +173,7 @@ class Run(ModelRun[LogicCA]):
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         circuit = model.circuit
-        hard_gates = jax.random.bernoulli(gate_key, training.hard_share, (1, config.n_gates))
+        hard_gates = jax.random.bernoulli(gate_key, float(training.hard_share), (1, config.n_gates))
 
         def loss_of(params: Any) -> Array:
             logits = self.structure.model(params, state.others).logits[...]
