@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--steps", type=int, help="default: those of the experiment")
-    parser.add_argument("--set", nargs="+", default=[], help="other fields of its configs, with values as in JSON")
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="other fields of its configs, with values as in JSON"
+    )
     arguments = parser.parse_args()
     values = fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
     print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")

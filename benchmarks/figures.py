@@ -182,7 +182,7 @@ def memory() -> Iterator[Row]:
 
 
 def overhead() -> Iterator[Row]:
-    """What an eager call and the choice of an implementation cost."""
+    """Cost of an eager call, and of choosing an implementation."""
     weights = jnp.ones((5, 4, 2))
     d = lutjax.detect_signs(jnp.ones((3, 5, 2)))
     kernel = jax.jit(lutjax.reference.lookup)

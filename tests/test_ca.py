@@ -194,7 +194,7 @@ def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None
 # ------------------------------------------------------------------------------------- training
 def test_each_number_of_a_gradient_is_clipped() -> None:
     sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "size": 16, "n_steps": 1}
-    run = automaton_runs.Automaton.new({**sizes, "batch_size": 64, "hard_share": 0.0}, "checkerboard").run
+    run = automaton_runs.Automaton.new({**sizes, "batch_size": 64, "hard_share": 0}, "checkerboard").run
     state = run.init()
     key = jax.random.fold_in(jax.random.key(run.training.seed), 0)
     first, target = run.sample(jax.random.split(key, 3)[0], 64)

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -444,6 +445,17 @@ def test_bar_on_a_terminal() -> None:
         report.test(10, 2.25)
         report.training(20, 2.0)
     assert "step 20/20  train 2.0000  test 2.2500" in stream.getvalue()
+
+
+def test_rooms_keep_to_themselves() -> None:
+    """Nothing outside the command line imports it, and models and training import nothing private of kernels."""
+    root = Path(lutjax.__file__).parent
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).parts[0]
+        text = path.read_text()
+        assert room == "cli" or not re.search(r"^\s*(from|import) lutjax\.cli", text, re.MULTILINE), path
+        if room in ("models", "training"):
+            assert not re.search(r"lutjax\.kernels(\._| import _)", text), path
 
 
 def test_help_and_version_do_not_import_jax() -> None:

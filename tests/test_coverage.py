@@ -81,14 +81,18 @@ def test_a_fault_is_found():
             row.checked()
 
 
-@pytest.mark.parametrize("edit", [("3e-", "2e-"), ("1e-1", "2e-1"), ("jnp.exp", "jnp.exp2"), ("(jax ", "(jax 1")])
+@pytest.mark.parametrize(
+    "edit", [("3e-", "2e-"), ("1e-1", "2e-1"), ("jnp.exp", "jnp.exp2"), ("(jax ", "(jax 1")]
+)
 def test_a_page_edited_by_hand_is_found(edit):
     edited = page.PATH.read_text().replace(*edit, 1)
     assert edited != page.PATH.read_text()
     assert not page.is_written(edited)
 
 
-@pytest.mark.parametrize("row", [row if row in SAMPLE else slow(row) for row in ROWS], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row if row in SAMPLE else slow(row) for row in ROWS], ids=lambda row: row.name
+)
 def test_row(row):
     row.checked()
 

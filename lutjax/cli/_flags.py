@@ -76,7 +76,7 @@ class _Integers(click.ParamType):
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    """What the section "Attributes:" of a docstring says of every name."""
+    """Return the description of each name in the section "Attributes:" of a docstring."""
     _, _, section = docstring.partition("Attributes:\n")
     section = section.split("\n\n")[0]
     entries = re.findall(r"^ {6}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)

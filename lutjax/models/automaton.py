@@ -91,7 +91,7 @@ class LogicCAConfig:
 
     @property
     def wired(self) -> tuple[tuple[int, int, int], ...]:
-        """Of every layer but the first: how often it is there, its inputs and its gates."""
+        """Copies, inputs and gates of every layer but the first."""
         perceived = self.channels * (1 + self.kernels * self.perception[-1])
         return (
             *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
@@ -124,7 +124,7 @@ class LogicCA(nnx.Module):
     """A cellular automaton whose rule is a circuit of differentiable logic gates.
 
     Each kernel is a small circuit over the 3x3 neighbourhood of a channel, and begins with the cell and each of its
-    neighbours; the update circuit reads the cell and what all kernels say of all channels, and its output is
+    neighbours; the update circuit reads the cell and the outputs of all kernels for all channels, and its output is
     the cell's new state.
 
     State: ``logits`` (`nnx.Param`, ``[16, gates]``, those of all layers), ``wires`` and ``readers`` (lists of `Wires`).
@@ -167,7 +167,7 @@ class LogicCA(nnx.Module):
         return Circuit([w[...] for w in self.wires], [r[...] for r in self.readers])
 
     def gates(self) -> Int[jax.Array, " gates"]:
-        """The likeliest of the sixteen gates at each place, those of all layers: int32."""
+        """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
 
     def __call__(
@@ -239,7 +239,7 @@ def run_soft(
     n_steps: int,
     key: Array | None = None,
 ) -> Float[jax.Array, "channels batch height width"]:
-    """The soft automaton, channels first. Its gradient keeps the states only, and computes each step again."""
+    """The soft automaton, channels first. Its gradient keeps the states alone and computes each step again."""
 
     def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
         new = _step(config, coefficients, circuit, state)
@@ -257,7 +257,7 @@ def run_soft(
 
 
 def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
-    """Which cells are updated, the same ones in all channels and grids of a batch."""
+    """Draw the cells that are updated, the same ones in all channels and grids of a batch."""
     return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
 
 
@@ -265,7 +265,7 @@ def _step(config: LogicCAConfig, coefficients: Array, circuit: Circuit, state: A
     channels, batch, height, width = state.shape
     n_cells = batch * height * width
     near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
-    near = jax.lax.optimization_barrier(near)  # else it is made anew wherever it is read
+    near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
     of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
     x = _meet(near, x, of_first).reshape(rest, channels * n_cells)

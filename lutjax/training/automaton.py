@@ -1,4 +1,4 @@
-"""Training of a `LogicCA`: what is particular to it; the loop itself is `lutjax.training.loop`."""
+"""Training of a `LogicCA`: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
 from pathlib import Path
@@ -31,7 +31,7 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """What decides a training run beside the model.
+    """All that decides a training run apart from the model.
 
     Attributes:
       experiment: its name, which decides the target.
@@ -73,12 +73,12 @@ class TrainingConfig(Training):
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """What a checkpoint holds beside arrays.
+    """All that a checkpoint holds apart from arrays.
 
     Attributes:
       model, training: what decides the run.
       target: rows of each channel of the pattern as strings of 0 and 1; None in the Game of Life.
-      options: what the program that trains wants to remember and may change, such as intervals.
+      options: options of the training program that may change, such as intervals.
       history: losses of the soft automaton, and wrong bits of the best hard one, a grid.
     """
 

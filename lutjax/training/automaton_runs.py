@@ -1,4 +1,4 @@
-"""Runs of automata: what they draw, when they are solved, and what is checked and drawn at the end."""
+"""Runs of automata: their targets, when they are solved, and the checks and pictures at the end."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Training of a `LogicClassifier`: what is particular to it; the loop itself is `lutjax.training.loop`."""
+"""Training of a `LogicClassifier`: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ THRESHOLDS = ("uniform", "gaussian", "distributive")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """What decides a training run beside the model and the samples.
+    """All that decides a training run apart from the model and the samples.
 
     Attributes:
       steps: optimiser steps in all; the cool-down depends on it.
@@ -120,7 +120,7 @@ class Run(ModelRun[LogicClassifier]):
     def classes(
         self, state: State, x: Float32[np.ndarray, "samples features"], *, hard: bool
     ) -> Int32[np.ndarray, " samples"]:
-        """What the soft or the hard network takes samples for."""
+        """Return the classes that the soft or the hard network gives samples."""
         return np.asarray(self._classes(state.params, state.others, x, hard=hard))
 
     def accuracy(self, state: State, part: Samples, *, hard: bool) -> float:
@@ -164,7 +164,7 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
 
 @dataclasses.dataclass(frozen=True)
 class SamplesIdentity:
-    """Which samples a run reads: the path given (None: scikit-learn's digits), how many, and SHA-256 of them."""
+    """The samples of a run: the path given (None: scikit-learn's digits), their number and their SHA-256."""
 
     path: str | None
     size: int
@@ -173,12 +173,12 @@ class SamplesIdentity:
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """What a checkpoint holds beside arrays.
+    """All that a checkpoint holds apart from arrays.
 
     Attributes:
       model, training, samples: what decides the run.
       baselines: accuracies of others on the test part.
-      options: what the program that trains wants to remember and may change, such as intervals.
+      options: options of the training program that may change, such as intervals.
       history: training losses, and accuracies of the hard network on the test part.
     """
 

@@ -1,4 +1,4 @@
-"""Runs of classifiers: where their samples are from, and what is done at the end."""
+"""Runs of classifiers: where their samples are from, and the work at the end."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -343,7 +343,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
 def _of_other_length(
     experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
 ) -> Experiment:
-    """The same run with another number of steps, and a line that says how honest that is."""
+    """Return the same run with another number of steps; show whether its result is that of a run of that length."""
     record, why = experiment.record, experiment.solved()
     if why is not None:
         raise RunError(

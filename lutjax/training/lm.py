@@ -1,4 +1,4 @@
-"""Training of the byte language model: what is particular to it; the loop itself is `lutjax.training.loop`."""
+"""Training of the byte language model: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
 from typing import Any
@@ -31,7 +31,7 @@ TABLE_GRADIENTS = ("factored", "dense")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """What decides a training run beside the model and the text. Data order and dropout follow from the seed.
+    """All that decides a training run apart from the model and the text. Data order and dropout follow from the seed.
 
     Attributes:
       steps: optimiser steps in all; the cool-down depends on it.
@@ -88,7 +88,7 @@ class TrainingConfig(Training):
 
 
 def structure_of(config: LUTTransformerConfig) -> Structure[LUTTransformer]:
-    """How arrays make a model of this config."""
+    """Return how arrays make a model of this config."""
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 

@@ -1,4 +1,4 @@
-"""Runs of language models: what decides how to go on, what is done at the end, and the model of one."""
+"""Runs of language models: their record, their text, the work at their end, and loading their models."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ SAMPLE_BYTES = 300
 
 @dataclasses.dataclass(frozen=True)
 class TextIdentity:
-    """Which text a run reads: the path given (None: Python's standard library), bytes, and SHA-256 of them."""
+    """The text of a run: the path given (None: Python's standard library), its bytes and their SHA-256."""
 
     path: str | None
     size: int
@@ -35,12 +35,12 @@ class TextIdentity:
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """What a checkpoint holds beside arrays.
+    """All that a checkpoint holds apart from arrays.
 
     Attributes:
       model, training, text: what decides the run.
       bigram: loss of the baseline on the test part, in nats per byte.
-      options: what the program that trains wants to remember and may change, such as intervals.
+      options: options of the training program that may change, such as intervals.
       history: losses so far, in nats per byte.
     """
 
@@ -147,7 +147,7 @@ class LanguageModel(Experiment):
 
     @property
     def prompt(self) -> str:
-        """How the sample begins: the first line of the test part."""
+        """The beginning of the sample: the first line of the test part."""
         lines = self.text.test[: self.record.model.context].tobytes().decode(errors="ignore").splitlines()
         return next((line for line in lines if line.strip()), " ")
 

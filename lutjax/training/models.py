@@ -1,4 +1,4 @@
-"""Runs of Flax NNX models: which arrays there are, how they make a model, and their checkpoints."""
+"""Runs of Flax NNX models: their arrays, how these make a model, and their checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=runs.Record)
 
 
 class State(NamedTuple):
-    """What training changes: nested dicts of arrays, and the optimiser's state."""
+    """All that training changes: nested dicts of arrays, and the optimiser's state."""
 
     params: Any
     """Trained variables."""
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 class Structure(Generic[M]):
-    """How the arrays of a state make a model.
+    """The structure with which the arrays of a state make a model.
 
     Args:
       build: makes a model that draws its arrays from these `nnx.Rngs`.
@@ -52,7 +52,7 @@ class Structure(Generic[M]):
         return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
 
     def n_parameters(self) -> int:
-        """How many numbers are trained."""
+        """Return the number of trained parameters."""
         return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
 
     def init(self, seed: int) -> tuple[Any, Any]:

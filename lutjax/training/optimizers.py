@@ -22,7 +22,7 @@ TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
     "row_momentum": tables.RowMomentum,
     "row_adam": tables.RowAdam,
 }
-"""How table rows move, by name."""
+"""Rules by which table rows move, by name."""
 
 # The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.
 _EPS = 1e-20

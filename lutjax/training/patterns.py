@@ -1,4 +1,4 @@
-"""What automata learn to draw, as bits: drawn here, or read from an image."""
+"""Patterns of bits that automata learn to draw: made here, or read from an image."""
 
 from pathlib import Path
 

@@ -52,7 +52,7 @@ __all__ = [
 
 
 class OptimizerState(NamedTuple):
-    """What an `Optimizer` remembers.
+    """State of an `Optimizer`.
 
     Attributes:
       step: steps done, int32.

@@ -41,7 +41,7 @@ Cells = dict[tuple[str, str], tuple[str, str]]
 
 
 def versions() -> str:
-    """What a run of the checks ran on."""
+    """Return the versions that a run of the checks ran on."""
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
 
 
@@ -69,7 +69,7 @@ def render(measured: Cells, ran_on: str) -> str:
 
 
 def is_written(text: str) -> bool:
-    """Whether a page is what `render` wrote, of the rows as they are, and no error in it was changed by hand."""
+    """Return whether `render` wrote a page from the rows as they are, and nobody has changed it since."""
     return render(*read(text)) == text
 
 
