@@ -13,7 +13,7 @@ Values are drawn from coarse grids: sums are exact in any order, and ties, zeros
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,27 +23,16 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 import lutjax
-from lutjax import _ahead_of_time, _compat, reference
-from lutjax._detection import Detection
-from lutjax._dtypes import FLOATS, accumulator
+from lutjax import _ahead_of_time, _compat
+from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import SGD, RowRule
+from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, of as cases_of
 from lutjax.factored.collect import value_and_grad
-from lutjax.kernels.registry import Implementation
+from lutjax.kernels.contract import Direction
+from lutjax.kernels.registry import Implementation, kernel_registry
 
 Arrays = dict[str, Any]
-
-OPS = (
-    "detect",
-    "detect_signs",
-    "lookup",
-    "sparse_lookup",
-    "lookup_attention",
-    "lut_pair_attention",
-    "bilinear_gates",
-    "soft_lut",
-    "binary_lut",
-)
 
 TRANSFORMATIONS = (
     "none",
@@ -60,72 +49,32 @@ TRANSFORMATIONS = (
 _SHARDED_AXES = {"shard_map, replicated table": "batch", "shard_map, sharded table": "detector"}
 FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vmap")
 
-LOOK_UPS = ("lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
-"""The ops that read tables."""
-
 # What differs between two correct orders of the few operations that are not exact on the grids: the slope
 # of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2**-11}
 
 
-@dataclasses.dataclass(frozen=True)
-class Axes:
-    """Which axis of an array is the batch, and which the detectors; None if it has none."""
-
-    batch: int | None = None
-    detector: int | None = None
+def shapes(op: str) -> dict[str, Size]:
+    """Return the named sizes at which an op is tested."""
+    return cases_of(op).sizes
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Case:
-    """Arguments of one op at one size.
-
-    Attributes:
-      op, shape: names; the sizes are in ``lutjax/ops/<op>.py``.
-      differentiable, fixed: arguments with and without a gradient, by name.
-      axes: of every argument. output_axes: of every output with a gradient.
-      call: the op on these arguments, from a module that has it; returns its outputs by name.
-    """
-
-    op: str
-    shape: str
-    dtype: str
-    differentiable: Arrays
-    fixed: Arrays
-    axes: Mapping[str, Axes]
-    output_axes: Mapping[str, Axes]
-    call: Callable[..., Arrays]
-
-    def __str__(self) -> str:
-        return f"{self.op}-{self.shape}-{self.dtype}"
-
-
-def shapes(op: str) -> dict[str, dict[str, int]]:
-    """The named sizes at which an op is tested, measured and tuned."""
-    return importlib.import_module(f"lutjax.ops.{op}").SHAPES
-
-
-def cases(op: str, dtype: DTypeLike = jnp.float32) -> list[Case]:
-    """The cases of an op: one for each of its named sizes."""
+def cases(op: str, dtype: DTypeLike | None = None) -> list[Case]:
+    """Return the cases of an op: one for each of its named sizes."""
     return [case(op, shape, dtype) for shape in shapes(op)]
 
 
-def case(op: str, shape: str, dtype: DTypeLike = jnp.float32, **sizes: int) -> Case:
-    """One case: an op at one of its named sizes, of which `sizes` may change some.
+def case(op: str, shape: str, dtype: DTypeLike | None = None, **sizes: int) -> Case:
+    """Return one case: an op at one of its named sizes, of which `sizes` may change some.
+
+    Args:
+      op: name of an op that is registered with cases.
+      dtype: one of the op's; by default the first, float32 for most.
 
     Raises:
       ValueError: an unknown op, shape or dtype.
     """
-    if op not in OPS:
-        raise ValueError(f"lutjax.testing: unknown op {op!r}; the ops are {', '.join(OPS)}.")
-    if shape not in shapes(op):
-        raise ValueError(
-            f"lutjax.testing: {op} has no shape {shape!r}; its shapes are {', '.join(shapes(op))}."
-        )
-    name = jnp.dtype(dtype).name
-    if name not in FLOATS:
-        raise ValueError(f"lutjax.testing: dtype is {name}; the dtypes are {', '.join(FLOATS)}.")
-    return _BUILDERS[op](_Draw(op, shape, jnp.dtype(dtype)), {**shapes(op)[shape], **sizes})
+    return cases_of(op).case(shape, dtype, **sizes)
 
 
 def check(
@@ -162,7 +111,7 @@ def check(
     }
     run = runs[transformation]
     f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
-    g = functools.partial(_call, case, reference, None, accumulate=accumulate)
+    g = functools.partial(_call, case, _reference(case), None, accumulate=accumulate)
     cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
     whole = "shard_map" in transformation or transformation == "export"
     expected = _jitted(_plain if whole else run, g, case, cotangent)
@@ -188,6 +137,7 @@ def check_factored(
       AssertionError: names the first output or cotangent that differs. ValueError: another transformation.
     """
     _require_one_of("check_factored", transformation, FACTORED_TRANSFORMATIONS)
+    factored = functools.partial(_value_and_factored, table=_table(case))
     runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
         "none": _plain,
         "jit": _plain,
@@ -201,14 +151,14 @@ def check_factored(
     }
     run = runs[transformation]
     f = functools.partial(_call, case, lutjax, implementation)
-    g = functools.partial(_call, case, reference, None)
+    g = functools.partial(_call, case, _reference(case), None)
     cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
     reference_run = _plain if "shard_map" in transformation or transformation == "export" else run
     expected = _jitted(reference_run, g, case, cotangent, _value_and_cotangents)
     if transformation in ("none", "export"):
-        actual = run(f, case, cotangent, _value_and_factored)
+        actual = run(f, case, cotangent, factored)
     else:
-        actual = _jitted(run, f, case, cotangent, _value_and_factored)
+        actual = _jitted(run, f, case, cotangent, factored)
     _assert_both_close(f"{case}, factored, {transformation}", actual, expected, tolerance)
 
 
@@ -238,48 +188,62 @@ class Program:
 def program(
     case: Case, implementation: Implementation = None, *, accumulate: FixedPoint | None = None
 ) -> Program:
-    """An op's outputs and cotangents on the arguments of a case."""
+    """Return the program of an op's outputs and cotangents on the arguments of a case; of outputs if it has no gradient."""
     f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
-    g = functools.partial(_call, case, reference, None, accumulate=accumulate)
+    g = functools.partial(_call, case, _reference(case), None, accumulate=accumulate)
     ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
+    forward = Program(str(case), lambda d: (f(d),), lambda d: (g(d),), (case.differentiable,))
+    if not ct:
+        return forward
     return Program(
         str(case),
         functools.partial(_value_and_cotangents, f),
         functools.partial(_value_and_cotangents, g),
         (case.differentiable, ct),
-        Program(str(case), lambda d: (f(d),), lambda d: (g(d),), (case.differentiable,)),
+        forward,
     )
+
+
+def programs(case: Case, implementation: Implementation = None) -> dict[tuple[Direction, ...], Program]:
+    """Return all programs of a case, by the directions of the op that each shows."""
+    of_op = program(case, implementation)
+    found: dict[tuple[Direction, ...], Program] = {
+        ("forward",) if of_op.forward is None else ("forward", "backward"): of_op
+    }
+    if case.table is not None:
+        found["update",] = update_program(case, implementation)
+    return found
 
 
 def update_program(
     case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
 ) -> Program:
-    """The table of a case and its state after a step, as `lutjax.update_table` takes `rule` and `options`."""
-    rule = SGD() if rule is None else rule
+    """Return the program of a table and its state after a step, as `lutjax.update_table` takes `rule` and `options`."""
+    rule, table = SGD() if rule is None else rule, _table(case)
     f = functools.partial(_call, case, lutjax, None)
-    g = functools.partial(_call, case, reference, None)
+    g = functools.partial(_call, case, _reference(case), None)
     ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
-    weights = case.differentiable["weights"]
+    weights = case.differentiable[table]
     state = jax.tree.map(lambda a: a + jnp.asarray(0.5, a.dtype), rule.init(weights))
 
     def actual(weights: Any, state: Any) -> tuple[Arrays, ...]:
-        differentiable = {**case.differentiable, "weights": weights}
-        _, gradients = _factored(f, differentiable, ct)
+        differentiable = {**case.differentiable, table: weights}
+        _, gradients = _factored(f, differentiable, ct, table)
         new, new_state = lutjax.update_table(
-            weights, gradients["weights"], 0.25, rule, state, implementation=implementation, **options
+            weights, gradients[table], 0.25, rule, state, implementation=implementation, **options
         )
-        return ({"weights": new, **new_state},)
+        return ({table: new, **new_state},)
 
     def expected(weights: Any, state: Any) -> tuple[Arrays, ...]:
         dtype = accumulator(weights.dtype)
-        differentiable = {**case.differentiable, "weights": weights.astype(dtype)}
+        differentiable = {**case.differentiable, table: weights.astype(dtype)}
         of_outputs = jax.tree.map(lambda a: a.astype(dtype), ct)
         _, gradients = _value_and_cotangents(g, differentiable, of_outputs)
         touched = _touched(case, differentiable)
         old = weights.astype(dtype)
-        moved, new = rule.step(old, gradients["weights"], state, jnp.asarray(0.25, dtype))
+        moved, new = rule.step(old, gradients[table], state, jnp.asarray(0.25, dtype))
         new = jax.tree.map(lambda n, o: jnp.where(touched, n, o), (moved, new), (old, state))
-        return ({"weights": new[0].astype(weights.dtype), **new[1]},)
+        return ({table: new[0].astype(weights.dtype), **new[1]},)
 
     return Program(f"{case}, {rule}", actual, expected, (weights, state))
 
@@ -303,17 +267,26 @@ def check_update(
     assert_all_close(update.what, actual, expected)
 
 
+def _table(case: Case) -> str:
+    if case.table is None:
+        raise ValueError(
+            f"lutjax.testing: {case.op} has no table, so it has no factored gradient and no update."
+        )
+    return case.table
+
+
 def _touched(case: Case, differentiable: Arrays) -> jax.Array:
     """Which rows are looked up, ``[T, R, 1]``: those that a cotangent of ones reaches."""
-    n_detectors, n_rows, _ = differentiable["weights"].shape
-    ones = jnp.ones((n_detectors, n_rows, 1), jnp.float32)
-    everything = {**differentiable, **case.fixed}
+    table = _table(case)
+    ones = jnp.ones((*differentiable[table].shape[:2], 1), jnp.float32)
+    module = _reference(case)
 
     def f(weights: jax.Array) -> jax.Array:
-        if case.op == "sparse_lookup":  # its unused slots pass no cotangent on
-            d = _detection("detection", n_rows.bit_length() - 1, everything)
-            return jnp.asarray(reference.lookup(weights, d))
-        return case.call(getattr(reference, case.op), {**everything, "weights": weights})["y"]
+        arrays = {**differentiable, **case.fixed, table: weights}
+        if case.addresses is not None:
+            return case.addresses(module, arrays)
+        (y,) = case.call(getattr(module, case.op), arrays).values()
+        return jnp.asarray(y)
 
     y, pullback = jax.vjp(f, ones)
     touched: jax.Array = pullback(jnp.ones_like(y))[0]
@@ -366,9 +339,9 @@ def check_lowering(
         f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
         mesh = _ahead_of_time.mesh(platform, device_kind, 2, "shards")
 
-        def sharded(differentiable: Arrays, ct: Arrays) -> tuple[Arrays, Arrays]:
+        def sharded(differentiable: Arrays, ct: Arrays | None = None) -> tuple[Arrays, Arrays]:
             shard = dataclasses.replace(case, differentiable=differentiable)
-            return _sharded(f, shard, ct, axis=_SHARDED_AXES[transformation], mesh=mesh)
+            return _sharded(f, shard, ct or {}, axis=_SHARDED_AXES[transformation], mesh=mesh)
 
         exported = _ahead_of_time.lower_on_mesh(sharded, *of_op.shapes(), platform=platform)
     of_reference = jax.eval_shape(of_op.expected, *of_op.shapes())
@@ -403,7 +376,7 @@ def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None 
         tolerance = TOLERANCE[expected.dtype.name]
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     finite = np.abs(expected[np.isfinite(expected)])
-    scale = max(1.0, finite.max()) if finite.size else 1.0
+    scale = finite.max(initial=0.0)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * scale, err_msg=what)
 
 
@@ -415,6 +388,11 @@ def _require_one_of(where: str, transformation: str, names: tuple[str, ...]) -> 
         )
 
 
+def _reference(case: Case) -> Any:
+    """The module with the op's definition."""
+    return importlib.import_module(case.reference)
+
+
 def _call(
     case: Case,
     module: Any,
@@ -424,7 +402,7 @@ def _call(
     *,
     accumulate: FixedPoint | None = None,
 ) -> Arrays:
-    op = getattr(module, case.op)
+    op = kernel_registry.function(case.op) if module is lutjax else getattr(module, case.op)
     if accumulate is not None:
         op = functools.partial(op, accumulate=accumulate)
     if module is lutjax:
@@ -437,13 +415,16 @@ def _with_gradient(outputs: Arrays) -> Arrays:
 
 
 def _cotangent(case: Case, outputs: Arrays) -> Arrays:
-    draw = _Draw(case.op, case.shape, jnp.dtype(jnp.float32), seed=1)
+    draw = Draw(case.op, case.shape, jnp.dtype(jnp.float32), seed=1)
     return {name: draw.grid(a.shape, 4, a.dtype) for name, a in _with_gradient(outputs).items()}
 
 
 def _value_and_cotangents(
     f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays
 ) -> tuple[Arrays, Arrays]:
+    if not ct:  # an op without a gradient
+        return f(differentiable), {}
+
     def split(d: Arrays) -> tuple[Arrays, Arrays]:
         outputs = f(d)
         return _with_gradient(outputs), outputs
@@ -452,7 +433,9 @@ def _value_and_cotangents(
     return outputs, pullback(ct)[0]
 
 
-def _factored(f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays) -> tuple[Arrays, Arrays]:
+def _factored(
+    f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, table: str = "weights"
+) -> tuple[Arrays, Arrays]:
     """The same, with the table's cotangent in factors."""
 
     def loss(d: Arrays) -> tuple[jax.Array, Arrays]:
@@ -462,16 +445,16 @@ def _factored(f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays) -> t
             (_inner(a, ct[name]) for name, a in _with_gradient(outputs).items()), jnp.float32(0)
         ), outputs
 
-    gradient = value_and_grad(loss, tables=lambda name, a: name == "weights", has_aux=True)
+    gradient = value_and_grad(loss, tables=lambda name, a: name == table, has_aux=True)
     (_, outputs), cotangents = gradient(differentiable)
     return outputs, cotangents
 
 
 def _value_and_factored(
-    f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays
+    f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, *, table: str
 ) -> tuple[Arrays, Arrays]:
-    outputs, cotangents = _factored(f, differentiable, ct)
-    return outputs, {**cotangents, "weights": cotangents["weights"].to_dense()}
+    outputs, cotangents = _factored(f, differentiable, ct, table)
+    return outputs, {**cotangents, table: cotangents[table].to_dense()}
 
 
 @jax.custom_vjp
@@ -507,15 +490,19 @@ def _plain(
     return gradients(f, case.differentiable, ct)
 
 
+def _times(arrays: Arrays, sign: jax.Array) -> Arrays:
+    return jax.tree.map(lambda a: a * sign.astype(a.dtype), arrays)
+
+
 def _scanned_gradients(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients
 ) -> tuple[Arrays, Arrays]:
     """Outputs and cotangents twice in a loop, the second time with other values."""
 
     def body(_: None, sign: jax.Array) -> tuple[None, Any]:
-        return None, gradients(f, jax.tree.map(lambda a: a * sign.astype(a.dtype), case.differentiable), ct)
+        return None, gradients(f, _times(case.differentiable, sign), ct)
 
-    return jax.lax.scan(body, None, jnp.array([1.0, -1.0], jnp.float32))[1]
+    return jax.lax.scan(body, None, jnp.array([1, -1], jnp.int32))[1]
 
 
 def _sharded_gradients(
@@ -584,12 +571,11 @@ def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, 
 
     def twice(d: Arrays) -> Arrays:
         def body(total: Arrays, sign: jax.Array) -> tuple[Arrays, Arrays]:
-            outputs = f(jax.tree.map(lambda a: a * sign.astype(a.dtype), d))
-            total = jax.tree.map(lambda t, a: t + a * sign.astype(a.dtype), total, outputs)
-            return total, outputs
+            outputs = f(_times(d, sign))
+            return jax.tree.map(jnp.add, total, _times(outputs, sign)), outputs
 
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, d))
-        return jax.lax.scan(body, zero, jnp.array([1.0, -1.0], jnp.float32))[0]
+        return jax.lax.scan(body, zero, jnp.array([1, -1], jnp.int32))[0]
 
     return _value_and_cotangents(twice, case.differentiable, ct)
 
@@ -653,276 +639,3 @@ def _sharded(
         check_vma=True,
     )
     return _value_and_cotangents(lambda d: mapped(d, fixed), case.differentiable, ct)
-
-
-# ------------------------------------------------------------------------------------- arguments
-class _Draw:
-    """Random arrays on coarse grids."""
-
-    def __init__(self, op: str, shape: str, dtype: np.dtype, seed: int = 0):
-        self.op, self.shape, self.dtype = op, shape, dtype
-        self._rng = np.random.default_rng([seed, *op.encode(), *shape.encode()])
-
-    def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
-        """Multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
-        values = self._rng.integers(-steps, steps + 1, shape) / 4
-        return jnp.asarray(values.astype(self.dtype if dtype is None else jnp.dtype(dtype)))
-
-    def inputs(self, shape: tuple[int, ...]) -> jax.Array:
-        return self.grid(shape, 2 if self.shape == "ties" else 40)
-
-    def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
-        return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape, np.int32))
-
-    def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
-        a = self._rng.integers(0, n_inputs, (n_detectors, n_pairs))
-        b = (a + self._rng.integers(1, max(n_inputs, 2), a.shape)) % n_inputs
-        return jnp.asarray(np.stack([a, b], -1).astype(np.int32))
-
-    def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
-        """A detection of values of its own, as `lutjax.detect_signs` sees them; by numpy, without compiling anything."""
-        values = np.asarray(self.inputs((*shape, bits))).astype(accumulator(self.dtype))
-        if bits:
-            closest = np.argmin(np.abs(values), -1)
-            margin = np.take_along_axis(values, closest[..., None], -1)[..., 0]
-            index, flip = ((values > 0) << np.arange(bits)).sum(-1), 1 << closest
-        else:
-            index, flip = np.zeros((2, *shape), int)
-            margin = np.full(shape, np.inf, values.dtype)
-        return Detection(
-            jnp.asarray(index, jnp.int32), jnp.asarray(flip, jnp.int32), jnp.asarray(margin), bits
-        )
-
-
-def _detection_arguments(name: str, d: Detection) -> tuple[Arrays, Arrays]:
-    """The margin, which has a gradient, and the ids, which have not."""
-    return {f"{name}_margin": d.margin}, {f"{name}_index": d.index, f"{name}_flip": d.flip}
-
-
-def _detection(name: str, bits: int, a: Arrays) -> Detection:
-    return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], bits)
-
-
-def _detection_axes(name: str, axes: Axes) -> dict[str, Axes]:
-    return {f"{name}_{part}": axes for part in ("index", "flip", "margin")}
-
-
-def _outputs_of_detection(d: Detection) -> Arrays:
-    # +inf, the margin without comparisons, times the zero of a cotangent would be NaN in the oracle.
-    return {"index": d.index, "flip": d.flip, "margin": d.margin}
-
-
-def _detect(draw: _Draw, s: dict[str, int]) -> Case:
-    axes = Axes(0, 1)
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        {"x": draw.inputs((s["batch"], s["inputs"]))},
-        {"anchors": draw.anchors(s["inputs"], s["detectors"], s["bits"])},
-        {"x": Axes(0), "anchors": Axes(detector=0)},
-        {"index": axes, "flip": axes, "margin": axes},
-        lambda op, a: _outputs_of_detection(op(a["x"], a["anchors"])),
-    )
-
-
-def _detect_signs(draw: _Draw, s: dict[str, int]) -> Case:
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        {"positions": draw.inputs((s["batch"], s["bits"]))},
-        {},
-        {"positions": Axes(0, 0)},
-        {"index": Axes(0, 0), "flip": Axes(0, 0), "margin": Axes(0, 0)},
-        lambda op, a: _outputs_of_detection(op(a["positions"])),
-    )
-
-
-def _lookup(draw: _Draw, s: dict[str, int]) -> Case:
-    bits = s["bits"]
-    margin, ids = _detection_arguments("detection", draw.detection((s["batch"], s["detectors"]), bits))
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        {"weights": draw.grid((s["detectors"], 2**bits, s["outputs"]), 8), **margin},
-        ids,
-        {"weights": Axes(detector=0), **_detection_axes("detection", Axes(0, 1))},
-        {"y": Axes(0)},
-        lambda op, a: {"y": op(a["weights"], _detection("detection", bits, a))},
-    )
-
-
-def _sparse_lookup(draw: _Draw, s: dict[str, int]) -> Case:
-    bits, n_outputs = s["bits"], s["outputs"]
-    weights = draw.grid((s["detectors"], 2**bits, s["slots"]), 8)
-    lists = (s["detectors"] if s.get("table_lists", 1) else 1, 2**bits if s.get("row_lists", 1) else 1)
-    margin, ids = _detection_arguments("detection", draw.detection((s["batch"], s["detectors"]), bits))
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        {"weights": weights, **margin},
-        {**ids, "targets": draw.ids((*lists, s["slots"]), -1, n_outputs)},
-        {
-            "weights": Axes(detector=0),
-            "targets": Axes(detector=0 if lists[0] > 1 else None),
-            **_detection_axes("detection", Axes(0, 1)),
-        },
-        {"y": Axes(0)},
-        lambda op, a: {"y": op(a["weights"], _detection("detection", bits, a), a["targets"], n_outputs)},
-    )
-
-
-def _pair_options(draw: _Draw, s: dict[str, int], n_keys: int) -> tuple[dict[str, Any], Arrays]:
-    options = {
-        "window": s.get("window"),
-        "query_start": s.get("query_start", 0),
-        "key_start": s.get("key_start", 0),
-    }
-    segments: Arrays = {}
-    if "segments" in s:
-        for name, length in (("query_segments", s["queries"]), ("key_segments", n_keys)):
-            segments[name] = jnp.sort(draw.ids((s["batch"], length), 0, s["segments"]), -1)
-    return options, segments
-
-
-def _n_distances(s: dict[str, int], n_keys: int) -> int:
-    farthest = max(s.get("query_start", 0) + s["queries"] - 1 - s.get("key_start", 0), 0)
-    return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
-
-
-def _lookup_attention(draw: _Draw, s: dict[str, int]) -> Case:
-    n_detectors, n_keys = s["detectors"], s.get("keys", s["queries"])
-    q_bits, k_bits, p_bits = s["bits"], s.get("key_bits", s["bits"]), s["position_bits"]
-    options, segments = _pair_options(draw, s, n_keys)
-    rows = 2 ** (q_bits + k_bits + p_bits)
-    differentiable = {"weights": draw.grid((n_detectors, rows, s["outputs"]), 8)}
-    fixed, axes = dict(segments), {"weights": Axes(detector=0), **dict.fromkeys(segments, Axes(0))}
-    of_position = 1 if s.get("shared") else n_detectors
-    for name, d, of in (
-        ("query", draw.detection((s["batch"], s["queries"], n_detectors), q_bits), Axes(0, 2)),
-        ("key", draw.detection((s["batch"], n_keys, n_detectors), k_bits), Axes(0, 2)),
-        (
-            "position",
-            draw.detection((_n_distances(s, n_keys), of_position), p_bits),
-            Axes(detector=None if of_position == 1 else 1),
-        ),
-    ):
-        margin, ids = _detection_arguments(name, d)
-        differentiable, fixed = {**differentiable, **margin}, {**fixed, **ids}
-        axes |= _detection_axes(name, of)
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        differentiable,
-        fixed,
-        axes,
-        {"y": Axes(0)},
-        lambda op, a: {
-            "y": op(
-                a["weights"],
-                _detection("query", q_bits, a),
-                _detection("key", k_bits, a),
-                _detection("position", p_bits, a),
-                **options,
-                **{name: a[name] for name in segments},
-            )
-        },
-    )
-
-
-def _lut_pair_attention(draw: _Draw, s: dict[str, int]) -> Case:
-    n_detectors, n_inputs, p_bits = s["detectors"], s["inputs"], s["position_bits"]
-    n_keys = s.get("keys", s["queries"])
-    options, segments = _pair_options(draw, s, n_keys)
-    if segments:
-        segments = {"segments": segments["query_segments"], "key_segments": segments["key_segments"]}
-    of_position = 1 if s.get("shared") else n_detectors
-    differentiable = {
-        "x": draw.inputs((s["batch"], s["queries"], n_inputs)),
-        "weights": draw.grid((n_detectors, 2 ** s["bits"], s["outputs"]), 8),
-    }
-    axes = {
-        "x": Axes(0),
-        "keys": Axes(0),
-        "weights": Axes(detector=0),
-        "anchors": Axes(detector=0),
-        "positions": Axes(detector=None if of_position == 1 else 1),
-        **dict.fromkeys(segments, Axes(0)),
-    }
-    if p_bits:
-        differentiable["positions"] = draw.inputs((_n_distances(s, n_keys), of_position, p_bits))
-    if "keys" in s:
-        differentiable["keys"] = draw.inputs((s["batch"], n_keys, n_inputs))
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        differentiable,
-        {"anchors": draw.anchors(2 * n_inputs + p_bits, n_detectors, s["bits"]), **segments},
-        axes,
-        {"y": Axes(0)},
-        lambda op, a: {
-            "y": op(
-                a["x"],
-                a["weights"],
-                a["anchors"],
-                a.get("positions"),
-                interleave=bool(s.get("interleave")),
-                keys=a.get("keys"),
-                **options,
-                **{name: a[name] for name in segments},
-            )
-        },
-    )
-
-
-def _gates(draw: _Draw, s: dict[str, int]) -> Case:
-    """Gates on random inputs; an op on coefficients, or on a table."""
-    bits, first = s.get("bits", 2), bool(s.get("features_first"))
-    n_inputs, n_gates = s["inputs"], s["gates"]
-    wires = draw.ids((n_gates, bits), 0, n_inputs)
-    parameter, shape = (
-        ("coefficients", (4, n_gates)) if draw.op == "bilinear_gates" else ("table", (n_gates, 2**bits))
-    )
-    fixed: Arrays = {"wires": wires}
-    if s.get("readers"):
-        fixed["readers"] = lutjax.readers(wires, n_inputs)
-    batch, feature = (1, 0) if first else (0, 1)
-
-    def call(op: Callable[..., Any], a: Arrays) -> Arrays:
-        axis = 0 if first else -1
-        return {"y": op(a["x"], a[parameter], a["wires"], readers=a.get("readers"), feature_axis=axis)}
-
-    x = draw.grid((n_inputs, s["batch"]) if first else (s["batch"], n_inputs), 6)
-    return Case(
-        draw.op,
-        draw.shape,
-        draw.dtype.name,
-        {"x": x, parameter: draw.grid(shape, 8)},
-        fixed,
-        {
-            "x": Axes(batch),
-            parameter: Axes(detector=1 if parameter == "coefficients" else 0),
-            "wires": Axes(detector=0),
-            "readers": Axes(),
-        },
-        {"y": Axes(batch, feature)},
-        call,
-    )
-
-
-_BUILDERS: dict[str, Callable[[_Draw, dict[str, int]], Case]] = {
-    "detect": _detect,
-    "detect_signs": _detect_signs,
-    "lookup": _lookup,
-    "sparse_lookup": _sparse_lookup,
-    "lookup_attention": _lookup_attention,
-    "lut_pair_attention": _lut_pair_attention,
-    "bilinear_gates": _gates,
-    "soft_lut": _gates,
-    "binary_lut": _gates,
-}

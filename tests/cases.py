@@ -1,21 +1,78 @@
-"""What suites of several backends share: sizes, and the mark of cases that are left to the slow suite."""
+"""What suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
 
+import jax
 import pytest
 
-# For each op a shape and sizes that can be split in two along the batch and the detectors.
-SPLIT = {
-    "detect": ("primes", {"batch": 6, "detectors": 4}),
-    "detect_signs": ("primes", {"batch": 6}),
-    "lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "sparse_lookup": ("primes", {"batch": 6, "detectors": 4}),
-    "lookup_attention": ("segments", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
-    "lut_pair_attention": ("primes", {"batch": 2, "queries": 5, "detectors": 2, "outputs": 3}),
-    "bilinear_gates": ("primes", {"batch": 6, "gates": 4}),
-    "soft_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-    "binary_lut": ("primes", {"batch": 6, "gates": 4, "bits": 2}),
-}
+import lutjax
+from lutjax import testing
+from lutjax.cases import Tag
 
 
 def slow(*values):
     """The values of a case of `pytest.mark.parametrize` that runs with ``-m slow`` only."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def ops(direction="forward"):
+    """Names of the ops that have cases and a direction."""
+    registry = lutjax.kernel_registry
+    return [op for op in registry.ops() if registry.cases(op) and direction in registry.directions(op)]
+
+
+def fast_size(op):
+    """Name of the smallest size of an op that can be split over two devices."""
+    return testing.cases_of(op).tagged(Tag.FAST)[0]
+
+
+def split(op, dtype=None, **sizes):
+    """The case of that size."""
+    return testing.case(op, fast_size(op), dtype, **sizes)
+
+
+# For suites that take a shape and sizes.
+SPLIT = {op: (fast_size(op), {}) for op in ops()}
+
+
+def implementations(op, direction="forward"):
+    """Those that can run on the device of this machine."""
+    backend = lutjax.Backend(jax.default_backend())
+    return [
+        spec.names[0] if spec.platform != "pallas" else spec.names[1]
+        for spec in lutjax.kernel_registry.candidates(op)
+        if spec.backend.of_device in (lutjax.Backend.ANY, backend) and direction in spec.directions
+    ]
+
+
+def at_sizes(
+    sizes=lambda module: module.sizes, direction="forward", is_slow=lambda size: Tag.SLOW in size.tags
+):
+    """Values ``op, implementation, shape`` of a test at sizes of every op.
+
+    Args:
+      sizes: names of an op's sizes, of its module of cases. is_slow: says of a size whether the slow suite has it.
+    """
+    return [
+        slow(op, i, name) if is_slow(module.sizes[name]) else (op, i, name)
+        for op in ops(direction)
+        for module in (testing.cases_of(op),)
+        for i in implementations(op, direction)
+        for name in sizes(module)
+    ]
+
+
+def in_dtypes(direction="forward", first_only=False):
+    """Values ``op, implementation, shape, dtype`` of a test in every dtype but the first, at the sizes meant for it."""
+    found = []
+    for values in at_sizes(lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction):
+        (op, implementation, shape), is_slow = values_of(values)
+        for dtype in testing.cases_of(op).dtypes[1:]:
+            if implementation.startswith("pallas") and dtype == "float64":
+                continue  # Pallas has no kernels for float64, and says so
+            one = (op, implementation, shape, dtype)
+            found.append(slow(*one) if is_slow or dtype == "float16" else one)
+    return found
+
+
+def values_of(values):
+    """The values of a case of `pytest.mark.parametrize`, and whether it is left to the slow suite."""
+    return (values.values, bool(values.marks)) if hasattr(values, "marks") else (values, False)

@@ -17,8 +17,11 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import lutjax
-from lutjax.benchmark import cases, language_model, measure, report, results, shapes
+import lutjax.cases.lookup_attention
+from lutjax import cases
+from lutjax.benchmark import language_model, measure, measurements, report, results, shapes
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
+from lutjax.cases import Tag
 from lutjax.cli import _measuring
 from lutjax.cli._main import cli
 
@@ -44,15 +47,15 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def instantly(monkeypatch: pytest.MonkeyPatch) -> list[cases.Case]:
+def instantly(monkeypatch: pytest.MonkeyPatch) -> list[measurements.Measurement]:
     """Nothing runs; the cases that would have been measured."""
-    measured: list[cases.Case] = []
+    measured: list[measurements.Measurement] = []
 
-    def time(self: cases.Case, **options: Any) -> Timing:
+    def time(self: measurements.Measurement, **options: Any) -> Timing:
         measured.append(self)
         return Timing(1e-3, 2e-3, 3e-3, 10, 20, 3 * self.table_bytes)
 
-    monkeypatch.setattr(cases.Case, "measure", time)
+    monkeypatch.setattr(measurements.Measurement, "measure", time)
     monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
     return measured
 
@@ -172,9 +175,9 @@ def test_copy_bandwidth() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- shapes
-@pytest.mark.parametrize("name", shapes.NAMED)
+@pytest.mark.parametrize("name", shapes.named())
 def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
-    shape = shapes.NAMED[name]
+    shape = shapes.named()[name]
     assert shapes.parse(name) == shape == shapes.parse(str(shape))
     assert shapes.name_of(shape) == name
 
@@ -183,7 +186,7 @@ def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
     ("text", "message"),
     [
         ("large", "'large' is no shape; it must be one of ffn, unembed"),
-        ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; seq:"),
+        ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; sparse:"),
         ("fc:1,2,x,4,5", "sizes that are not whole numbers; expected fc:batch"),
         ("fc:1,2,3", "has 3 sizes; expected fc:batch,inputs,outputs,detectors,anchors"),
         ("seq:1,2,3,4,5,6,7,8", "has 8 sizes; expected seq:batch,length,inputs"),
@@ -196,7 +199,7 @@ def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
         ("soft_lut:4,4,4,9", "places is 9; a table can have at most 8"),
     ],
 )
-def test_bad_shapes(text: str, message: str, instantly: list[cases.Case]) -> None:
+def test_bad_shapes(text: str, message: str, instantly: list[measurements.Measurement]) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         shapes.parse(text)
     result = bench("--shape", "ffn", "--shape", text)
@@ -207,28 +210,30 @@ def test_bad_shapes(text: str, message: str, instantly: list[cases.Case]) -> Non
 
 def test_bytes_of_a_fully_connected_shape() -> None:
     """2 samples, 3 inputs, 5 outputs, 7 detectors of 1 pair."""
-    shape = shapes.FullyConnected(2, 3, 5, 7, 1)
+    shape = shapes.of("fc", 2, 3, 5, 7, 1)
     uses, row = 2 * 7, 5 * 4
     inputs, outputs = (2 * 3 + 7 * 2) * 4, 2 * 5 * 4
-    assert shape.bytes_moved("forward", 4) == inputs + uses * 8 + uses * row + outputs
+    assert shape.traffic.bytes_moved("forward", 4) == inputs + uses * 8 + uses * row + outputs
     both = inputs + 2 * 3 * 4 + uses * 36 + 5 * uses * row + 2 * outputs
-    assert shape.bytes_moved("in-place", 4) == both
-    assert shape.bytes_moved("dense", 4) == both + 7 * 2 * row
-    assert shape.bytes_moved("update", 4) == uses * 4 + outputs + 2 * uses * row
+    assert shape.traffic.bytes_moved("in-place", 4) == both
+    assert shape.traffic.bytes_moved("dense", 4) == both + 7 * 2 * row
+    assert shape.traffic.bytes_moved("update", 4) == uses * 4 + outputs + 2 * uses * row
     # Rows and outputs of half the size.
-    assert shape.bytes_moved("forward", 2) == inputs + uses * 8 + uses * row // 2 + outputs // 2
+    assert shape.traffic.bytes_moved("forward", 2) == inputs + uses * 8 + uses * row // 2 + outputs // 2
 
 
 def test_bytes_of_pairs() -> None:
     """4 places, each with at most the 2 before it: 0 + 1 + 2 + 2 pairs."""
-    shape = shapes.Sequence(batch=3, length=4, inputs=2, detectors=5, anchors=1, position_bits=1, window=2)
-    assert shape.uses == 3 * 5 * 5
-    assert shape.table == (5, 2**3, 2)
-    assert shape.detections == 5 * (3 * 4 + 2)
-    assert shape.bytes_moved("update", 4) == shape.detections * 4 + 3 * 4 * 2 * 4 + 2 * 75 * 8
-    full = shapes.Sequence(3, 4, 2, 5, 1, 1)
-    assert full.uses == 3 * 6 * 5 == shapes.Sequence(3, 4, 2, 5, 1, 1, 3).uses
-    assert shapes.Pair(3, 4, 2, 5, 1, 1).detections == 0
+    shape = shapes.of("seq", 3, 4, 2, 5, 1, 1, 2)
+    traffic = cases.lookup_attention.traffic(shape.sizes)
+    assert traffic.uses == 3 * 5 * 5
+    assert traffic.table == (5, 2**3, 2)
+    assert traffic.detections == 5 * (3 * 4 + 2)
+    assert traffic.bytes_moved("update", 4) == traffic.detections * 4 + 3 * 4 * 2 * 4 + 2 * 75 * 8
+    assert shape.traffic == traffic
+    full, windowed = (shapes.of("seq", 3, 4, 2, 5, 1, 1, *window).traffic for window in ((), (3,)))
+    assert full.uses == 3 * 6 * 5 == windowed.uses
+    assert shapes.of("pair", 3, 4, 2, 5, 1, 1).traffic.detections == 0
 
 
 def test_bytes_of_the_language_model_are_those_of_its_layers() -> None:
@@ -236,89 +241,97 @@ def test_bytes_of_the_language_model_are_those_of_its_layers() -> None:
     layers = language_model.layers(shapes.LanguageModel(128))
     assert len(layers) == 13
     assert 15e9 < language_model.bytes_moved(shapes.LanguageModel(128), "in-place", 4) < 17e9
-    tables = sum(layer.table_bytes(4) for layer in layers)
+    tables = sum(layer.traffic.table_bytes(4) for layer in layers)
     positions = 6 * 31 * 64 * 4 * 4
     assert tables + positions == language_model.Step(1, "factored").table_bytes
 
 
 # ----------------------------------------------------------------------------------------------------- cases
-def abstract(shape: shapes.Shape, row: str, dtype: str = "float32") -> Any:
-    return jax.eval_shape(lambda: cases.arguments(shape, row, dtype))
+def abstract(shape: shapes.OfOp, row: str, dtype: str = "float32") -> Any:
+    return jax.eval_shape(lambda: measurements.arguments(shape, row, dtype))
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("dtype", measurements.DTYPES)
 @pytest.mark.parametrize("text", TINY.values(), ids=TINY)
 def test_rows_of_every_kind(text: str, dtype: str) -> None:
     """Each returns what it says."""
     shape = shapes.parse(text)
-    assert isinstance(shape, shapes.Shape)
-    out = {r: jax.eval_shape(cases.function(shape, r), *abstract(shape, r, dtype)) for r in shapes.ROWS}
+    assert isinstance(shape, shapes.OfOp)
+    traffic = shape.traffic
+    assert isinstance(traffic, cases.LookUpTraffic)
+    out = {
+        r: jax.eval_shape(measurements.function(shape, r, dtype), *abstract(shape, r, dtype))
+        for r in shapes.ROWS
+    }
     y, gradients = out["dense"]
     assert y == out["forward"] == out["in-place"][1][0]
-    assert (y.size, y.dtype) == (shape.numbers_out, dtype)
+    assert (y.size, y.dtype) == (traffic.numbers_out, dtype)
     table = gradients.pop("weights")
-    assert (table.shape, table.dtype) == (shape.table, dtype)
+    assert (table.shape, table.dtype) == (traffic.table, dtype)
     assert table == out["in-place"][0] == out["update"][0]
     assert gradients == out["in-place"][1][1]
-    assert sum(g.size for g in gradients.values()) == shape.numbers_in
+    assert sum(g.size for g in gradients.values()) == traffic.numbers_in
 
 
 @pytest.mark.parametrize("text", GATES.values(), ids=GATES)
 def test_rows_of_gates(text: str) -> None:
     shape = shapes.parse(text)
-    assert isinstance(shape, shapes.Gates)
-    found = list(cases.cases(shape, dtype="bfloat16"))
+    assert isinstance(shape, shapes.OfOp)
+    found = list(measurements.measurements(shape, dtype="bfloat16"))
     assert [(c.row, c.kernel_names) for c in found] == [
         ("forward", f"{shape.op}: xla"),
         ("dense", f"{shape.op}: xla"),
     ]
     out = {
-        c.row: jax.eval_shape(cases.function(shape, c.row), *abstract(shape, c.row, c.dtype)) for c in found
+        c.row: jax.eval_shape(measurements.function(shape, c.row, c.dtype), *abstract(shape, c.row, c.dtype))
+        for c in found
     }
     y, gradients = out["dense"]
     assert y == out["forward"]
     assert (y.shape, y.dtype) == ((3, 7), "bfloat16")
-    name, size = shape.parameter
+    name, size = ("coefficients", (4, 3)) if shape.op == "bilinear_gates" else ("table", (3, 16))
     assert {n: g.shape for n, g in gradients.items()} == {"x": (5, 7), name: size}
-    _, constants, _ = cases.arrays(shape, "float32")
-    assert constants["readers"].shape == (5, shape.fan_out)
+    _, constants, _ = measurements.arrays(shape, "float32")
+    assert constants["readers"].shape == (5, 2 if shape.op == "bilinear_gates" else 3)
     assert jnp.array_equal(constants["readers"], lutjax.readers(constants["wires"], 5))
 
 
 def test_bytes_of_gates() -> None:
     """7 samples of 5 inputs; 3 gates of 2 inputs, so at most 2 readers."""
-    shape = shapes.Gates(7, 5, 3)
+    shape = shapes.of("gates", 7, 5, 3)
     x, y, wires, readers, parameters = 5 * 7 * 2, 3 * 7 * 2, 3 * 2 * 4, 5 * 2 * 4, 4 * 3 * 4
-    assert shape.bytes_moved("forward", 2) == x + y + wires + parameters
-    assert shape.bytes_moved("dense", 2) == 3 * x + 2 * y + 2 * wires + readers + 3 * parameters
+    assert shape.traffic.bytes_moved("forward", 2) == x + y + wires + parameters
+    assert shape.traffic.bytes_moved("dense", 2) == 3 * x + 2 * y + 2 * wires + readers + 3 * parameters
 
 
 def test_in_place_copies_no_table() -> None:
     shape = shapes.parse("seq:1,3,4,2,6,4")
-    assert isinstance(shape, shapes.Shape)
-    peak = peak_bytes(cases.function(shape, "in-place"), *abstract(shape, "in-place"), in_place=True)
+    assert isinstance(shape, shapes.OfOp)
+    peak = peak_bytes(
+        measurements.function(shape, "in-place", "float32"), *abstract(shape, "in-place"), in_place=True
+    )
     assert peak is not None
-    assert 1 <= peak / shape.table_bytes(4) < 1.1
+    assert 1 <= peak / shape.traffic.table_bytes(4) < 1.1
 
 
 def test_implementations_are_those_with_a_kernel_here() -> None:
     shape = shapes.parse(TINY["seq"])
-    plain = list(cases.cases(shape))
+    plain = list(measurements.measurements(shape))
     assert [c.row for c in plain] == list(shapes.ROWS)
     assert {c.implementation for c in plain} == {"xla"}
     assert plain[-2].kernel_names == (
-        "detect: xla, detect_signs: xla, lookup_attention: xla, lookup_attention_update: xla"
+        "detect: xla, detect_signs: xla, lookup_attention: xla, lookup_attention update: xla"
     )
     registered = lutjax.kernel_registry.register(
         "lookup_attention",
         "pallas",
         "any",
         "nowhere",
-        unsupported=lambda c: c.options["window"] and "a window",
+        unsupported=lambda r: r.call.window and "a window",
     )
     try:
-        both = {(c.row, c.implementation): c for c in cases.cases(shape)}
-        windowed = list(cases.cases(shapes.parse(TINY["window"])))
+        both = {(c.row, c.implementation): c for c in measurements.measurements(shape)}
+        windowed = list(measurements.measurements(shapes.parse(TINY["window"])))
     finally:
         lutjax.kernel_registry.unregister("lookup_attention", registered.platform, registered.backend)
     assert len(both) == 7  # the update has no kernel of it
@@ -355,16 +368,16 @@ def test_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_run_has_the_rows_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instantly: list[cases.Case]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instantly: list[measurements.Measurement]
 ) -> None:
-    measure_one = cases.Case.measure
+    measure_one = measurements.Measurement.measure
 
-    def interrupt(self: cases.Case, **options: Any) -> Timing:
+    def interrupt(self: measurements.Measurement, **options: Any) -> Timing:
         if len(instantly) == 2:
             signal.raise_signal(signal.SIGINT)
         return measure_one(self, **options)
 
-    monkeypatch.setattr(cases.Case, "measure", interrupt)
+    monkeypatch.setattr(measurements.Measurement, "measure", interrupt)
     rows, picture = tmp_path / "rows.csv", tmp_path / "bars.png"
     out = bench("--shape", TINY["fc"], "--csv", rows, "--png", picture)
     assert out.exit_code == 130
@@ -374,10 +387,10 @@ def test_an_interrupted_run_has_the_rows_so_far(
 
 
 def test_what_does_not_fit_the_memory_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: cases.Case, **options: Any) -> Timing:
+    def fail(self: measurements.Measurement, **options: Any) -> Timing:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(cases.Case, "measure", fail)
+    monkeypatch.setattr(measurements.Measurement, "measure", fail)
     monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
     path = tmp_path / "rows.csv"
     out = bench("--shape", TINY["fc"], "--row", "forward", "--csv", path, "--png", tmp_path / "bars.png")
@@ -387,14 +400,14 @@ def test_what_does_not_fit_the_memory_is_a_note(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("without_typechecking")
-def test_defaults_on_a_cpu(instantly: list[cases.Case]) -> None:
+def test_defaults_on_a_cpu(instantly: list[measurements.Measurement]) -> None:
     assert bench("--row", "forward", "--dtype", "float32", "--dtype", "bfloat16").exit_code == 0
-    expected = [(name, dtype) for name in shapes.ON_CPU for dtype in ("float32", "bfloat16")]
+    expected = [(name, dtype) for name in shapes.named(Tag.CPU) for dtype in ("float32", "bfloat16")]
     if jax.default_backend() == "cpu":
         assert [(c.name, c.dtype) for c in instantly] == expected
 
 
-def test_the_language_model_is_a_row(instantly: list[cases.Case]) -> None:
+def test_the_language_model_is_a_row(instantly: list[measurements.Measurement]) -> None:
     out = bench("--shape", "lm", "--lm-batch", 4)
     assert out.exit_code == 0
     [case] = instantly
@@ -416,7 +429,7 @@ def test_bad_input_is_one_message(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    instantly: list[cases.Case],
+    instantly: list[measurements.Measurement],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = bench(*words)
@@ -428,7 +441,7 @@ def test_bad_input_is_one_message(
 
 def test_recorded_figures_are_shown_where_they_were_measured() -> None:
     for name, row, dtype, device in results.recorded():
-        assert name in shapes.NAMED
+        assert name in shapes.named()
         assert row in shapes.ROWS
         assert (dtype, device) == ("float32", "NVIDIA H200")
     timing = Timing(1e-4, 1e-4, 1e-4, 1, 3, None)
@@ -438,7 +451,7 @@ def test_recorded_figures_are_shown_where_they_were_measured() -> None:
         ("cpu", "float32", False),
     ):
         machine = results.Machine(device, 3.9e12)
-        case = cases.Case(shapes.NAMED["seq-128x32"], "in-place", "xla", dtype, {})
+        case = measurements.Measurement(shapes.parse("seq-128x32"), "in-place", "xla", dtype, {})
         result = results.Result(machine, case, timing)
         names, [cells] = report.columns([result])
         assert ("CUDA" in names) == shown == ("3.62 ms" in cells)
@@ -448,7 +461,7 @@ def test_recorded_figures_are_shown_where_they_were_measured() -> None:
 @pytest.mark.parametrize(("width", "left_out"), [(200, set()), (60, {"p20-p80", "/ tables", "moves"})])
 def test_a_narrow_terminal_gets_fewer_columns(width: int, left_out: set[str]) -> None:
     machine = results.Machine("cpu", 1e10)
-    case = cases.Case(shapes.NAMED["ffn"], "in-place", "xla", "float32", {})
+    case = measurements.Measurement(shapes.parse("ffn"), "in-place", "xla", "float32", {})
     result = results.Result(machine, case, Timing(1e-4, 1e-4, 1e-4, 1, 3, 10**6))
     made = report.table([result], Console(width=width))
     names, _ = report.columns([result])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import fast_size, ops, slow, split
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
@@ -20,20 +21,15 @@ pytestmark = pytest.mark.gpu
 FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
 COARSE = FixedPoint(2.0**14)  # totals of fewer: adding results outside of an op is exact too
 
-SIZES = {
-    "detect": ("primes", {"batch": 8, "detectors": 8}),
-    "lookup": ("primes", {"batch": 8, "detectors": 8}),
-    "sparse_lookup": ("primes", {"batch": 8, "detectors": 8}),
-    "lookup_attention": ("segments", {"batch": 4, "queries": 7, "detectors": 4, "outputs": 3}),
-    "lut_pair_attention": ("primes", {"batch": 4, "queries": 5, "detectors": 4, "bits": 2, "outputs": 3}),
-}
+# Ops that add up, at the size that can be split, with samples and detectors for four devices, and enough of them that sums of
+# floats show their order on every device.
+SUMS = [
+    op for op in ops() if "accumulate" in inspect.signature(lutjax.kernel_registry.function(op)).parameters
+]
+EIGHT = {"batch": 8, "detectors": 8}
 
 
-# Pair attention adds up as attention does, and takes longest to compile.
-@pytest.fixture(
-    scope="module",
-    params=[slow(o) if o == "lut_pair_attention" else o for o in SIZES],
-)
+@pytest.fixture(scope="module", params=SUMS)
 def op(request):
     """Of module scope, so that tests of one op run together and share what was compiled."""
     return request.param
@@ -42,8 +38,7 @@ def op(request):
 @functools.cache
 def case_of(op, dtype="float32", shape=None):
     """A case of the parity suite with values that no grid holds, and cotangents of its outputs."""
-    name, sizes = SIZES[op] if shape is None else (shape, {})
-    case = testing.case(op, name, dtype, **sizes)
+    case = split(op, dtype, **EIGHT) if shape is None else testing.case(op, shape, dtype)
     rng = np.random.default_rng(0)
 
     def normal(a):
@@ -94,7 +89,7 @@ def along(arrays, axes, axis, change):
 def permuted(op, accumulate, axis):
     """The result for a permuted batch or permuted detectors, in the old order."""
     case, ct = case_of(op)
-    n = SIZES[op][1][{"batch": "batch", "detector": "detectors"}[axis]]
+    n = EIGHT[{"batch": "batch", "detector": "detectors"}[axis]]
     order = np.random.default_rng(1).permutation(n)
     there, back = (functools.partial(jnp.take, indices=jnp.asarray(i)) for i in (order, np.argsort(order)))
     there, back = (lambda a, at, f=f: f(a, axis=at) for f in (there, back))
@@ -190,13 +185,6 @@ def test_two_halves_of_a_batch_add_up():
         assert_equal(whole, result(op, COARSE))
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        "lookup",
-        *(slow(o) for o in ("lookup_attention", "lut_pair_attention")),
-    ],
-)
 def test_both_formulations_have_the_same_bits(op, request):
     expected = result(op, FINE)
     request.getfixturevalue("accelerator_formulation")
@@ -236,14 +224,13 @@ def check_values(op, dtype, shape):
         expected, of_floats = result(op, FINE, lutjax.reference, dtype, shape)
         for name in expected:
             np.testing.assert_array_equal(outputs[name], expected[name], err_msg=name)
-        sizes = testing.shapes(op)[SIZES[op][0] if shape is None else shape]
-        sizes = {**sizes, **(SIZES[op][1] if shape is None else {})}
+        sizes = testing.shapes(op)[fast_size(op) if shape is None else shape]
+        sizes = {**sizes, **(EIGHT if shape is None else {})}
         pairs = sizes.get("queries", 1) * sizes.get("keys", sizes.get("queries", 1))
         addends = sizes["batch"] * pairs * sizes["detectors"] * sizes.get("outputs", 1)
         for name in of_floats:
-            atol = addends * FINE.resolution + testing.TOLERANCE[of_floats[name].dtype.name] * max(
-                1.0, float(jnp.max(jnp.abs(of_floats[name])))
-            )
+            rounding = testing.TOLERANCE[of_floats[name].dtype.name]
+            atol = addends * FINE.resolution + rounding * float(jnp.max(jnp.abs(of_floats[name])))
             actual, wanted = (np.asarray(a[name], np.float64) for a in (cotangents, of_floats))
             np.testing.assert_allclose(actual, wanted, rtol=0, atol=atol, err_msg=name)
             assert cotangents[name].dtype == case.differentiable[name].dtype
@@ -302,8 +289,7 @@ def test_the_largest_addend_of_float64():
     ],
 )
 def test_transformations(op, transformation):
-    name, sizes = SIZES[op]
-    case = testing.case(op, name, **{**sizes, "batch": 2, "detectors": 2})
+    case = split(op)
     testing.check(case, transformation=transformation, accumulate=FixedPoint(2.0**20), tolerance=1e-4)
 
 
@@ -351,9 +337,7 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
 @pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
 @pytest.mark.parametrize("op", [slow("sparse_lookup"), "lookup_attention"])
 def test_lowers_for_every_platform(op, platform, device_kind):
-    shape, sizes = SIZES[op]
-    case = testing.case(op, shape, **sizes)
-    testing.check_lowering(case, platform=platform, device_kind=device_kind, accumulate=FINE)
+    testing.check_lowering(split(op), platform=platform, device_kind=device_kind, accumulate=FINE)
 
 
 @pytest.mark.parametrize("op", ["lookup", "lut_pair_attention"])
@@ -440,7 +424,6 @@ def test_bad_input(name):
         call()
 
 
-@pytest.mark.parametrize("op", ["lookup", "sparse_lookup", "lookup_attention"])
 @pytest.mark.usefixtures("without_typechecking")
 def test_every_op_checks_its_type(op):
     case, _ = case_of(op)
@@ -455,15 +438,11 @@ CHECKED = lutjax.FixedPoint(2.0**20, checked=True)
 def test_checked_sums_under_transformations(transformation):
     if "shard_map" in transformation and jax.device_count() < 2:
         pytest.skip("shard_map needs two devices, and this machine has one")
-    case = testing.case("lookup", "primes", batch=4)
-    testing.check(case, "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4)
+    testing.check(split("lookup"), "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4)
 
 
-@pytest.mark.parametrize(
-    "op", ["detect", "lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention"]
-)
 def test_checked_sums_that_fit_are_the_same_bits(op):
-    case = testing.case(op, "two" if "attention" in op else "one")
+    case = split(op)
     values = [
         testing.program(case, "xla", accumulate=accumulate)
         for accumulate in (CHECKED, lutjax.FixedPoint(2.0**20))

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import ops
 
 import lutjax
 from lutjax import testing
-from lutjax.kernels._triton import _support
+from lutjax.kernels._triton import _triton_fit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,22 +22,26 @@ def needs_memory(gigabytes):
         pytest.skip(f"needs {gigabytes} GB of device memory, JAX may use {free / 1e9:.0f} GB")
 
 
-@pytest.mark.parametrize("op", [op for op in testing.OPS if op != "detect_signs"])
+def in_triton(op):
+    return any(spec.platform == "triton" for spec in lutjax.kernel_registry.candidates(op))
+
+
+@pytest.mark.parametrize("op", [op for op in ops() if in_triton(op)])
 def test_triton_comes_first(op):
     case = testing.case(op, "primes")
     chosen = []
-    resolve = lutjax.kernel_registry.resolve
+    resolve = lutjax.kernel_registry.resolve_request
 
-    def spy(name, *args, device, **options):
-        spec = resolve(name, *args, device=device, **options)
-        if device.backend == "gpu":  # a call that is traced may run on the CPU of this process too
-            chosen.append((name, spec.platform))
+    def spy(request, names):
+        spec = resolve(request, names)
+        if request.device.backend == "gpu":  # a call that is traced may run on the CPU of this process too
+            chosen.append((request.op, spec.platform))
         return spec
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lutjax.kernel_registry, "resolve", spy)
+        patch.setattr(lutjax.kernel_registry, "resolve_request", spy)
         patch.setattr(lutjax.kernel_registry, "_resolved", {})
-        patch.setattr(_support, "_FEW_INPUTS", 0)  # of gates, few are left to plain JAX
+        patch.setattr(_triton_fit, "_FEW_INPUTS", 0)  # of gates, few are left to plain JAX
         testing.check(case)
     assert {platform for name, platform in chosen if name == op} == {"triton"}
 
@@ -90,10 +95,12 @@ def test_long_sequences():
     jax.tree.map(lambda a, e: testing.assert_close("8192 places", a, e, 1e-5), actual, expected)
 
 
-@pytest.mark.parametrize("op", ["lookup", "lookup_attention"])
-def test_fixed_point_is_the_same_every_time(op):
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [("lookup", {"batch": 512, "detectors": 8}), ("lookup_attention", {"batch": 8, "queries": 64})],
+)
+def test_fixed_point_is_the_same_every_time(op, sizes):
     """Sums by atomics, in whatever order they happen."""
-    sizes = {"batch": 512, "detectors": 8} if op == "lookup" else {"batch": 8, "queries": 64}
     case = testing.case(op, "primes", **sizes)
 
     def run():

@@ -11,18 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from cases import slow
+from cases import ops, slow
 from test_sparsecore import replaced as replaced
 
 import lutjax
-from lutjax import testing
 from lutjax._dtypes import accumulator
 
-MULTIPLIES_FIRST = {
-    *(("xla, TPUs", op) for op in testing.LOOK_UPS),
-    *(("pallas/tpu", op) for op in testing.LOOK_UPS),
-    ("triton, counted", "lookup_attention"),
-}
+LOOK_UPS = ops("update")
+MULTIPLIES_FIRST = ("xla, TPUs", "pallas/tpu", "triton, counted")  # worlds
 # Relative to the sum of |dy| |row - flipped row|: a rounding for each output, pair and step of the slope.
 OF_DIFFERENCES = {"float32": 2.0**-19, "bfloat16": 2.0**-19, "float64": 2.0**-48}
 OF_PRODUCTS = 2.0**-20  # relative to the sum of |dy| (|row| + |flipped row|)
@@ -188,7 +184,7 @@ def check(world, op, implementation, bases, dtype, case=None):
         call = call or jax.jit(cotangents(functools.partial(f, implementation)))  # only tables differ
         for number, (a, of) in enumerate(zip(call(weights, dy, *arguments), sums, strict=True)):
             assert np.any(of.value)
-            if (world, op) in MULTIPLIES_FIRST:
+            if world in MULTIPLIES_FIRST:
                 bound = OF_PRODUCTS * of.of_products
             else:
                 bound = OF_DIFFERENCES[dtype] * of.of_differences
@@ -197,47 +193,32 @@ def check(world, op, implementation, bases, dtype, case=None):
             assert np.all(error <= bound), f"{message}: {np.max(error - bound)} above its bound"
 
 
-# The others go the same way, or are long to interpret.
-FAST = {
-    "triton": ("lookup", "sparse_lookup", "lookup_attention"),
-    "xla, accelerators": ("lookup", "lookup_attention"),
-    "xla, TPUs": ("lookup",),
-    "pallas/tpu": ("lookup",),
-    "pallas/tpu, resident": ("lookup",),
-    "pallas/sparsecore": ("lookup", "sparse_lookup"),
-}
+def test_every_look_up_is_tried():
+    assert list(CASES) == LOOK_UPS
 
 
-def bases(world, op, dtype):
-    return (LARGE_OF_PRODUCTS if (world, op) in MULTIPLIES_FIRST else LARGE)[dtype]
+def bases(world, dtype):
+    return (LARGE_OF_PRODUCTS if world in MULTIPLIES_FIRST else LARGE)[dtype]
 
 
-@pytest.mark.parametrize(
-    ("world", "op"),
-    [
-        (world, op) if op in FAST.get(world, testing.LOOK_UPS) else slow(world, op)
-        for world in worlds.NAMES
-        for op in testing.LOOK_UPS
-        if worlds.implements(world, op)
-    ],
-)
+@pytest.mark.parametrize(("world", "op"), worlds.in_worlds(LOOK_UPS, slow))
 def test_large_rows(world, op, request):
     with worlds.of(world, request) as implementation:
-        check(world, op, implementation, bases(world, op, "float32"), "float32")
+        check(world, op, implementation, bases(world, "float32"), "float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize(
     ("world", "op"),
     [
-        (world, op) if (world, op) in (("xla", "lookup"), ("triton", "lookup")) else slow(world, op)
+        (world, op) if op == LOOK_UPS[0] and ", " not in world else slow(world, op)
         for world in ("xla", "xla, accelerators", "triton")
-        for op in testing.LOOK_UPS
+        for op in LOOK_UPS
     ],
 )
 def test_large_rows_of_other_dtypes(world, op, dtype, request):
     with worlds.of(world, request) as implementation, jax.enable_x64(dtype == "float64"):
-        check(world, op, implementation, bases(world, op, dtype), dtype)
+        check(world, op, implementation, bases(world, dtype), dtype)
 
 
 # One list for all rows; lists of which some slots have one target in both rows, and some are not used in one of them.
@@ -276,8 +257,8 @@ def test_rows_whose_difference_is_too_large(world, request):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
-@pytest.mark.parametrize("op", testing.LOOK_UPS)
+@pytest.mark.parametrize("op", LOOK_UPS)
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_large_rows_on_gpus(implementation, op):
     """As compiled for the device; `pallas` is Mosaic GPU, which has kernels for some of these ops."""
-    check("", op, (implementation, "xla"), bases("", op, "float32"), "float32")
+    check("", op, (implementation, "xla"), bases("", "float32"), "float32")

@@ -10,12 +10,12 @@ import pallas_interpreter
 import pytest
 from cases import fast_size, slow, split
 from jax.experimental.pallas import mosaic_gpu
-from lutjax.cases import Tag
 from pallas_interpreter import outline
 
 import lutjax
 from lutjax import _ahead_of_time, testing
 from lutjax._row_rules import SGD, RowAdagrad
+from lutjax.cases import Tag
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
 from lutjax.kernels._xla import _slots
@@ -597,9 +597,8 @@ def test_which_attention_comes_first_on_gpus(monkeypatch, sizes, direction, reas
 def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
     """Ids that are none count as the nearest. That threads add to shared memory the interpreter does not know."""
     pytest.importorskip("triton")
-    from lutjax.kernels._triton._detected_pairs import DetectedPairs
-
     from lutjax.kernels._pallas.gpu import _counts, _mosaic_launch
+    from lutjax.kernels._triton._detected_pairs import DetectedPairs
 
     def add_ones(table, cells):
         places = jax.lax.broadcasted_iota(jnp.int32, (cells.shape[0], table.shape[0]), 1)

@@ -6,141 +6,63 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import SPLIT, slow
+from cases import at_sizes, implementations, in_dtypes, ops, slow, split, values_of
 
 import lutjax
 from lutjax import testing
+from lutjax.cases import Tag
 from lutjax.training import tables
 
 pytestmark = pytest.mark.gpu  # worth running wherever implementations run
 
-
-# Sizes at which every dtype is tried.
-TYPED = {
-    "detect": ("primes", "ties"),
-    "detect_signs": ("primes", "ties"),
-    "lookup": ("primes", "repeats"),
-    "sparse_lookup": ("primes", "one_list"),
-    "lookup_attention": ("ties", "tiles"),
-    "lut_pair_attention": ("ties", "tiles"),
-    "bilinear_gates": ("primes", "readers"),
-    "soft_lut": ("primes", "readers"),
-    "binary_lut": ("primes", "readers"),
-}
+IMPLEMENTED = [(op, i) for op in ops() for i in implementations(op)]
 
 
-SLOW_TO_COMPILE = (("binary_lut", "primes"), ("lut_pair_attention", "ties"))
+def skip_without_two_devices(transformation):
+    if "shard_map" in transformation and jax.device_count() < 2:
+        pytest.skip("shard_map needs two devices, and this machine has one")
 
 
-def implementations(op: str) -> list[str]:
-    """Those that can run on the device of this machine."""
-    backend = lutjax.Backend(jax.default_backend())
-    return [
-        spec.names[0] if spec.platform != "pallas" else spec.names[1]
-        for spec in lutjax.kernel_registry.candidates(op)
-        if spec.backend.of_device in (lutjax.Backend.ANY, backend)
-    ]
+def test_every_op_and_direction_has_an_implementation_here():
+    assert ops() == list(lutjax.kernel_registry.ops())
+    for op in ops():
+        assert all(implementations(op, direction) for direction in lutjax.kernel_registry.directions(op))
 
 
-def skip_without(dtype, implementation):
-    if implementation.startswith("pallas") and dtype == "float64":
-        pytest.skip("Pallas has no kernels for float64, and says so")
+def test_every_op_has_sizes_for_every_purpose():
+    for op in ops():
+        module = testing.cases_of(op)
+        assert all(set(module.tagged(tag)) & set(module.sizes) for tag in (Tag.FAST, Tag.DTYPES)), op
+        assert not any(Tag.SLOW in module.sizes[name].tags for name in module.tagged(Tag.FAST)), op
 
 
-IMPLEMENTED = [(op, i) for op in testing.OPS for i in implementations(op)]
-
-
-def test_every_op_has_an_implementation_here():
-    forward_only = {*(f"{op}_update" for op in testing.LOOK_UPS), "packed_lut"}
-    assert (
-        {op for op, _ in IMPLEMENTED} == set(testing.OPS) == set(lutjax.kernel_registry.ops()) - forward_only
-    )
-    assert forward_only < set(lutjax.kernel_registry.ops())
-
-
-# Shapes and transformations that wait for `pytest -m slow`: another shape of the op, or the op named, goes the same way.
-REPEATED = {
-    "lookup_attention": ("tiles_cross", "tiles_window", "window", "none", "jit", "remat", "scan"),
-    "lut_pair_attention": (
-        "ties",
-        "no_positions",
-        "tiles",
-        "tiles_cross",
-        "tiles_window",
-        "window",
-        "window_segments",
-        "shared_positions",
-        "cross",
-        "none",
-        "jit",
-        "remat",
-        "scan",
-        "vmap of grad",
-        "grad of vmap",
-        "shard_map, replicated table",
-        "shard_map, sharded table",
-        "export",
-    ),
-    "binary_lut": (
-        "six_inputs",
-        "eight_inputs",
-        "large_fan_out",
-        "none",
-        "remat",
-        "scan",
-        "grad of vmap",
-        "export",
-    ),
-    "soft_lut": ("features_first", "eight_inputs", "none", "remat", "grad of vmap"),
-}
-
-
-def mostly_fast(op, implementation, what):
-    one = (op, implementation, what)
-    return slow(*one) if what in REPEATED.get(op, ("none", "remat") if op != "lookup" else ()) else one
-
-
+# The size that can be split is tried under `jax.jit` as under all transformations.
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"),
-    [mostly_fast(o, i, s) for o, i in IMPLEMENTED for s in testing.shapes(o)],
+    at_sizes(lambda module: [name for name in module.sizes if name not in module.tagged(Tag.FAST)]),
 )
 def test_shapes(op, implementation, shape):
     testing.check(testing.case(op, shape), implementation, transformation="jit")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
-@pytest.mark.parametrize(
-    ("op", "implementation", "shape"),
-    [
-        slow(o, i, s) if s in ("tiles", "repeats", "one_list") or (o, s) in SLOW_TO_COMPILE else (o, i, s)
-        for o, i in IMPLEMENTED
-        for s in TYPED[o]
-    ],
-)
+@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes())
 def test_dtypes(op, implementation, shape, dtype):
-    skip_without(dtype, implementation)
     with jax.enable_x64(dtype == "float64"):
         testing.check(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
-@pytest.mark.parametrize(
-    ("op", "implementation", "transformation"),
-    [mostly_fast(o, i, t) for o, i in IMPLEMENTED for t in testing.TRANSFORMATIONS],
-)
+@pytest.mark.parametrize("transformation", testing.TRANSFORMATIONS)
+@pytest.mark.parametrize(("op", "implementation"), IMPLEMENTED)
 def test_transformations(op, implementation, transformation):
-    if "shard_map" in transformation and jax.device_count() < 2:
-        pytest.skip("shard_map needs two devices, and this machine has one")
-    shape, sizes = SPLIT[op]
-    testing.check(testing.case(op, shape, **sizes), implementation, transformation=transformation)
+    skip_without_two_devices(transformation)
+    testing.check(split(op), implementation, transformation=transformation)
 
 
 @pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
 @pytest.mark.parametrize(("op", "implementation"), [pair for pair in IMPLEMENTED if pair[1] == "xla"])
 def test_lowers_for_every_platform(op, implementation, platform, device_kind):
     """Forward and backward, on a machine that has none of these."""
-    shape, sizes = SPLIT[op]
-    case = testing.case(op, shape, **sizes)
-    testing.check_lowering(case, implementation, platform=platform, device_kind=device_kind)
+    testing.check_lowering(split(op), implementation, platform=platform, device_kind=device_kind)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +114,8 @@ def test_formulation_for_tpus(op, shape):
 @pytest.mark.usefixtures("tpu_formulation")
 @pytest.mark.slow
 def test_formulation_for_tpus_under_transformations(op, transformation):
-    if "shard_map" in transformation and jax.device_count() < 2:
-        pytest.skip("shard_map needs two devices, and this machine has one")
-    shape, sizes = SPLIT[op]
-    testing.check(testing.case(op, shape, **sizes), "xla", transformation=transformation)
+    skip_without_two_devices(transformation)
+    testing.check(split(op), "xla", transformation=transformation)
 
 
 @pytest.mark.usefixtures("tpu_formulation")
@@ -212,16 +132,7 @@ def test_products_keep_every_digit():
     np.testing.assert_array_equal(pullback(y)[0], expected_pullback(y)[0])
 
 
-LOOK_UPS = [(op, i) for op in testing.LOOK_UPS for i in implementations(f"{op}_update")]
-# The others have updates by SGD alone, and say so.
-ANY_RULE = [(op, i) for op, i in LOOK_UPS if i == "xla"]
-# The op that takes longest to compile waits for `pytest -m slow` where another one goes the same way.
-MOSTLY_FAST = [slow(op, i) if op == "lut_pair_attention" else (op, i) for op, i in LOOK_UPS]
-# Sizes of attention whose updates are tried each time; those of all others are slow to compile.
-UPDATED = {
-    "lookup_attention": ("primes", "empty_batch", "window_segments", "cross"),
-    "lut_pair_attention": ("empty_batch",),
-}
+UPDATED = [(op, i) for op in ops("update") for i in implementations(op, "update")]
 RULES = [
     tables.SGD(),
     tables.SGD(weight_decay=0.5),
@@ -232,41 +143,45 @@ RULES = [
 ]
 
 
+def has_rule(implementation, rule):
+    """Implementations other than plain JAX move rows by SGD alone, those in Pallas without weight decay, and say so."""
+    if implementation.startswith("pallas"):
+        return rule == tables.SGD()
+    return implementation == "xla" or isinstance(rule, tables.SGD)
+
+
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"),
-    [slow(o, i, s) if s == "tiles" else (o, i, s) for o, i in LOOK_UPS for s in TYPED[o]],
+    ("op", "implementation", "shape"), at_sizes(lambda module: module.tagged(Tag.DTYPES), "update")
 )
 def test_factored_gradients(op, implementation, shape):
     testing.check_factored(testing.case(op, shape), implementation, transformation="jit")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
-@pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
-def test_factored_gradients_in_other_dtypes(op, implementation, dtype):
-    skip_without(dtype, implementation)
+@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes("update", first_only=True))
+def test_factored_gradients_in_other_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
-        case = testing.case(op, TYPED[op][0], dtype)
-        testing.check_factored(case, implementation, transformation="jit")
+        testing.check_factored(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
 @pytest.mark.parametrize(
     "transformation",
     [slow(t) if t in ("none", "remat", "scan") else t for t in testing.FACTORED_TRANSFORMATIONS],
 )
-@pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
+@pytest.mark.parametrize(("op", "implementation"), UPDATED)
 def test_factored_gradients_under_transformations(op, implementation, transformation):
-    if "shard_map" in transformation and jax.device_count() < 2:
-        pytest.skip("shard_map needs two devices, and this machine has one")
-    shape, sizes = SPLIT[op]
-    testing.check_factored(testing.case(op, shape, **sizes), implementation, transformation=transformation)
+    skip_without_two_devices(transformation)
+    testing.check_factored(split(op), implementation, transformation=transformation)
 
 
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"),
     [
-        (o, i, s) if s in UPDATED.get(o, (s,)) else slow(o, i, s)
-        for o, i in ANY_RULE
-        for s in testing.shapes(o)
+        values
+        for values in at_sizes(
+            direction="update",
+            is_slow=lambda size: not size.tags & {Tag.FAST, Tag.DTYPES} or Tag.SLOW in size.tags,
+        )
+        if has_rule(values_of(values)[0][1], tables.RowMomentum())
     ],
 )
 def test_updates(op, implementation, shape):
@@ -275,19 +190,16 @@ def test_updates(op, implementation, shape):
 
 
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"),
-    [slow(o, i, s) if o == "lut_pair_attention" else (o, i, s) for o, i in LOOK_UPS for s in TYPED[o]],
+    ("op", "implementation", "shape"), at_sizes(lambda module: module.tagged(Tag.DTYPES), "update")
 )
 def test_updates_without_sums_of_rows(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.SGD())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), "float64"])
-@pytest.mark.parametrize(("op", "implementation"), MOSTLY_FAST)
-def test_updates_in_other_dtypes(op, implementation, dtype):
-    skip_without(dtype, implementation)
+@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes("update", first_only=True))
+def test_updates_in_other_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
-        testing.check_update(testing.case(op, TYPED[op][0], dtype), implementation, tables.SGD())
+        testing.check_update(testing.case(op, shape, dtype), implementation, tables.SGD())
 
 
 @pytest.mark.parametrize("shape", ["primes", "repeats"])  # fewer hits than rows, and more
@@ -295,10 +207,9 @@ def test_updates_in_other_dtypes(op, implementation, dtype):
     ("implementation", "rule"),
     [
         pytest.param(i, rule, id=f"{i}-{rule}")
-        for op, i in LOOK_UPS
+        for i in implementations("lookup", "update")
         for rule in RULES
-        if op == "lookup" and ((op, i) in ANY_RULE or isinstance(rule, tables.SGD))
-        if not (i.startswith("pallas") and rule == tables.SGD(weight_decay=0.5))  # without weight decay only
+        if has_rule(i, rule)
     ],
 )
 def test_update_rules(implementation, rule, shape):

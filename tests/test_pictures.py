@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import lutjax
-from lutjax.benchmark import cases, report, results, shapes
+from lutjax.benchmark import measurements, report, results, shapes
+
 from lutjax.benchmark.measure import Timing
 from lutjax.cli import _animate, _plot
 from lutjax.training import runs
@@ -34,10 +35,12 @@ def figures(monkeypatch):
 
 def measured(record):
     machine = results.Machine(record["device"], float(record["bandwidth_bytes_per_s"]))
-    shape = shapes.NAMED.get(record["shape"]) or shapes.parse(record["shape"])
-    case = cases.Case(shape, record["row"], record["implementation"], record["dtype"], {})
+    shape = shapes.parse(record["shape"])
+    measurement = measurements.Measurement(
+        shape, record["row"], record["implementation"], record["dtype"], {}
+    )
     times = (float(record[f"p{n}_s"]) for n in (20, 50, 80))
-    return results.Result(machine, case, Timing(*times, 1, 3, None))
+    return results.Result(machine, measurement, Timing(*times, 1, 3, None))
 
 
 def on_a_cpu():
@@ -45,8 +48,8 @@ def on_a_cpu():
     machine = results.Machine("cpu", 1e10)
     found = []
     for row, seconds in (("forward", 1.1e-3), ("dense", 2.3e-3), ("in-place", 2.9e-3)):
-        case = cases.Case(shapes.NAMED["ffn"], row, "xla", "float32", {})
-        found.append(results.Result(machine, case, Timing(seconds, seconds, seconds, 1, 3, None)))
+        measurement = measurements.Measurement(shapes.parse("ffn"), row, "xla", "float32", {})
+        found.append(results.Result(machine, measurement, Timing(seconds, seconds, seconds, 1, 3, None)))
     return found
 
 
@@ -67,7 +70,7 @@ def test_labels_of_bars_do_not_collide(where, figures, tmp_path):
         with CSV.open(newline="") as file:
             shown = [measured(record) for record in csv.DictReader(file)][:80]  # two columns
     elif where == "nothing measured":
-        shown = [results.Result(shown[0].machine, shown[0].case, None, "out of memory")]
+        shown = [results.Result(shown[0].machine, shown[0].measurement, None, "out of memory")]
     report.plot(results.Machine("cpu", 1e10), shown, tmp_path / "bars.png")
     (figure,) = figures
     figure.canvas.draw()

@@ -1,17 +1,24 @@
 """`lutjax status`: cells say what was checked, and a wrong kernel shows."""
 
+import csv
 import dataclasses
+import importlib
 import json
+import re
+import sys
 import types
 from pathlib import Path
 
+import jax
+import pytest
 from click.testing import CliRunner
+from conftest import forget_compiled
 
 import lutjax
-from lutjax import testing
 from lutjax.cli._main import cli
+from lutjax.kernels import _records as shipped
 from lutjax.kernels._xla import lookup as plain
-from lutjax.status import _checks, _digests, _matrix, _records, _report
+from lutjax.status import _absences, _checks, _digests, _matrix, _records, _report
 
 PAGE = Path(__file__).parents[1] / "docs" / "status.md"
 CPU = next(c for c in _matrix.COLUMNS if c.key == "xla/cpu")
@@ -22,9 +29,10 @@ def cell(state, op="lookup", direction="forward", column="xla/cpu", dtype="float
     return _matrix.Cell(op, direction, column, dtype, state, **rest)
 
 
-def test_every_op_has_its_rows():
-    ops = {_matrix.registered_name(op, direction) for op, direction in _matrix.ROWS}
-    assert ops == set(lutjax.kernel_registry.ops())
+def test_every_op_and_direction_has_its_row():
+    registry = lutjax.kernel_registry
+    assert _matrix.rows() == [(op, d) for op in registry.ops() for d in registry.directions(op)]
+    assert {("lookup", "update"), ("packed_lut", "forward")} < set(_matrix.rows())
 
 
 def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
@@ -33,19 +41,19 @@ def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
         ("forward", "backward", "update"), "runs here"
     )
 
-    wrong = types.SimpleNamespace(forward=lambda *a, **o: plain.forward(*a, **o) + 1, backward=plain.backward)
+    wrong = types.SimpleNamespace(
+        forward=lambda *a, **o: plain.forward(*a, **o) + 1, backward=plain.backward, update=plain.update
+    )
     spec = lutjax.kernel_registry.get("lookup", platform="xla", backend="any")
     monkeypatch.setattr(type(spec), "load", lambda self, direction: getattr(wrong, direction))
-    lutjax.ops._transforms._compiled.cache_clear()
-    lutjax.ops._transforms._kernel.cache_clear()
+    forget_compiled()
     directions = _checks._each_direction(
-        "lookup", CPU, "float32", lambda p, d: _checks._run(p, d, CPU.device)
+        "lookup", CPU, "float32", lambda p, d: _checks._run(p, d, CPU.device), ("cpu",)
     )
     assert directions["forward"].state == "fails"
     assert "differs from the reference" in directions["forward"].reason
     assert directions["backward"].state == "runs here"
-    lutjax.ops._transforms._compiled.cache_clear()
-    lutjax.ops._transforms._kernel.cache_clear()
+    forget_compiled()
 
 
 def test_what_cannot_run_here_is_lowered_or_has_a_reason():
@@ -56,11 +64,18 @@ def test_what_cannot_run_here_is_lowered_or_has_a_reason():
     assert "float64" in found["backward"].reason
 
 
+def test_what_fails_says_where():
+    def fail(program, directions):
+        raise ValueError("no such thing")
+
+    found = _checks._each_direction("detect_signs", CPU, "float32", fail, ("a kind",))
+    assert {(c.state, c.kinds, c.reason) for c in found.values()} == {
+        ("fails", ("a kind",), "ValueError: no such thing")
+    }
+
+
 def test_records_of_an_older_source_say_so(tmp_path):
     now = _digests.digest("lutjax.kernels._xla.lookup")
-    assert (
-        now == _digests.digest("lutjax.kernels._xla.lookup") != _digests.digest("lutjax.kernels._xla.detect")
-    )
     current = cell(_matrix.State.RUNS, kinds=("cpu",), jax="0.10.2", digest=now)
     older = dataclasses.replace(current, direction="backward", digest="0" * 16)
     _records.write([current, older], tmp_path / "cpu.json")
@@ -123,8 +138,184 @@ def test_command(tmp_path):
     assert "--recorded checks nothing" in result.stderr
 
 
-def test_every_op_has_the_size_that_is_checked():
-    assert all(_checks.SHAPE in testing.shapes(op) for op in testing.OPS)
+# ---------------------------------------------------------------------------------------------- digests
+SOURCE = '''"""Documentation,
+of several lines."""
+
+import math  # a comment
+
+
+def f(x: int) -> str:
+    """Documentation."""  # and a comment
+
+    # another comment
+    a = """a string SPACES
+
+    # no comment
+    """  # a comment
+    b = f"{x!r:>{x}} \N{GREEK SMALL LETTER ALPHA} ü" "#"  # ü
+    return (  # why
+
+        a + b
+    )
+
+
+class C:
+    """Documentation."""
+
+    value = 1
+    """Of a value."""
+'''
+CODE = '''import math
+def f(x: int) -> str:
+    a = """a string SPACES
+
+    # no comment
+    """
+    b = f"{x!r:>{x}} \N{GREEK SMALL LETTER ALPHA} ü" "#"
+    return (
+        a + b
+    )
+class C:
+    value = 1
+'''
+
+
+def test_digests_are_of_code_alone():
+    """The same text on every version of Python that runs this test."""
+    source, code = (text.replace("SPACES", "  ") for text in (SOURCE, CODE))
+    assert _digests.code_of(source).decode() == code
+    assert _digests.code_of(code).decode() == code
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes modules of a package, and returns the digest of one of them as a new process would find it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "digested"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+
+    def digest(**modules):
+        for name, text in modules.items():
+            (folder / f"{name}.py").write_text(text)
+        _digests.digest.cache_clear()
+        _digests._source.cache_clear()
+        importlib.invalidate_caches()
+        return _digests.digest("digested.kernel")
+
+    yield digest
+    _digests.digest.cache_clear()
+    _digests._source.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "digested"]:
+        del sys.modules[name]
+
+
+def test_digests_follow_every_module_that_is_imported(package):
+    kernel = "from digested import shared\n\ndef forward(call):\n    return shared.f(call)\n"
+    shared = "import digested.deep\n\ndef f(call):\n    return digested.deep.g(call)\n"
+    first = package(kernel=kernel, shared=shared, deep="def g(call):\n    return call + 1\n", other="a = 1\n")
+    assert package(deep='"""Words."""\n\n\ndef g(call):  # why\n    return call + 1\n') == first
+    assert package(other="a = 2\n") == first
+    deeper = package(deep="def g(call):\n    return call + 2\n")
+    assert deeper != first
+    assert package(shared=shared.replace("g(call)", "g(call + 1)")) not in (first, deeper)
+
+
+@pytest.mark.parametrize(
+    ("module", "counts"),
+    [
+        ("lutjax._fixed_point", True),
+        ("lutjax._detection", True),
+        ("lutjax.ops._transforms", True),
+        ("lutjax.kernels._xla._rows", True),
+        ("lutjax.kernels.registry", False),
+        ("lutjax.kernels.catalogue", False),
+        ("lutjax.status._digests", False),
+    ],
+)
+def test_a_record_is_old_when_a_module_that_its_kernel_imports_has_changed(monkeypatch, module, counts):
+    before = _digests.digest("lutjax.kernels._xla.lookup")
+    find = _digests._source
+
+    def changed(name):
+        source = find(name)
+        return source and dataclasses.replace(source, code=source.code + b"#" * (name == module))
+
+    monkeypatch.setattr(_digests, "_source", changed)
+    _digests.digest.cache_clear()
+    after = _digests.digest("lutjax.kernels._xla.lookup")
+    _digests.digest.cache_clear()
+    assert (after != before) == counts
+
+
+# ---------------------------------------------------------------------------------------------- records
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """A folder in the place of that of the package."""
+    monkeypatch.setattr(shipped, "folder", lambda: tmp_path)
+    shipped.forget()
+    yield tmp_path
+    shipped.forget()
+
+
+def test_kernels_that_ran_have_run(records):
+    assert not shipped.has_run("lookup", "forward", "pallas/tpu", "TPU v6e")
+    ran = cell(_matrix.State.RUNS, column="pallas/tpu", kinds=("TPU v6e",), digest="0")
+    fails = dataclasses.replace(ran, direction="backward", dtype="bfloat16", state=_matrix.State.FAILS)
+    lowers = dataclasses.replace(ran, direction="update", state=_matrix.State.LOWERS)
+    backward = dataclasses.replace(ran, direction="backward")
+    _records.write([ran, backward, fails, lowers], _records.path_of("TPU v6e"))
+    assert [path.name for path in records.iterdir()] == ["tpu-v6e.json"]
+
+    def has_run(direction, kind="TPU v6e", op="lookup", column="pallas/tpu"):
+        return shipped.has_run(op, direction, column, kind)
+
+    assert has_run("forward")
+    assert not has_run("backward")  # one of its dtypes fails
+    assert not has_run("update")  # lowered only
+    assert not has_run("forward", kind="TPU v5p")
+    assert not has_run("forward", op="detect")
+    assert not has_run("forward", column="pallas/sparsecore")
+
+
+def test_only_what_was_checked_now_is_written(records):
+    old = cell(_matrix.State.COMPILES, column="xla/tpu", kinds=("TPU v6e",), digest="0")
+    new = cell(_matrix.State.RUNS, kinds=("cpu",), digest="0")
+    _records.write([old, new], records / "cpu.json", {old.place: old})
+    assert [record["column"] for record in shipped.read()] == ["xla/cpu"]
+
+
+def test_records_of_ops_that_are_not_there_are_left_out(records):
+    _records.write([cell(_matrix.State.RUNS, op="gone", digest="0")], records / "cpu.json")
+    assert _records.read() == {}
+
+
+def test_record_alone_writes_where_the_registry_looks(records):
+    result = CliRunner().invoke(cli, ["status", "--op", "detect_signs", "--record"])
+    assert f"written: {_records.path_of(jax.devices()[0].device_kind)}" in result.stderr
+    assert any(
+        shipped.has_run("detect_signs", "backward", key, jax.devices()[0].device_kind)
+        for key in ("xla/cpu", "xla/gpu")
+    )
+
+
+def test_reasons_with_figures_are_measurements():
+    with (PAGE.parent / "benchmarks" / "h200.csv").open(newline="") as file:
+        rows = {
+            (r["shape"], r["row"]): r
+            for r in csv.DictReader(file)
+            if r["implementation"] == "triton" and r["dtype"] == "float32"
+        }
+    reasons = [reason for of in _absences.ABSENT.values() for reason in of.values()]
+    for reason in reasons:
+        if isinstance(reason, _absences.Measured):
+            row = rows[reason.shape, reason.row]
+            assert row["device"] == "NVIDIA H200"
+            assert reason.microseconds == round(1e6 * float(row["p50_s"]))
+            assert reason.limit == round(1e6 * float(row["limit_s"]))
+        else:
+            assert not re.search(r"\d (us|ms|times|%)|\d\.\d|\d [KMGT]", reason), reason
 
 
 def test_page_is_current():

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import SPLIT, slow
+from cases import SPLIT, ops, slow
 
 import lutjax
 from lutjax import _ahead_of_time, testing, tuning
@@ -36,7 +36,7 @@ IMPLEMENTED = {
     for op in lutjax.kernel_registry.ops()
     if any(spec.platform == "triton" for spec in lutjax.kernel_registry.candidates(op))
 }
-OPS = [op for op in testing.OPS if op in IMPLEMENTED]
+OPS = [op for op in ops() if op in IMPLEMENTED]
 UPDATED = [
     op
     for op in OPS

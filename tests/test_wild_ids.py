@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from cases import slow
+from cases import ops, slow, split
 from test_sparsecore import replaced as replaced
 
 import lutjax
@@ -119,16 +119,13 @@ CASES = {
     "soft_lut": of_gates((6, 8), 3),
     "binary_lut": of_gates((6, 8), 3),
 }
-# The others go the same way, or are long to interpret.
-FAST = {
-    "xla": ("lookup", "sparse_lookup", "lookup_attention", "detect"),
-    "xla, accelerators": ("lookup_attention",),
-    "xla, TPUs": (),
-    "triton": ("lookup_attention",),
-    "pallas/tpu": (),
-    "pallas/tpu, resident": (),
-    "pallas/sparsecore": ("sparse_lookup",),
-}
+
+
+def test_every_op_with_ids_is_tried():
+    def has_ids(op):
+        return any(jnp.issubdtype(a.dtype, jnp.integer) for a in split(op).fixed.values())
+
+    assert set(CASES) == {op for op in ops("backward") if has_ids(op)}
 
 
 def check(op, implementation):
@@ -147,15 +144,7 @@ def check(op, implementation):
         testing.assert_close(f"{op}, {implementation}: {number}", a, e)
 
 
-@pytest.mark.parametrize(
-    ("world", "op"),
-    [
-        (world, op) if op in FAST.get(world, CASES) else slow(world, op)
-        for world in worlds.NAMES
-        for op in CASES
-        if worlds.implements(world, op)
-    ],
-)
+@pytest.mark.parametrize(("world", "op"), worlds.in_worlds(CASES, slow))
 def test_ids_out_of_range_are_clamped(world, op, request):
     with worlds.of(world, request) as implementation:
         check(op, implementation)

@@ -6,7 +6,7 @@ import importlib.util
 import pallas_interpreter
 import pytest
 
-from lutjax import testing
+import lutjax
 
 NAMES = (
     "xla",
@@ -23,11 +23,20 @@ NAMES = (
 def implements(name, op):
     """Whether it has an implementation of its own of an op."""
     return {
-        "xla, TPUs": op in testing.LOOK_UPS,
+        "xla, TPUs": "update" in lutjax.kernel_registry.directions(op),
         "triton, counted": op == "lookup_attention",
         "pallas/tpu, resident": op in ("lookup", "sparse_lookup"),
-        "pallas/sparsecore": op in testing.LOOK_UPS,
+        "pallas/sparsecore": "update" in lutjax.kernel_registry.directions(op),
     }.get(name, True)
+
+
+def in_worlds(ops, mark):
+    """Values ``world, op`` of a test. Every op is tried each time in plain JAX, and the first in every other world; `mark` marks the rest."""
+    found = []
+    for world in NAMES:
+        for number, op in enumerate(op for op in ops if implements(world, op)):
+            found.append((world, op) if world == "xla" or number == 0 else mark(world, op))
+    return found
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._typing import Array
+from lutjax.benchmark import shapes
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
-from lutjax.benchmark.shapes import DENSE, IN_PLACE, FullyConnected, LanguageModel, Sequence, Shape
+from lutjax.benchmark.shapes import DENSE, IN_PLACE, LanguageModel, OfOp
 from lutjax.models import LUTTransformerConfig
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.models import State
@@ -57,21 +58,22 @@ class Step:
         return (state, number + 1), loss
 
 
-def layers(shape: LanguageModel) -> tuple[Shape, ...]:
+def layers(shape: LanguageModel) -> tuple[OfOp, ...]:
     """The look-ups of a step, one by one."""
     c = LUTTransformerConfig()
-    unembed = FullyConnected(
-        shape.batch * c.context, c.features, c.vocab_size, c.ffn_detectors, c.ffn_anchors
-    )
-    ffn = dataclasses.replace(unembed, outputs=c.features)
+
+    def dense(outputs: int) -> OfOp:
+        samples = shape.batch * c.context
+        return shapes.of("fc", samples, c.features, outputs, c.ffn_detectors, c.ffn_anchors)
+
     heads = c.n_heads * c.n_detectors
-    attention = Sequence(shape.batch, c.context, c.features, heads, c.n_anchors, c.n_position_bits)
-    return (*(attention, ffn) * c.n_layers, unembed)
+    attention = shapes.of("seq", shape.batch, c.context, c.features, heads, c.n_anchors, c.n_position_bits)
+    return (*(attention, dense(c.features)) * c.n_layers, dense(c.vocab_size))
 
 
 def bytes_moved(shape: LanguageModel, row: str, itemsize: int) -> int:
     """Bytes that the look-ups of a step have to move."""
-    return sum(layer.bytes_moved(row, itemsize) for layer in layers(shape))
+    return sum(layer.traffic.bytes_moved(row, itemsize) for layer in layers(shape))
 
 
 TABLE_GRADIENTS = {IN_PLACE: "factored", DENSE: "dense"}

@@ -54,22 +54,22 @@ def columns(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
         names.append("CUDA")
         for row, r in zip(rows, results, strict=True):
             row.append(duration(r.cuda.seconds) if r.cuda else "")
-    if len({r.case.dtype for r in results}) > 1:
+    if len({r.measurement.dtype for r in results}) > 1:
         names.insert(3, "dtype")
         for row, r in zip(rows, results, strict=True):
-            row.insert(3, r.case.dtype)
+            row.insert(3, r.measurement.dtype)
     return names, rows
 
 
 def _cells(result: Result) -> list[str]:
-    case, timing = result.case, result.timing
-    cells = [case.name, case.row, case.implementation]
+    measurement, timing = result.measurement, result.timing
+    cells = [measurement.name, measurement.row, measurement.implementation]
     cells += [result.note, ""] if timing is None else [duration(timing.p50), duration(timing.p20, timing.p80)]
-    cells += [size(case.bytes_moved), duration(result.limit)]
+    cells += [size(measurement.bytes_moved), duration(result.limit)]
     cells.append("" if result.ratio is None else f"{result.ratio:.2g}")
     if timing is None or timing.peak_bytes is None:
         return [*cells, "", ""]
-    return [*cells, size(timing.peak_bytes), f"{timing.peak_bytes / case.table_bytes:.2f}"]
+    return [*cells, size(timing.peak_bytes), f"{timing.peak_bytes / measurement.table_bytes:.2f}"]
 
 
 def table(results: Iterable[Result], console: Console) -> Table:
@@ -111,15 +111,15 @@ def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
     measured: dict[tuple[str, str, str], list[Result]] = {}
     for r in results:
         if r.timing is not None:
-            measured.setdefault((r.case.name, r.case.row, r.case.dtype), []).append(r)
+            measured.setdefault((r.measurement.name, r.measurement.row, r.measurement.dtype), []).append(r)
     columns = _in_columns(list(measured.values()))
     heights = [sum(_BAR * len(group) + _GAP for group in column) for column in columns]
     height = max(*heights, _BAR)
     figure = Figure(figsize=(8.5 * len(columns), 1.6 + height), layout="constrained")
     FigureCanvasAgg(figure)  # without pyplot: no window system, no global state
     everything = [r for group in measured.values() for r in group]
-    names = list(dict.fromkeys(r.case.implementation for r in everything))
-    dtypes = {r.case.dtype for r in everything}
+    names = list(dict.fromkeys(r.measurement.implementation for r in everything))
+    dtypes = {r.measurement.dtype for r in everything}
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
         _bars(axes, column, names, several_dtypes=len(dtypes) > 1)
         axes.set_ylim(height, 0)
@@ -168,14 +168,16 @@ def _bars(axes: Any, groups: list[list[Result]], names: list[str], *, several_dt
     top, ticks, labels = 0.0, [], []
     placed: list[tuple[float, Result]] = []
     for group in groups:
-        case = group[0].case
+        measurement = group[0].measurement
         top += _GAP / 2
         ticks.append(top + _BAR * len(group) / 2)
-        labels.append(f"{case.name}  {case.row}" + (f"  {case.dtype}" if several_dtypes else ""))
+        labels.append(
+            f"{measurement.name}  {measurement.row}" + (f"  {measurement.dtype}" if several_dtypes else "")
+        )
         placed += [(top + _BAR * (number + 0.5), r) for number, r in enumerate(group)]
         top += _BAR * len(group) + _GAP / 2
     for number, name in enumerate(names):
-        of_name = [(p, r.timing.p50) for p, r in placed if r.case.implementation == name and r.timing]
+        of_name = [(p, r.timing.p50) for p, r in placed if r.measurement.implementation == name and r.timing]
         if not of_name:
             continue
         places, times = zip(*of_name, strict=True)

@@ -1,4 +1,4 @@
-"""A case measured on a machine, beside recorded figures."""
+"""A measurement made on a machine, beside recorded figures."""
 
 import csv
 import dataclasses
@@ -11,8 +11,8 @@ import jax
 import jaxlib
 
 import lutjax
-from lutjax.benchmark.cases import Case
 from lutjax.benchmark.measure import Timing, copy_bandwidth
+from lutjax.benchmark.measurements import Measurement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,26 +45,26 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One case.
+    """One measurement, and what it gave.
 
     Attributes:
       timing: None if it could not run; `note` then says why.
     """
 
     machine: Machine
-    case: Case
+    measurement: Measurement
     timing: Timing | None
     note: str = ""
 
     def __str__(self) -> str:
-        case = self.case
+        measurement = self.measurement
         time = self.note if self.timing is None else duration(self.timing.p50)
-        return f"{case.name}, {case.row}, {case.implementation}, {case.dtype}: {time}"
+        return f"{measurement.name}, {measurement.row}, {measurement.implementation}, {measurement.dtype}: {time}"
 
     @property
     def limit(self) -> float:
         """Seconds that the bytes take at the bandwidth of a copy."""
-        return self.case.bytes_moved / self.machine.bandwidth
+        return self.measurement.bytes_moved / self.machine.bandwidth
 
     @property
     def ratio(self) -> float | None:
@@ -74,28 +74,28 @@ class Result:
     @property
     def cuda(self) -> "Recorded | None":
         """The original runtime, if it was measured on this kind of device."""
-        key = (self.case.name, self.case.row, self.case.dtype, self.machine.device)
+        key = (self.measurement.name, self.measurement.row, self.measurement.dtype, self.machine.device)
         return recorded().get(key)
 
     def record(self) -> dict[str, Any]:
         """A line of the CSV: times in seconds, sizes in bytes."""
-        case, timing, cuda = self.case, self.timing, self.cuda
+        measurement, timing, cuda = self.measurement, self.timing, self.cuda
         return {
-            "shape": case.name,
-            "sizes": str(case.shape),
-            "row": case.row,
-            "implementation": case.implementation,
-            "kernels": case.kernel_names,
-            "dtype": case.dtype,
+            "shape": measurement.name,
+            "sizes": str(measurement.shape),
+            "row": measurement.row,
+            "implementation": measurement.implementation,
+            "kernels": measurement.kernel_names,
+            "dtype": measurement.dtype,
             "p20_s": timing and timing.p20,
             "p50_s": timing and timing.p50,
             "p80_s": timing and timing.p80,
-            "bytes": case.bytes_moved,
+            "bytes": measurement.bytes_moved,
             "bandwidth_bytes_per_s": self.machine.bandwidth,
             "limit_s": self.limit,
             "ratio": self.ratio,
             "peak_bytes": timing and timing.peak_bytes,
-            "table_bytes": case.table_bytes,
+            "table_bytes": measurement.table_bytes,
             "cuda_s": cuda and cuda.seconds,
             "cuda_peak_bytes": cuda and cuda.peak_bytes,
             "device": self.machine.device,
@@ -127,18 +127,18 @@ def recorded() -> dict[tuple[str, str, str, str], Recorded]:
     }
 
 
-def measured(machine: Machine, case: Case, **options: Any) -> Result:
-    """Measures a case; one that does not fit the device's memory has a note instead of times.
+def measured(machine: Machine, measurement: Measurement, **options: Any) -> Result:
+    """Make a measurement; one that does not fit the device's memory has a note instead of times.
 
     Args:
       options: those of `lutjax.benchmark.measure.device_time`.
     """
     try:
-        return Result(machine, case, case.measure(**options))
+        return Result(machine, measurement, measurement.measure(**options))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Result(machine, case, None, "out of memory")
+        return Result(machine, measurement, None, "out of memory")
 
 
 def duration(*seconds: float) -> str:

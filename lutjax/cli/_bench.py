@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lutjax.benchmark import shapes
+from lutjax.cases import Tag
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, file_option, make_console
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     type=ShapeType(),
     multiple=True,
     help="A name, or sizes such as fc:4096,32,32,16,10; can be given several times. Default: on an accelerator all "
-    f"names; on a CPU {', '.join(shapes.ON_CPU)}.",
+    f"names; on a CPU {', '.join(shapes.named(Tag.CPU))}.",
 )
 @click.option(
     "--row",
@@ -89,20 +90,21 @@ def bench(
 
     import jax
 
-    from lutjax.benchmark import cases, report
+    from lutjax.benchmark import report
+    from lutjax.benchmark.measurements import IMPLEMENTATIONS, measurements
     from lutjax.benchmark.results import Machine, measured
 
-    names = shapes.ON_CPU if jax.default_backend() == "cpu" else tuple(shapes.NAMED)
-    chosen = asked or tuple(shapes.NAMED[name] for name in names)
+    tag = Tag.CPU if jax.default_backend() == "cpu" else Tag.BENCH
+    chosen = asked or tuple(shapes.named(tag).values())
     todo = [
-        case
+        measurement
         for shape in chosen
         for dtype in dtypes or ("float32",)
-        for case in cases.cases(
+        for measurement in measurements(
             shapes.LanguageModel(lm_batch) if shape == shapes.LanguageModel() else shape,
             rows=rows,
             dtype=dtype,
-            implementations=implementations or cases.IMPLEMENTATIONS,
+            implementations=implementations or IMPLEMENTATIONS,
         )
     ]
     if not todo:
@@ -121,9 +123,9 @@ def bench(
         write = None if file is None else report.csv_writer(file)
         progress.starts("the bandwidth of a copy")
         machine = Machine.here()
-        for case in todo:
-            progress.starts(f"{case.name}, {case.row}, {case.implementation}, {case.dtype}")
-            results.append(measured(machine, case, repeats=repeats))
+        for one in todo:
+            progress.starts(f"{one.name}, {one.row}, {one.implementation}, {one.dtype}")
+            results.append(measured(machine, one, repeats=repeats))
             if write is not None:
                 write(results[-1])
             progress.ended(results[-1])

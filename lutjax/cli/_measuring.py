@@ -13,9 +13,8 @@ from lutjax.benchmark import shapes
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHAPES = (
-    f"Sizes are written as {'; '.join(map(shapes.usage, shapes.KINDS))}. Names: {', '.join(shapes.NAMED)}."
-)
+_USAGES = "; ".join(kind.usage for _, kind in shapes.kinds().values())
+SHAPES = f"Sizes are written as {_USAGES}. Names: {', '.join(shapes.named())}."
 _WIDTH = 150  # of a table in a file or a pipe
 
 

@@ -6,6 +6,8 @@ import click
 
 from lutjax.cli._measuring import check_folder, file_option, make_console
 
+_HERE = Path("<this device>")  # what --record alone gives
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: totals, gaps and every cell.")
@@ -20,7 +22,14 @@ from lutjax.cli._measuring import check_folder, file_option, make_console
 )
 @click.option("--op", "ops", multiple=True, help="Only this op; can be given several times. Default: all.")
 @file_option("--markdown", "Write the matrix as a page to this file.")
-@file_option("--record", "Write what was checked to this file; one in lutjax/status/records is shipped.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    is_flag=False,
+    flag_value=str(_HERE),
+    help="Write what was checked to this file; without one to the record of this device in lutjax/status/records, which is "
+    "shipped, and where kernels for TPUs are looked for before they are chosen.",
+)
 def status(
     as_json: bool,
     recorded: bool,
@@ -35,17 +44,20 @@ def status(
     or compiled for them as recorded, or is lowered for them now. Takes a minute or two; Ctrl-C ends it with what is
     known so far, and exit status 1 means that something is missing or fails.
     """
-    for name, path in (("--markdown", markdown), ("--record", record)):
-        if path is not None:
-            check_folder(name, path)
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing: leave --compile and --record out.")
 
+    import jax
     from rich.progress import track
 
     from lutjax.status import _checks, _matrix, _records, _report
 
-    known = {op for op, _ in _matrix.ROWS}
+    if record == _HERE:
+        record = _records.path_of("TPU" if compiles else jax.devices()[0].device_kind)
+    for name, path in (("--markdown", markdown), ("--record", record)):
+        if path is not None:
+            check_folder(name, path)
+    known = {op for op, _ in _matrix.rows()}
     for op in ops:
         if op not in known:
             raise click.BadParameter(f"{op!r} is none of {', '.join(sorted(known))}.", param_hint="--op")
@@ -55,7 +67,8 @@ def status(
     console = make_console()
     cells: list[_matrix.Cell] = []
     try:
-        found = _matrix.matrix({} if compiles else _records.read(), check, columns, ops or None)
+        recorded_cells = {} if compiles else _records.read()
+        found = _matrix.matrix(recorded_cells, check, columns, ops or None)
         for cell in track(
             found,
             "checking",
@@ -83,7 +96,7 @@ def status(
     if markdown is not None:
         markdown.write_text(_report.markdown(cells))
     if record is not None:
-        _records.write(cells, record)
+        _records.write(cells, record, recorded_cells)
     for path in (markdown, record):
         if path is not None:
             click.echo(f"written: {path}", err=True)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lutjax.benchmark import shapes
+from lutjax.cases import Tag
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, make_console
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from lutjax.benchmark.search import Found
     from lutjax.tuning._files import Document
-    from lutjax.tuning._search import Found
 
 
 @click.command(epilog=SHAPES)
@@ -68,12 +69,12 @@ def tune(
     if update and resume:
         raise click.UsageError("--update measures again what --resume leaves out; give one of them.")
 
-    from lutjax.tuning import _search
+    from lutjax.benchmark import search
 
     document = _document(output)
     try:
-        todo = _search.kernels(list(asked or shapes.NAMED.values()), dtypes or ("float32",))
-    except _search.NoKernelError as error:
+        todo = search.kernels(list(asked or shapes.named(Tag.TUNE).values()), dtypes or ("float32",))
+    except search.NoKernelError as error:
         raise click.ClickException(str(error)) from None
     if resume:
         todo = [kernel for kernel in todo if kernel.key not in document.entries]
@@ -85,7 +86,7 @@ def tune(
     with contextlib.suppress(KeyboardInterrupt), Progress(console, len(todo)) as progress:
         for kernel in todo:
             progress.starts(str(kernel))
-            results.append(_search.tune(kernel, effort, progress.starts))
+            results.append(search.tune(kernel, effort, progress.starts))
             entry = results[-1].entry
             if entry is not None:
                 document = document.with_entry(entry)
@@ -103,9 +104,10 @@ def _document(output: Path) -> "Document":
     """What the file holds, as measured by the packages of today; without launches if there is none."""
     import dataclasses
 
-    from lutjax.tuning import _files, _search
+    from lutjax.benchmark import search
+    from lutjax.tuning import _files
 
-    new = _search.document()
+    new = search.document()
     if not output.exists():
         return new
     try:

@@ -1,14 +1,26 @@
-"""Records of kernels that ran: which of them may be chosen by themselves."""
+"""Records of what was checked on devices, as files: which kernels may be chosen there by themselves.
+
+`lutjax status` writes them. This room knows JSON alone, because the registry asks it.
+"""
 
 import functools
 import importlib.resources
 import json
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 
 @functools.cache
 def has_run(op: str, direction: str, column: str, device_kind: str) -> bool:
-    """Return whether a record in the package says that a kernel ran on a kind of device, in at least one dtype and failing in none."""
+    """Return whether a record in the package says that a kernel ran on a kind of device.
+
+    In at least one dtype, and failing in none; whatever its source was.
+
+    Args:
+      column: of the matrix of `lutjax status`: a name of the implementation, ``"pallas/tpu"``.
+      device_kind: as the device names itself, ``"TPU v6e"``.
+    """
     states = {
         record["state"]
         for record in _records()
@@ -18,8 +30,26 @@ def has_run(op: str, direction: str, column: str, device_kind: str) -> bool:
     return "ran" in states and "fails" not in states
 
 
+def folder() -> Traversable:
+    """Return the folder of the package that has the records."""
+    return importlib.resources.files("lutjax") / "status" / "records"
+
+
+def read(place: Path | None = None) -> list[dict[str, Any]]:
+    """Return all records of a folder, by default of the package, file by file."""
+    found = folder() if place is None else place
+    if not found.is_dir():
+        return []
+    files = sorted((f for f in found.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+    return [record for file in files for record in json.loads(file.read_text())]
+
+
 @functools.cache
 def _records() -> tuple[dict[str, Any], ...]:
-    folder = importlib.resources.files("lutjax.status") / "records"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    return tuple(record for file in files for record in json.loads(file.read_text()))
+    return tuple(read())
+
+
+def forget() -> None:
+    """Make `has_run` read the records anew."""
+    _records.cache_clear()
+    has_run.cache_clear()

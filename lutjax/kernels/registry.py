@@ -98,11 +98,19 @@ class Made:
 
     Attributes:
       rule: of an update that the function makes; None where it runs the op itself.
+      given: the call as it was made, with arrays and leading axes; of `collecting`.
     """
 
     call: Call
     output: Any
     rule: RowRule | None = None
+    given: Call | None = None
+
+    @property
+    def arrays(self) -> Call:
+        """The call as kernels get it, with arrays; of `collecting`, inside its trace."""
+        call: Call = jax.tree.map(lambda a, shape: a.reshape(shape.shape), self.given, self.call)
+        return call.prepared()
 
     def request(self, direction: Direction, device: Device, rule: RowRule | None = None) -> Request:
         """Return what an implementation of it in a direction is asked."""
@@ -165,7 +173,8 @@ class KernelSpec:
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target."""
-        return getattr(importlib.import_module(self.target), direction)
+        result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
+        return result
 
     def why_later(self, request: Request) -> str | None:
         """Return why this implementation, which can run a call, does not come first if nobody asks for it; None if it does."""
@@ -265,8 +274,8 @@ class KernelRegistry:
         self._resolved.clear()
 
     def ops(self) -> tuple[str, ...]:
-        """Return the names of the ops that have a function or an implementation."""
-        return tuple(sorted(name for name, op in self._ops.items() if op.module or self._specs.get(name)))
+        """Return the names of the ops that have a function or an implementation, in the order of their registration."""
+        return tuple(name for name, op in self._ops.items() if op.module or self._specs.get(name))
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function of an op, or of a composition of ops."""
@@ -416,8 +425,11 @@ class KernelRegistry:
 
     def resolve_request(self, request: Request, names: tuple[str, ...]) -> KernelSpec:
         """Return the implementation of a request; `names`: those asked for, in order, see `request`."""
-        leaves, treedef = jax.tree.flatten((request.call, request.cotangent, request.step))
+        call, options = request.call, request.call.options()
+        leaves, treedef = jax.tree.flatten((call.values(), request.cotangent, request.step))
         key = (
+            type(call),
+            options,
             request.direction,
             names,
             request.device,
@@ -426,8 +438,9 @@ class KernelRegistry:
         )
         spec = self._resolved.get(key)
         if spec is None:
-            shapes = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves])
-            request = Request(request.direction, shapes[0], request.device, *shapes[1:])
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
+            values, cotangent, step = jax.tree.unflatten(treedef, shapes)
+            request = Request(request.direction, call.of(values, options), request.device, cotangent, step)
             spec = self._resolved[key] = self._choose(names, request)
         return spec
 
@@ -569,21 +582,26 @@ class KernelRegistry:
             arguments, keywords = jax.tree.unflatten(structure, filled)
             function(*arguments, **keywords)
 
+        with self.collecting() as calls, self._forcing(()):
+            jax.eval_shape(traced, arrays)
+        return [dataclasses.replace(made, given=None) for made in calls]
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[list[Made]]:
+        """Collect the calls of ops that are made in this block; those inside of a function that jit has compiled are not."""
         calls: list[Made] = []
         token = self._made.set(calls)
         try:
-            with self._forcing(()):
-                jax.eval_shape(traced, arrays)
+            yield calls
         finally:
             self._made.reset(token)
-        return calls
 
-    def note(self, call: Call, output: Callable[[], Any], rule: RowRule | None = None) -> None:
-        """Remember a call for `calls_of`, if that asks for it; `output` returns the outline of its output."""
+    def note(self, given: Call, call: Call, output: Callable[[], Any], rule: RowRule | None = None) -> None:
+        """Remember a call for `collecting`, if that asks for it; `output` returns the outline of its output."""
         made = self._made.get()
         if made is not None:
             shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call)
-            made.append(Made(shapes, output(), rule))
+            made.append(Made(shapes, output(), rule, given))
 
     def _known_op(self, op: str) -> None:
         if op not in self.ops():

@@ -64,8 +64,10 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
       feature_axis: -1 where leading axes come first; 0 where features come first and they follow, of ops whose
         kernels want it so.
     """
-    call = jax.tree.map(as_jax, call)
-    leaves = jax.tree.leaves(call)
+    leaves = jax.tree.leaves(call.values())
+    if not all(isinstance(a, jax.Array) for a in leaves):
+        call = jax.tree.map(as_jax, call)
+        leaves = jax.tree.leaves(call.values())
     kernel_registry.follow_coroutine(traced=any(isinstance(a, jax.core.Tracer) for a in leaves))
     names = kernel_registry.request(call.op, implementation)
     shapes = _shapes_of_kernel(call, feature_axis)
@@ -85,7 +87,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
             f"{call.op}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
             f"jax.hessian); use lutjax.reference.{call.op}, which has derivatives of every order in every mode."
         ) from error
-    kernel_registry.note(shapes, lambda: _folded_output(shapes, y))
+    kernel_registry.note(call, shapes, lambda: _folded_output(shapes, y))
     return y
 
 
@@ -112,7 +114,7 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
         _folded_output(shapes, cotangent),
         jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
     )
-    kernel_registry.note(shapes, lambda: _folded_output(shapes, cotangent), step.rule)
+    kernel_registry.note(call, shapes, lambda: _folded_output(shapes, cotangent), step.rule)
     return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
         *call.values(), cotangent, step.rate, step.factor, step.state
     )

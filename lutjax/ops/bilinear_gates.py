@@ -13,20 +13,9 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
 
+
 # Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether
 # features come first.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "inputs": 1, "gates": 1},
-    "primes": {"batch": 13, "inputs": 7, "gates": 11},
-    "readers": {"batch": 37, "inputs": 17, "gates": 29, "readers": 1},
-    "features_first": {"batch": 5, "inputs": 7, "gates": 3, "readers": 1, "features_first": 1},
-    "large_fan_out": {"batch": 3, "inputs": 3, "gates": 67, "readers": 1, "features_first": 1},
-    "scattered": {"batch": 3, "inputs": 67, "gates": 131},
-    "empty_batch": {"batch": 0, "inputs": 5, "gates": 3, "readers": 1},
-    "no_gates": {"batch": 3, "inputs": 5, "gates": 0},
-}
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class BilinearGates(Call, op="bilinear_gates", features_first=True):
     """The call of `lutjax.bilinear_gates`.

@@ -12,7 +12,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._gates import TableGates
 from lutjax.ops._transforms import apply
-from lutjax.ops.soft_lut import SHAPES as SHAPES
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,16 +14,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
 
-# Sizes at which it is tested, measured and tuned: batch, inputs, detectors, anchor pairs.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "inputs": 2, "detectors": 1, "bits": 1},
-    "primes": {"batch": 13, "inputs": 7, "detectors": 5, "bits": 3},
-    "ties": {"batch": 24, "inputs": 3, "detectors": 6, "bits": 5},
-    "no_pairs": {"batch": 3, "inputs": 4, "detectors": 2, "bits": 0},
-    "empty_batch": {"batch": 0, "inputs": 5, "detectors": 3, "bits": 2},
-    "many_detectors": {"batch": 3, "inputs": 33, "detectors": 37, "bits": 9},
-}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Detect(Call, op="detect"):
@@ -111,4 +101,5 @@ def detect(
         n_inputs=x.shape[-1],
         accumulate=_checks.accumulation("detect", accumulate),
     )
-    return apply(call, implementation=implementation)
+    result: Detection = apply(call, implementation=implementation)
+    return result

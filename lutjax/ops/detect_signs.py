@@ -13,14 +13,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._transforms import apply
 
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "bits": 1},
-    "primes": {"batch": 31, "bits": 3},
-    "ties": {"batch": 24, "bits": 5},
-    "no_bits": {"batch": 3, "bits": 0},
-    "empty_batch": {"batch": 0, "bits": 2},
-}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DetectSigns(Call, op="detect_signs"):
@@ -89,4 +81,5 @@ def detect_signs(
     )
     epsilon = _checks.finite_epsilon("detect_signs", epsilon)
     call = DetectSigns(as_jax(positions), epsilon=epsilon, n_bits=positions.shape[-1])
-    return apply(call, implementation=implementation)
+    result: Detection = apply(call, implementation=implementation)
+    return result

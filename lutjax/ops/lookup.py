@@ -14,16 +14,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
 
-# Sizes at which it is tested, measured and tuned: batch, detectors, bits, outputs.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "detectors": 1, "bits": 1, "outputs": 1},
-    "primes": {"batch": 13, "detectors": 5, "bits": 3, "outputs": 7},
-    "one_row": {"batch": 3, "detectors": 2, "bits": 0, "outputs": 5},
-    "empty_batch": {"batch": 0, "detectors": 3, "bits": 2, "outputs": 4},
-    "repeats": {"batch": 64, "detectors": 2, "bits": 1, "outputs": 3},
-    "many_detectors": {"batch": 5, "detectors": 37, "bits": 4, "outputs": 33},
-}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup(Call, op="lookup", table="weights"):

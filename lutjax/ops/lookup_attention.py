@@ -14,49 +14,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
 
-# Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "queries": 1, "detectors": 1, "bits": 1, "position_bits": 1, "outputs": 1},
-    "two": {"batch": 1, "queries": 2, "detectors": 1, "bits": 1, "position_bits": 1, "outputs": 1},
-    "primes": {"batch": 3, "queries": 7, "detectors": 5, "bits": 2, "position_bits": 3, "outputs": 11},
-    "no_positions": {"batch": 2, "queries": 6, "detectors": 3, "bits": 2, "position_bits": 0, "outputs": 4},
-    "no_bits": {"batch": 2, "queries": 5, "detectors": 2, "bits": 0, "position_bits": 2, "outputs": 3},
-    "ties": {"batch": 2, "queries": 9, "detectors": 4, "bits": 3, "position_bits": 2, "outputs": 3},
-    "empty_batch": {"batch": 0, "queries": 4, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3},
-    "empty_sequence": {"batch": 2, "queries": 0, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3},
-    "shared_positions": {
-        "batch": 2, "queries": 7, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 5, "shared": 1,
-    },
-    "capacity": {
-        "batch": 2, "queries": 5, "detectors": 3, "bits": 1, "position_bits": 2, "outputs": 3, "distances": 9,
-    },
-    "window": {
-        "batch": 2, "queries": 11, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3, "window": 3,
-    },
-    "segments": {
-        "batch": 3, "queries": 13, "detectors": 3, "bits": 2, "position_bits": 1, "outputs": 3, "segments": 4,
-    },
-    "cross": {
-        "batch": 2, "queries": 5, "keys": 8, "detectors": 3, "bits": 2, "key_bits": 3, "position_bits": 2,
-        "outputs": 3, "query_start": 4, "key_start": 1,
-    },
-    "few_keys": {
-        "batch": 2, "queries": 7, "keys": 3, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
-    },
-    "decode": {
-        "batch": 3, "queries": 1, "keys": 9, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
-        "query_start": 9,
-    },
-    "tiles": {"batch": 2, "queries": 101, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 5},
-    "tiles_window": {
-        "batch": 1, "queries": 131, "detectors": 2, "bits": 2, "position_bits": 2, "outputs": 3, "window": 37,
-    },
-    "tiles_cross": {
-        "batch": 2, "queries": 67, "keys": 45, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3,
-        "query_start": 3, "key_start": 40, "window": 20, "segments": 3,
-    },
-}  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LookupAttention(Call, op="lookup_attention", table="weights"):

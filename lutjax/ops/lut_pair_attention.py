@@ -13,47 +13,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
 
-# Sizes at which it is tested, measured and tuned. keys: 0 means as many as queries, from the same input.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "queries": 1, "inputs": 2, "detectors": 1, "bits": 1, "position_bits": 0, "outputs": 1},
-    "two": {"batch": 1, "queries": 2, "inputs": 2, "detectors": 1, "bits": 2, "position_bits": 1, "outputs": 1},
-    "primes": {"batch": 3, "queries": 7, "inputs": 5, "detectors": 5, "bits": 3, "position_bits": 3, "outputs": 11},
-    "no_positions": {
-        "batch": 2, "queries": 6, "inputs": 4, "detectors": 3, "bits": 2, "position_bits": 0, "outputs": 4,
-    },
-    "no_bits": {"batch": 2, "queries": 4, "inputs": 3, "detectors": 2, "bits": 0, "position_bits": 1, "outputs": 3},
-    "ties": {"batch": 2, "queries": 9, "inputs": 3, "detectors": 4, "bits": 4, "position_bits": 2, "outputs": 3},
-    "interleaved": {
-        "batch": 2, "queries": 6, "inputs": 4, "detectors": 3, "bits": 4, "position_bits": 4, "outputs": 3,
-        "interleave": 1,
-    },
-    "empty_batch": {
-        "batch": 0, "queries": 4, "inputs": 3, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3,
-    },
-    "empty_sequence": {
-        "batch": 2, "queries": 0, "inputs": 3, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 3,
-    },
-    "shared_positions": {
-        "batch": 2, "queries": 7, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 4, "outputs": 5,
-        "shared": 1,
-    },
-    "window_segments": {
-        "batch": 2, "queries": 11, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2, "outputs": 3,
-        "window": 4, "segments": 3,
-    },
-    "cross": {
-        "batch": 2, "queries": 5, "keys": 8, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2,
-        "outputs": 3, "query_start": 4, "key_start": 1,
-    },
-    "few_keys": {
-        "batch": 2, "queries": 7, "keys": 3, "inputs": 3, "detectors": 3, "bits": 2, "position_bits": 2,
-        "outputs": 3,
-    },
-    "tiles": {
-        "batch": 2, "queries": 101, "inputs": 3, "detectors": 2, "bits": 2, "position_bits": 2, "outputs": 3,
-    },
-}  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LutPairAttention(Call, op="lut_pair_attention", table="weights"):

@@ -13,20 +13,8 @@ from lutjax.ops import _checks
 from lutjax.ops._gates import TableGates
 from lutjax.ops._transforms import apply
 
+
 # As those of bilinear_gates; bits: inputs of each table.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "inputs": 1, "gates": 1, "bits": 1},
-    "primes": {"batch": 13, "inputs": 7, "gates": 11, "bits": 3},
-    "readers": {"batch": 37, "inputs": 17, "gates": 29, "bits": 2, "readers": 1},
-    "features_first": {"batch": 5, "inputs": 7, "gates": 3, "bits": 4, "readers": 1, "features_first": 1},
-    "large_fan_out": {"batch": 3, "inputs": 3, "gates": 37, "bits": 3, "readers": 1, "features_first": 1},
-    "six_inputs": {"batch": 5, "inputs": 67, "gates": 13, "bits": 6},
-    "eight_inputs": {"batch": 3, "inputs": 11, "gates": 5, "bits": 8, "readers": 1},
-    "empty_batch": {"batch": 0, "inputs": 5, "gates": 3, "bits": 3, "readers": 1},
-    "no_gates": {"batch": 3, "inputs": 5, "gates": 0, "bits": 2},
-}
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftLut(TableGates, op="soft_lut", features_first=True):
     """The call of `lutjax.soft_lut`; see `TableGates`."""

@@ -15,25 +15,6 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._transforms import apply
 
-# Sizes at which it is tested, measured and tuned; lists: one for each table (and row), or one for all.
-SHAPES: dict[str, dict[str, int]] = {
-    "one": {"batch": 1, "detectors": 1, "bits": 1, "slots": 1, "outputs": 1},
-    "primes": {"batch": 13, "detectors": 5, "bits": 3, "slots": 3, "outputs": 11},
-    "list_per_table": {"batch": 7, "detectors": 3, "bits": 2, "slots": 2, "outputs": 5, "row_lists": 0},
-    "one_list": {
-        "batch": 7,
-        "detectors": 3,
-        "bits": 2,
-        "slots": 4,
-        "outputs": 5,
-        "table_lists": 0,
-        "row_lists": 0,
-    },
-    "no_slots": {"batch": 2, "detectors": 2, "bits": 1, "slots": 0, "outputs": 3},
-    "empty_batch": {"batch": 0, "detectors": 3, "bits": 2, "slots": 2, "outputs": 4},
-    "more_slots_than_outputs": {"batch": 5, "detectors": 2, "bits": 2, "slots": 7, "outputs": 3},
-}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseLookup(Call, op="sparse_lookup", table="weights"):

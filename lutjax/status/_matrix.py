@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import jax
 
-from lutjax import testing
-from lutjax._dtypes import FLOATS
+from lutjax import cases
 from lutjax.kernels._pallas._tpus import TPUS
+from lutjax.kernels.contract import Direction
 from lutjax.kernels.registry import KernelSpec, kernel_registry
 from lutjax.status._absences import why_absent
 
 
 class State(enum.StrEnum):
-    """What is known of a cell, the strongest first. The letters are those of the text table."""
+    """Knowledge of a cell, the strongest first. The letters are those of the text table."""
 
     RUNS = "runs here"
     RAN = "ran"
@@ -79,18 +79,15 @@ COLUMNS = (
     Column("Pallas, SparseCore", "pallas/sparsecore", "tpu", _WITH_SPARSE_CORES),
 )
 
-PACKED = "packed_lut"
-ROWS = (
-    *((op, direction) for op in testing.OPS for direction in ("forward", "backward")),
-    *((op, "update") for op in testing.LOOK_UPS),
-    (PACKED, "forward"),
-)
-"""Ops and directions."""
 
-
-def dtypes(op: str) -> tuple[str, ...]:
-    """Of an op's floats; of the words of packed bits."""
-    return ("uint32",) if op == PACKED else tuple(FLOATS)
+def rows() -> list[tuple[str, Direction]]:
+    """Return the ops that have cases, each with its directions."""
+    return [
+        (op, direction)
+        for op in kernel_registry.ops()
+        if kernel_registry.cases(op)
+        for direction in kernel_registry.directions(op)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,24 +128,18 @@ class Cell:
         return f"{text}: {self.reason}" if self.reason else text
 
 
-def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, str, Column, str]]:
+def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction, Column, str]]:
     """Every cell of the matrix, row by row."""
-    for op, direction in ROWS:
+    for op, direction in rows():
         for column in columns:
-            for dtype in dtypes(op):
+            for dtype in cases.of(op).dtypes:
                 yield op, direction, column, dtype
 
 
-def registered_name(op: str, direction: str) -> str:
-    """The registry's op of a row."""
-    return f"{op}_update" if direction == "update" else op
-
-
-def absent(op: str, direction: str, column: Column, dtype: str) -> Cell | None:
+def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | None:
     """The cell of what is not registered; None where something is."""
-    spec = column.spec(registered_name(op, direction))
-    wanted = "forward" if direction == "update" else direction
-    if spec is not None and wanted in spec.directions:
+    spec = column.spec(op)
+    if spec is not None and direction in spec.directions:
         return None
     reason = why_absent(op, direction, column.key)
     state = State.UNSUPPORTED if reason else State.MISSING

@@ -1,23 +1,36 @@
-"""What was checked on other machines: one file for each, shipped with the package."""
+"""Records of what was checked on other machines: one file for each, shipped with the package."""
 
 import dataclasses
-import importlib.resources
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lutjax.kernels import _records as shipped
+from lutjax.kernels.registry import kernel_registry
 from lutjax.status._digests import digest
-from lutjax.status._matrix import COLUMNS, Cell, State, registered_name
+from lutjax.status._matrix import COLUMNS, Cell, State
 
 Place = tuple[str, str, str, str]
 _OLDER = "an older source than this one"
 
 
-def write(cells: Iterable[Cell], path: Path) -> None:
-    """Writes what was checked now; what ran here has run there from now on."""
-    records = [_as_record(cell) for cell in cells if cell.digest]
+def path_of(device_kind: str) -> Path:
+    """Return where the registry looks for what ran on a kind of device."""
+    return Path(str(shipped.folder())) / f"{re.sub(r'[^a-z0-9]+', '-', device_kind.lower()).strip('-')}.json"
+
+
+def write(cells: Iterable[Cell], path: Path, recorded: Mapping[Place, Cell] | None = None) -> None:
+    """Write what was checked now; what ran here has run there from now on.
+
+    Args:
+      recorded: what `read` returned: such cells are recorded already.
+    """
+    known = {} if recorded is None else recorded
+    records = [_as_record(cell) for cell in cells if cell.digest and known.get(cell.place) is not cell]
     path.write_text(json.dumps(records, indent=0) + "\n")
+    shipped.forget()
 
 
 def _as_record(cell: Cell) -> dict[str, Any]:
@@ -26,17 +39,13 @@ def _as_record(cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in record.items() if value}
 
 
-def read(folder: Any = None) -> dict[Place, Cell]:
-    """The strongest of what is recorded of each cell; with a remark where the source has changed since."""
-    folder = importlib.resources.files("lutjax.status") / "records" if folder is None else folder
+def read(folder: Path | None = None) -> dict[Place, Cell]:
+    """The strongest record of each cell, by default of those in the package; with a remark where the source has changed since."""
     best: dict[Place, Cell] = {}
-    for file in sorted(folder.iterdir(), key=lambda f: f.name):
-        if not file.name.endswith(".json"):
-            continue
-        for record in json.loads(file.read_text()):
-            cell = _of_record(record)
-            if cell.place not in best or _strength(cell) < _strength(best[cell.place]):
-                best[cell.place] = cell
+    for record in shipped.read(folder):
+        cell = _of_record(record)
+        if cell is not None and (cell.place not in best or _strength(cell) < _strength(best[cell.place])):
+            best[cell.place] = cell
     return best
 
 
@@ -44,10 +53,13 @@ def _strength(cell: Cell) -> tuple[bool, int]:
     return cell.reason == _OLDER, list(State).index(cell.state)
 
 
-def _of_record(record: dict[str, Any]) -> Cell:
+def _of_record(record: dict[str, Any]) -> Cell | None:
+    """The cell of a record; None of an op or column that is not there."""
     cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
-    column = next(c for c in COLUMNS if c.key == cell.column)
-    spec = column.spec(registered_name(cell.op, cell.direction))
+    column = next((c for c in COLUMNS if c.key == cell.column), None)
+    if column is None or cell.op not in kernel_registry.ops():
+        return None
+    spec = column.spec(cell.op)
     if spec is None or (digest(spec.target) != cell.digest and cell.state != State.UNSUPPORTED):
         return dataclasses.replace(cell, reason=_OLDER)
     return cell

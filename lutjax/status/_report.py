@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 import lutjax
-from lutjax.status._matrix import COLUMNS, ROWS, Cell, State, dtypes
+from lutjax.cases import of as cases_of
+from lutjax.status._matrix import COLUMNS, Cell, State, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,20 +20,20 @@ _ORDER = "float32, bfloat16, float16, float64"
 
 
 def totals(cells: Iterable[Cell]) -> dict[str, int]:
-    """How many cells say what."""
+    """Number of cells in each state."""
     count = Counter(cell.state for cell in cells)
     return {str(state): count[state] for state in State if count[state]}
 
 
 def gaps(cells: Iterable[Cell]) -> list[str]:
-    """What is missing or fails, one line for each op, direction and column."""
+    """Cells that are missing or fail, one line for each op, direction and column."""
     return _grouped(
         (f"{c.op} {c.direction}, {_title(c.column)}: {c}", c.dtype) for c in cells if c.state.is_gap
     )
 
 
 def reasons(cells: Iterable[Cell]) -> list[str]:
-    """Why cells are unsupported, one line for each column and reason."""
+    """Reasons of cells that are unsupported, one line for each column and reason."""
     return _grouped(
         (f"{_title(c.column)}: {c.reason}", f"{c.op} {c.direction}")
         for c in cells
@@ -41,7 +42,7 @@ def reasons(cells: Iterable[Cell]) -> list[str]:
 
 
 def remarks(cells: Iterable[Cell]) -> list[str]:
-    """On which devices, by which versions; what is recorded of an older source."""
+    """Devices and versions of what was checked; records of an older source."""
     recorded = (c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS))
     return [line for line, _ in _groups((f"{_title(c.column)}: {c}", "") for c in recorded)]
 
@@ -65,11 +66,11 @@ def _lines(cells: Iterable[Cell]) -> list[tuple[str, list[str]]]:
     """Each row's letters, a word for each column."""
     by_place = {cell.place: cell for cell in cells}
     lines = []
-    for op, direction in ROWS:
+    for op, direction in rows():
         words = [
             "".join(
                 by_place[place].state.letter
-                for dtype in dtypes(op)
+                for dtype in cases_of(op).dtypes
                 if (place := (op, direction, column.key, dtype)) in by_place
             )
             for column in COLUMNS
@@ -80,7 +81,7 @@ def _lines(cells: Iterable[Cell]) -> list[tuple[str, list[str]]]:
 
 
 def table(cells: Iterable[Cell]) -> "Table":
-    """For a terminal."""
+    """The matrix for a terminal."""
     from rich.table import Table
 
     shown = Table("op", *(column.title for column in COLUMNS), caption=LETTERS, caption_justify="left")
@@ -113,7 +114,9 @@ def markdown(cells: Iterable[Cell]) -> str:
     """The page of what is recorded."""
     cells = list(cells)
     titles = [column.title for column in COLUMNS]
-    rows = [f"| {row} | {' | '.join(f'`{w}`' if w else '' for w in words)} |" for row, words in _lines(cells)]
+    lines = [
+        f"| {row} | {' | '.join(f'`{w}`' if w else '' for w in words)} |" for row, words in _lines(cells)
+    ]
     return "\n".join(
         [
             "# What runs where",
@@ -134,7 +137,7 @@ def markdown(cells: Iterable[Cell]) -> str:
             "",
             f"| op | {' | '.join(titles)} |",
             f"| --- |{' --- |' * len(titles)}",
-            *rows,
+            *lines,
             "",
             "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
             "the suite. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",

@@ -108,7 +108,7 @@ def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, d
 def _products(
     pairs: "BlockedPairs", dy: jax.Array, need_position: bool, device: Device
 ) -> dict[str, jax.Array]:
-    """Return what the slopes of the margins of queries, keys and, if needed, positions are multiplied by."""
+    """Return the factors of the slopes of the margins of queries, keys and, if needed, positions, by name."""
     plan, call = pairs.plan, pairs.call
     query, key, position = call.query, call.key, call.position
     grid = ("detector", "query tile", "key tile", "step")

@@ -1,11 +1,10 @@
 """Finding launches: which kernels a shape launches, and which launch of each is the fastest on this device.
 
-What ``lutjax tune`` runs. Nothing else imports it, so no call of a user measures anything.
+`lutjax tune` runs it. Nothing else imports it, so no call of a user measures anything.
 """
 
 import dataclasses
 import functools
-import importlib
 import importlib.metadata
 import itertools
 import math
@@ -16,20 +15,20 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._detection import Detection
-from lutjax.benchmark import cases, shapes
+from lutjax._dtypes import accumulator
+from lutjax.benchmark import measurements, shapes
 from lutjax.benchmark.measure import device_time
-from lutjax.kernels.registry import Device, Direction, KernelSpec, Platform, devices_of, kernel_registry
-from lutjax.ops import _transforms, update_table
+from lutjax.kernels.contract import Call, Direction, Step
+from lutjax.kernels.registry import Device, KernelSpec, Made, Platform, devices_of, kernel_registry
 from lutjax.tuning._files import Document, Entry, Key
 from lutjax.tuning._launch import Launch, Sizes, bucket
 from lutjax.tuning._launches import Asked, recorded, use
 
 Effort = Literal["quick", "thorough"]
 EFFORTS: dict[Effort, int] = {"quick": 1, "thorough": 2}
-"""How many fields of a launch are varied at once."""
+"""Number of fields of a launch that are varied at once."""
 
-Values = tuple[dict[str, Any], dict[str, Any], Any]  # what `cases.arrays` returns
-
+_RATE = 1e-3  # of updates
 _GAIN = 0.01  # part of the time by which a launch has to be faster to be preferred: less is noise
 _VALUES = (4.0, 64.0)  # of a tile, that a thread holds
 _VERSIONS_OF = ("jax", "jax-triton", "jaxlib", "lutjax", "triton")
@@ -48,13 +47,13 @@ class Part:
 
     shape: shapes.OfOp
     dtype: str
-    prepare: Callable[[Values], tuple[Any, ...]]
+    prepare: Callable[[measurements.Values], tuple[Any, ...]]
     run: Callable[..., Any]
     in_place: bool = False
 
     def abstract(self) -> tuple[Any, ...]:
         """Shapes and dtypes of its arrays."""
-        return jax.eval_shape(self.prepare, cases.abstract(self.shape, self.dtype))
+        return jax.eval_shape(lambda: self.prepare(measurements.arrays(self.shape, self.dtype)))
 
     def arrays(self) -> tuple[Any, ...]:
         """Its arrays, with random numbers."""
@@ -68,8 +67,8 @@ class Part:
 
 
 @functools.lru_cache(maxsize=1)
-def _values(shape: shapes.OfOp, dtype: str) -> Values:
-    return jax.jit(functools.partial(cases.arrays, shape, dtype))()
+def _values(shape: shapes.OfOp, dtype: str) -> measurements.Values:
+    return jax.jit(lambda: measurements.arrays(shape, dtype))()
 
 
 class NoKernelError(ValueError):
@@ -134,97 +133,86 @@ def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None
     """
     device = devices_of(())[0]
     reasons = {} if reasons is None else reasons
-    forward: list[Part] = []
-    backward: list[Part] = []
-    update: list[Part] = []
-    of_table: list[Part] = []
-    values = cases.abstract(shape, dtype)
-    for number, call in enumerate(cases.calls(shape, cases.IN_PLACE, *values)):
-        table = _operation(call.op).table
-        for direction in call.directions:
-            spec = _spec(call, direction, device, reasons)
-            if spec is None:
-                continue
-            make = functools.partial(_part, shape, dtype, number, call, spec, direction, device)
-            if direction == "forward":
-                (update if call.op.endswith("_update") else forward).append(make())
-                continue
-            backward.append(
-                make(needs=tuple(i != table and _differentiable(a) for i, a in enumerate(call.arguments)))
-            )
-            if table is not None:
-                of_table.append(make(needs=tuple(i == table for i in range(len(call.arguments)))))
-    return [*forward, *backward, *update, *of_table]
+    found: dict[str, list[Part]] = {"forward": [], "backward": [], "update": [], "table": []}
+    row = shapes.IN_PLACE if shapes.IN_PLACE in shape.rows else shape.rows[-1]
+    calls = measurements.calls(shape, dtype)
+    for made, direction in measurements.requests(shape, row, dtype):
+        spec = _spec(made, direction, device, reasons)
+        if spec is None:
+            continue
+        make = functools.partial(_part, shape, dtype, calls.index(made), spec, direction, device)
+        if direction != "backward":
+            found[direction].append(make())
+            continue
+        table = made.call.table_name
+        names = zip(made.call.arrays(), made.call.values(), strict=True)
+        found["backward"].append(
+            make(needs=frozenset(n for n, a in names if n != table and _is_differentiable(a)))
+        )
+        if table is not None:
+            found["table"].append(make(needs=frozenset({table})))
+    return [part for of in found.values() for part in of]
 
 
-def _spec(
-    call: cases.OpCall, direction: Direction, device: Device, reasons: dict[str, None]
-) -> KernelSpec | None:
+def _spec(made: Made, direction: Direction, device: Device, reasons: dict[str, None]) -> KernelSpec | None:
     """The op's implementation in Triton."""
-    candidates = kernel_registry.consider(
-        call.op,
-        *call.arguments,
-        implementation=(Platform.TRITON.value,),
-        direction=direction,
-        device=device,
-        **call.options,
-    )
-    candidates = tuple(c for c in candidates if c.spec.platform == Platform.TRITON)
-    fit = next((c.spec for c in candidates if c.reason is None), None)
+    op, request = made.call.op, made.request(direction, device)
+    specs = [spec for spec in kernel_registry.candidates(op) if spec.platform == Platform.TRITON]
+    why = {spec: spec.why_not(request) for spec in specs}
+    fit = next((spec for spec in specs if why[spec] is None), None)
     if fit is None:
-        why = "; ".join(dict.fromkeys(c.reason or "" for c in candidates)) or "has no kernel in Triton"
-        reasons[f"{call.op}: {why}"] = None
+        text = "; ".join(dict.fromkeys(reason or "" for reason in why.values())) or "has no kernel in Triton"
+        reasons[f"{op}: {text}"] = None
     return fit
 
 
-def _operation(op: str) -> _transforms.Operation:
-    if op.endswith("_update"):
-        return update_table.UPDATES[op.removesuffix("_update")]
-    return importlib.import_module(f"lutjax.ops.{op}").OPERATION
-
-
-def _differentiable(argument: Any) -> bool:
-    if isinstance(argument, Detection):
+def _is_differentiable(array: Any) -> bool:
+    if isinstance(array, Detection):
         return True
-    return hasattr(argument, "dtype") and jnp.issubdtype(argument.dtype, jnp.inexact)
+    return hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jnp.inexact)
 
 
 def _part(
     shape: shapes.OfOp,
     dtype: str,
     number: int,
-    call: cases.OpCall,
     spec: KernelSpec,
     direction: Direction,
     device: Device,
-    needs: tuple[bool, ...] = (),
+    needs: frozenset[str] = frozenset(),
 ) -> Part:
     """The part of one of a shape's calls."""
-    operation = _operation(call.op)
-    function = functools.partial(spec.load(direction), device=device, **call.options)
+    function = functools.partial(spec.load(direction), device=device)
+    case = measurements.abstract(shape, dtype)
 
-    def arguments(values: Values) -> tuple[tuple[Any, ...], Any]:
-        of_values = list(cases.calls(shape, cases.IN_PLACE, *values))[number]
-        if operation.features_first:
-            return of_values.arguments, of_values.cotangent
-        return _transforms.folded(operation, of_values.arguments), of_values.cotangent
+    def of_forward(values: measurements.Values) -> tuple[Call]:
+        with kernel_registry.collecting() as calls:
+            measurements.output(case, *values[:2])
+        return (calls[number].arrays,)
 
-    def of_forward(values: Values) -> tuple[Any, ...]:
-        return arguments(values)[0]
-
-    def of_backward(values: Values) -> tuple[Any, ...]:
-        folded, cotangent = arguments(values)
-        # Where only arguments are saved, jit leaves this out.
+    def with_cotangent(values: measurements.Values) -> tuple[Call, Any]:
+        (call,) = of_forward(values)
+        # Where the call itself is kept for the backward pass, jit leaves this out.
         plain = kernel_registry.get(call.op, platform="xla", backend="any").load("forward")
-        outputs = plain(*folded, device=device, **call.options)
-        assert operation.save is not None
-        cotangent = jnp.ones_like(outputs.margin) if cotangent is None else cotangent.reshape(outputs.shape)
-        return operation.save(folded, outputs), cotangent
+        outputs = plain(call, device=device)
+        if isinstance(outputs, Detection):
+            return call.residuals(outputs), jnp.ones_like(outputs.margin)
+        return call.residuals(outputs), values[2].reshape(outputs.shape)
+
+    def of_update(values: measurements.Values) -> tuple[Any, Call, Any]:
+        call, cotangent = with_cotangent(values)
+        table = str(call.table_name)
+        return getattr(call, table), call.replace(**{table: None}), cotangent
+
+    def update(weights: Any, call: Call, cotangent: Any) -> tuple[Any, tuple[()]]:
+        step = Step(jnp.asarray(_RATE, accumulator(weights.dtype)))
+        call = call.replace(**{str(call.table_name): weights})
+        return function(call, cotangent, step)[0], ()
 
     if direction == "backward":
-        return Part(shape, dtype, of_backward, lambda saved, dy: function(saved, dy, needs))
-    if call.op.endswith("_update"):
-        return Part(shape, dtype, of_forward, lambda *args: (function(*args)[0], ()), in_place=True)
+        return Part(shape, dtype, with_cotangent, lambda call, dy: function(call, dy, needs))
+    if direction == "update":
+        return Part(shape, dtype, of_update, update, in_place=True)
     return Part(shape, dtype, of_forward, function)
 
 

@@ -1,0 +1,294 @@
+"""What is measured of a shape: a measurement for each of its rows and each implementation that can run here."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import lutjax
+from lutjax import cases
+from lutjax.benchmark.measure import Timing, device_time
+from lutjax.benchmark.shapes import (
+    DENSE,
+    FORWARD,
+    IN_PLACE,
+    UPDATE,
+    LanguageModel,
+    Measured,
+    OfOp,
+    name_of,
+)
+from lutjax.cases import Case
+from lutjax.kernels.contract import Direction
+from lutjax.kernels.registry import Made, Platform, devices_of, kernel_registry
+from lutjax.training import tables
+
+IMPLEMENTATIONS = tuple(p.value for p in (Platform.TRITON, Platform.PALLAS, Platform.XLA))
+DTYPES = ("float32", "bfloat16")
+"""Of tables and outputs."""
+
+_RATE = 1e-3  # of the updates
+
+Kernels = dict[str, dict[Direction, str]]
+"""The implementation that runs each op, in each direction; that of its update by itself."""
+
+Arrays = dict[str, Any]
+Values = tuple[Arrays, Arrays, Any]
+"""Arrays with a cotangent, those without one, and the cotangent of the output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One row of a shape by one implementation.
+
+    Attributes:
+      row: one of `lutjax.benchmark.shapes.ROWS`.
+      implementation: its kernels run where there are any, those in plain JAX elsewhere.
+      dtype: of tables and outputs; of the tables alone in a language model; of inputs and outputs of gates.
+      kernels: what runs each op.
+    """
+
+    shape: Measured
+    row: str
+    implementation: str
+    dtype: str
+    kernels: Kernels
+
+    @property
+    def name(self) -> str:
+        """Name of the shape."""
+        return name_of(self.shape)
+
+    @property
+    def kernel_names(self) -> str:
+        """``lookup: triton/xla`` where forward and backward differ."""
+        return ", ".join(
+            f"{op}: {'/'.join(dict.fromkeys(of.values()))}" for op, of in sorted(self.kernels.items())
+        )
+
+    @property
+    def bytes_moved(self) -> int:
+        """See `lutjax.cases.Traffic.bytes_moved`."""
+        if isinstance(self.shape, OfOp):
+            return self.shape.traffic.bytes_moved(self.row, self._itemsize)
+        from lutjax.benchmark import language_model
+
+        return language_model.bytes_moved(self.shape, self.row, self._itemsize)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables; of all that is trained in a language model."""
+        if isinstance(self.shape, OfOp):
+            return self.shape.traffic.table_bytes(self._itemsize)
+        return self._step().table_bytes
+
+    @property
+    def _itemsize(self) -> int:
+        return jnp.dtype(self.dtype).itemsize
+
+    def measure(self, **options: Any) -> Timing:
+        """Runs it; `options` are those of `lutjax.benchmark.measure.device_time`."""
+        shape, row, dtype = self.shape, self.row, self.dtype
+        with lutjax.use_implementation(_names(self.implementation)):
+            if not isinstance(shape, OfOp):
+                return self._step().time(**options)
+            args = jax.jit(lambda: arguments(shape, row, dtype))()
+            in_place = row in (IN_PLACE, UPDATE)
+            return device_time(function(shape, row, dtype), *args, in_place=in_place, **options)
+
+    def _step(self) -> Any:
+        assert isinstance(self.shape, LanguageModel)
+        return _language_model_step(self.shape.batch, self.row, self.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _language_model_step(batch: int, row: str, dtype: str) -> Any:
+    from lutjax.benchmark import language_model
+
+    return language_model.Step(batch, language_model.TABLE_GRADIENTS[row], table_dtype=dtype)
+
+
+def measurements(
+    shape: Measured,
+    *,
+    rows: tuple[str, ...] = (),
+    dtype: str = "float32",
+    implementations: tuple[str, ...] = IMPLEMENTATIONS,
+) -> Iterator[Measurement]:
+    """The measurements of a shape that can be made on the default device.
+
+    Args:
+      rows: those of `lutjax.benchmark.shapes.ROWS` that are wanted. Empty: all, of a language model the step in
+        place. It has the rows with a backward pass only.
+      implementations: names; one that has no kernel for any op of a row gives no measurement.
+    """
+    if isinstance(shape, LanguageModel):
+        from lutjax.benchmark import language_model
+
+        layers: tuple[OfOp, ...] = tuple(dict.fromkeys(language_model.layers(shape)))
+        rows = tuple(row for row in rows or (IN_PLACE,) if row in language_model.TABLE_GRADIENTS)
+    else:
+        if dtype not in cases.of(shape.op).dtypes:
+            dtype = cases.of(shape.op).dtypes[0]
+        layers, rows = (shape,), tuple(row for row in shape.rows if not rows or row in rows)
+    for row in rows:
+        for implementation in implementations:
+            chosen: Kernels = {}
+            for layer in layers:
+                chosen |= kernels(layer, row, implementation, dtype)
+            if any(implementation in of.values() for of in chosen.values()):
+                yield Measurement(shape, row, implementation, dtype, chosen)
+
+
+def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
+    """Which implementation runs each op of a row on the default device, if this one comes first."""
+    device, names = devices_of(())[0], _names(implementation)
+    found: Kernels = {}
+    for made, direction in requests(shape, row, dtype):
+        spec = kernel_registry.resolve_request(made.request(direction, device), names)
+        op = made.call.op
+        found.setdefault(f"{op} update" if direction == "update" else op, {})[direction] = spec.platform.value
+    return found
+
+
+def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Direction]]:
+    """The calls of ops that a row makes, and in which directions."""
+    for made in calls(shape, dtype):
+        if row != UPDATE:
+            yield made, "forward"
+            if row != FORWARD:
+                yield made, "backward"
+        if row in (IN_PLACE, UPDATE) and made.call.table_name is not None:
+            yield made, "update"
+
+
+@functools.cache
+def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
+    """The calls of ops that the forward pass of a shape makes."""
+    case = abstract(shape, dtype)
+    given: list[tuple[Any, Any]] = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        given.append(jax.tree.map(_outline, (args, options)))
+        return _function(case)(*args, **options)
+
+    jax.eval_shape(
+        lambda params, constants: case.call(spy, {**params, **constants}), case.differentiable, case.fixed
+    )
+    ((args, options),) = given
+    return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
+
+
+def _outline(a: Any) -> Any:
+    return jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a
+
+
+@functools.cache
+def abstract(shape: OfOp, dtype: str) -> Case:
+    """The case that is measured, with shapes and dtypes in place of arrays."""
+    made: list[Case] = []
+
+    def build() -> tuple[Arrays, Arrays]:
+        made.append(cases.of(shape.op).measured(shape.sizes, dtype))
+        return made[-1].differentiable, made[-1].fixed
+
+    differentiable, fixed = jax.eval_shape(build)
+    return dataclasses.replace(made[-1], differentiable=differentiable, fixed=fixed)
+
+
+def arrays(shape: OfOp, dtype: str) -> Values:
+    """Random arrays that have a cotangent, arrays that have none, and the cotangent of the output, if it has one."""
+    case = cases.of(shape.op).measured(shape.sizes, dtype)
+    y = jax.eval_shape(functools.partial(output, abstract(shape, dtype)), case.differentiable, case.fixed)
+    dy = None
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        dy = jax.random.normal(jax.random.key(1, impl="rbg"), y.shape, y.dtype)
+    return case.differentiable, case.fixed, dy
+
+
+def output(case: Case, params: Arrays, constants: Arrays) -> jax.Array:
+    """The output of what is measured."""
+    (y,) = case.call(_function(case), {**params, **constants}).values()
+    return jnp.asarray(y)
+
+
+def _function(case: Case) -> Callable[..., Any]:
+    return kernel_registry.function(case.function or case.op)
+
+
+def _names(implementation: str) -> tuple[str, ...]:
+    """That implementation where it has a kernel, else plain JAX; beside kernels in Pallas those in Triton, as by default."""
+    others = (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
+    return tuple(dict.fromkeys((implementation, *(p.value for p in others))))
+
+
+def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
+    """What is measured, of `arguments`. The table comes first, and is carried on where it is updated in place."""
+    case = abstract(shape, dtype)
+    if row == FORWARD:
+        return functools.partial(output, case)
+    if row == DENSE:
+
+        def dense(params: Any, constants: Any, dy: Any) -> Any:
+            y, pullback = jax.vjp(lambda p: output(case, p, constants), params)
+            if case.table is None:
+                # A pass over y and dy would count as much as the op: an order is enough.
+                y, dy = jax.lax.optimization_barrier((y, dy))
+                return y, pullback(dy)[0]
+            return y, pullback(_cotangent(y, dy))[0]
+
+        return dense
+    table = case.table
+    assert table is not None
+    if row == IN_PLACE:
+
+        def in_place(weights: Any, inputs: Any, constants: Any, dy: Any) -> Any:
+            y, gradients = _outputs_and_gradients(case, {table: weights, **inputs}, constants, dy)
+            weights, _ = lutjax.update_table(weights, gradients.pop(table), _RATE)
+            return weights, (y, gradients)
+
+        return in_place
+    assert row == UPDATE
+    return lambda weights, gradient: (lutjax.update_table(weights, gradient, _RATE)[0], ())
+
+
+def arguments(shape: OfOp, row: str, dtype: str) -> tuple[Any, ...]:
+    """Random arrays for `function`."""
+    params, constants, dy = arrays(shape, dtype)
+    if row == FORWARD:
+        return params, constants
+    if row == DENSE:
+        return params, constants, dy
+    case = abstract(shape, dtype)
+    assert case.table is not None
+    if row == UPDATE:
+        gradient = _outputs_and_gradients(case, params, constants, dy)[1][case.table]
+        return params[case.table], gradient
+    return params.pop(case.table), params, constants, dy
+
+
+def _outputs_and_gradients(
+    case: Case, params: Arrays, constants: Arrays, dy: Any
+) -> tuple[jax.Array, dict[str, Any]]:
+    """The outputs, and gradients with those of the tables in factors."""
+
+    def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
+        y = output(case, params, constants)
+        # The sum is not used, so not computed.
+        return jnp.sum(y * jax.lax.stop_gradient(_cotangent(y, dy))), y
+
+    gradient = tables.value_and_grad(loss, tables=lambda name, a: name == case.table, has_aux=True)
+    (_, y), gradients = gradient(params)
+    return y, gradients
+
+
+def _cotangent(y: jax.Array, dy: jax.Array) -> jax.Array:
+    """`dy` that depends on the output, as in training.
+
+    Else the compiler could share rows between forward and backward, and would copy a table that it writes, because
+    nothing says that the output is read from it before.
+    """
+    return jnp.where(jnp.isnan(y), y, dy)

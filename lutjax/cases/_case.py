@@ -1,0 +1,205 @@
+"""Arguments of an op at one size, and what draws them."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from lutjax._detection import Detection
+from lutjax._dtypes import accumulator
+
+Arrays = dict[str, Any]
+Sizes = Mapping[str, int]
+
+
+class Tag(enum.StrEnum):
+    """Purpose of a size. One without tags is tried in one transformation and dtype."""
+
+    FAST = "fast"
+    """Tried under every transformation: the smallest that can be split over two devices."""
+    SLOW = "slow"
+    """Left to the slow suite."""
+    DTYPES = "dtypes"
+    """Tried in every dtype of the op. `lutjax status` checks the first of these."""
+    BENCH = "bench"
+    """Measured by `lutjax bench`."""
+    CPU = "cpu"
+    """Measured on a CPU too if no shape is asked for."""
+    TUNE = "tune"
+    """Tuned by `lutjax tune`."""
+
+
+class Size(dict[str, int]):
+    """Sizes by name, with tags.
+
+    Example:
+      >>> from lutjax.cases import Size, Tag
+      >>> size = Size(Tag.FAST, batch=2, outputs=3)
+      >>> size["batch"], size.tags == {Tag.FAST}, size.is_measured
+      (2, True, False)
+    """
+
+    def __init__(self, *tags: Tag, **sizes: int):
+        super().__init__(sizes)
+        self.tags = frozenset(tags)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the size is there to be measured or tuned; tests leave it out."""
+        return bool(self.tags & {Tag.BENCH, Tag.TUNE})
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Which axis of an array is the batch, and which the detectors; None if it has none."""
+
+    batch: int | None = None
+    detector: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """Arguments of one op at one size.
+
+    Attributes:
+      op, shape: names; the sizes are in the op's module of cases.
+      differentiable: arrays with a gradient, by name. Of an op without one: those that differ between samples.
+      fixed: the other arrays, by name.
+      axes: of every argument. output_axes: of every output with a gradient; of all of an op without one.
+      call: the op on these arguments, given the function; returns its outputs by name.
+      table: name of the array that is the op's table; None if it has none.
+      function: name of the function of `lutjax` that `call` expects; None: the op's own.
+      addresses: given the module of the reference and all arrays, the sum of the rows that are looked up in a table
+        ``[T, R, 1]``; None: `call` is.
+      reference: name of the module with the op's definition.
+    """
+
+    op: str
+    shape: str
+    dtype: str
+    differentiable: Arrays
+    fixed: Arrays
+    axes: Mapping[str, Axes]
+    output_axes: Mapping[str, Axes]
+    call: Callable[..., Arrays]
+    table: str | None = None
+    function: str | None = None
+    addresses: Callable[[Any, Arrays], jax.Array] | None = None
+    reference: str = "lutjax.reference"
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.shape}-{self.dtype}"
+
+
+class Draw:
+    """Random arrays of a case, on coarse grids: sums are exact in any order, and ties, zeros and repeated rows are everywhere.
+
+    Attributes:
+      op, shape, dtype: of the case.
+    """
+
+    def __init__(self, op: str, shape: str, dtype: np.dtype, seed: int = 0):
+        self.op, self.shape, self.dtype = op, shape, dtype
+        self._rng = np.random.default_rng([seed, *op.encode(), *shape.encode()])
+
+    def case(
+        self,
+        differentiable: Arrays,
+        fixed: Arrays,
+        axes: Mapping[str, Axes],
+        output_axes: Mapping[str, Axes],
+        call: Callable[..., Arrays],
+        **options: Any,
+    ) -> Case:
+        """The case of arrays that this drew; see `Case`."""
+        return Case(
+            self.op, self.shape, self.dtype.name, differentiable, fixed, axes, output_axes, call, **options
+        )
+
+    def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
+        """Multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
+        values = self._rng.integers(-steps, steps + 1, shape) / 4
+        return jnp.asarray(values.astype(self.dtype if dtype is None else jnp.dtype(dtype)))
+
+    def weights(self, shape: tuple[int, ...]) -> jax.Array:
+        """Parameters."""
+        return self.grid(shape, 8)
+
+    def normal(self, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        """Numbers of the normal distribution."""
+        return jnp.asarray(self._rng.normal(size=shape), dtype)
+
+    def uniform(self, shape: tuple[int, ...], low: float, high: float) -> jax.Array:
+        """Numbers between two."""
+        return jnp.asarray(self._rng.uniform(low, high, shape), self.dtype)
+
+    def permutation(self, n: int) -> jax.Array:
+        """The integers below `n` in any order."""
+        return jnp.asarray(self._rng.permutation(n), jnp.int32)
+
+    def inputs(self, shape: tuple[int, ...]) -> jax.Array:
+        """Numbers that are compared."""
+        return self.grid(shape, 2 if self.shape == "ties" else 40)
+
+    def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
+        """Integers from `low` to `high`, that one excluded."""
+        return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape, np.int32))
+
+    def words(self, shape: tuple[int, ...]) -> jax.Array:
+        """Words of 32 random bits."""
+        return jnp.asarray(self._rng.integers(0, 2**32, shape, np.uint32))
+
+    def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
+        """Pairs of different inputs."""
+        a = self._rng.integers(0, n_inputs, (n_detectors, n_pairs))
+        b = (a + self._rng.integers(1, max(n_inputs, 2), a.shape)) % n_inputs
+        return jnp.asarray(np.stack([a, b], -1).astype(np.int32))
+
+    def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
+        """A detection of values of its own, as `lutjax.detect_signs` sees them; by numpy, without compiling anything."""
+        values = np.asarray(self.inputs((*shape, bits))).astype(accumulator(self.dtype))
+        if bits:
+            closest = np.argmin(np.abs(values), -1)
+            margin = np.take_along_axis(values, closest[..., None], -1)[..., 0]
+            index, flip = ((values > 0) << np.arange(bits)).sum(-1), 1 << closest
+        else:
+            index, flip = np.zeros((2, *shape), int)
+            margin = np.full(shape, np.inf, values.dtype)
+        return Detection(
+            jnp.asarray(index, jnp.int32), jnp.asarray(flip, jnp.int32), jnp.asarray(margin), bits
+        )
+
+
+class Detections:
+    """Detections among the arguments of a case: margins with a gradient, ids without one.
+
+    Attributes:
+      margins, ids: arrays by name. axes: of all of these.
+    """
+
+    def __init__(self) -> None:
+        self.margins: Arrays = {}
+        self.ids: Arrays = {}
+        self.axes: dict[str, Axes] = {}
+        self._bits: dict[str, int] = {}
+
+    def add(self, name: str, d: Detection, axes: Axes) -> None:
+        """Adds a detection."""
+        self.margins[f"{name}_margin"] = d.margin
+        self.ids |= {f"{name}_index": d.index, f"{name}_flip": d.flip}
+        self.axes |= {f"{name}_{part}": axes for part in ("index", "flip", "margin")}
+        self._bits[name] = d.bits
+
+    def of(self, name: str, a: Arrays) -> Detection:
+        """The detection of a name, made of the arrays of a call."""
+        return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name])
+
+
+def outputs_of_detection(d: Detection) -> Arrays:
+    """Outputs by name."""
+    return {"index": d.index, "flip": d.flip, "margin": d.margin}

@@ -1,0 +1,131 @@
+"""What the cases of all gates have in common."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lutjax
+from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
+from lutjax.cases._traffic import FORWARD, ID_BYTES
+
+MAX_BITS = 8
+
+# Of gates that are tables.
+TESTED = {
+    "one": Size(batch=1, inputs=1, gates=1, bits=1),
+    "split": Size(Tag.FAST, batch=4, inputs=5, gates=4, bits=2),
+    "primes": Size(batch=13, inputs=7, gates=11, bits=3),
+    "readers": Size(Tag.DTYPES, batch=37, inputs=17, gates=29, bits=2, readers=1),
+    "features_first": Size(batch=5, inputs=7, gates=3, bits=4, readers=1, features_first=1),
+    "large_fan_out": Size(Tag.SLOW, batch=3, inputs=3, gates=37, bits=3, readers=1, features_first=1),
+    "six_inputs": Size(Tag.SLOW, batch=5, inputs=67, gates=13, bits=6),
+    "eight_inputs": Size(Tag.SLOW, batch=3, inputs=11, gates=5, bits=8, readers=1),
+    "empty_batch": Size(batch=0, inputs=5, gates=3, bits=3, readers=1),
+    "no_gates": Size(batch=3, inputs=5, gates=0, bits=2),
+}
+
+
+def too_many_places(s: Sizes) -> str | None:
+    """What is wrong with tables of so many inputs; None if nothing is."""
+    return f"places is {s['bits']}; a table can have at most {MAX_BITS}" if s["bits"] > MAX_BITS else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """The array that gates are made of.
+
+    Attributes:
+      name: of the argument. shape: of so many gates of so many inputs. axis: of the gates.
+    """
+
+    name: str
+    shape: Callable[[int, int], tuple[int, ...]]
+    axis: int
+
+
+COEFFICIENTS = Parameter("coefficients", lambda gates, bits: (4, gates), 1)
+TABLE = Parameter("table", lambda gates, bits: (gates, 2**bits), 0)
+
+
+def case(draw: Draw, s: Sizes, parameter: Parameter) -> Case:
+    """Return the case of gates on random inputs."""
+    bits, first = s.get("bits", 2), bool(s.get("features_first"))
+    n_inputs, n_gates = s["inputs"], s["gates"]
+    fixed: Arrays = {"wires": draw.ids((n_gates, bits), 0, n_inputs)}
+    if s.get("readers"):
+        fixed["readers"] = lutjax.readers(fixed["wires"], n_inputs)
+    x = draw.grid((n_inputs, s["batch"]) if first else (s["batch"], n_inputs), 6)
+    return _case(draw, x, draw.weights(parameter.shape(n_gates, bits)), fixed, parameter, first)
+
+
+def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Case:
+    """Return the op on ``x[inputs, batch]`` from `low` to 1, features first, with lists of readers.
+
+    Wires are random, every input is read about equally often.
+    """
+    bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
+    x = draw.uniform((n_inputs, s["batch"]), low, 1.0)
+    values = draw.normal(parameter.shape(n_gates, bits))
+    wires = (draw.permutation(n_gates * bits) % n_inputs).reshape(n_gates, bits)
+    readers = lutjax.readers(wires, n_inputs, fan_out=_fan_out(s))
+    return _case(draw, x, values, {"wires": wires, "readers": readers}, parameter, True)
+
+
+def _case(draw: Draw, x: Any, values: Any, fixed: Arrays, parameter: Parameter, first: bool) -> Case:
+    batch, feature = (1, 0) if first else (0, 1)
+    return draw.case(
+        {"x": x, parameter.name: values},
+        fixed,
+        {
+            "x": Axes(batch),
+            parameter.name: Axes(detector=parameter.axis),
+            "wires": Axes(detector=0),
+            "readers": Axes(),
+        },
+        {"y": Axes(batch, feature)},
+        lambda op, a: {
+            "y": op(
+                a["x"],
+                a[parameter.name],
+                a["wires"],
+                readers=a.get("readers"),
+                feature_axis=0 if first else -1,
+            )
+        },
+    )
+
+
+def _fan_out(s: Sizes) -> int:
+    """Readers of the most read input."""
+    return -(-s["gates"] * s.get("bits", 2) // s["inputs"])
+
+
+@dataclasses.dataclass(frozen=True)
+class GateTraffic:
+    """Bytes of gates on inputs that come from a cache where they are read again."""
+
+    sizes: Sizes
+    parameter: Parameter
+
+    def table_bytes(self, itemsize: int) -> int:
+        """Bytes of the parameters, which are float32."""
+        return math.prod(self.parameter.shape(self.sizes["gates"], self.sizes.get("bits", 2))) * 4
+
+    def bytes_moved(self, row: str, itemsize: int) -> int:
+        """Bytes that have to move for a row.
+
+        Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs' cotangent, and
+        writes that of the inputs.
+
+        Args:
+          itemsize: bytes of a number in inputs and outputs.
+        """
+        s = self.sizes
+        inputs, outputs = (n * s["batch"] * itemsize for n in (s["inputs"], s["gates"]))
+        wires = s["gates"] * s.get("bits", 2) * ID_BYTES
+        forward = inputs + outputs + wires + self.table_bytes(itemsize)
+        if row == FORWARD:
+            return forward
+        readers = s["inputs"] * _fan_out(s) * ID_BYTES
+        return forward + 2 * inputs + outputs + wires + readers + 2 * self.table_bytes(itemsize)

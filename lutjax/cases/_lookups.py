@@ -1,0 +1,17 @@
+"""What the cases of all look-ups have in common."""
+
+from lutjax.cases._case import Sizes
+
+MAX_BITS = 30
+WORDS = {"queries": "length", "bits": "anchors"}
+LEAST = {"inputs": 2, "position_bits": 0, "window": 0, "queries": 2}
+
+
+def too_many_bits(bits: int) -> str | None:
+    """What is wrong with rows of so many address bits; None if nothing is."""
+    return f"a row has {bits} address bits; it can have at most {MAX_BITS}" if bits > MAX_BITS else None
+
+
+def address_bits(sizes: Sizes) -> str | None:
+    """The same of detectors that read their rows alone."""
+    return too_many_bits(sizes["bits"])

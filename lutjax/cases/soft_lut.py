@@ -1,0 +1,30 @@
+"""Cases of `lutjax.soft_lut`."""
+
+from lutjax.cases import _gates
+from lutjax.cases._case import Case, Draw, Sizes
+from lutjax.cases._traffic import Kind
+
+SOFT = Kind(
+    "soft_lut",
+    ("batch", "inputs", "gates", "bits"),
+    words={"bits": "places"},
+    problem=_gates.too_many_places,
+)
+KINDS = (SOFT,)
+
+SIZES = {**_gates.TESTED, "soft-lut": SOFT.size(4096, 16384, 16384, 4)}
+
+
+def case(draw: Draw, s: Sizes) -> Case:
+    """Return the case of some sizes."""
+    return _gates.case(draw, s, _gates.TABLE)
+
+
+def measured(draw: Draw, s: Sizes) -> Case:
+    """Return what is measured at some sizes."""
+    return _gates.measured(draw, s, _gates.TABLE)
+
+
+def traffic(s: Sizes) -> _gates.GateTraffic:
+    """Return the bytes that `measured` has to move."""
+    return _gates.GateTraffic(s, _gates.TABLE)

@@ -1,0 +1,91 @@
+"""Cases of `lutjax.sparse_lookup`; measured together with the detection in front, as `lutjax.sparse_lut`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from lutjax.cases import lookup
+from lutjax.cases._case import Arrays, Axes, Case, Detections, Draw, Size, Sizes, Tag
+from lutjax.cases._lookups import LEAST, WORDS, address_bits
+from lutjax.cases._traffic import Kind, LookUpTraffic
+
+SPARSE = Kind(
+    "sparse",
+    ("batch", "inputs", "outputs", "detectors", "bits", "slots"),
+    words=WORDS,
+    least=LEAST,
+    problem=address_bits,
+)
+KINDS = (SPARSE,)
+
+# Lists: one for each table (and row), or one for all.
+SIZES = {
+    "one": Size(batch=1, detectors=1, bits=1, slots=1, outputs=1),
+    "split": Size(Tag.FAST, batch=4, detectors=4, bits=2, slots=2, outputs=3),
+    "primes": Size(Tag.DTYPES, batch=13, detectors=5, bits=3, slots=3, outputs=11),
+    "list_per_table": Size(batch=7, detectors=3, bits=2, slots=2, outputs=5, row_lists=0),
+    "one_list": Size(
+        Tag.DTYPES, batch=7, detectors=3, bits=2, slots=4, outputs=5, table_lists=0, row_lists=0
+    ),
+    "no_slots": Size(batch=2, detectors=2, bits=1, slots=0, outputs=3),
+    "empty_batch": Size(batch=0, detectors=3, bits=2, slots=2, outputs=4),
+    "more_slots_than_outputs": Size(batch=5, detectors=2, bits=2, slots=7, outputs=3),
+    "sparse": SPARSE.size(4096, 512, 512, 64, 6, 32),
+}
+
+
+def case(draw: Draw, s: Sizes) -> Case:
+    """Return the case of some sizes."""
+    n_rows, n_outputs = 2 ** s["bits"], s["outputs"]
+    lists = (s["detectors"] if s.get("table_lists", 1) else 1, n_rows if s.get("row_lists", 1) else 1)
+    weights = draw.weights((s["detectors"], n_rows, s["slots"]))
+    d = Detections()
+    d.add("detection", draw.detection((s["batch"], s["detectors"]), s["bits"]), Axes(0, 1))
+
+    def addresses(reference: Any, a: Arrays) -> jax.Array:
+        # Slots that are not used pass no cotangent on, and yet their rows are looked up.
+        y: jax.Array = reference.lookup(a["weights"], d.of("detection", a))
+        return y
+
+    return draw.case(
+        {"weights": weights, **d.margins},
+        {**d.ids, "targets": draw.ids((*lists, s["slots"]), -1, n_outputs)},
+        {
+            "weights": Axes(detector=0),
+            "targets": Axes(detector=0 if lists[0] > 1 else None),
+            **d.axes,
+        },
+        {"y": Axes(0)},
+        lambda op, a: {"y": op(a["weights"], d.of("detection", a), a["targets"], n_outputs)},
+        table="weights",
+        addresses=addresses,
+    )
+
+
+def measured(draw: Draw, s: Sizes) -> Case:
+    """Return `lutjax.sparse_lut` at some sizes, with a list of targets for every row."""
+    shape = (s["detectors"], 2 ** s["bits"], s["slots"])
+    return draw.case(
+        {"weights": draw.weights(shape), "x": draw.inputs((s["batch"], s["inputs"]))},
+        {
+            "anchors": draw.anchors(s["inputs"], s["detectors"], s["bits"]),
+            "targets": draw.ids(shape, 0, s["outputs"]),
+        },
+        {
+            "weights": Axes(detector=0),
+            "x": Axes(0),
+            "anchors": Axes(detector=0),
+            "targets": Axes(detector=0),
+        },
+        {"y": Axes(0)},
+        lambda lut, a: {"y": lut(a["x"], a["weights"], a["anchors"], a["targets"], s["outputs"])},
+        table="weights",
+        function="sparse_lut",
+    )
+
+
+def traffic(s: Sizes) -> LookUpTraffic:
+    """Return the bytes that `measured` has to move."""
+    dense = lookup.traffic(s)
+    return dataclasses.replace(dense, table=(*dense.table[:2], s["slots"]), targets=s["slots"])

@@ -1,0 +1,19 @@
+"""An op from outside of lutjax, as a package of its own would have it: registered, and unregistered again."""
+
+import contextlib
+
+import lutjax
+
+
+@contextlib.contextmanager
+def registered():
+    """In this block lutjax knows the op and its kernels."""
+    registry = lutjax.kernel_registry
+    registry.register_op("gained_lookup", "toy_op.gained_lookup", cases="toy_op.cases")
+    try:
+        registry.register(
+            "gained_lookup", "xla", "any", "toy_op.kernels", directions=("forward", "backward", "update")
+        )
+        yield "gained_lookup"
+    finally:
+        registry.unregister_op("gained_lookup")

@@ -1,0 +1,30 @@
+"""A look-up whose outputs have a gain for each sample."""
+
+import dataclasses
+
+import jax
+
+from lutjax.kernels.contract import Call, batched, shared
+from lutjax.ops import apply
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GainedLookup(Call, op="gained_lookup", table="weights"):
+    """The call of `gained_lookup`.
+
+    Attributes:
+      weights: ``[T, R, O]`` floats.
+      index: int32 ``[B, T]``, of rows that exist.
+      gain: ``[B, O]``.
+
+    Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `gain`.
+    """
+
+    weights: jax.Array = shared()
+    index: jax.Array = batched(1)
+    gain: jax.Array = batched(1)
+
+
+def gained_lookup(weights, index, gain, *, implementation=None):
+    """``y[o] = gain[o] * sum_t weights[t, index[t], o]``, with any leading axes of `index` and `gain`."""
+    return apply(GainedLookup(weights, index, gain), implementation=implementation)
