@@ -1,6 +1,7 @@
 """Pictures say what they show: labels that can be read, titles, and the truth beside what was learnt."""
 
 import csv
+import importlib
 import re
 import types
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+import lutjax
 from lutjax.benchmark import measurements, report, results, shapes
+
 from lutjax.benchmark.measure import Timing
 from lutjax.training import animation, pictures, runs
 from lutjax.training.automaton import life
 from lutjax.training.patterns import checkerboard
 
-CSV = Path(__file__).parents[1] / "docs" / "benchmarks" / "h200.csv"
+DOCS = Path(__file__).parents[1] / "docs"
+CSV = DOCS / "benchmarks" / "h200.csv"
 
 
 @pytest.fixture
@@ -170,3 +174,40 @@ def test_a_film_has_titles_and_is_large(tmp_path):
     for half in (above[:, : picture.shape[1] // 2], above[:, picture.shape[1] // 2 :]):
         assert (half < 100).any()
     assert (picture[-28:] < 100).any()
+
+
+def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    picture = importlib.import_module("detector")
+    figure = picture.draw()
+    comparisons, table, gradient = figure.axes
+    found = lutjax.detect(jnp.asarray(picture.X), jnp.asarray(picture.ANCHORS))
+    bits, closest = int(found.index[0]), int(found.flip[0])
+    said = [text.get_text() for text in comparisons.texts if text.get_text()]
+    assert said == [
+        f"x[{a}] > x[{b}]?  bit {bits >> n & 1}" + ("  (the closest)" if closest == 1 << n else "")
+        for n, (a, b) in enumerate(picture.ANCHORS[0])
+    ]
+    y = lutjax.lut(jnp.asarray(picture.X), jnp.asarray(picture.TABLE), jnp.asarray(picture.ANCHORS))
+    shaded = {patch.get_xy(): patch.get_facecolor() for patch in table.patches}
+    outputs = [value for (_, row), value in shaded.items() if row == bits]
+    assert len(outputs) == len(y) == sum(colour == outputs[0] for colour in shaded.values())
+    np.testing.assert_array_equal(picture.TABLE[0, bits], y)
+    lines = {line.get_label(): line.get_ydata() for line in gradient.lines}
+    here = np.abs(picture.SWEEP - picture.X[0]).argmin()
+    np.testing.assert_allclose(lines["output y[0]"][here], y[0])
+    slope = (
+        0.5
+        / (1 + abs(float(found.margin[0]))) ** 2
+        * (picture.TABLE[0, bits ^ closest] - picture.TABLE[0, bits])
+    )
+    np.testing.assert_allclose(lines["its gradient in x[0]"][here], slope[0], rtol=0.02)
+
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label)]
+    texts += [label for axes in (comparisons, gradient) for label in axes.get_xticklabels()]
+    texts += gradient.get_legend().get_texts()
+    boxes = [text.get_window_extent(renderer) for text in texts if text.get_text()]
+    assert not overlaps(boxes)
+    assert all(figure.bbox.padded(1).contains(x, y) for box in boxes for x, y in box.corners())
