@@ -12,6 +12,7 @@ import jax
 import pytest
 
 import lutjax
+from lutjax import _ahead_of_time
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -137,3 +138,29 @@ def test_the_suite_for_a_newer_python_exists():
         assert not test or re.search(
             rf"^def {test.split('[')[0]}\(", (ROOT / path).read_text(), re.MULTILINE
         ), line
+
+
+def test_figures_of_the_readme_stand_where_it_says():
+    rows = re.findall(
+        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w.-]+)#[\w-]+\) \|$", README, re.MULTILINE
+    )
+    assert len(rows) == 3
+    for _, alternative, ours, page in rows:
+        text = (ROOT / page).read_text()
+        for figure in re.findall(r"\d+\.\d+|\d{3} us", f"{alternative} {ours}"):
+            assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "platform", "device_kind"),
+    [("pallas/tpu", "tpu", "TPU v6e"), ("pallas", "cuda", "NVIDIA H200")],
+)
+@pytest.mark.usefixtures("as_a_reader")
+def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
+    """As docs/implementations.md says."""
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
+    look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
+    weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")
+    with _ahead_of_time.tracing_for(platform, device_kind):
+        exported = jax.export.export(look_up, platforms=[platform])(weights, d)
+    assert "custom_call" in exported.mlir_module()

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.gpu
 FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
 COARSE = FixedPoint(2.0**14)  # totals of fewer: adding results outside of an op is exact too
 
-# Ops that add up, at the size that can be split, with samples and detectors for four devices.
+# Ops that add up, at the size that can be split, with samples and detectors for four devices, and enough of them that sums of
+# floats show their order on every device.
 SUMS = [
     op for op in ops() if "accumulate" in inspect.signature(lutjax.kernel_registry.function(op)).parameters
 ]

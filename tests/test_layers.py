@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,7 +30,7 @@ from layer_libraries import (
 )
 
 import lutjax
-from lutjax.layers import _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.layers import _logic, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
@@ -128,7 +130,7 @@ def test_decoding_equals_full_pass(name):
     case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))
     arrays, x, capacity = variables_of(case), inputs_of(case), case.spec.capacity
     want = jax.jit(dataclasses.replace(case.spec, window=capacity))(arrays, x)
-    decode = jax.jit(case.spec.decode)
+    decode = jax.jit(case.spec.attend_with_cache)
     for lengths in CHUNKINGS:
         cache, got = case.spec.empty_cache(x.shape, x.dtype), []
         for chunk in chunks(x, lengths):
@@ -173,6 +175,30 @@ def test_libraries_decode(name):
     np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
 
 
+def test_decoding_is_an_argument_of_calls():
+    """As of the layer; in Linen the first call makes the cache."""
+    case = CASES["attention"]
+    arrays, x = variables_of(case), inputs_of(case)
+    kinds, (first, second) = by_kind(case, arrays), chunks(x, (4, 5))
+    want = jax.jit(case.spec)(arrays, x)
+
+    layer = linen.LUTAttention(*case.sizes, **case.options)
+    apply = jax.jit(functools.partial(layer.apply, decode=True, mutable=["cache"]))
+    y, cache = apply(kinds, first)
+    np.testing.assert_array_equal(y, want[:, :4])
+    np.testing.assert_array_equal(apply({**kinds, **cache}, second)[0], want[:, 4:])
+
+    f = hk.transform_with_state(
+        lambda x: lutjax_haiku.LUTAttention(*case.sizes, **case.options, name="layer")(x, decode=True)
+    )
+    state = f.init(jax.random.key(0), first)[1]
+    state["layer"]["anchors"] = arrays["anchors"]
+    y, state = jax.jit(f.apply)({"layer": kinds["params"]}, state, None, first)
+    np.testing.assert_array_equal(y, want[:, :4])
+    y, _ = jax.jit(f.apply)({"layer": kinds["params"]}, state, None, second)
+    np.testing.assert_array_equal(y, want[:, 4:])
+
+
 @pytest.mark.parametrize("name", ATTENTION)
 def test_keys_from_elsewhere(name):
     """With its own inputs as keys a layer attends to itself; a chunk sees the keys before it."""
@@ -196,6 +222,62 @@ def test_segments(name):
     want = jnp.concatenate([run(layer, x[:, :4]), run(layer, x[:, 4:])], 1)
     np.testing.assert_array_equal(run(layer, x, segments=segments), want)
     np.testing.assert_array_equal(run(layer, x, x, segments=segments, key_segments=segments), want)
+
+
+ALL_KEYS = {
+    name: CASES[name]._replace(
+        options={**{k: v for k, v in CASES[name].options.items() if k != "window"}, "causal": False}
+    )
+    for name in (
+        "attention",
+        "attention_without_positions",
+        "attention_own_positions",
+        "pair",
+        "pair_interleaved",
+    )
+}
+
+
+def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array, segments: Any) -> jax.Array:
+    """The causal definition with the first query behind the last key, and positions for that many keys."""
+    weights, anchors, positions = arrays["weights"], arrays["anchors"], arrays.get("positions")
+    n_keys = keys.shape[-2]
+    if positions is not None:  # a distance reads the same position, however many keys there are
+        assert len(positions) == 2 * 9 - 1
+        positions = positions[9 - n_keys :]
+    places = {"query_start": n_keys, "key_segments": None if segments is None else segments[..., :n_keys]}
+    if case.layer == "LUTPairAttention":
+        interleave = case.options.get("interleave", False)
+        return lutjax.reference.lut_pair_attention(
+            x, weights, anchors, positions, interleave=interleave, keys=keys, segments=segments, **places
+        )
+    query, key = (lutjax.reference.detect(a, anchors) for a in (x, keys))
+    position = None if positions is None else lutjax.reference.detect_signs(positions)
+    return lutjax.reference.lookup_attention(weights, query, key, position, query_segments=segments, **places)
+
+
+@pytest.mark.parametrize(
+    "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
+)
+def test_every_query_sees_every_key(name):
+    """Of its own segment, if there are segments."""
+    case = ALL_KEYS[name]
+    arrays, x = variables_of(case), inputs_of(case)
+    layer = nnx_layer(case, arrays)
+    places = jnp.asarray([0] * 4 + [1] * 5, jnp.int32)[(None,) * (x.ndim - 2)]
+    for n_keys, segments in ((9, None), (6, places)):
+        keys, part = x[..., :n_keys, :], None if segments is None else segments[..., :n_keys]
+        got = run(layer, x, keys, segments=segments, key_segments=part)
+        np.testing.assert_array_equal(got, reference_of_all_keys(case, arrays, x, keys, segments))
+        np.testing.assert_array_equal(run(layer, keys, segments=part), got[..., :n_keys, :])
+        assert np.any(got[..., 0, :]), "the first query sees keys"
+
+
+@pytest.mark.parametrize("name", [slow(name) for name in ALL_KEYS])
+def test_libraries_agree_on_all_keys(name):
+    case = ALL_KEYS[name]
+    cotangent = jax.random.normal(jax.random.key(2), (*case.shape[:-1], 6))
+    assert_libraries_agree(case, variables_of(case), inputs_of(case), cotangent)
 
 
 def test_optimiser_leaves_ids_alone():
@@ -307,6 +389,16 @@ IMPOSSIBLE = {
         {**POSITIONS, "window": 9},
         "LUTAttention: window is 9 but only 8 distances have a position",
     ),
+    "window of all keys": (
+        "LUTAttention",
+        {**POSITIONS, "window": 3, "causal": False},
+        "LUTAttention: window is 3 but causal is False",
+    ),
+    "decoding from all keys": (
+        "LUTPairAttention",
+        {**POSITIONS, "decode": True, "causal": False},
+        "LUTPairAttention: decode is True but causal is False",
+    ),
     "interleave": (
         "LUTPairAttention",
         {**POSITIONS, "interleave": True},
@@ -351,6 +443,27 @@ def test_wrong_calls():
         lutjax_nnx.LUTAttention(7, 6, **TABLES, rngs=nnx.Rngs(0)).init_cache(x.shape)
 
 
+@pytest.mark.usefixtures("without_typechecking")
+def test_attention_to_all_keys_refuses():
+    """A distance before or after a query has a position; starts, caches and more keys than that have none."""
+    case = CASES["attention"]._replace(options={**TABLES, **POSITIONS, "causal": False})
+    layer, x = nnx_layer(case), inputs_of(case)
+    assert layer.positions.shape == (2 * 8 + 1, 1, 2)
+    assert layer.n_positions == 8
+    layer.check()
+    for start in ("query_start", "key_start"):
+        with pytest.raises(ValueError, match=f"LUTAttention: {start} is given but causal is False"):
+            layer(x, x, **{start: 1})
+    with pytest.raises(ValueError, match="LUTAttention: there are 10 keys, but n_positions is 8"):
+        layer(jnp.zeros((2, 10, 7)))
+    with pytest.raises(ValueError, match="LUTAttention: causal is False, so there is no decoding"):
+        layer.init_cache(x.shape)
+    with pytest.raises(ValueError, match="LUTAttention: decode is True but causal is False"):
+        nnx.view(layer, decode=True)
+    layer.positions = jnp.zeros((5, 1, 2))
+    assert layer.n_positions == 2
+
+
 def test_check_after_reading():
     """Ids that came with a checkpoint are checked when asked for."""
     case = CASES["sparse_per_row"]
@@ -377,6 +490,54 @@ def test_check_after_reading():
 def test_linen_has_the_options_of_the_spec(layer):
     assert options_of(getattr(linen, layer)) == options_of(getattr(_tables, f"{layer}Spec"))
     assert issubclass(getattr(linen, layer), flax.linen.Module)
+
+
+@pytest.mark.parametrize("layer", linen.__all__)
+def test_constructors_are_the_same(layer):
+    """Names, order, kinds, defaults and annotations of arguments are those of the spec in every library."""
+    spec_type = getattr(_tables, f"{layer}Spec", None) or getattr(_logic, f"{layer}Spec")
+    found = inspect.signature(spec_type).parameters.values()
+    want = [p for p in found if p.name not in spec_type.implied]
+    assert all(p.annotation is not p.empty for p in want)
+    sizes = [p for p in want if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert 0 < len(sizes) <= 2
+    assert want[: len(sizes)] == sizes
+    assert all(p.kind is p.KEYWORD_ONLY for p in want[len(sizes) :])
+    for library in (lutjax_nnx, linen, lutjax_haiku):
+        cls = getattr(library, layer)
+        for found in (inspect.signature(cls), inspect.signature(cls.__init__)):
+            shown = [p for p in found.parameters.values() if p.name not in ("self", "rngs", "name", "parent")]
+            assert shown == want
+    assert ("rngs" in inspect.signature(getattr(lutjax_nnx, layer)).parameters) == (
+        layer not in ("GroupSum", "Thermometer")
+    )
+
+
+CALLS = {
+    "LUT(8, 4, n_detectors=3, n_anchors=2{end})": None,
+    'LUT(8, 4, n_detectors="3", n_anchors=2{end})': 'Argument "n_detectors" to "LUT" has incompatible type "str"',
+    "LUT(8, 4, n_anchors=2{end})": 'Missing named argument "n_detectors"',
+    "LUT(8, 4, n_detectors=3, n_anchors=2, window=3{end})": 'Unexpected keyword argument "window"',
+    "LUT(8, 4, 3, n_detectors=3, n_anchors=2{end})": "argument",
+}
+
+
+@pytest.mark.slow
+def test_mypy_checks_calls(tmp_path):
+    """An option that is missing, unknown or of another type is an error of a type checker, as in an editor."""
+    pytest.importorskip("mypy")
+    lines, want = ["from flax import nnx", "from lutjax.layers import haiku, linen, nnx as layers"], {}
+    for library, end in (("layers", ", rngs=nnx.Rngs(0)"), ("linen", ""), ("haiku", "")):
+        for call, message in CALLS.items():
+            lines.append(f"{library}.{call.format(end=end)}")
+            want[len(lines)] = message
+    path = tmp_path / "calls.py"
+    path.write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(path)]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    for line, message in want.items():
+        errors = re.findall(rf"calls\.py:{line}: error: (.*)", found)
+        assert message in errors[0] if message else not errors, (lines[line - 1], found)
 
 
 def test_libraries_are_not_imported_unasked():

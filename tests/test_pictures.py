@@ -1,6 +1,7 @@
 """Pictures say what they show: labels that can be read, titles, and the truth beside what was learnt."""
 
 import csv
+import importlib
 import re
 import types
 from pathlib import Path
@@ -11,14 +12,15 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+import lutjax
 from lutjax.benchmark import measurements, report, results, shapes
 from lutjax.benchmark.measure import Timing
-from lutjax.cli import _animate, _plot
-from lutjax.training import runs
+from lutjax.training import animation, pictures, runs
 from lutjax.training.automaton import life
 from lutjax.training.patterns import checkerboard
 
-CSV = Path(__file__).parents[1] / "docs" / "benchmarks" / "h200.csv"
+DOCS = Path(__file__).parents[1] / "docs"
+CSV = DOCS / "benchmarks" / "h200.csv"
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_losses_have_plain_labels(figures, tmp_path):
         training=types.SimpleNamespace(batch_size=4),
         model=types.SimpleNamespace(context=8),
     )
-    _plot.plot_losses(record, tmp_path / "loss.png")
+    pictures.plot_losses(record, tmp_path / "loss.png")
     (axes,) = figures[0].axes
     figures[0].canvas.draw()
     assert axes.get_ylabel() == "nats per byte"
@@ -109,7 +111,7 @@ def test_losses_have_plain_labels(figures, tmp_path):
 
 
 def test_confusion_says_what_is_what(figures, tmp_path):
-    _plot.plot_confusion(np.array([0, 1, 1]), np.array([0, 1, 0]), 2, tmp_path / "confusion.png")
+    pictures.plot_confusion(np.array([0, 1, 1]), np.array([0, 1, 0]), 2, tmp_path / "confusion.png")
     (axes,) = figures[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "actual")
     assert {text.get_position(): text.get_text() for text in axes.texts} == {
@@ -135,21 +137,21 @@ def stubborn(state, *, key, deterministic):
 
 def test_life_is_shown_beside_its_rule():
     run = run_of(None, 3, 1, "boards")
-    panels, captions = _animate.film(run, exact)
+    panels, captions = animation.film(run, exact)
     assert list(panels) == ["circuit of 7 gates", "the rule of the Game of Life"]
     shown, truth = panels.values()
     np.testing.assert_array_equal(shown, truth)
     assert shown.shape == (61, 64, 64, 3)
     assert 0 < shown[-1].mean() < 255
     assert captions[60] == "step 60 of 60: 0 of 4096 cells are different"
-    _, captions = _animate.film(run, stubborn)
+    _, captions = animation.film(run, stubborn)
     assert captions[0].endswith(": 0 of 4096 cells are different")
     assert not captions[1].endswith(": 0 of 4096 cells are different")
 
 
 @pytest.mark.parametrize(("size", "shown"), [(14, 30), (16, 32)])
 def test_a_pattern_is_shown_beside_its_target(size, shown):
-    panels, captions = _animate.film(run_of(checkerboard(size), size, 3), stubborn)
+    panels, captions = animation.film(run_of(checkerboard(size), size, 3), stubborn)
     states, target = panels.values()
     assert states.shape == (7, shown, shown, 3)
     assert target.shape == (1, shown, shown, 3)
@@ -161,7 +163,7 @@ def test_a_pattern_is_shown_beside_its_target(size, shown):
 def test_a_film_has_titles_and_is_large(tmp_path):
     path = tmp_path / "film.gif"
     black = np.zeros((3, 16, 16, 3), np.uint8)
-    _animate.animate({"one": black, "two": black[:1] + 255}, path, captions=["a", "b", "c"])
+    animation.animate({"one": black, "two": black[:1] + 255}, path, captions=["a", "b", "c"])
     with Image.open(path) as film:
         assert film.n_frames == 3
         assert film.width > 2 * 16 * 20
@@ -171,3 +173,40 @@ def test_a_film_has_titles_and_is_large(tmp_path):
     for half in (above[:, : picture.shape[1] // 2], above[:, picture.shape[1] // 2 :]):
         assert (half < 100).any()
     assert (picture[-28:] < 100).any()
+
+
+def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    picture = importlib.import_module("detector")
+    figure = picture.draw()
+    comparisons, table, gradient = figure.axes
+    found = lutjax.detect(jnp.asarray(picture.X), jnp.asarray(picture.ANCHORS))
+    bits, closest = int(found.index[0]), int(found.flip[0])
+    said = [text.get_text() for text in comparisons.texts if text.get_text()]
+    assert said == [
+        f"x[{a}] > x[{b}]?  bit {bits >> n & 1}" + ("  (the closest)" if closest == 1 << n else "")
+        for n, (a, b) in enumerate(picture.ANCHORS[0])
+    ]
+    y = lutjax.lut(jnp.asarray(picture.X), jnp.asarray(picture.TABLE), jnp.asarray(picture.ANCHORS))
+    shaded = {patch.get_xy(): patch.get_facecolor() for patch in table.patches}
+    outputs = [value for (_, row), value in shaded.items() if row == bits]
+    assert len(outputs) == len(y) == sum(colour == outputs[0] for colour in shaded.values())
+    np.testing.assert_array_equal(picture.TABLE[0, bits], y)
+    lines = {line.get_label(): line.get_ydata() for line in gradient.lines}
+    here = np.abs(picture.SWEEP - picture.X[0]).argmin()
+    np.testing.assert_allclose(lines["output y[0]"][here], y[0])
+    slope = (
+        0.5
+        / (1 + abs(float(found.margin[0]))) ** 2
+        * (picture.TABLE[0, bits ^ closest] - picture.TABLE[0, bits])
+    )
+    np.testing.assert_allclose(lines["its gradient in x[0]"][here], slope[0], rtol=0.02)
+
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label)]
+    texts += [label for axes in (comparisons, gradient) for label in axes.get_xticklabels()]
+    texts += gradient.get_legend().get_texts()
+    boxes = [text.get_window_extent(renderer) for text in texts if text.get_text()]
+    assert not overlaps(boxes)
+    assert all(figure.bbox.padded(1).contains(x, y) for box in boxes for x, y in box.corners())

@@ -1,4 +1,4 @@
-"""Options and output that the commands that measure share."""
+"""Options and output shared by the commands that measure."""
 
 import os
 from collections.abc import Callable

@@ -121,7 +121,7 @@ class Split:
         )
 
     def gradients(self, gradients: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Split gradients into those of the rest and those of the tables, by name.
+        """Split gradients into those of the other parameters and those of the tables, by name.
 
         Raises:
           ValueError, TypeError: they are not gradients of these parameters and tables.
@@ -199,7 +199,7 @@ def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return a function of the same value and gradients, of the mean over a batch, computed for one part of the batch after the other.
+    """Return a function of the same value and gradients of a mean over a batch, computed one part of the batch after another.
 
     Dense gradients are averaged. Factored ones are concatenated: an optimiser then takes one step, exactly as if the
     batch had not been divided.
@@ -248,5 +248,5 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
 
 
 def is_factored(gradient: Any) -> bool:
-    """Return whether a gradient is that of a table in factors; for ``is_leaf``."""
+    """Return whether a gradient is a factored one of a table; for ``is_leaf``."""
     return isinstance(gradient, TableGradient)

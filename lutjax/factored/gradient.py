@@ -65,13 +65,16 @@ class TableGradient:
         """Return the gradient as an array of the table's shape, as `jax.grad` does. For checks."""
         look_up = self.look_up
 
-        def f(weights: jax.Array) -> jax.Array:
+        def f(weights: jax.Array) -> Any:
             return apply(look_up.replace(**{str(look_up.table_name): weights}))
 
         # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
         zeros = _compat.cast_varying(jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes())
         (of_table,) = jax.vjp(f, zeros)[1](self.cotangent)
-        return of_table if self.factor is None else of_table * jnp.asarray(self.factor, of_table.dtype)
+        result: jax.Array = (
+            of_table if self.factor is None else of_table * jnp.asarray(self.factor, of_table.dtype)
+        )
+        return result
 
     def varying_axes(self) -> frozenset[str]:
         """Return the mesh axes over which anything in it varies."""
@@ -105,7 +108,8 @@ def seal(cotangent: jax.Array) -> jax.Array:
     """A cotangent as an array of its shape on which there is no arithmetic."""
     words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}"))
     words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
-    return jax.random.wrap_key_data(words, impl=_sealing(_n_words(cotangent.dtype)))
+    result: jax.Array = jax.random.wrap_key_data(words, impl=_sealing(_n_words(cotangent.dtype)))
+    return result
 
 
 def _opened(sealed: Any, dtype: np.dtype) -> Any:

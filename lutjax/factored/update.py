@@ -140,14 +140,15 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
 
 def squared_norm(gradient: TableGradient) -> jax.Array:
-    """The sum of the squares of the gradient's numbers, those that several look-ups share added up first.
+    """Return the sum of the squares of the gradient's numbers, those that several look-ups share added up first.
 
-    Without an array of the table's shape, if the kernel in plain JAX has `hits`; except inside a `jax.shard_map` where the table is the same on all devices: its
-    gradient is the sum over them, and made as such.
+    It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices
+    its gradient is the sum over them, and an op from elsewhere need not say what its hits are (`hits` of its plain kernel).
     """
     if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
-    return _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+    result: jax.Array = _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+    return result
 
 
 def _hits(op: str) -> Callable[..., Any] | None:
@@ -161,15 +162,15 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
     hits = _hits(gradient.op)
     assert hits is not None
-    updates = importlib.import_module("lutjax.kernels._xla._updates")
+    updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
     call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)
     visit, n_hits = hits(call, cotangent, device=device)
-    square = updates.squared_norm(call, visit, n_hits, device=device)
-    return (
-        square if gradient.factor is None else square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
-    )
+    square: jax.Array = updates.squared_norm(call, visit, n_hits, device=device)
+    if gradient.factor is None:
+        return square
+    return square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:

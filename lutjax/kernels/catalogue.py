@@ -39,6 +39,8 @@ XLA = Column(Platform.XLA, Backend.ANY, "_xla")
 TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_triton", "triton"))
 # jax's Mosaic GPU imports absl, and jax does not bring it. It is tried before Triton; `slower` defers to Triton.
 MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21)
+# Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
+MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires))
 # TensorCores first: the calls that they defer are for SparseCores.
 TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True)
 SPARSECORE = Column(Platform.PALLAS, Backend.SPARSECORE, "_pallas.sparsecore", "_sparsecore_fit", (), 9, True)
@@ -48,7 +50,13 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "detect_signs": {XLA: GRADIENT, TENSORCORE: GRADIENT},
     "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
-    "lookup_attention": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "lookup_attention": {
+        XLA: ALL,
+        TRITON: ALL,
+        MOSAIC_AND_TRITON: ALL,
+        TENSORCORE: ALL,
+        SPARSECORE: GRADIENT,
+    },
     "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "bilinear_gates": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "soft_lut": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},

@@ -173,7 +173,8 @@ class KernelSpec:
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target."""
-        return getattr(importlib.import_module(self.target), direction)
+        result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
+        return result
 
     def why_later(self, request: Request) -> str | None:
         """Return why this implementation, which can run a call, does not come first if nobody asks for it; None if it does."""
@@ -424,8 +425,11 @@ class KernelRegistry:
 
     def resolve_request(self, request: Request, names: tuple[str, ...]) -> KernelSpec:
         """Return the implementation of a request; `names`: those asked for, in order, see `request`."""
-        leaves, treedef = jax.tree.flatten((request.call, request.cotangent, request.step))
+        call, options = request.call, request.call.options()
+        leaves, treedef = jax.tree.flatten((call.values(), request.cotangent, request.step))
         key = (
+            type(call),
+            options,
             request.direction,
             names,
             request.device,
@@ -434,8 +438,9 @@ class KernelRegistry:
         )
         spec = self._resolved.get(key)
         if spec is None:
-            shapes = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves])
-            request = Request(request.direction, shapes[0], request.device, *shapes[1:])
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
+            values, cotangent, step = jax.tree.unflatten(treedef, shapes)
+            request = Request(request.direction, call.of(values, options), request.device, cotangent, step)
             spec = self._resolved[key] = self._choose(names, request)
         return spec
 
@@ -591,9 +596,7 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
-    def note(
-        self, given: Call, call: Call, output: Callable[[], Any], rule: RowRule | None = None
-    ) -> None:
+    def note(self, given: Call, call: Call, output: Callable[[], Any], rule: RowRule | None = None) -> None:
         """Remember a call for `collecting`, if that asks for it; `output` returns the outline of its output."""
         made = self._made.get()
         if made is not None:

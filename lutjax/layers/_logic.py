@@ -1,4 +1,4 @@
-"""Layers of differentiable logic: sizes, variables, estimators and forward pass, for all libraries."""
+"""Layers of differentiable logic: arguments, variables, estimators and forward pass, for all libraries."""
 
 import dataclasses
 import math
@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import lutjax
 from lutjax import wiring
 from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._wires import check_wires
-from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 
@@ -32,13 +33,13 @@ GAUSSIAN = jax.nn.initializers.normal(1.0)
 
 
 def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Tables drawn from uniform(-1, 1)."""
+    """Return tables drawn from uniform(-1, 1)."""
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
 @jax.custom_vjp
 def _within(values: jax.Array) -> jax.Array:
-    """Values clipped to [-1, 1]; at the ends, only a gradient that leads back inside passes."""
+    """Return values clipped to [-1, 1]. At the ends, only a gradient that leads back inside passes."""
     return jnp.clip(values, -1, 1)
 
 
@@ -62,7 +63,7 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
-    """Inputs of the right size, as floats. An op cannot check: wires are ids of as many inputs as there are."""
+    """Return inputs of the right size as floats. An op cannot check: wires are ids of as many inputs as there are."""
     x = spec._bits(x)
     if not x.ndim or x.shape[spec.feature_axis] != size:
         expected = f"[..., {size}]" if spec.feature_axis else f"[{size}, ...]"
@@ -70,28 +71,27 @@ def _checked_features(spec: Any, x: Any, size: int) -> Any:
     return spec._cast(x)
 
 
-@dataclasses.dataclass(frozen=True)
-class _LogicSpec(Spec):
-    """What layers with gates or tables share.
-
-    Attributes:
-      estimator: what is run while training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel
-        noise on the logits, drawn anew in each call. ``"straight_through"``: the hard network, with the
-        gradient of the soft one for logits.
-      temperature: logits are divided by it.
-      feature_axis: -1, or 0 where features come first: the fast layout.
-      dtype: inputs are cast to it first, and the outputs have it; not cast if not given.
-      param_dtype: dtype of what is trained.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-    """
+@dataclasses.dataclass(eq=False)
+class _LogicArguments(Arguments):
+    """Arguments of all layers with wires and estimators."""
 
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
     temperature: float | int = 1.0
     feature_axis: int = -1
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
     implementation: str | tuple[str, ...] | None = None
+    wires: Any = None
+    deterministic: bool = False
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _LogicSpec(_LogicArguments, Spec):
+    """Base of specs with wires and estimators; `wires_fan_out` is the largest fan-out of an input of explicit wires."""
+
+    _: dataclasses.KW_ONLY
+    wires_fan_out: int | None = None
 
     given: ClassVar[tuple[str, ...]] = ("wires",)
     implied: ClassVar[tuple[str, ...]] = ("wires_fan_out",)
@@ -108,7 +108,7 @@ class _LogicSpec(Spec):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """Checks what a kind of layer adds."""
+        """Check the arguments that a kind of layer adds."""
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
@@ -119,7 +119,6 @@ class _LogicSpec(Spec):
 
     @property
     def random(self) -> bool:
-        """Whether a call that is not deterministic draws numbers."""
         return self.estimator == "gumbel"
 
     def _estimate(
@@ -131,7 +130,7 @@ class _LogicSpec(Spec):
         hard: Callable[[jax.Array], jax.Array],
         estimator: str | None = None,
     ) -> jax.Array:
-        """What `estimator` makes of logits, given what the soft and the hard network make of them."""
+        """Apply an estimator to logits, given the soft and the hard network as functions of them."""
         estimator = self.estimator if estimator is None else estimator
         if estimator == "gumbel":
             if key is None:
@@ -151,7 +150,7 @@ class _LogicSpec(Spec):
     def _wires(
         self, n_inputs: int, shape: tuple[int, ...], fan_out: int | None, draw: Callable[[Any], Any]
     ) -> tuple[Variable, ...]:
-        """The variables of wires, and of their readers unless that list would be mostly empty."""
+        """Return the variables of wires, and of their readers unless that list would be mostly empty."""
         wires = Variable("wires", "wires", shape, INT32, draw)
         balanced = -(-math.prod(shape) // n_inputs)
         fan_out = balanced if fan_out is None else fan_out
@@ -199,20 +198,9 @@ class _LogicSpec(Spec):
         return {"feature_axis": self.feature_axis, "implementation": self.implementation}
 
 
-@dataclasses.dataclass(frozen=True)
-class _WiredSpec(_LogicSpec):
-    """Gates or tables that read inputs of a vector.
-
-    Attributes:
-      in_features: inputs, ``I``.
-      out_features: gates, ``G``, one output each.
-      wiring: how wires are drawn. ``"balanced"``: `lutjax.wiring.balanced`. ``"unique"``:
-        `lutjax.wiring.unique_pairs`. ``"learnable"``: for each input of a gate, `candidates` are drawn, and
-        trained scores mix them; the hard network reads the one with the highest score.
-      candidates: of each input of a gate, an even number.
-      scores_init: draws the scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      wires_fan_out: how many gates read the most read input, where wires are explicit.
-    """
+@dataclasses.dataclass(eq=False)
+class _WiredArguments(_LogicArguments):
+    """Arguments of layers whose gates or tables read inputs of a vector."""
 
     in_features: int
     out_features: int
@@ -220,13 +208,20 @@ class _WiredSpec(_LogicSpec):
     wiring: str = "balanced"
     candidates: int = 8
     scores_init: Initializer = GAUSSIAN
-    wires_fan_out: int | None = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _WiredSpec(_WiredArguments, _LogicSpec):
+    """Base of specs whose gates or tables read inputs of a vector.
+
+    The candidates of learnable wiring are drawn, and trained scores mix them.
+    """
 
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
 
     @property
     def arity(self) -> int:
-        """Inputs of a gate."""
+        """Number of inputs of a gate."""
         raise NotImplementedError
 
     def _check_sizes(self) -> None:
@@ -279,11 +274,11 @@ class _WiredSpec(_LogicSpec):
     def _apply(
         self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
     ) -> jax.Array:
-        """The op, with the tables that are meant."""
+        """Run the op with the tables of the estimator, or with hard ones."""
         raise NotImplementedError
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
-        """What gates read: values, wires and their readers."""
+        """Return the values that gates read, wires into these values, and their readers."""
         wires, readers = arrays["wires"], arrays.get("readers")
         if self.wiring != "learnable":
             return x, wires, readers
@@ -313,7 +308,7 @@ class _WiredSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
         wires = self._chosen_wires(arrays) if self.wiring == "learnable" else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
 
@@ -321,17 +316,60 @@ class _WiredSpec(_LogicSpec):
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class LogicGatesSpec(_WiredSpec):
-    """Gates of two inputs: ``y = lutjax.logic_gates(x, logits, wires)``.
+@dataclasses.dataclass(eq=False)
+class LogicGatesArguments(_WiredArguments):
+    """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
 
-    Attributes:
-      logits_init: draws the logits, as in `jax.nn.initializers`;
-        `lutjax.layers.initializers.residual_gates()` by default.
+    With ``deterministic=True`` (an argument of the layer and of each call) every gate is the one with the largest logit:
+    bits in, bits out.
+
+    Variables:
+      logits: trained, ``[out_features, 16]``.
+      wires: int32 ids of inputs ``[out_features, 2]``; with learnable wiring ``[out_features, 2, candidates]``.
+      readers: int32 ``[in_features, fan-out]``: which places in `wires` read each input, for the gradient. Left out
+        where a few inputs of explicit wires are read by so many gates that the list would be mostly empty.
+      scores: trained, of the shape of `wires`; only with learnable wiring.
+
+    Args:
+      in_features: inputs, numbers from 0 to 1 or bits.
+      out_features: gates, with one output each.
+      wiring: ``"balanced"``: every input is read about equally often (`lutjax.wiring.balanced`). ``"unique"``: likewise,
+        and no pair of inputs is read twice (`lutjax.wiring.unique_pairs`). ``"learnable"``: each input of a gate is a
+        mixture of `candidates` by trained scores, and in the hard network the one with the highest score.
+      candidates: number of candidates of each input of a gate with learnable wiring, an even number.
+      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+        input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
+      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise
+        on the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the
+        key of `apply` in Haiku. ``"straight_through"``: the hard network
+        forward; logits get the gradient that they have in a mixture of the same inputs.
+      temperature: logits and scores are divided by it.
+      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+      wires: int32 ``[out_features, 2]``, instead of drawn ones. A gate may read one input twice.
+      deterministic: whether calls run the hard network.
+
+    Raises:
+      ValueError: a size is impossible, there are not that many different pairs, or a wire is not an input.
+
+    Source: docs/logic.md, sections 1 and 4.
     """
 
     _: dataclasses.KW_ONLY
     logits_init: Initializer = RESIDUAL
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
+    """Spec of `LogicGates`.
+
+    Source: docs/logic.md, sections 1 and 4.
+    """
+
+    example = ("16, 40", (32, 16), (32, 40))
 
     arity = 2
 
@@ -350,16 +388,20 @@ class LogicGatesSpec(_WiredSpec):
         return (gates >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
 
-@dataclasses.dataclass(frozen=True)
-class _TableSpec(_WiredSpec):
-    """Tables over bits.
+LogicGatesArguments.spec_type = LogicGatesSpec
 
-    Attributes:
-      n_inputs: inputs of each table, 1 to 8.
-    """
+
+@dataclasses.dataclass(eq=False)
+class _TableArguments(_WiredArguments):
+    """Arguments of layers with tables over bits."""
 
     _: dataclasses.KW_ONLY
     n_inputs: int = 4
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _TableSpec(_TableArguments, _WiredSpec):
+    """Base of specs with tables over bits."""
 
     @property
     def arity(self) -> int:
@@ -383,20 +425,51 @@ class _TableSpec(_WiredSpec):
         return {**sizes, "n_inputs": wires[1]} if len(wires) > 1 else sizes
 
 
-@dataclasses.dataclass(frozen=True)
-class SoftLUTSpec(_TableSpec):
-    """Tables over bits that may lie between 0 and 1: ``y = lutjax.soft_lut(x, corners, wires)``.
+@dataclasses.dataclass(eq=False)
+class SoftLUTArguments(_TableArguments):
+    """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
 
-    Attributes:
-      parametrisation: what is trained. ``"light"``: logits of the corners. ``"walsh"``: Walsh coefficients of
-        minus the logits of the corners. ``"raw"``: numbers from -1 to 1 for corners from 0 to 1.
-      table_init: draws it, as in `jax.nn.initializers`; `lutjax.layers.initializers.residual_table` by
-        default.
+    With ``deterministic=True`` corners above 1/2 are 1 and the others 0: bits in, bits out.
+
+    Variables:
+      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
+      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
+
+    Args:
+      in_features: inputs, numbers from 0 to 1 or bits.
+      out_features: tables, with one output each.
+      n_inputs: inputs of each table, 1 to 8.
+      parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
+        coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where
+        inputs are bits this is the "warp" parametrisation of other libraries, which take the sigmoid after the
+        interpolation. ``"raw"``: numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only
+        gradients that lead back pass.
+      table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
+        input is 1, and 0.1 elsewhere.
+      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw tables.
+      wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
+      candidates, scores_init, temperature, feature_axis, dtype, param_dtype, implementation, wires, deterministic: as in
+        `LogicGates`.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is not an input.
+
+    Source: docs/logic.md, sections 3 and 4.
     """
 
     _: dataclasses.KW_ONLY
     parametrisation: str = "light"
     table_init: Initializer | None = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SoftLUTSpec(SoftLUTArguments, _TableSpec):
+    """Spec of `SoftLUT`.
+
+    Source: docs/logic.md, sections 3 and 4.
+    """
+
+    example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -412,7 +485,7 @@ class SoftLUTSpec(_TableSpec):
         return self._trained("table", self.table_shape, init)
 
     def _logits(self, arrays: Arrays) -> jax.Array:
-        """Numbers of the sign of each corner's bit: logits, or raw values."""
+        """Return numbers that are positive where a corner's bit is 1: logits, or raw values."""
         table = jnp.asarray(arrays["table"])
         if self.parametrisation == "raw":
             return _within(table)
@@ -442,17 +515,54 @@ class SoftLUTSpec(_TableSpec):
         return self._logits(arrays) > 0
 
 
-@dataclasses.dataclass(frozen=True)
-class BinaryLUTSpec(_TableSpec):
-    """Tables addressed by signs: ``y = lutjax.binary_lut(x, table, wires)``, or the bits ``y > 0``.
+SoftLUTArguments.spec_type = SoftLUTSpec
 
-    Attributes:
-      table_init: draws the tables, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+
+@dataclasses.dataclass(eq=False)
+class BinaryLUTArguments(_TableArguments):
+    """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
+
+    A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are bits too,
+    ``value > 0`` of the addressed slot; slot and inputs receive their gradients, the extended finite difference, as if
+    there were no threshold: in training this is the hard network already. With ``estimator="soft"`` outputs are the
+    values themselves, for the last layer before a sum of groups, or before another layer of this kind, which looks at
+    the sign alone. Values are clipped to [-1, 1]; beyond the ends only gradients that lead back pass.
+
+    With ``deterministic=True`` the outputs are the bits, whatever the estimator.
+
+    Variables:
+      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
+      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
+
+    Args:
+      in_features: inputs.
+      out_features: tables, with one output each.
+      n_inputs: inputs of each table, 1 to 8.
+      table_init: draws the tables; uniform(-1, 1) by default.
+      estimator: ``"straight_through"`` or ``"soft"``.
+      temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
+      wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
+      candidates, scores_init, feature_axis, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is not an input.
+
+    Source: docs/logic.md, section 3.
     """
 
     _: dataclasses.KW_ONLY
     estimator: str = "straight_through"
     table_init: Initializer = uniform_table
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
+    """Spec of `BinaryLUT`.
+
+    Source: docs/logic.md, section 3.
+    """
+
+    example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
 
     estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
 
@@ -478,20 +588,38 @@ class BinaryLUTSpec(_TableSpec):
         return jnp.asarray(arrays["table"]) > 0
 
 
-@dataclasses.dataclass(frozen=True)
-class LogicTreeSpec(_LogicSpec):
-    """Trees of gates over the windows of an image, the same at each place, and the or of neighbouring places.
+BinaryLUTArguments.spec_type = BinaryLUTSpec
 
-    Attributes:
-      in_shape: height, width and channels.
+
+@dataclasses.dataclass(eq=False)
+class LogicTreeArguments(_LogicArguments):
+    """Layer that convolves an image with trees of gates, and takes the or of neighbouring places.
+
+    A kernel is a complete binary tree of gates, whose leaves are drawn in a window of the image. Its gates and wires are
+    the same at each place; the output is the maximum over ``pool x pool`` places, for bits their or.
+
+    Variables:
+      logits: trained, ``[n_kernels * (2**depth - 1), 16]``, the first level first.
+      wires: int32 ``[n_kernels * 2**(depth - 1), 2]``: the leaves, ids in the window in the order row, column, channel.
+      readers: as in `LogicGates`, of the values of a window.
+
+    Args:
+      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
+        ``feature_axis=0`` ``[channels, height, width, ...]``. Outputs are laid out alike.
       n_kernels: trees, and channels of the output.
       kernel: height and width of a window.
-      depth: levels of gates; a tree has ``2**depth`` leaves.
+      depth: levels of gates.
       stride: from one window to the next.
       padding: rows and columns of zeros around the image.
-      pool: height and width of the groups of places of which the maximum is taken.
-      logits_init: draws the logits, as in `jax.nn.initializers`.
-      wires_fan_out: how many leaves read the most read value, where wires are explicit.
+      pool: height and width of the groups of places whose maximum is taken; it divides the places.
+      wires: explicit leaves, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, 2)``.
+      logits_init, estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
+        `LogicGates`.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is not in the window.
+
+    Source: docs/logic.md, section 4.
     """
 
     in_shape: tuple[int, int, int]
@@ -503,7 +631,16 @@ class LogicTreeSpec(_LogicSpec):
     padding: int = 0
     pool: int = 1
     logits_init: Initializer = RESIDUAL
-    wires_fan_out: int | None = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
+    """Spec of `LogicTree`.
+
+    Source: docs/logic.md, section 4.
+    """
+
+    example = ("(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2", (32, 8, 8, 3), (32, 4, 4, 16))
 
     sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "kernel", "depth", "stride", "pool")
 
@@ -526,7 +663,7 @@ class LogicTreeSpec(_LogicSpec):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Rows and columns of windows."""
+        """Numbers of rows and columns of windows."""
         rows, columns = (
             (size + 2 * self.padding - self.kernel) // self.stride + 1 for size in self.in_shape[:2]
         )
@@ -534,12 +671,12 @@ class LogicTreeSpec(_LogicSpec):
 
     @property
     def window(self) -> int:
-        """Values in a window, in the order of `lutjax.wiring.windows`."""
+        """Number of values in a window, in the order of `lutjax.wiring.windows`."""
         return self.kernel**2 * self.in_shape[2]
 
     @property
     def levels(self) -> list[int]:
-        """Gates of each level, all trees together."""
+        """Number of gates of each level, all trees together."""
         return [self.n_kernels << level for level in reversed(range(self.depth))]
 
     def variables(self) -> tuple[Variable, ...]:
@@ -580,7 +717,7 @@ class LogicTreeSpec(_LogicSpec):
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
 
     def _windows(self, x: Any) -> jax.Array:
-        """Images as ``[values of a window, rows, columns, ...]``."""
+        """Return images as ``[values of a window, rows, columns, ...]``."""
         x = self._bits(x)
         height, width, channels = self.in_shape
         shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
@@ -604,14 +741,24 @@ class LogicTreeSpec(_LogicSpec):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupSumSpec(Spec):
-    """Sums of contiguous groups of features, divided by a temperature.
+LogicTreeArguments.spec_type = LogicTreeSpec
 
-    Attributes:
-      k: groups, and outputs.
+
+@dataclasses.dataclass(eq=False)
+class GroupSumArguments(Arguments):
+    """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
+
+    Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
+
+    Args:
+      k: groups, and outputs; it divides the features.
       tau: the sums are divided by it.
       feature_axis: -1, or 0 where features come first.
+
+    Raises:
+      ValueError: a size is impossible; in a call, `k` does not divide the features.
+
+    Source: docs/logic.md, section 4.
     """
 
     k: int
@@ -619,9 +766,19 @@ class GroupSumSpec(Spec):
     _: dataclasses.KW_ONLY
     feature_axis: int = -1
 
+
+@dataclasses.dataclass(unsafe_hash=True)
+class GroupSumSpec(GroupSumArguments, Spec):
+    """Spec of `GroupSum`.
+
+    Source: docs/logic.md, section 4.
+    """
+
+    example = ("2, tau=2.0", (32, 6), (32, 2))
+
     @property
     def out_features(self) -> int:
-        """Sums."""
+        """Number of sums."""
         return self.k
 
     def __post_init__(self) -> None:
@@ -640,21 +797,38 @@ class GroupSumSpec(Spec):
         return _sums_of_groups(x, self.k, self.feature_axis) / jnp.asarray(self.tau, x.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class ThermometerSpec(Spec):
-    """Numbers as bits: ``x > threshold`` for each of a feature's thresholds.
+GroupSumArguments.spec_type = GroupSumSpec
 
-    Attributes:
-      in_features: numbers, ``I``.
+
+@dataclasses.dataclass(eq=False)
+class ThermometerArguments(Arguments):
+    """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
+
+    Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs ``[..., in_features]``;
+    with ``feature_axis=0`` the first axis. NaN gives bits of 0.
+
+    Variables:
+      thresholds: ``[in_features, n_thresholds]``, trained only if learnable.
+
+    Args:
+      in_features: numbers.
       n_thresholds: thresholds, and bits, of each.
-      learnable: whether thresholds are trained.
-      gradient: of learnable ones: ``"straight_through"``: the outputs are bits, with the gradient of a
-        sigmoid of ``(x - threshold) / temperature``; ``"soft"``: they are that sigmoid, except in the hard
-        network.
-      temperature: width of the sigmoid.
+      learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a
+        gradient.
+      gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
+        sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
+        ``deterministic=True``.
+      temperature: width of that sigmoid, in units of `x`.
       feature_axis: -1, or 0 where features come first.
-      dtype: inputs are cast to it first, and the outputs have it; not cast if not given.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of the thresholds.
+      thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in (0, 1).
+      deterministic: whether calls give bits.
+
+    Raises:
+      ValueError: a size is impossible, thresholds do not fit, or are NaN.
+
+    Source: docs/logic.md, section 4.
     """
 
     in_features: int
@@ -664,8 +838,20 @@ class ThermometerSpec(Spec):
     gradient: str = "straight_through"
     temperature: float | int = 1.0
     feature_axis: int = -1
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    thresholds: Any = None
+    deterministic: bool = False
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ThermometerSpec(ThermometerArguments, Spec):
+    """Spec of `Thermometer`.
+
+    Source: docs/logic.md, section 4.
+    """
+
+    example = ("16, 3", (32, 16), (32, 48))
 
     given: ClassVar[tuple[str, ...]] = ("thresholds",)
 
@@ -688,7 +874,7 @@ class ThermometerSpec(Spec):
 
     @property
     def out_features(self) -> int:
-        """Bits, of all features."""
+        """Number of bits of all features."""
         return self.in_features * self.n_thresholds
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
@@ -714,4 +900,8 @@ class ThermometerSpec(Spec):
                 bits = with_derivative_of(bits, soft)
             elif not deterministic:
                 bits = soft
-        return bits.reshape(*leading, self.in_features * self.n_thresholds, *trailing)
+        y: jax.Array = bits.reshape(*leading, self.in_features * self.n_thresholds, *trailing)
+        return y
+
+
+ThermometerArguments.spec_type = ThermometerSpec

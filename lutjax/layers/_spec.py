@@ -1,7 +1,9 @@
-"""What every layer is, once for all libraries: variables, checks and casts.
+"""Layers without a library: arguments, variables, checks and casts.
 
-A spec holds no arrays. A library's layer stores the variables that the spec names, in the library's own
-way, and hands them back as a mapping from name to array. `_tables.py` and `_logic.py` have the specs.
+A layer is two classes, side by side in `_tables.py` or `_logic.py`. ``LUTArguments`` is a dataclass: its fields are the
+constructor's arguments and its docstring is the documentation, in every library. ``LUTSpec`` adds the variables and the
+forward pass, and holds no arrays. A library's ``LUT`` inherits the arguments and has a spec: it stores the variables
+that the spec names in the library's own way, and hands them back as a mapping from name to array.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from lutjax._dtypes import FLOATS
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
+Example = tuple[str, tuple[int, ...], tuple[int, ...]]  # arguments, shapes of inputs and outputs
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -44,16 +47,29 @@ class Variable:
     derive: Callable[[Arrays], Any] | None = None
 
     def make(self, key: Callable[[], Any], before: Arrays) -> Any:
-        """Its first value; `key` is called only if it is drawn."""
+        """Return its first value; `key` is called only if it is drawn."""
         return self.init(key()) if self.derive is None else self.derive(before)
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """What layers share; each adds its fields, its variables and its forward pass."""
+class Arguments:
+    """Base of the arguments of layers."""
 
-    given: ClassVar[tuple[str, ...]] = ()  # variables that a user can give instead of drawn ones
-    implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no options
+    spec_type: ClassVar[type["Spec"]]
+
+
+# Specs are values: not frozen, as a dataclass cannot be whose base is not, yet nobody changes one.
+@dataclasses.dataclass(unsafe_hash=True)
+class Spec:
+    """Base of all specs, which add arguments, variables and a forward pass."""
+
+    example: ClassVar[Example]
+    given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
+    implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
+
+    @property
+    def random(self) -> bool:
+        """Whether a call that is not deterministic draws numbers."""
+        return False
 
     @property
     def layer(self) -> str:
@@ -62,19 +78,19 @@ class Spec:
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
-        """The fields `implied` for variables that are given explicitly."""
+        """Return the fields `implied` by variables that are given explicitly."""
         return {}
 
     def variables(self) -> tuple[Variable, ...]:
-        """The arrays that the layer keeps, in the order in which they are drawn."""
+        """Return the arrays that the layer keeps, in the order in which they are drawn."""
         return ()
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        """The fields that arrays decide, for those that are there: of a pruned layer, other ones than its own."""
+        """Return the fields that arrays decide. Those of a pruned layer differ from its arguments."""
         return {}
 
     def fitted(self, arrays: Arrays) -> "Spec":
-        """The spec of these arrays: itself, unless they have other sizes.
+        """Return the spec of these arrays: itself, unless they have other sizes.
 
         Raises:
           ValueError: no layer has such sizes.
@@ -85,13 +101,14 @@ class Spec:
         return dataclasses.replace(self, **sizes)
 
     def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
-        """New values of the variables that follow from the one of this name, which was replaced."""
+        """Return the variables that follow from the one of this name, which was replaced."""
         return {}
 
     def check(self, arrays: Arrays) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
+        """Check variables that come from elsewhere: explicit ones, or those of a checkpoint.
 
-        For variables that come from elsewhere: explicit ones, or those of a checkpoint.
+        Raises:
+          ValueError: one has a wrong shape or holds an id that does not exist.
         """
         for variable in self.variables():
             if variable.name in arrays:
@@ -106,7 +123,7 @@ class Spec:
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        """Checks what a variable holds; `arrays` has it, and perhaps others."""
+        """Check the values of a variable; `arrays` has it, and perhaps others."""
 
     def _require_size(self, name: str, least: int) -> None:
         size = getattr(self, name)
@@ -142,10 +159,10 @@ class Spec:
                     f"{self.layer}: {name} is {jnp.dtype(dtype).name}, which JAX has switched off; switch it "
                     "on with jax.config.update('jax_enable_x64', True)."
                 )
-            object.__setattr__(self, name, jnp.dtype(dtype))
+            setattr(self, name, jnp.dtype(dtype))
 
     def _bits(self, x: Any) -> Any:
-        """Inputs of a logic layer: bits may be bools or integers, and are computed with as floats."""
+        """Return inputs of a logic layer as floats: bits may be bools or integers."""
         dtype = getattr(x, "dtype", None)
         if dtype is None or not (dtype == np.bool_ or jnp.issubdtype(dtype, np.integer)):
             return x
@@ -169,7 +186,7 @@ class Spec:
 
 
 def names_layer(method: F) -> F:
-    """A method of a spec whose errors name the layer, also those that an op raises in it."""
+    """Return a method of a spec whose errors name the layer, also those that an op raises in it."""
 
     @functools.wraps(method)
     def named(self: Spec, *args: Any, **options: Any) -> Any:
@@ -183,22 +200,26 @@ def names_layer(method: F) -> F:
     return named  # type: ignore[return-value]
 
 
-def sizes(spec: Spec) -> set[str]:
-    """The names of what a spec says of a layer, which are attributes of the layer too."""
-    fields = {field.name for field in dataclasses.fields(spec)}
-    return fields | ({"out_features"} if hasattr(spec, "out_features") else set())
+def arguments(spec_type: type[Spec]) -> list[str]:
+    """Return the names of the arguments of a layer."""
+    return [field.name for field in dataclasses.fields(spec_type) if field.name not in spec_type.implied]
 
 
-def build(
-    spec_type: type[Spec], *sizes: Any, given: Arrays, **options: Any
-) -> tuple[Any, tuple[Variable, ...]]:
-    """The spec of a layer and its variables, those that are given explicitly in place of drawn ones.
+def sizes(spec_type: type[Spec]) -> frozenset[str]:
+    """Return the names of the attributes that a layer shares with its spec."""
+    fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
+    return frozenset(fields | ({"out_features"} if hasattr(spec_type, "out_features") else set()))
+
+
+def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple[Variable, ...]]:
+    """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
 
     Raises:
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
     """
-    given = {name: array for name, array in given.items() if array is not None}
-    spec = spec_type(*sizes, **options, **spec_type.implied_by(given))
+    given = {name: options[name] for name in spec_type.given if options[name] is not None}
+    options = {name: value for name, value in options.items() if name not in spec_type.given}
+    spec = spec_type(**options, **spec_type.implied_by(given))
     spec.check(given)
 
     def variable(v: Variable) -> Variable:
@@ -209,30 +230,16 @@ def build(
     return spec, tuple(variable(v) for v in spec.variables())
 
 
-def takes(spec_type: type[Spec]) -> Callable[[F], F]:
-    """Shows the fields of a spec in place of ``**options`` in a constructor's signature."""
-
-    def decorate(init: F) -> F:
-        found = inspect.signature(init)
-        own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in own} | set(spec_type.implied)
-        options = [p for p in inspect.signature(spec_type).parameters.values() if p.name not in names]
-        first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-        last = [p for p in own if p.kind is p.KEYWORD_ONLY]
-        init.__signature__ = found.replace(parameters=[*first, *options, *last])  # type: ignore[attr-defined]
-        return init
-
-    return decorate
+def adds_arguments(cls: type) -> bool:
+    """Return whether a class has arguments of its own: not a base of layers, nor a class that a user derived from one."""
+    return "spec_type" in vars(cls.__bases__[-1])
 
 
-def takes_fields(cls: Any) -> None:
-    """The same for a class whose spec is its `spec_type`, and whose constructor is that of others too."""
-    if not hasattr(cls, "spec_type"):
-        return
-    shared = cls.__init__
+def document(cls: Any, note: str, example: str) -> None:
+    """Write the documentation of a layer: that of its arguments, a note on the library, and an example.
 
-    @functools.wraps(shared)
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        shared(self, *args, **options)
-
-    cls.__init__ = takes(cls.spec_type)(init)
+    The example is the layer's own, or else one of the library: a template that the spec fills in.
+    """
+    arguments, own = (inspect.cleandoc(c.__doc__ or "") for c in (cls.__bases__[-1], cls))
+    filled = example.format(cls.__name__, *cls.spec_type.example)
+    cls.__doc__ = "\n\n".join((arguments, note, own.partition("\n")[2].strip() or filled))

@@ -1,4 +1,4 @@
-"""Layers that add rows of tables: sizes, variables, forward pass and decoding, for all libraries."""
+"""Layers that add rows of tables: arguments, variables, forward pass and decoding, for all libraries."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -13,33 +13,46 @@ import lutjax
 from lutjax._anchors import check_anchors, check_targets
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array, Integer
-from lutjax.layers._spec import Arrays, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import MAX_BITS, accumulation
 
 TARGET_LISTS = ("row", "table", "layer")
 
 
 def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Positions drawn from uniform(-1, 1): as many bits start at 0 as at 1."""
+    """Return positions drawn from uniform(-1, 1): as many bits start at 0 as at 1."""
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class LUTSpec(Spec):
-    """Fully connected tables: ``y = lutjax.lut(x, weights, anchors)``.
+@dataclasses.dataclass(eq=False)
+class LUTArguments(Arguments):
+    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
 
-    Attributes:
-      in_features: inputs, ``I``.
-      out_features: outputs, ``O``.
-      n_detectors: detectors, each with one table, ``T``.
-      n_anchors: anchor pairs of each detector, ``C``.
+    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
+    the output is the sum of these rows. There is no bias: a constant input selects rows too.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs, tables and positions are cast to it first; not cast if not given. The output has the
-        dtype of the table.
-      param_dtype: dtype of what is trained.
-      weights_init: draws the tables, as in `jax.nn.initializers`; zeros by default.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the
+        tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not an input.
+
+    Source: docs/semantics.md, section 3.
     """
 
     in_features: int
@@ -48,13 +61,24 @@ class LUTSpec(Spec):
     n_detectors: int
     n_anchors: int
     epsilon: float | int = 0.0
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
     implementation: str | tuple[str, ...] | None = None
+    anchors: Any = None
 
-    min_rank: ClassVar[int] = 1  # axes of the inputs that the layer needs
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LUTSpec(LUTArguments, Spec):
+    """Spec of `LUT`, and base of those of the other layers with tables.
+
+    Source: docs/semantics.md, section 3.
+    """
+
+    example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
+
+    min_rank: ClassVar[int] = 1  # least number of axes of the inputs
     given: ClassVar[tuple[str, ...]] = ("anchors",)
 
     def __post_init__(self) -> None:
@@ -77,20 +101,21 @@ class LUTSpec(Spec):
             )
 
     def _check_sizes(self) -> None:
-        """Checks what a kind of layer adds."""
+        """Check the arguments that a kind of layer adds."""
 
     @property
     def n_inputs(self) -> int:
-        """How many values anchors choose from."""
+        """Number of values that anchors choose from."""
         return self.in_features
 
     @property
     def row_bits(self) -> int:
-        """A table has ``2**row_bits`` rows."""
+        """Bits of the address of a row: a table has ``2**row_bits`` rows."""
         return self.n_anchors
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
+        """Shape of the tables."""
         return (self.n_detectors, 2**self.row_bits, self.out_features)
 
     def variables(self) -> tuple[Variable, ...]:
@@ -115,7 +140,7 @@ class LUTSpec(Spec):
             check_targets(arrays[variable.name], self.out_features, where=self.layer)
 
     def _inputs(self, x: Any, name: str = "x") -> Any:
-        """Inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
+        """Return inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
         if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
             length = "length, " * (self.min_rank - 1)
             raise ValueError(
@@ -129,7 +154,7 @@ class LUTSpec(Spec):
 
     @property
     def _sums(self) -> dict[str, Any]:
-        """Options of ops that do not compare."""
+        """Options of ops that do not compare values."""
         return {"accumulate": self.accumulate, "implementation": self.implementation}
 
     @names_layer
@@ -140,20 +165,48 @@ class LUTSpec(Spec):
         return lutjax.lut(x, weights, arrays["anchors"], **self._options)
 
 
-@dataclasses.dataclass(frozen=True)
-class SparseLUTSpec(LUTSpec):
-    """Tables whose rows reach only some outputs: ``y = lutjax.sparse_lut(x, weights, anchors, targets, O)``.
+LUTArguments.spec_type = LUTSpec
 
-    Attributes:
-      n_targets: outputs that each row reaches, ``K``, drawn without replacement.
-      targets_per: who has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share
-        one), or the whole ``"layer"``.
-      targets_shape: the shape of explicit targets; `n_targets` and `targets_per` then say nothing.
+
+@dataclasses.dataclass(eq=False)
+class SparseLUTArguments(LUTArguments):
+    """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+
+    Args:
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
+        implementation, anchors: as in `LUT`.
+      n_targets: outputs that each row reaches, drawn without replacement.
+      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
+        ``"layer"``.
+      targets: explicit targets, instead of `n_targets`.
+
+    Raises:
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+
+    Source: docs/semantics.md, section 4.
     """
 
     _: dataclasses.KW_ONLY
     n_targets: int | None = None
     targets_per: str = "row"
+    targets: Any = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SparseLUTSpec(SparseLUTArguments, LUTSpec):
+    """Spec of `SparseLUT`; `targets_shape` is the shape of explicit targets.
+
+    Source: docs/semantics.md, section 4.
+    """
+
+    example = ("8, 100, n_detectors=16, n_anchors=3, n_targets=5", (32, 8), (32, 100))
+
+    _: dataclasses.KW_ONLY
     targets_shape: tuple[int, ...] | None = None
 
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
@@ -227,16 +280,41 @@ class SparseLUTSpec(LUTSpec):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _SequenceSpec(LUTSpec):
-    """What the two kinds of attention share: positions, window, segments and the cache.
+SparseLUTArguments.spec_type = SparseLUTSpec
 
-    Attributes:
-      n_positions: how far back a query can look: the distances that have a position, context - 1.
-      n_position_bits: positional bits, ``N``; 0 for no positions.
-      shared_positions: all detectors read the same positions, or each its own.
+
+@dataclasses.dataclass(eq=False)
+class LUTAttentionArguments(LUTArguments):
+    """Layer of concatenated look-up-table attention: one row per pair of positions.
+
+    The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
+    attends to the positions strictly before it, or with ``causal=False`` to all; outputs are sums, so position 0 of a
+    causal layer outputs 0. There are no heads: use more detectors.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features]``, zeros at first.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
+
+    Args:
+      in_features, out_features, n_detectors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation,
+        anchors: as in `LUT`. Positions are cast and stored like tables.
+      n_anchors: anchor pairs of each detector; query and key are detected alike.
+      n_positions: largest distance that has a position: the longest sequence is one longer.
+      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+      shared_positions: whether all detectors read the same positions, or each its own.
       positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
-      window: a query sees this many positions before it; all of them if not given.
+      window: number of positions before it that a query sees; all of them if not given.
+      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
+        those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not an input.
+
+    Source: docs/semantics.md, section 5.
     """
 
     _: dataclasses.KW_ONLY
@@ -245,6 +323,13 @@ class _SequenceSpec(LUTSpec):
     shared_positions: bool = True
     positions_init: Initializer = uniform_positions
     window: int | None = None
+    causal: bool = True
+    decode: bool = False
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _SequenceSpec(LUTAttentionArguments, LUTSpec):
+    """Base of the two kinds of attention: positions, window, segments and the cache."""
 
     min_rank: ClassVar[int] = 2
 
@@ -253,6 +338,12 @@ class _SequenceSpec(LUTSpec):
         self._require_size("n_position_bits", 0)
         if self.window is not None:
             self._require_size("window", 1)
+        if not self.causal and (self.decode or self.window is not None):
+            name = "decode" if self.decode else "window"
+            raise ValueError(
+                f"{self.layer}: {name} is {getattr(self, name)} but causal is False, where a query sees every key; leave "
+                f"out {name}, or use causal=True."
+            )
         if not self.n_position_bits:
             return
         if not self.n_positions:
@@ -270,18 +361,24 @@ class _SequenceSpec(LUTSpec):
         if not self.n_position_bits:
             return super().variables()
         tables = 1 if self.shared_positions else self.n_detectors
-        shape = (self.n_positions, tables, self.n_position_bits)
+        distances = self.n_positions if self.causal else 2 * self.n_positions + 1
+        shape = (distances, tables, self.n_position_bits)
         return (*super().variables(), self._trained("positions", shape, self.positions_init))
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions", ()))
         if len(positions) == 3:
-            sizes.update(n_positions=positions[0], n_position_bits=positions[2])
+            n_positions = positions[0] if self.causal else positions[0] // 2
+            sizes.update(n_positions=n_positions, n_position_bits=positions[2])
         return sizes
 
     @property
     def capacity(self) -> int:
-        """How many keys a cache holds: as many as one query can see."""
+        """Number of keys that a cache holds: as many as one query can see."""
+        if not self.causal:
+            raise ValueError(
+                f"{self.layer}: causal is False, so there is no decoding: a query also sees later keys."
+            )
         capacity = self.n_positions if self.window is None else self.window
         if not capacity:
             raise ValueError(
@@ -295,7 +392,7 @@ class _SequenceSpec(LUTSpec):
         return (*self._cached(jnp.float32), "cache_index")
 
     def empty_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike) -> dict[str, jax.Array]:
-        """A cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
+        """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
         Keys lie at the right end, the latest last; ``cache_index`` counts those that are there.
         """
@@ -308,10 +405,10 @@ class _SequenceSpec(LUTSpec):
         return {**cache, "cache_index": jnp.zeros((), jnp.int32)}
 
     @names_layer
-    def decode(
+    def attend_with_cache(
         self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], **others: Any
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
-        """Attends from the positions in `x` to those before them, in `x` and in the cache.
+        """Attend from the positions in `x` to those before them, in `x` and in the cache.
 
         Any number of new positions at once: filling the cache and decoding one by one are the same.
 
@@ -356,69 +453,127 @@ class _SequenceSpec(LUTSpec):
     def __call__(
         self,
         arrays: Arrays,
-        x: Float[Array, "*batch queries inputs"],
-        keys: Float[Array, "*batch keys inputs"] | None = None,
+        x: Any,
+        keys: Any = None,
         *,
-        segments: Int[Array, "*#batch queries"] | None = None,
-        key_segments: Int[Array, "*#batch keys"] | None = None,
+        segments: Any = None,
+        key_segments: Any = None,
         query_start: Integer | None = None,
         key_start: Integer | None = None,
-    ) -> Float[jax.Array, "*batch queries outputs"]:
+    ) -> jax.Array:
         if keys is None:
-            for name, value in (
-                ("key_segments", key_segments),
-                ("query_start", query_start),
-                ("key_start", key_start),
-            ):
+            others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
+            for name, value in others.items():
                 if value is not None:
                     raise ValueError(
                         f"{self.layer}: {name} is given but keys is not; a layer attends to x itself."
                     )
-            return self._attend_to_self(arrays, self._inputs(x), segments)
+            return self._run_op(arrays, self._inputs(x), segments=segments, **self._sight)
+        starts = {"query_start": query_start, "key_start": key_start}
+        for name, value in starts.items():
+            if value is not None and not self.causal:
+                raise ValueError(
+                    f"{self.layer}: {name} is given but causal is False, where every query sees every key."
+                )
+        places = (
+            {name: 0 if value is None else value for name, value in starts.items()} if self.causal else {}
+        )
         return self._attend(
             arrays,
             self._keys(arrays, self._inputs(x)),
             self._keys(arrays, self._inputs(keys, "keys")),
-            window=self.window,
-            query_start=0 if query_start is None else query_start,
-            key_start=0 if key_start is None else key_start,
             query_segments=segments,
             key_segments=key_segments,
+            **places,
+            **self._sight,
         )
 
-    def _tables(self, arrays: Arrays) -> tuple[Any, Any]:
-        return self._cast(arrays["weights"]), self._cast(arrays.get("positions"))
+    @property
+    def _sight(self) -> dict[str, Any]:
+        """Options of ops that say which keys a query sees."""
+        return {"window": self.window} if self.causal else {"causal": False}
 
-    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
-        """The op itself, on a whole sequence."""
+    def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
+        """Return tables, and positions as ops count distances: where they are not causal, from the last key on."""
+        weights, positions = self._cast(arrays["weights"]), self._cast(arrays.get("positions"))
+        if self.causal or positions is None:
+            return weights, positions
+        if n_keys > self.n_positions + 1:
+            raise ValueError(
+                f"{self.layer}: there are {n_keys} keys, but n_positions is {self.n_positions}, for at most one more; use "
+                "a larger n_positions."
+            )
+        return weights, positions[self.n_positions + 1 - n_keys :]
+
+    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+        """Run the op on inputs, which attend to themselves unless `keys` are given."""
         raise NotImplementedError
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
-        """Of each array that the cache keeps of a key, its last dimension and its dtype."""
+        """Return the last dimension and the dtype of each array that the cache keeps of a key."""
         raise NotImplementedError
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
-        """What attention reads of each position of `x`, by its name in the cache."""
+        """Return the arrays that attention reads of each position of `x`, by their names in the cache."""
         raise NotImplementedError
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
-        """Attention from what `_keys` made of the queries to what it made of the keys."""
+        """Attend from queries to keys, both as `_keys` returns them."""
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
+def attention_call(
+    self: Any,
+    x: Float[Array, "*batch queries inputs"],
+    keys: Float[Array, "*batch keys inputs"] | None = None,
+    *,
+    segments: Int[Array, "*#batch queries"] | None = None,
+    key_segments: Int[Array, "*#batch keys"] | None = None,
+    query_start: Integer | None = None,
+    key_start: Integer | None = None,
+    decode: bool | None = None,
+) -> Float[jax.Array, "*batch queries outputs"]:
+    """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
+
+    Args:
+      x: inputs of the queries, and of the keys where `keys` is not given.
+      keys: inputs of the keys, for attention from one sequence to another.
+      segments: ids ``[..., length]``; a query attends only to keys of its own segment.
+      key_segments: the same for `keys`.
+      query_start: place of the first query, where `keys` is given; 0 by default.
+      key_start: place of the first key, where `keys` is given; 0 by default.
+      decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
+        the layer's own `decode`.
+
+    Raises:
+      ValueError: decoding without a cache, or with arguments that the cache replaces.
+    """
+    others = {
+        "segments": segments,
+        "key_segments": key_segments,
+        "query_start": query_start,
+        "key_start": key_start,
+    }
+    y: jax.Array = self._attend(x, decode, keys=keys, **others)
+    return y
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class LUTAttentionSpec(_SequenceSpec):
-    """Concatenated attention: ``y = lutjax.lut_attention(x, weights, anchors, positions)``."""
+    """Spec of `LUTAttention`.
+
+    Source: docs/semantics.md, section 5.
+    """
+
+    example = ("8, 6, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2", (4, 32, 8), (4, 32, 6))
 
     @property
     def row_bits(self) -> int:
         return 2 * self.n_anchors + self.n_position_bits
 
-    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
-        weights, positions = self._tables(arrays)
-        return lutjax.lut_attention(
-            x, weights, arrays["anchors"], positions, window=self.window, segments=segments, **self._options
-        )
+    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+        weights, positions = self._tables(arrays, x.shape[-2])
+        return lutjax.lut_attention(x, weights, arrays["anchors"], positions, **sight, **self._options)
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
@@ -429,7 +584,7 @@ class LUTAttentionSpec(_SequenceSpec):
         return {"cached_key_index": d.index, "cached_key_flip": d.flip, "cached_key_margin": d.margin}
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
-        weights, positions = self._tables(arrays)
+        weights, positions = self._tables(arrays, keys["cached_key_index"].shape[-2])
         query, key = (
             lutjax.Detection(
                 d["cached_key_index"], d["cached_key_flip"], d["cached_key_margin"], bits=self.n_anchors
@@ -440,17 +595,50 @@ class LUTAttentionSpec(_SequenceSpec):
         return lutjax.lookup_attention(weights, query, key, position, **self._sums, **places)
 
 
-@dataclasses.dataclass(frozen=True)
-class LUTPairAttentionSpec(_SequenceSpec):
-    """Pair attention: ``y = lutjax.lut_pair_attention(x, weights, anchors, positions)``.
+LUTAttentionArguments.spec_type = LUTAttentionSpec
 
-    Attributes:
-      interleave: whether the detected vector takes one value of each part in turn, which needs
+
+@dataclasses.dataclass(eq=False)
+class LUTPairAttentionArguments(LUTAttentionArguments):
+    """Layer of look-up-table attention that detects each pair of positions as one vector.
+
+    Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, one
+    part after the other or interleaved. A query attends to the positions strictly before it, or with ``causal=False`` to
+    all, where "earlier" is then the key and "later" the query; outputs are sums.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
+      anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
+      cached_x, cache_index: the latest inputs, only for decoding.
+
+    Args:
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
+        implementation, anchors: as in `LUT`.
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode: as in
+        `LUTAttention`.
+      interleave: whether the joint vector takes one value of each part in turn, which needs
         ``n_position_bits == in_features``, or one part after the other.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not a place in the joint vector.
+
+    Source: docs/semantics.md, section 6.
     """
 
     _: dataclasses.KW_ONLY
     interleave: bool = False
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
+    """Spec of `LUTPairAttention`.
+
+    Source: docs/semantics.md, section 6.
+    """
+
+    example = ("8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4", (4, 32, 8), (4, 32, 6))
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -464,8 +652,11 @@ class LUTPairAttentionSpec(_SequenceSpec):
     def n_inputs(self) -> int:
         return 2 * self.in_features + self.n_position_bits
 
-    def _attend_to_self(self, arrays: Arrays, x: Any, segments: Any) -> jax.Array:
-        return self._attend_from(arrays, x, window=self.window, segments=segments)
+    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+        weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
+        return lutjax.lut_pair_attention(
+            x, weights, arrays["anchors"], positions, interleave=self.interleave, **sight, **self._options
+        )
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         return {"cached_x": (self.in_features, dtype)}
@@ -475,12 +666,7 @@ class LUTPairAttentionSpec(_SequenceSpec):
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         segments = places.pop("query_segments")
-        return self._attend_from(
-            arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places
-        )
+        return self._run_op(arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places)
 
-    def _attend_from(self, arrays: Arrays, x: Any, **others: Any) -> jax.Array:
-        weights, positions = self._tables(arrays)
-        return lutjax.lut_pair_attention(
-            x, weights, arrays["anchors"], positions, interleave=self.interleave, **others, **self._options
-        )
+
+LUTPairAttentionArguments.spec_type = LUTPairAttentionSpec

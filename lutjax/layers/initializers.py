@@ -28,7 +28,7 @@ def _probability(where: str, probability: float | int) -> float | int:
 def residual_gates(
     probability: float | int = 0.9, *, strength: float | int | None = None
 ) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
-    """Logits ``[gates, 16]`` of gates that pass on their first input.
+    """Return an initializer of logits ``[gates, 16]`` whose gates pass on their first input.
 
     Args:
       probability: of that gate; the other 15 share the rest.
@@ -58,7 +58,7 @@ def residual_gates(
 def residual_table(
     probability: float | int = 0.9, parametrisation: str = "light"
 ) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
-    """Tables ``[gates, 2**inputs]`` whose output is the first input.
+    """Return an initializer of tables ``[gates, 2**inputs]`` whose output is the first input.
 
     Args:
       probability: each corner's value where it is 1 in the hard table; one minus it where it is 0.

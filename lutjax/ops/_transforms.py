@@ -64,8 +64,10 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
       feature_axis: -1 where leading axes come first; 0 where features come first and they follow, of ops whose
         kernels want it so.
     """
-    call = jax.tree.map(as_jax, call)
-    leaves = jax.tree.leaves(call)
+    leaves = jax.tree.leaves(call.values())
+    if not all(isinstance(a, jax.Array) for a in leaves):
+        call = jax.tree.map(as_jax, call)
+        leaves = jax.tree.leaves(call.values())
     kernel_registry.follow_coroutine(traced=any(isinstance(a, jax.core.Tracer) for a in leaves))
     names = kernel_registry.request(call.op, implementation)
     shapes = _shapes_of_kernel(call, feature_axis)

@@ -14,7 +14,6 @@ from lutjax.ops._gates import TableGates
 from lutjax.ops._transforms import apply
 
 
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryLut(TableGates, op="binary_lut", features_first=True):
     """The call of `lutjax.binary_lut`; see `TableGates`."""

@@ -101,4 +101,5 @@ def detect(
         n_inputs=x.shape[-1],
         accumulate=_checks.accumulation("detect", accumulate),
     )
-    return apply(call, implementation=implementation)
+    result: Detection = apply(call, implementation=implementation)
+    return result

@@ -81,4 +81,5 @@ def detect_signs(
     )
     epsilon = _checks.finite_epsilon("detect_signs", epsilon)
     call = DetectSigns(as_jax(positions), epsilon=epsilon, n_bits=positions.shape[-1])
-    return apply(call, implementation=implementation)
+    result: Detection = apply(call, implementation=implementation)
+    return result

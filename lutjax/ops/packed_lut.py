@@ -104,7 +104,8 @@ def pack_bits(
       Array([[5]], dtype=uint32)
     """
     _checks.require(bits.ndim == 2, "pack_bits", "bits", bits, "expected shape [features, samples]")
-    return words_of_bits.pack(bits)
+    result: jax.Array = words_of_bits.pack(bits)
+    return result
 
 
 def unpack_bits(
@@ -141,4 +142,5 @@ def unpack_bits(
         n_samples,
         f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples",
     )
-    return words_of_bits.unpack(words, n_samples)
+    result: jax.Array = words_of_bits.unpack(words, n_samples)
+    return result

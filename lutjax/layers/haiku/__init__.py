@@ -1,4 +1,37 @@
-"""Layers for Haiku. Use `haiku.transform_with_state`: ids are state."""
+"""Layers for Haiku.
+
+Trained variables are parameters: tables, positions, logits, scores, and thresholds if they are learnable. All others are
+state, so use `haiku.transform_with_state`. State belongs to the model as much as parameters do, and is never trained:
+
+- ``anchors``: the ids of the inputs that detectors compare;
+- ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
+- ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
+- ``thresholds``: those of a `Thermometer` that does not learn them;
+- ``cached_...`` and ``cache_index``: the latest keys, only for attention with ``decode=True``.
+
+`init` returns parameters and state, both drawn from its key. `apply` takes both and returns the state again: unchanged,
+except for a cache, which holds new keys. Save both in a checkpoint. A layer's method ``check``, called inside of a
+transformed function, checks the variables of a checkpoint.
+
+Example:
+  >>> import haiku as hk, jax, jax.numpy as jnp
+  >>> from lutjax.layers.haiku import LUT
+  >>> f = hk.transform_with_state(lambda x: LUT(8, 1, n_detectors=16, n_anchors=4)(x))
+  >>> x = jax.random.normal(jax.random.key(1), (64, 8))
+  >>> params, state = f.init(jax.random.key(0), x)
+  >>> def loss(params, state):
+  ...     y, state = f.apply(params, state, None, x)
+  ...     return jnp.mean((y[:, 0] - x.max(1)) ** 2), state
+  >>> before, _ = loss(params, state)
+  >>> for _ in range(5):
+  ...     gradients, state = jax.grad(loss, has_aux=True)(params, state)
+  ...     params = jax.tree.map(lambda w, g: w - 0.5 * g, params, gradients)
+  >>> bool(loss(params, state)[0] < 0.5 * before)
+  True
+  >>> checkpoint = {"params": params, "state": state}  # what to save, and what `apply` gets when it is read
+  >>> check = hk.transform_with_state(lambda: LUT(8, 1, n_detectors=16, n_anchors=4).check())
+  >>> _ = check.apply(**checkpoint, rng=None)
+"""
 
 from lutjax._extras import needed_by
 
@@ -7,14 +40,6 @@ with needed_by("lutjax.layers.haiku"):
     from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT",
-    "BinaryLUT",
-    "GroupSum",
-    "LUTAttention",
-    "LUTPairAttention",
-    "LogicGates",
-    "LogicTree",
-    "SoftLUT",
-    "SparseLUT",
+    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT", "SparseLUT",
     "Thermometer",
-]
+]  # fmt: skip

@@ -1,6 +1,7 @@
-"""What layers of Haiku share: a spec, and its variables as parameters and state."""
+"""Base of the layers of Haiku: a spec, and its variables as parameters and state."""
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import haiku as hk
 import jax
@@ -9,13 +10,38 @@ from jaxtyping import Float
 from lutjax._typing import Array
 from lutjax.layers import _spec
 
+_NOTE = """In Haiku a trained variable is a parameter; the others are state, which no optimiser of parameters sees, so a
+layer needs `haiku.transform_with_state`: see `lutjax.layers.haiku`."""
 
+_EXAMPLE = """Example:
+  >>> import haiku as hk, jax, jax.numpy as jnp
+  >>> from lutjax.layers.haiku import {0}
+  >>> f = hk.transform_with_state(lambda x: {0}({1})(x))
+  >>> params, state = f.init(jax.random.key(0), jnp.ones({2}))
+  >>> y, state = f.apply(params, state, None, jnp.ones({2}))
+  >>> y.shape
+  {3}"""
+
+
+@dataclasses.dataclass(eq=False, repr=False)
 class Layer(hk.Module):
-    """A spec, and its variables as Haiku's parameters and state of the same names. Its sizes are attributes."""
+    """Base of layers: a spec, its variables as parameters and state of the same names, and its sizes as attributes."""
 
-    def _build(self, spec_type: type[_spec.Spec], *sizes: Any, given: _spec.Arrays, **options: Any) -> None:
-        self.spec, self._variables = _spec.build(spec_type, *sizes, given=given, **options)
-        for name in _spec.sizes(self.spec):
+    _: dataclasses.KW_ONLY
+    name: str | None = None
+
+    spec_type: ClassVar[type[_spec.Spec]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if _spec.adds_arguments(cls):
+            _spec.document(cls, _NOTE, _EXAMPLE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__(self.name)
+        options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
+        self.spec, self._variables = _spec.build(self.spec_type, options)
+        for name in _spec.sizes(self.spec_type):
             setattr(self, name, getattr(self.spec, name))
 
     def _arrays(self) -> dict[str, jax.Array]:
@@ -30,12 +56,14 @@ class Layer(hk.Module):
         return arrays
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        return self.spec(self._arrays(), x)
+        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        y: jax.Array = self.spec(self._arrays(), x)
+        return y
 
     def check(self) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
+        """Check the variables. Call it inside a transformed function, without `jit`, when they come from a checkpoint.
 
-        Call it inside a transformed function, without `jit`, when variables come from a checkpoint.
+        Raises:
+          ValueError: a variable has a wrong shape or holds an id that does not exist.
         """
         self.spec.check(self._arrays())

@@ -1,70 +1,42 @@
-"""Differentiable logic for Haiku."""
+"""Differentiable logic for Haiku; `lutjax.layers._logic` has the arguments of the layers."""
 
-from typing import Any, ClassVar
+import dataclasses
 
 import haiku as hk
 import jax
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
-from lutjax.layers import _logic, _spec
-from lutjax.layers._spec import takes
+from lutjax.layers import _logic
 from lutjax.layers.haiku._layer import Layer
 
 
-class _Gates(Layer):
-    """Layers with wires and estimators."""
-
-    spec_type: ClassVar[type[_spec.Spec]]
-    deterministic: bool
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        _spec.takes_fields(cls)
+class _Hardened(Layer):
+    """Base of layers that have a soft and a hard form; noise needs a key in `apply`."""
 
     def __call__(
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
-        """Outputs for inputs; `deterministic` takes precedence over the layer's own."""
-        hard = self.deterministic if deterministic is None else deterministic
+        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
         arrays = self._arrays()
-        key = hk.next_rng_key() if self.spec.random and not hard else None
-        return self.spec(arrays, x, deterministic=hard, key=key)
+        hard = self.spec.deterministic if deterministic is None else deterministic
+        noise = {"key": hk.next_rng_key()} if self.spec.random and not hard else {}
+        y: jax.Array = self.spec(arrays, x, deterministic=hard, **noise)
+        return y
 
 
-class _Wired(_Gates):
-    """Layers whose gates read inputs of a vector."""
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        deterministic: bool = False,
-        wires: Any = None,
-        name: str | None = None,
-        **options: Any,
-    ):
-        super().__init__(name=name)
-        self.deterministic = deterministic
-        self._build(self.spec_type, in_features, out_features, given={"wires": wires}, **options)
+class _Wired(_Hardened):
+    """Base of layers whose gates read inputs of a vector."""
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """The hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
-        return self.spec.truth_tables(self._arrays())
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        wires, tables = self.spec.truth_tables(self._arrays())
+        return wires, tables
 
 
-class LogicGates(_Wired):
-    """Differentiable logic gates, with the options of `lutjax.layers.nnx.LogicGates`.
-
-    Parameter: ``logits [out_features, 16]``. State: ``wires`` int32 ``[out_features, 2]`` and ``readers``
-    int32 ``[in_features, fan-out]``. With learnable wiring also a parameter ``scores``. The estimator
-    ``"gumbel"`` needs a key in `apply`.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not an input.
-
-    Source: docs/logic.md, sections 1 and 4.
+@dataclasses.dataclass(eq=False, repr=False)
+class LogicGates(_Wired, _logic.LogicGatesArguments):
+    """Layer of differentiable logic gates of two inputs.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -77,125 +49,35 @@ class LogicGates(_Wired):
       (32, 40)
     """
 
-    spec_type = _logic.LogicGatesSpec
+
+@dataclasses.dataclass(eq=False, repr=False)
+class SoftLUT(_Wired, _logic.SoftLUTArguments):
+    """Layer of tables over inputs between 0 and 1."""
 
 
-class SoftLUT(_Wired):
-    """Tables of inputs between 0 and 1, with the options of `lutjax.layers.nnx.SoftLUT`.
-
-    Parameter: ``table [out_features, 2**n_inputs]``. State as of `LogicGates`.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not an input.
-
-    Source: docs/logic.md, sections 3 and 4.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import SoftLUT
-      >>> f = hk.transform_with_state(lambda x: SoftLUT(16, 40, n_inputs=3)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)))
-      >>> f.apply(params, state, None, jnp.ones((32, 16)))[0].shape
-      (32, 40)
-    """
-
-    spec_type = _logic.SoftLUTSpec
+@dataclasses.dataclass(eq=False, repr=False)
+class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
+    """Layer of tables addressed by the signs of inputs."""
 
 
-class BinaryLUT(_Wired):
-    """Tables addressed by the signs of inputs, with the options of `lutjax.layers.nnx.BinaryLUT`.
-
-    Parameter: ``table [out_features, 2**n_inputs]``. State as of `LogicGates`.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not an input.
-
-    Source: docs/logic.md, section 3.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import BinaryLUT
-      >>> f = hk.transform_with_state(lambda x: BinaryLUT(16, 40, n_inputs=3)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)))
-      >>> f.apply(params, state, None, jnp.ones((32, 16)))[0].shape
-      (32, 40)
-    """
-
-    spec_type = _logic.BinaryLUTSpec
+@dataclasses.dataclass(eq=False, repr=False)
+class LogicTree(_Hardened, _logic.LogicTreeArguments):
+    """Layer that convolves an image with trees of gates."""
 
 
-class LogicTree(_Gates):
-    """Convolution with trees of gates, with the options of `lutjax.layers.nnx.LogicTree`.
-
-    Parameter: ``logits [n_kernels * (2**depth - 1), 16]``. State: ``wires`` int32
-    ``[n_kernels * 2**(depth - 1), 2]`` and ``readers``.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not in the window.
-
-    Source: docs/logic.md, section 4.
-
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import LogicTree
-      >>> f = hk.transform_with_state(lambda x: LogicTree((8, 8, 3), 16, padding=1, pool=2)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8, 8, 3)))
-      >>> f.apply(params, state, None, jnp.ones((32, 8, 8, 3)))[0].shape
-      (32, 4, 4, 16)
-    """
-
-    spec_type = _logic.LogicTreeSpec
-
-    def __init__(
-        self,
-        in_shape: tuple[int, int, int],
-        n_kernels: int,
-        *,
-        deterministic: bool = False,
-        wires: Any = None,
-        name: str | None = None,
-        **options: Any,
-    ):
-        super().__init__(name=name)
-        self.deterministic = deterministic
-        self._build(self.spec_type, in_shape, n_kernels, given={"wires": wires}, **options)
-
-
-class GroupSum(Layer):
-    """Sums of contiguous groups of features over a temperature, as `lutjax.layers.nnx.GroupSum`.
-
-    Raises:
-      ValueError: a size is impossible, or `k` does not divide the features.
-
-    Source: docs/logic.md, section 4.
-
-    Example:
-      >>> import haiku as hk, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import GroupSum
-      >>> f = hk.transform(lambda x: GroupSum(2, tau=2.0)(x))
-      >>> print(f.apply({}, None, jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])))
-      [1.5 0.5]
-    """
-
-    @takes(_logic.GroupSumSpec)
-    def __init__(self, k: int, tau: float | int = 1.0, *, name: str | None = None, **options: Any):
-        super().__init__(name=name)
-        self._build(_logic.GroupSumSpec, k, tau, given={}, **options)
+@dataclasses.dataclass(eq=False, repr=False)
+class GroupSum(Layer, _logic.GroupSumArguments):
+    """Layer that sums groups of features over a temperature."""
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
-        """Sums of groups."""
-        return self.spec({}, x)
+        """Return sums of groups."""
+        y: jax.Array = self.spec(self._arrays(), x)
+        return y
 
 
-class Thermometer(Layer):
-    """Numbers as bits, with the options of `lutjax.layers.nnx.Thermometer`.
-
-    State, or a parameter if learnable: ``thresholds [in_features, n_thresholds]``.
-
-    Raises:
-      ValueError: a size is impossible, thresholds do not fit, or are NaN.
-
-    Source: docs/logic.md, section 4.
+@dataclasses.dataclass(eq=False, repr=False)
+class Thermometer(_Hardened, _logic.ThermometerArguments):
+    """Layer that turns numbers into bits.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp, lutjax
@@ -206,26 +88,3 @@ class Thermometer(Layer):
       >>> print(f.apply(params, state, None, jnp.array([[1.5]]))[0])
       [[1. 0.]]
     """
-
-    @takes(_logic.ThermometerSpec)
-    def __init__(
-        self,
-        in_features: int,
-        n_thresholds: int,
-        *,
-        thresholds: Any = None,
-        deterministic: bool = False,
-        name: str | None = None,
-        **options: Any,
-    ):
-        super().__init__(name=name)
-        self.deterministic = deterministic
-        given = {"thresholds": thresholds}
-        self._build(_logic.ThermometerSpec, in_features, n_thresholds, given=given, **options)
-
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Bits; `deterministic` takes precedence over the layer's own."""
-        hard = self.deterministic if deterministic is None else deterministic
-        return self.spec(self._arrays(), x, deterministic=hard)

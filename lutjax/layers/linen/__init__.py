@@ -1,4 +1,35 @@
-"""Layers for Flax Linen."""
+"""Layers for Flax Linen.
+
+A layer keeps its variables in collections. Those in ``params`` are trained: tables, positions, logits, scores, and
+thresholds if they are learnable. All others belong to the model as much as ``params`` does, and are never trained:
+
+- ``anchors``: the ids of the inputs that detectors compare;
+- ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
+- ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
+- ``thresholds``: those of a `Thermometer` that does not learn them;
+- ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.
+
+`init` makes all of them, drawn from the stream ``params``. `apply` needs all of them. Take the gradient with respect to
+``params`` alone, and save everything that `init` returned. ``layer.check`` checks the variables of a checkpoint.
+
+Example:
+  >>> import jax, jax.numpy as jnp
+  >>> from lutjax.layers.linen import LUT
+  >>> layer, x = LUT(8, 1, n_detectors=16, n_anchors=4), jax.random.normal(jax.random.key(1), (64, 8))
+  >>> variables = layer.init(jax.random.key(0), x)
+  >>> params, kept = variables["params"], {"anchors": variables["anchors"]}
+  >>> def loss(params):
+  ...     return jnp.mean((layer.apply({"params": params, **kept}, x)[:, 0] - x.max(1)) ** 2)
+  >>> before = loss(params)
+  >>> for _ in range(5):
+  ...     params = jax.tree.map(lambda w, g: w - 0.5 * g, params, jax.grad(loss)(params))
+  >>> bool(loss(params) < 0.5 * before)
+  True
+  >>> checkpoint = {"params": params, **kept}  # what to save, and what `apply` gets when it is read
+  >>> layer.check(checkpoint)
+
+A model of several layers has one subtree for each in every collection: ``variables["anchors"]["LUT_0"]["anchors"]``.
+"""
 
 from lutjax._extras import needed_by
 
@@ -7,14 +38,6 @@ with needed_by("lutjax.layers.linen"):
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT",
-    "BinaryLUT",
-    "GroupSum",
-    "LUTAttention",
-    "LUTPairAttention",
-    "LogicGates",
-    "LogicTree",
-    "SoftLUT",
-    "SparseLUT",
+    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT", "SparseLUT",
     "Thermometer",
-]
+]  # fmt: skip

@@ -1,6 +1,5 @@
-"""What layers of Flax Linen share: a spec made of the fields, and its variables."""
+"""Base of the layers of Flax Linen: a spec made of the fields, and its variables."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -9,22 +8,39 @@ from flax import linen as nn
 
 from lutjax.layers import _spec
 
+_NOTE = """In Flax Linen a trained variable is in the collection ``params``; the others are in collections of their own,
+``anchors``, ``targets``, ``wires`` (with ``readers``), ``thresholds`` and ``cache``, which `apply` needs and no optimiser
+sees: see `lutjax.layers.linen`. All are drawn from the stream ``params``. Arguments are checked on first use."""
+
+_EXAMPLE = """Example:
+  >>> import jax, jax.numpy as jnp
+  >>> from lutjax.layers.linen import {0}
+  >>> layer = {0}({1})
+  >>> variables = layer.init(jax.random.key(0), jnp.ones({2}))
+  >>> layer.apply(variables, jnp.ones({2})).shape
+  {3}"""
+
 
 class Layer(nn.Module):
-    """The fields of a layer are those of its spec, and the variables that can be given explicitly."""
+    """Base of layers, whose fields are the arguments of their spec."""
 
     spec_type: ClassVar[type[_spec.Spec]]
 
-    def _spec_and_variables(self) -> tuple[Any, tuple[_spec.Variable, ...]]:
-        kind = self.spec_type
-        names = [f.name for f in dataclasses.fields(kind) if f.name not in kind.implied]
-        options = {name: getattr(self, name) for name in names}
-        return _spec.build(kind, given={name: getattr(self, name) for name in kind.given}, **options)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if _spec.adds_arguments(cls):
+            _spec.document(cls, _NOTE, _EXAMPLE)
 
-    def _arrays(self, variables: tuple[_spec.Variable, ...]) -> dict[str, jax.Array]:
+    def _build(self) -> tuple[Any, tuple[_spec.Variable, ...]]:
+        options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
+        return _spec.build(self.spec_type, options)
+
+    def _bound(self) -> tuple[Any, dict[str, jax.Array]]:
+        """Return the spec and the arrays of its variables, which `init` makes."""
+        spec, variables = self._build()
         arrays: dict[str, jax.Array] = {}
 
-        def array(v: _spec.Variable) -> jax.Array:
+        def array(v: _spec.Variable) -> Any:
             if v.kind == "params":
                 return self.param(v.name, lambda key: v.make(lambda: key, arrays))
             return self.variable(
@@ -33,13 +49,20 @@ class Layer(nn.Module):
 
         for v in variables:
             arrays[v.name] = array(v)
-        return arrays
+        return spec, arrays
 
     def check(self, variables: Mapping[str, Any]) -> None:
-        """Raises ValueError if a variable has a wrong shape or holds an id that does not exist.
+        """Check variables, for example those of a checkpoint.
 
-        Call it on the layer's own part of the variables when they come from a checkpoint:
-        ``layer.check({"params": ..., "anchors": ...})``.
+        Args:
+          variables: the layer's own part of them: ``layer.check({"params": ..., "anchors": ...})``.
+
+        Raises:
+          ValueError: a variable has a wrong shape or holds an id that does not exist.
         """
-        spec, _ = self._spec_and_variables()
-        spec.check({name: array for kind in variables.values() for name, array in kind.items()})
+        self._build()[0].check(merged(variables))
+
+
+def merged(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of all collections of a layer in one mapping."""
+    return {name: array for kind in variables.values() for name, array in kind.items()}

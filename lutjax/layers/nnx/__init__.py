@@ -1,4 +1,9 @@
-"""Layers for Flax NNX."""
+"""Layers for Flax NNX.
+
+Trained variables are `nnx.Param`: tables, positions, logits, scores, and thresholds if they are learnable. The others,
+`Anchors`, `Targets`, `Wires` and `Thresholds`, are saved and restored with the model, and left alone by
+``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that decodes keeps its latest keys in `nnx.Cache`.
+"""
 
 from lutjax._extras import needed_by
 
@@ -8,19 +13,6 @@ with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT",
-    "Anchors",
-    "BinaryLUT",
-    "GroupSum",
-    "LUTAttention",
-    "LUTPairAttention",
-    "LogicGates",
-    "LogicTree",
-    "SoftLUT",
-    "SparseLUT",
-    "Targets",
-    "Thermometer",
-    "Thresholds",
-    "Wires",
-    "check",
-]
+    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT",
+    "SparseLUT", "Targets", "Thermometer", "Thresholds", "Wires", "check",
+]  # fmt: skip

@@ -1,7 +1,8 @@
-"""What layers of Flax NNX share: kinds of variables, a spec and its variables as attributes."""
+"""Base of the layers of Flax NNX: kinds of variables; a spec, and its variables and sizes as attributes."""
 
 import dataclasses
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +14,19 @@ from lutjax._typing import Array
 from lutjax.layers import _spec
 
 
-class Anchors(nnx.Variable):
+class Anchors(nnx.Variable[Any]):
     """Ids of the inputs that detectors compare. Kept with the tables, never trained."""
 
 
-class Targets(nnx.Variable):
+class Targets(nnx.Variable[Any]):
     """Ids of the outputs that rows reach. Kept with the tables, never trained."""
 
 
-class Wires(nnx.Variable):
+class Wires(nnx.Variable[Any]):
     """Ids of the inputs that gates read, and their readers. Kept with the gates, never trained."""
 
 
-class Thresholds(nnx.Variable):
+class Thresholds(nnx.Variable[Any]):
     """Thresholds of an encoder that are not learned."""
 
 
@@ -38,52 +39,80 @@ _VARIABLES = {
 }
 
 
-class Layer(nnx.Module):
-    """A spec, and its variables as attributes of the same names.
+_NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained, and otherwise an `Anchors`,
+`Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param` leaves alone. The
+stream ``params`` of `rngs` draws variables."""
 
-    The sizes are attributes too, as `in_features`: those of the arrays, so they follow when arrays are replaced. An
-    array that is assigned to a variable becomes its value: ``layer.weights = array`` is
-    ``layer.weights.set_value(array)``.
+_EXAMPLE = """Example:
+  >>> import jax.numpy as jnp
+  >>> from flax import nnx
+  >>> from lutjax.layers.nnx import {0}
+  >>> layer = {0}({1}, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones({2})).shape
+  {3}"""
+
+
+def _attribute(name: str) -> property:
+    return property(lambda layer: getattr(layer.spec, name))
+
+
+class _Signature:
+    """Signature of a class as `inspect.signature` shows it, which the metaclass of Flax would hide."""
+
+    def __get__(self, layer: Any, cls: type) -> inspect.Signature:
+        if layer is not None:
+            raise AttributeError("__signature__")
+        found = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return found.replace(parameters=list(found.parameters.values())[1:])
+
+
+class Layer(nnx.Module):
+    """Base of layers: a spec, and its variables and sizes as attributes.
+
+    Sizes, as `in_features`, are those of the arrays, so they follow when arrays are replaced. An array that is assigned
+    to a variable becomes its value: ``layer.weights = array`` is ``layer.weights.set_value(array)``.
     """
 
-    _declared: _spec.Spec
+    spec_type: ClassVar[type[_spec.Spec]]
+    __signature__ = _Signature()
 
-    def _build(
-        self,
-        spec_type: type[_spec.Spec],
-        *sizes: Any,
-        given: _spec.Arrays,
-        rngs: nnx.Rngs | None,
-        **options: Any,
-    ) -> None:
-        self._declared, variables = _spec.build(spec_type, *sizes, given=given, **options)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if _spec.adds_arguments(cls):
+            _spec.document(cls, _NOTE, _EXAMPLE)
+            for name in _spec.sizes(cls.spec_type):
+                setattr(cls, name, _attribute(name))
+
+    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        options = {name: self.__dict__.pop(name) for name in _spec.arguments(self.spec_type)}
+        self._declared, variables = _spec.build(self.spec_type, options)
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
             setattr(self, v.name, _VARIABLES[v.kind](arrays[v.name]))
 
+    if TYPE_CHECKING:  # variables
+
+        def __getattr__(self, name: str) -> Any: ...
+
     @property
     def spec(self) -> Any:
-        """Specification of the layer, with the sizes that its arrays have."""
+        """Spec of the layer, with the sizes that its arrays have."""
         return self._declared.fitted(self._arrays())
-
-    def __getattr__(self, name: str) -> Any:
-        declared = self.__dict__.get("_declared")
-        if declared is None or name not in _spec.sizes(declared):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.spec, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         declared, old = self.__dict__.get("_declared"), self.__dict__.get(name)
         if isinstance(old, nnx.Variable) and not isinstance(value, nnx.Variable):
             self._set_array(name, old, value)
-        elif declared is not None and old is None and name in _spec.sizes(declared):
+        elif declared is None and name in _spec.arguments(self.spec_type):
+            self.__dict__[name] = value  # in the constructor; __post_init__ makes the spec of it
+        elif declared is not None and name in _spec.sizes(self.spec_type):
             super().__setattr__("_declared", dataclasses.replace(declared, **{name: value}))
         else:
             super().__setattr__(name, value)
 
     def _set_array(self, name: str, variable: Any, value: Any) -> None:
-        """Gives a variable of the layer another array, and those that follow from it."""
+        """Give a variable of the layer another array, and update those that follow from it."""
         layer = self._declared.layer
         if not isinstance(value, jax.Array | np.ndarray):
             raise TypeError(
@@ -106,19 +135,29 @@ class Layer(nnx.Module):
         return {v.name: getattr(self, v.name).get_value() for v in self._declared.variables()}
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        return self.spec(self._arrays(), x)
+        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        y: jax.Array = self.spec(self._arrays(), x)
+        return y
 
     def check(self) -> None:
-        """Raises ValueError if a variable's shape does not fit the others, or it holds an id that does not exist.
+        """Check the variables. Call it after they were replaced, for example by those of a checkpoint or by fewer.
 
-        Call it after variables were replaced, for example by those of a checkpoint or by fewer of them.
+        Raises:
+          ValueError: a variable's shape does not fit the others, or it holds an id that does not exist.
         """
         self.spec.check(self._arrays())
 
 
+@dataclasses.dataclass(eq=False, repr=False)
+class Drawn(Layer):
+    """Base of layers whose variables are drawn."""
+
+    _: dataclasses.KW_ONLY
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+
 def check(model: nnx.Module) -> None:
-    """Calls ``check()`` of every layer of this package in a model: after a checkpoint was read, for example.
+    """Check every layer of this package in a model, for example after a checkpoint was read.
 
     Raises:
       ValueError: a variable has a wrong shape or holds an id that does not exist.

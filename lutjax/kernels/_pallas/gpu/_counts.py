@@ -1,4 +1,4 @@
-"""Counting what the pairs of a query read on GPUs: a table of counts in shared memory, to which threads add ones.
+"""Counts of the rows that the pairs of a query read, on GPUs: a table in shared memory, to which threads add ones.
 
 A warpgroup has one query at a time, and a thread one pair: it adds where the bits of its key and distance say. Pallas has
 no such addition, the hardware has: an integer is added to shared memory in one instruction.

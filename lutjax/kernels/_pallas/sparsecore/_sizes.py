@@ -7,7 +7,7 @@ from lutjax.kernels._pallas._tpus import SparseCores
 from lutjax.kernels.registry import Device
 
 TILE = 128  # numbers; rows of whole tiles are read where they are
-_GRANULE = 16  # numbers of what one access to HBM moves, and the longest vector
+_GRANULE = 16  # numbers that one access to HBM moves, and of the longest vector
 _MOST_SAMPLES = 128  # ids of one gather
 _MOST_TERMS = 32  # terms whose ids a subcore holds at once
 ARRAYS_OF_TERMS = 5  # of ids and sums: three ways to read, and two sums; or four of ids, and one sum

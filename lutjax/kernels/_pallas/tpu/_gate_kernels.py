@@ -26,12 +26,12 @@ from jax.experimental.pallas import tpu as pltpu
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
-from lutjax.kernels._xla._wires import clamped
+from lutjax.kernels._xla._wire_gathers import clamped
 from lutjax.kernels.registry import Device
 
 # On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
 Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
-# From the same and the cotangent of the outputs that of every number, sample by sample, or of what every wire reads.
+# From these and the cotangent of the outputs: the cotangent of every number, sample by sample, or of what every wire reads.
 Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
 
 _ADDED = 16  # rows at the same time
@@ -45,7 +45,7 @@ class GateKernels:
     Attributes:
       plain: module of the op in plain JAX, for calls without inputs or gates.
       parameter: name of the array of the numbers of gates, ``[G, K]``; ``[K, G]`` with `slots_first`.
-      value: output of gates. of_parameter, of_inputs: cotangents.
+      value: output of gates, on tiles. of_parameter, of_inputs: cotangents of `parameter` and of inputs, on tiles.
     """
 
     plain: ModuleType
@@ -84,7 +84,7 @@ class GateKernels:
         return found if sums is None else {**found, self.parameter: self._gates_first(sums)}
 
     def _gates_first(self, a: jax.Array) -> jax.Array:
-        """Return the numbers of gates ``[G, K]``, and undo it."""
+        """Return the numbers of gates, or their cotangents, with gates first; applied again it is undone."""
         return a.T if self.slots_first else a
 
 

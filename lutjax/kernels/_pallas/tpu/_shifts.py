@@ -64,7 +64,7 @@ class Shifts:
 
 
 def plan(call: LutPairAttention, budget: int, n_samples: int) -> Shifts:
-    """Return how so many samples of a call, of arrays or their shapes, are laid out in so many bytes of memory."""
+    """Return the layout of `n_samples` samples of a call, of arrays or their shapes, in `budget` bytes of memory."""
     n_queries, n_keys = call.x.shape[1], call.keys.shape[1]
     stride = max(n_queries, n_keys)
     target = min(most_lanes(call.weights, stride, budget), TARGET)
