@@ -333,9 +333,7 @@ def test_updates_are_explained(weights, detection):
 
 def test_an_unknown_name_lists_what_is_known():
     for name in ("lutt", "scale_gradient"):
-        with pytest.raises(
-            ValueError, match=rf"unknown op '{name}'; the ops are detect, .*made of .* lut, "
-        ):
+        with pytest.raises(ValueError, match=rf"unknown op '{name}'; the ops are detect, .*made of .* lut, "):
             lutjax.explain(name, X)
 
 
