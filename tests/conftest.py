@@ -43,10 +43,10 @@ def without_typechecking():
 @pytest.fixture
 def accelerator_formulation(monkeypatch):
     """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
-    from lutjax.kernels._xla import bilinear_gates
+    from lutjax.kernels._xla import _pair_tiles, _row_gathers, bilinear_gates
 
     forget_compiled()
-    for module in (_pairs, _rows, bilinear_gates):
+    for module in (_pair_tiles, _row_gathers, bilinear_gates):
         monkeypatch.setattr(module, "in_sequence", lambda device: False)
     yield
     forget_compiled()
@@ -55,8 +55,9 @@ def accelerator_formulation(monkeypatch):
 @pytest.fixture
 def tpu_formulation(accelerator_formulation, monkeypatch):
     """Plain JAX as TPUs get it: rows of small tables are read and added as products with one-hot matrices."""
+    from lutjax.kernels._xla import _row_gathers
 
-    monkeypatch.setattr(_rows, "multiplies_fast", lambda device: True)
+    monkeypatch.setattr(_row_gathers, "multiplies_fast", lambda device: True)
 
 
 def forget_compiled():
