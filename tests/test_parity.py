@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import at_sizes, implementations, in_dtypes, ops, slow, slow_if_op_is, split, values_of
+from cases import at_sizes, fast_size, implementations, in_dtypes, ops, slow, slow_if_op_is, split, values_of
 from conftest import forget_compiled
 
 import lutjax
@@ -101,52 +101,35 @@ def test_lowers_for_every_platform(op, implementation, platform, device_kind):
     testing.check_lowering(split(op), implementation, platform=platform, device_kind=device_kind)
 
 
-@pytest.mark.parametrize(
-    ("op", "shape"),
-    [
-        ("lookup", "primes"),
-        ("lookup", "one_row"),
-        ("lookup", "empty_batch"),
-        ("lookup_attention", "primes"),
-        slow("lookup_attention", "cross"),
-        slow("lookup_attention", "tiles"),
-        ("lookup_attention", "tiles_cross"),
-        slow("lut_pair_attention", "primes"),
-        slow("lut_pair_attention", "tiles"),
-        ("bilinear_gates", "readers"),
-        ("bilinear_gates", "empty_batch"),
-    ],
-)
+# Look-ups have formulations of their own; each is tried at one size each time.
+OF_LOOK_UPS = [
+    (op, shape) if shape == fast_size(op) and not testing.cases_of(op).is_slow else slow(op, shape)
+    for op in ops("update")
+    for shape in testing.shapes(op)
+]
+
+
+@pytest.mark.parametrize(("op", "shape"), OF_LOOK_UPS)
 @pytest.mark.usefixtures("accelerator_formulation")
 def test_formulation_for_accelerators(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
 
 
-@pytest.mark.parametrize(
-    ("op", "shape"),
-    [
-        ("lookup", "primes"),
-        slow("lookup", "one_row"),
-        slow("lookup", "empty_batch"),
-        ("sparse_lookup", "primes"),
-        slow("sparse_lookup", "one_list"),
-        slow("sparse_lookup", "no_slots"),
-        slow("sparse_lookup", "empty_batch"),
-        slow("sparse_lookup", "more_slots_than_outputs"),
-        slow("lookup", "many_detectors"),
-        slow("lookup_attention", "primes"),
-        slow("lut_pair_attention", "primes"),
-    ],
-)
+@pytest.mark.parametrize("shape", ["readers", "empty_batch"])
+@pytest.mark.usefixtures("accelerator_formulation")
+def test_formulation_of_gates_for_accelerators(shape):
+    testing.check(testing.case("bilinear_gates", shape), "xla", transformation="jit")
+
+
+@pytest.mark.parametrize(("op", "shape"), OF_LOOK_UPS)
 @pytest.mark.usefixtures("tpu_formulation")
 def test_formulation_for_tpus(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
-    if op != "lut_pair_attention":
-        testing.check_update(testing.case(op, shape), "xla")
+    testing.check_update(testing.case(op, shape), "xla")
 
 
 @pytest.mark.parametrize("transformation", ["vmap of grad", "shard_map, sharded table", "scan"])
-@pytest.mark.parametrize("op", ["lookup", "sparse_lookup"])
+@pytest.mark.parametrize("op", ops("update"))
 @pytest.mark.usefixtures("tpu_formulation")
 @pytest.mark.slow
 def test_formulation_for_tpus_under_transformations(op, transformation):
