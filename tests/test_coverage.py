@@ -32,7 +32,7 @@ def test_page_is_that_of_the_rows():
     ]
     assert len(set(page.names())) == len(page.names()) == 145
     text = page.PATH.read_text()
-    measured, ran_on = page.read(text)
+    measured, _ = page.read(text)
     assert list(measured) == page.names(), "python -m coverage_rows --write, from the folder tests"
     assert page.is_written(text), "python -m coverage_rows --write, from the folder tests"
     for row, (value, gradient) in zip(ROWS, measured.values(), strict=True):
