@@ -14,7 +14,6 @@ from PIL import Image
 
 import lutjax
 from lutjax.benchmark import measurements, report, results, shapes
-
 from lutjax.benchmark.measure import Timing
 from lutjax.cli import _animate, _plot
 from lutjax.training import runs
