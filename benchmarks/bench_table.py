@@ -49,7 +49,7 @@ def table(paths: list[Path]) -> str:
 
 
 def _peak(record: dict[str, str]) -> str:
-    """Of tables how many times their bytes; of gates, whose parameters are few, bytes."""
+    """Return the peak as a multiple of the tables' bytes; for gates, which have few parameters, in bytes."""
     if record["sizes"].startswith(("gates", "soft_lut", "binary_lut")):
         return size(int(record["peak_bytes"]))
     return f"{float(record['peak_bytes']) / float(record['table_bytes']):.2f}"

@@ -154,6 +154,25 @@ def digits() -> Iterator[Row]:
         yield Row(f"digits, {name}", "M images/s", goal, *figures)
 
 
+def automata() -> Iterator[Row]:
+    """A training step of each experiment of `lutjax train ca`: its time, and its temporaries as XLA plans them."""
+    from lutjax.training.automaton_runs import Automaton
+    from lutjax.training.presets import EXPERIMENTS
+
+    for name in EXPERIMENTS:
+        run = Automaton.new({}, name).run
+        program, advance = run.advance.compiled(run.abstract())
+        state, first, times = run.init(), 0, []
+        for _ in range(11):
+            start = time.perf_counter()
+            state, _ = jax.block_until_ready(advance(state, first, 4))
+            times.append((time.perf_counter() - start) / 4)
+            first += 4
+        yield Row(f"automaton step, {name}", "ms", None, *np.percentile(times[1:], [20, 50, 80]) * 1e3)
+        memory = program.memory_analysis().temp_size_in_bytes / 1e6
+        yield Row(f"automaton temporaries, {name}", "MB", None, *[memory] * 3)
+
+
 def memory() -> Iterator[Row]:
     """Peak memory of a step of the `reference` preset, as XLA plans it, over the bytes of the tables."""
     for table_gradient, batch in (("factored", 1), ("factored", 16), ("factored", 128), ("dense", 16)):
@@ -163,7 +182,7 @@ def memory() -> Iterator[Row]:
 
 
 def overhead() -> Iterator[Row]:
-    """What an eager call and the choice of an implementation cost."""
+    """Cost of an eager call, and of choosing an implementation."""
     weights = jnp.ones((5, 4, 2))
     d = lutjax.detect_signs(jnp.ones((3, 5, 2)))
     kernel = jax.jit(lutjax.reference.lookup)
@@ -191,6 +210,7 @@ FIGURES = {
     "memory": memory,
     "gates": gate_layers,
     "digits": digits,
+    "automata": automata,
     "overhead": overhead,
     "import": imports,
 }
@@ -206,11 +226,14 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, device {device}, "
         f"Python {platform.python_version()}, jax {jax.__version__}, lutjax {lutjax.__version__}"
     )
-    print(f"{'figure':38} {'p20':>9} {'p50':>9} {'p80':>9}  {'goal':>5} unit")
+    print(f"{'figure':42} {'p20':>9} {'p50':>9} {'p80':>9}  {'goal':>5} unit")
     rows = []
     for name in arguments.only:
         for row in FIGURES[name]():
-            print(f"{row.name:38} {row.p20:9.3f} {row.p50:9.3f} {row.p80:9.3f}  {row.goal:5} {row.unit}")
+            goal = "" if row.goal is None else row.goal
+            print(
+                f"{row.name:42} {row.p20:9.3f} {row.p50:9.3f} {row.p80:9.3f}  {goal:5} {row.unit}", flush=True
+            )
             rows.append(row)
     if arguments.csv:
         with open(arguments.csv, "w", newline="") as file:

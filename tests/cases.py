@@ -29,6 +29,11 @@ def split(op, dtype=None, **sizes):
     return testing.case(op, fast_size(op), dtype, **sizes)
 
 
+def slow_if_op_is(op, *values):
+    """Values of a case that the slow suite has if the op takes long to compile."""
+    return slow(*values) if testing.cases_of(op).is_slow else values
+
+
 # For suites that take a shape and sizes.
 SPLIT = {op: (fast_size(op), {}) for op in ops()}
 
@@ -61,7 +66,11 @@ def at_sizes(
 
 
 def in_dtypes(direction="forward", first_only=False):
-    """Values ``op, implementation, shape, dtype`` of a test in every dtype but the first, at the sizes meant for it."""
+    """Values ``op, implementation, shape, dtype`` of a test in every dtype but the first, at the sizes meant for it.
+
+    Args:
+      first_only: at the first of these sizes alone, and ops that take long to compile in the slow suite.
+    """
     found = []
     for values in at_sizes(lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction):
         (op, implementation, shape), is_slow = values_of(values)
@@ -69,6 +78,7 @@ def in_dtypes(direction="forward", first_only=False):
             if implementation.startswith("pallas") and dtype == "float64":
                 continue  # Pallas has no kernels for float64, and says so
             one = (op, implementation, shape, dtype)
+            is_slow = is_slow or (first_only and testing.cases_of(op).is_slow)
             found.append(slow(*one) if is_slow or dtype == "float16" else one)
     return found
 

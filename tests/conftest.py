@@ -43,7 +43,7 @@ def without_typechecking():
 @pytest.fixture
 def accelerator_formulation(monkeypatch):
     """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
-    from lutjax.kernels._xla import _pairs, _rows, bilinear_gates
+    from lutjax.kernels._xla import bilinear_gates
 
     forget_compiled()
     for module in (_pairs, _rows, bilinear_gates):
@@ -55,7 +55,6 @@ def accelerator_formulation(monkeypatch):
 @pytest.fixture
 def tpu_formulation(accelerator_formulation, monkeypatch):
     """Plain JAX as TPUs get it: rows of small tables are read and added as products with one-hot matrices."""
-    from lutjax.kernels._xla import _rows
 
     monkeypatch.setattr(_rows, "multiplies_fast", lambda device: True)
 

@@ -87,16 +87,12 @@ def assert_same(out: Path, expected: Path) -> None:
 
     from lutjax.training import automaton_runs, classifier_runs, lm_runs, models, runs
 
-    kinds = {
-        "lm": (lm_runs.Record, lm_runs.LanguageModel.of),
-        "digits": (classifier_runs.Record, classifier_runs.Classifier.of),
-        "ca": (automaton_runs.Record, automaton_runs.Automaton),
-    }
-    record_class, of = kinds[runs.kind(expected)]
+    kinds = (lm_runs.LanguageModel, classifier_runs.Classifier, automaton_runs.Automaton)
+    [kind] = (kind for kind in kinds if kind.kept.kind == runs.kind(expected))
     found = []
     for folder in (out, expected):
-        step, record = runs.read(folder, record_class)
-        leaves = jax.tree.leaves(models.restore(folder, step, of(record).run))
+        step, record = runs.read(folder, kind.kept)
+        leaves = jax.tree.leaves(models.restore(folder, step, kind.of(record).run))
         keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
         arrays = [jax.random.key_data(a) if key else a for a, key in zip(leaves, keys, strict=True)]
         found.append((step, record, [np.asarray(array).tobytes() for array in arrays]))

@@ -1,5 +1,6 @@
 """The logic automaton: against a simulation in numpy, packed against float, gradients, memory, and the command."""
 
+import dataclasses
 import shutil
 import signal
 from pathlib import Path
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import kills
 import numpy as np
+import optax
 import pytest
 from cases import slow
 from click.testing import CliRunner, Result
@@ -156,7 +158,61 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
     assert state.nbytes <= more < 2 * state.nbytes  # a step of gates has 50 times that
 
 
+@pytest.mark.parametrize(
+    "platform",
+    [
+        pytest.param(
+            "gpu",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
+            ],
+        ),
+        "cpu",
+    ],
+)
+def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None:
+    model = LogicCA(dataclasses.replace(small(periodic=True).config, residual=8.0), rngs=nnx.Rngs(0))
+    state = np.asarray(jax.random.uniform(jax.random.key(2), (2, 3, 8, 9)))
+
+    def gradients(device: jax.Device) -> list[np.ndarray]:
+        def loss(logits: jax.Array, circuit: automaton.Circuit, state: jax.Array) -> jax.Array:
+            coefficients = lutjax.gate_coefficients(logits, axis=0)
+            return jnp.square(automaton.run_soft(model.config, coefficients, circuit, state, 20)).sum()
+
+        arguments = jax.device_put((model.logits[...], model.circuit, state), device)
+        got = jax.jit(jax.grad(loss, argnums=(0, 2)))(*arguments)
+        assert all(gradient.devices() == {device} for gradient in got)
+        return [np.asarray(gradient) for gradient in got]
+
+    expected = gradients(jax.devices("cpu")[0])
+    for got, one in zip(gradients(jax.devices(platform)[-1]), expected, strict=True):
+        assert np.abs(one).max() > 1e-3  # the first state still counts
+        np.testing.assert_allclose(got, one, atol=1e-4 * np.abs(one).max())
+
+
 # ------------------------------------------------------------------------------------- training
+def test_each_number_of_a_gradient_is_clipped() -> None:
+    sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "size": 16, "n_steps": 1}
+    run = automaton_runs.Automaton.new({**sizes, "batch_size": 64, "hard_share": 0}, "checkerboard").run
+    state = run.init()
+    key = jax.random.fold_in(jax.random.key(run.training.seed), 0)
+    first, target = run.sample(jax.random.split(key, 3)[0], 64)
+    circuit = run.structure.model(state.params, state.others).circuit
+
+    def loss(logits: jax.Array) -> jax.Array:
+        coefficients = lutjax.gate_coefficients(logits, axis=0)
+        last = automaton.run_soft(run.config, coefficients, circuit, first.astype(jnp.float32), 1)
+        return jnp.square(last[:1] - target.astype(jnp.float32)).sum()
+
+    gradient = np.asarray(jax.grad(loss)(state.params["logits"]))
+    assert np.abs(gradient).max() > 200
+    assert (np.abs(gradient) < 100).any()
+    after, _ = jax.jit(run.step)(state, jnp.int32(0), None)
+    moment = np.asarray(optax.tree_utils.tree_get(after.optimizer.adam, "mu")["logits"])
+    np.testing.assert_allclose(moment, 0.1 * np.clip(gradient, -100, 100), atol=1e-3)
+
+
 def test_one_torus_holds_every_board_of_the_game_of_life() -> None:
     torus = training.every_neighbourhood()
     boards = [np.roll(torus, (-y, -x), (0, 1))[:3, :3] for y in range(8) for x in range(64)]
@@ -264,18 +320,17 @@ def test_pictures_are_drawn_later(finished: Path, tmp_path: Path) -> None:
 
 
 def test_solved_is_without_a_wrong_bit_three_times() -> None:
-    model = LogicCAConfig(channels=1, kernels=1, perception=(8, 1), update=(2, 1), periodic=True)
-    config = training.TrainingConfig(experiment="life", start="boards")
+    sizes = {"kernels": 1, "perception": (8, 1), "update": (2, 1), "steps": 1000}
 
     def solved(*wrong: float, **options: bool) -> str | None:
-        run = automaton_runs.Automaton.new(model, config, automaton_runs.Options(**options), None)
+        run = automaton_runs.Automaton.new({**sizes, **options})
         run.record.history.test = [(100 * n, w) for n, w in enumerate(wrong, 1)]
         return run.over(100 * len(wrong))
 
     assert solved(0, 0, 1, 0, 0) is None
     assert solved(4, 0, 0, 0) == "no wrong bit in 3 tests one after the other after 400 of 1000 steps"
     assert solved(4, 0, 0, 0, stop_when_solved=False) is None
-    old = automaton_runs.Automaton.new(model, config, automaton_runs.Options(), None).record
+    old = automaton_runs.Automaton.new(sizes).record
     del old.options["stop_when_solved"]  # as older versions wrote it
     assert not automaton_runs.Automaton(old).intervals.stop_when_solved
 
@@ -363,10 +418,6 @@ def test_an_image_is_a_pattern(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_the_game_of_life_is_learnt(seed: int) -> None:
-    from lutjax.cli._run import make
-    from lutjax.training.presets import EXPERIMENTS
-
-    values = {**EXPERIMENTS["life"], "experiment": "life", "seed": seed}
-    run = training.Run(make(LogicCAConfig, values), make(training.TrainingConfig, values), None)
+    run = automaton_runs.Automaton.new({"seed": seed}).run
     state, _ = run.advance(run.init(), 0, run.training.steps)
     assert run.wrong(state) == 0

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,10 +18,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lutjax
-from lutjax.cli import _progress, _train_lm, main
+from lutjax.cli import _progress, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli
-from lutjax.training import loop, runs
+from lutjax.training import lm_runs, loop, runs
 from lutjax.training.tensorboard import Events
 
 SIZES = [
@@ -428,7 +429,7 @@ def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
 def test_every_field_is_a_flag() -> None:
     command = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
     flags = {p.name for p in command.get_params(click.Context(command))}
-    for config in _train_lm._configs():
+    for config in lm_runs.LanguageModel.configs:
         assert set(config.__dataclass_fields__) <= flags
 
 
@@ -444,6 +445,17 @@ def test_bar_on_a_terminal() -> None:
         report.test(10, 2.25)
         report.training(20, 2.0)
     assert "step 20/20  train 2.0000  test 2.2500" in stream.getvalue()
+
+
+def test_rooms_keep_to_themselves() -> None:
+    """Nothing outside the command line imports it, and models and training import nothing private of kernels."""
+    root = Path(lutjax.__file__).parent
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).parts[0]
+        text = path.read_text()
+        assert room == "cli" or not re.search(r"^\s*(from|import) lutjax\.cli", text, re.MULTILINE), path
+        if room in ("models", "training"):
+            assert not re.search(r"lutjax\.kernels(\._| import _)", text), path
 
 
 def test_help_and_version_do_not_import_jax() -> None:

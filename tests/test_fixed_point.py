@@ -26,10 +26,10 @@ COARSE = FixedPoint(2.0**14)  # totals of fewer: adding results outside of an op
 SUMS = [
     op for op in ops() if "accumulate" in inspect.signature(lutjax.kernel_registry.function(op)).parameters
 ]
-EIGHT = {"batch": 8, "detectors": 8}
+MANY = {"batch": 8, "detectors": 8}
 
 
-@pytest.fixture(scope="module", params=SUMS)
+@pytest.fixture(scope="module", params=[slow(op) if testing.cases_of(op).is_slow else op for op in SUMS])
 def op(request):
     """Of module scope, so that tests of one op run together and share what was compiled."""
     return request.param
@@ -38,7 +38,7 @@ def op(request):
 @functools.cache
 def case_of(op, dtype="float32", shape=None):
     """A case of the parity suite with values that no grid holds, and cotangents of its outputs."""
-    case = split(op, dtype, **EIGHT) if shape is None else testing.case(op, shape, dtype)
+    case = split(op, dtype, **MANY) if shape is None else testing.case(op, shape, dtype)
     rng = np.random.default_rng(0)
 
     def normal(a):
@@ -89,7 +89,7 @@ def along(arrays, axes, axis, change):
 def permuted(op, accumulate, axis):
     """The result for a permuted batch or permuted detectors, in the old order."""
     case, ct = case_of(op)
-    n = EIGHT[{"batch": "batch", "detector": "detectors"}[axis]]
+    n = MANY[{"batch": "batch", "detector": "detectors"}[axis]]
     order = np.random.default_rng(1).permutation(n)
     there, back = (functools.partial(jnp.take, indices=jnp.asarray(i)) for i in (order, np.argsort(order)))
     there, back = (lambda a, at, f=f: f(a, axis=at) for f in (there, back))
@@ -225,7 +225,7 @@ def check_values(op, dtype, shape):
         for name in expected:
             np.testing.assert_array_equal(outputs[name], expected[name], err_msg=name)
         sizes = testing.shapes(op)[fast_size(op) if shape is None else shape]
-        sizes = {**sizes, **(EIGHT if shape is None else {})}
+        sizes = {**sizes, **(MANY if shape is None else {})}
         pairs = sizes.get("queries", 1) * sizes.get("keys", sizes.get("queries", 1))
         addends = sizes["batch"] * pairs * sizes["detectors"] * sizes.get("outputs", 1)
         for name in of_floats:

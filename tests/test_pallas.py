@@ -18,7 +18,7 @@ from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.cases import Tag
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
-from lutjax.kernels._xla import _slots
+from lutjax.kernels._xla import _slot_polynomials
 from lutjax.kernels.contract import Step
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.binary_lut import BinaryLut
@@ -334,7 +334,7 @@ def test_terms_of_bfloat16_are_exact(dtype):
 def test_update_on_gpus(monkeypatch, factor):
     """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
     from lutjax.kernels._pallas.gpu import _one_hot, lookup
-    from lutjax.kernels._xla import _rows, lookup as plain
+    from lutjax.kernels._xla import _row_gathers, lookup as plain
 
     d = lutjax.detect_signs(jax.random.normal(jax.random.key(0), (20, 3, 4)))
     weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 16, 5)))
@@ -354,7 +354,7 @@ def test_update_on_gpus(monkeypatch, factor):
     assert [(a.shape, a.dtype) for a in exported.out_avals] == [(weights.shape, weights.dtype)]
 
     def add_rows(index, dy, n_rows):
-        return _rows.add_rows(jnp.zeros((len(index), n_rows, dy.shape[1])), index, dy, H200)
+        return _row_gathers.add_rows(jnp.zeros((len(index), n_rows, dy.shape[1])), index, dy, H200)
 
     monkeypatch.setattr(_one_hot, "add_rows", add_rows)
     (moved, _), (expected, _) = jax.jit(update)(*arguments), plain.update(*arguments, device=H200)
@@ -500,9 +500,9 @@ def test_slopes_at_addresses(bits):
     table = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2**bits)), jnp.float32)
     set_bits = np.arange(2**bits)[None] >> np.arange(bits)[:, None] & 1
     softened = [jnp.tile(jnp.where(b == 1, 0.75, 0.25)[None], (3, 1)) for b in set_bits]
-    expected = jnp.stack(_slots.slopes(table, softened), 1) / 2
+    expected = jnp.stack(_slot_polynomials.slopes(table, softened), 1) / 2
     np.testing.assert_allclose(
-        _slots.slopes_at_addresses(table).reshape(expected.shape), expected, rtol=0, atol=1e-5
+        _slot_polynomials.slopes_at_addresses(table).reshape(expected.shape), expected, rtol=0, atol=1e-5
     )
 
 

@@ -15,8 +15,7 @@ from PIL import Image
 import lutjax
 from lutjax.benchmark import measurements, report, results, shapes
 from lutjax.benchmark.measure import Timing
-from lutjax.cli import _animate, _plot
-from lutjax.training import runs
+from lutjax.training import animation, pictures, runs
 from lutjax.training.automaton import life
 from lutjax.training.patterns import checkerboard
 
@@ -101,7 +100,7 @@ def test_losses_have_plain_labels(figures, tmp_path):
         training=types.SimpleNamespace(batch_size=4),
         model=types.SimpleNamespace(context=8),
     )
-    _plot.plot_losses(record, tmp_path / "loss.png")
+    pictures.plot_losses(record, tmp_path / "loss.png")
     (axes,) = figures[0].axes
     figures[0].canvas.draw()
     assert axes.get_ylabel() == "nats per byte"
@@ -112,7 +111,7 @@ def test_losses_have_plain_labels(figures, tmp_path):
 
 
 def test_confusion_says_what_is_what(figures, tmp_path):
-    _plot.plot_confusion(np.array([0, 1, 1]), np.array([0, 1, 0]), 2, tmp_path / "confusion.png")
+    pictures.plot_confusion(np.array([0, 1, 1]), np.array([0, 1, 0]), 2, tmp_path / "confusion.png")
     (axes,) = figures[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "actual")
     assert {text.get_position(): text.get_text() for text in axes.texts} == {
@@ -138,21 +137,21 @@ def stubborn(state, *, key, deterministic):
 
 def test_life_is_shown_beside_its_rule():
     run = run_of(None, 3, 1, "boards")
-    panels, captions = _animate.film(run, exact)
+    panels, captions = animation.film(run, exact)
     assert list(panels) == ["circuit of 7 gates", "the rule of the Game of Life"]
     shown, truth = panels.values()
     np.testing.assert_array_equal(shown, truth)
     assert shown.shape == (61, 64, 64, 3)
     assert 0 < shown[-1].mean() < 255
     assert captions[60] == "step 60 of 60: 0 of 4096 cells are different"
-    _, captions = _animate.film(run, stubborn)
+    _, captions = animation.film(run, stubborn)
     assert captions[0].endswith(": 0 of 4096 cells are different")
     assert not captions[1].endswith(": 0 of 4096 cells are different")
 
 
 @pytest.mark.parametrize(("size", "shown"), [(14, 30), (16, 32)])
 def test_a_pattern_is_shown_beside_its_target(size, shown):
-    panels, captions = _animate.film(run_of(checkerboard(size), size, 3), stubborn)
+    panels, captions = animation.film(run_of(checkerboard(size), size, 3), stubborn)
     states, target = panels.values()
     assert states.shape == (7, shown, shown, 3)
     assert target.shape == (1, shown, shown, 3)
@@ -164,7 +163,7 @@ def test_a_pattern_is_shown_beside_its_target(size, shown):
 def test_a_film_has_titles_and_is_large(tmp_path):
     path = tmp_path / "film.gif"
     black = np.zeros((3, 16, 16, 3), np.uint8)
-    _animate.animate({"one": black, "two": black[:1] + 255}, path, captions=["a", "b", "c"])
+    animation.animate({"one": black, "two": black[:1] + 255}, path, captions=["a", "b", "c"])
     with Image.open(path) as film:
         assert film.n_frames == 3
         assert film.width > 2 * 16 * 20

@@ -228,7 +228,7 @@ def test_digests_follow_every_module_that_is_imported(package):
         ("lutjax._fixed_point", True),
         ("lutjax._detection", True),
         ("lutjax.ops._transforms", True),
-        ("lutjax.kernels._xla._rows", True),
+        ("lutjax.kernels._xla._row_gathers", True),
         ("lutjax.kernels.registry", False),
         ("lutjax.kernels.catalogue", False),
         ("lutjax.status._digests", False),

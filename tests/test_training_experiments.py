@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -70,7 +70,8 @@ class Weights(nnx.Module):
 class Descent(experiments.Experiment):
     """Weights go to zero."""
 
-    options = Options
+    configs = experiments.Configs(Size, Training, Options)
+    kept = Record
     curves = ("training loss", "size")
     ends_early = "--stop-below"
 
@@ -85,6 +86,15 @@ class Descent(experiments.Experiment):
             return models.State(params, state.others, (state.optimizer[0] + 1,)), jnp.sum(params["w"] ** 2)
 
         self.run.advance = loop.Repeated(step)
+
+    @classmethod
+    def new(cls, fields: Mapping[str, Any]) -> "Descent":
+        model, training, options = cls.made(fields)
+        return cls(Record(model, training, dataclasses.asdict(options), runs.History()))
+
+    @classmethod
+    def of(cls, record: Record) -> "Descent":
+        return cls(record)
 
     def describe(self) -> str:
         return f"{self.record.training.steps} steps"
@@ -132,8 +142,7 @@ class Shown(experiments.Show):
 
 
 def new(steps: int = 12, cooldown: float = 0.0, **options: Any) -> Descent:
-    record = Record(Size(), Training(steps, cooldown), dataclasses.asdict(Options(**options)), runs.History())
-    return Descent(record)
+    return Descent.new({"steps": steps, "cooldown": cooldown, **options})
 
 
 def start(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
@@ -144,7 +153,7 @@ def start(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
 
 def resume(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
     show = show or Shown()
-    experiments.resume(folder, Record, Descent, show, **options)
+    experiments.resume(folder, Descent, Descent.of, show, **options)
     return show.lines
 
 

@@ -9,6 +9,7 @@ whose name ``lutjax.kernel_registry.cases(op)`` returns. Its module has
 and, where it needs them,
 
     DTYPES = ("uint32",)                         dtypes of the op, if they are not the four floats
+    SLOW = True                                  takes long to compile: suites beyond parity leave it to the slow one
     REFERENCE = "my_package.reference"           module with the op's definition, a function of the op's name
     KINDS: tuple[Kind, ...]                      how its measured sizes are written; one of them for each such size
     def measured(draw, sizes) -> Case            the function that is measured, where it is not the op alone

@@ -56,6 +56,11 @@ class CaseModule:
         return name
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the op takes so long to compile that only the parity suite tries it each time."""
+        return bool(getattr(self.module, "SLOW", False))
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """How measured sizes are written; by default as the op's name and all sizes in their order."""
         names = next((tuple(size) for size in self.measured_sizes.values()), None)

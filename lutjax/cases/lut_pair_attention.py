@@ -5,6 +5,8 @@ from lutjax.cases._case import Axes, Case, Draw, Size, Sizes, Tag
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
 from lutjax.cases._traffic import Kind, LookUpTraffic
 
+SLOW = True
+
 
 def _interleaved_problem(s: Sizes) -> str | None:
     if s["position_bits"] != s["inputs"]:

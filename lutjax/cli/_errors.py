@@ -75,7 +75,7 @@ def _explain_os_error(error: OSError, training: bool) -> str | None:
 
 
 def _explain_missing_device() -> str | None:
-    """That there is no device to run on, if it is so: only asking JAX again tells."""
+    """Return a message if there is no device to run on, else None: asking JAX again is the only way to tell."""
     if "jax" not in sys.modules:
         return None
     import jax

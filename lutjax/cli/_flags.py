@@ -37,7 +37,10 @@ class FieldsCommand(click.Command):
 
 
 def _options(config: type) -> list[click.Option]:
-    hints, help_of = typing.get_type_hints(config), _attributes(config.__doc__ or "")
+    hints = typing.get_type_hints(config)
+    help_of: dict[str, str] = {}
+    for one in reversed(config.__mro__):  # a class need not say again what its base says
+        help_of |= _attributes(one.__doc__ or "")
     options = []
     for field in dataclasses.fields(config):
         if field.default is dataclasses.MISSING:
@@ -73,7 +76,7 @@ class _Integers(click.ParamType):
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    """What the section "Attributes:" of a docstring says of every name."""
+    """Return the description of each name in the section "Attributes:" of a docstring."""
     _, _, section = docstring.partition("Attributes:\n")
     section = section.split("\n\n")[0]
     entries = re.findall(r"^ {6}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the commands that measure have in common."""
+"""Options and output shared by the commands that measure."""
 
 import os
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def make_console(stderr: bool = False) -> "Console":
-    """Where tables go; wide enough for them unless it is a terminal."""
+    """Return the console for tables; wide enough for them unless it is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=stderr)

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a bar on a terminal, else a line at every interval.
+"""Progress of a training run: a bar on a terminal, else a line at every interval.
 
 Speed and time left are those of the latest interval; the first one holds the compilation.
 """
@@ -54,7 +54,7 @@ class Report(Watcher):
             self._bar.stop()
 
     def training(self, done: int, loss: float) -> None:
-        """Steps were run, and `loss` is their mean."""
+        """Show the mean loss of the latest steps."""
         now = time.perf_counter()
         latest = (now - self._time) / (done - self._done)
         self._done, self._time = done, now
@@ -67,7 +67,7 @@ class Report(Watcher):
             self._bar.update(self._task, completed=done, description=line)
 
     def test(self, done: int, value: float) -> None:
-        """What a test measured after `done` steps."""
+        """Show the result of a test after `done` steps."""
         self._test = value
         if self._bar is None:
             self._console.print(
@@ -76,7 +76,7 @@ class Report(Watcher):
         self.resume()
 
     def resume(self) -> None:
-        """Something else than training took time until now."""
+        """Leave out of the speed what took time until now."""
         self._time = time.perf_counter()
 
 

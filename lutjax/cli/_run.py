@@ -1,26 +1,33 @@
 """Options, messages, start and resumption that all commands that train share."""
 
-import dataclasses
 import importlib.util
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lutjax.cli._flags import FieldsCommand
 from lutjax.training.errors import InUseError, RunError
 
 if TYPE_CHECKING:
     from lutjax.training.experiments import Experiment
-    from lutjax.training.runs import Record
 
 
-def options(out: str) -> Callable[[Any], Any]:
-    """The options that every command that trains has; `out` is the folder that ``--out`` names by default."""
+def training_command(kind: "Callable[[], type[Experiment]]", out: str) -> Callable[[Any], click.Command]:
+    """Return a decorator that makes a command which trains.
 
-    def decorate(command: Any) -> Any:
+    It has an option for every field of the kind's configs, and those that all such commands share.
+
+    Args:
+      kind: imports the class of its runs, when options are needed.
+      out: the folder that ``--out`` names by default.
+    """
+
+    def decorate(function: Any) -> click.Command:
         for option in (
             click.option(
                 "--tensorboard",
@@ -46,51 +53,39 @@ def options(out: str) -> Callable[[Any], Any]:
                 help="Folder for checkpoints and pictures.",
             ),
         ):
-            command = option(command)
-        return command
+            function = option(function)
+        return click.command(cls=FieldsCommand, configs=lambda: kind().configs)(function)
 
     return decorate
 
 
-def make(config: type, values: Mapping[str, Any]) -> Any:
-    """A config of those values that are its fields."""
-    return config(**fields_of(config, values))
-
-
-def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values that are fields of a config."""
-    names = {field.name for field in dataclasses.fields(config)}
-    return {name: value for name, value in values.items() if name in names}
-
-
 def train(
     kind: "type[Experiment]",
-    record: "type[Record]",
+    fields: Mapping[str, Any],
     *,
-    new: "Callable[[], Experiment]",
-    of: "Callable[[Any], Experiment]",
-    source: tuple[type[ValueError], str],
-    given: Mapping[str, Any],
+    option: str,
+    source: Mapping[str, Any] = MappingProxyType({}),
+    preset: Mapping[str, Any] = MappingProxyType({}),
+    same: Mapping[str, Any] = MappingProxyType({}),
     out: Path,
     resume: bool,
     dry_run: bool,
     tensorboard: bool,
-    other_source: bool = False,
 ) -> "Experiment | None":
-    """Starts a run or goes on with one.
+    """Start a run or go on with one.
 
     Args:
-      record: the class of the kind's record.
-      new: makes a new run.
-      of: makes the run of a record.
-      source: the error that its data raise, and the option that names them.
-      given: fields of configs that were given.
-      other_source: whether data were given.
+      fields: values that were given for fields of the kind's configs.
+      option: names the data.
+      source: the data as they were given, both for a new run and for one that goes on.
+      preset: further arguments of a new run.
+      same: further fields that a run which goes on has to have.
 
     Returns:
       the run, where it took steps or was finished now.
     """
     from lutjax.training import experiments
+    from lutjax.training.presets import fields_of
 
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise click.ClickException('--tensorboard needs tensorboardX: pip install "lutjax[tensorboard]"')
@@ -101,7 +96,7 @@ def train(
 
     def checked(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
-            with _usage_errors(*source):
+            with _usage_errors(kind.refuses, option):
                 made.append(make(*arguments))
             return made[-1]
 
@@ -110,23 +105,24 @@ def train(
     show = _terminal(out, tensorboard)
     try:
         if resume:
-            changed = fields_of(kind.options, given)
-            with _usage_errors(*source):
-                kind.options(**changed)
+            wanted = {**same, **fields}
+            changed = fields_of(kind.configs.options, wanted)
+            with _usage_errors(kind.refuses, option):
+                kind.configs.options(**changed)
             experiments.resume(
                 out,
-                record,
-                checked(of),
+                kind,
+                checked(lambda record: kind.of(record, **source)),
                 show,
                 options=changed,
-                same={name: value for name, value in given.items() if name != "steps"},
-                steps=given.get("steps"),
-                look=not other_source,
+                same={name: value for name, value in wanted.items() if name != "steps"},
+                steps=fields.get("steps"),
+                look=all(value is None for value in source.values()),
             )
         else:
             if not dry_run:
                 _check_new(out)
-            experiment = checked(new)()
+            experiment = checked(lambda: kind.new(fields, **source, **preset))()
             if dry_run:
                 experiments.dry_run(experiment, show)
                 return None
@@ -138,8 +134,8 @@ def train(
             if made[-1].over(error.done) is None
             else "stopped after the last step, before all was finished."
         )
-        longer = ["--steps", str(steps)] if resume and "steps" in given else []
-        again = command("train", record.kind, "--resume", *longer, "--out", str(out))
+        longer = ["--steps", str(steps)] if resume and "steps" in fields else []
+        again = command("train", kind.kept.kind, "--resume", *longer, "--out", str(out))
         click.echo(f"{what} Go on with:\n  {again}")
         raise SystemExit(130) from None
     return made[-1] if made else None

@@ -1,25 +1,25 @@
 """``lutjax train ca``: cellular automata of logic gates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import FieldsCommand
 from lutjax.training.presets import EXPERIMENTS
 
-
-def _configs() -> Sequence[type]:
-    from lutjax.models import LogicCAConfig
-    from lutjax.training.automaton import TrainingConfig
-    from lutjax.training.automaton_runs import Options
-
-    return LogicCAConfig, TrainingConfig, Options
+if TYPE_CHECKING:
+    from lutjax.training.automaton_runs import Automaton
 
 
-@click.command(cls=FieldsCommand, configs=_configs)
+def _kind() -> "type[Automaton]":
+    from lutjax.training.automaton_runs import Automaton
+
+    return Automaton
+
+
+@_run.training_command(_kind, "runs/ca")
 @click.option(
     "--experiment",
     type=click.Choice(list(EXPERIMENTS)),
@@ -39,7 +39,6 @@ def _configs() -> Sequence[type]:
     type=click.FloatRange(0, 1),
     help="What is brighter in the image is 1. Default: values must be 0 or full.",
 )
-@_run.options("runs/ca")
 def ca(
     experiment: str | None,
     path: Path | None,
@@ -50,30 +49,18 @@ def ca(
 ) -> None:
     """Train a cellular automaton whose rule is a circuit of logic gates.
 
-    Losses are squared errors of a grid; wrong bits are those of a grid when each gate is the likeliest one. The best automaton so far is kept. A run that was stopped goes on with --resume, and ends exactly as if
-    it had never been stopped.
+    Losses are squared errors of a grid; wrong bits are those of a grid when each gate is the likeliest one. The best
+    automaton so far is kept. A run that was stopped goes on with --resume, and ends exactly as if it had never been
+    stopped.
     """
-    from lutjax.training.automaton_runs import Automaton, Record, target
-    from lutjax.training.patterns import PatternError
-
     if resume and path is not None:
         raise click.UsageError("--target is part of the checkpoint; leave it out with --resume.")
-
-    def new() -> Automaton:
-        name = experiment or "life"
-        values = {**EXPERIMENTS[name], **fields, "experiment": name}
-        if "channels" in fields and "update" not in fields:
-            values["update"] = (*values["update"][:-1], fields["channels"])
-        model, training, intervals = (_run.make(config, values) for config in _configs())
-        return Automaton.new(model, training, intervals, target(name, training.size, path, threshold))
-
     _run.train(
-        Automaton,
-        Record,
-        new=new,
-        of=Automaton,
-        source=(PatternError, "--target"),
-        given={**fields, **({"experiment": experiment} if experiment else {})},
+        _kind(),
+        fields,
+        option="--target",
+        preset={"experiment": experiment or "life", "path": path, "threshold": threshold},
+        same={"experiment": experiment} if experiment else {},
         resume=resume,
         **options,
     )

@@ -1,25 +1,25 @@
 """``lutjax train lm``: the byte language model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import FieldsCommand
 from lutjax.training.presets import PRESETS
 
-
-def _configs() -> Sequence[type]:
-    from lutjax.models import LUTTransformerConfig
-    from lutjax.training.experiments import Intervals
-    from lutjax.training.lm import TrainingConfig
-
-    return LUTTransformerConfig, TrainingConfig, Intervals
+if TYPE_CHECKING:
+    from lutjax.training.lm_runs import LanguageModel
 
 
-@click.command(cls=FieldsCommand, configs=_configs)
+def _kind() -> "type[LanguageModel]":
+    from lutjax.training.lm_runs import LanguageModel
+
+    return LanguageModel
+
+
+@_run.training_command(_kind, "runs/lm")
 @click.option(
     "--text",
     "text_path",
@@ -33,7 +33,6 @@ def _configs() -> Sequence[type]:
     "cores. small: 811 M parameters (3.2 GB), 2.6 minutes on an H100. reference, the published model: 813 M parameters "
     "(3.3 GB), a minute on an H100. --dry-run measures it here.",
 )
-@_run.options("runs/lm")
 @click.option(
     "--huge-pages",
     is_flag=True,
@@ -54,32 +53,24 @@ def lm(
     with --resume, and ends exactly as if it had never been stopped.
     """
     from lutjax.cli._huge_pages import restart_with_huge_pages
-    from lutjax.training.lm_runs import LanguageModel, Record
-    from lutjax.training.text import TextError
 
     if huge_pages:
         restart_with_huge_pages()
-
-    def new() -> LanguageModel:
-        values = {**PRESETS[preset or "demo"], **fields}
-        model, training, intervals = (_run.make(config, values) for config in _configs())
-        return LanguageModel.new(model, training, intervals, text_path)
-
-    given = dict(fields)
-    if resume and preset:  # the steps of a run are its own, unless they are asked for
-        given = {**{name: value for name, value in PRESETS[preset].items() if name != "steps"}, **given}
+    same = (
+        PRESETS[preset] if resume and preset else {}
+    )  # the steps of a run are its own, unless they are asked for
+    kind = _kind()
     experiment = _run.train(
-        LanguageModel,
-        Record,
-        new=new,
-        of=lambda record: LanguageModel.of(record, text_path),
-        source=(TextError, "--text"),
-        given=given,
-        other_source=text_path is not None,
+        kind,
+        fields,
+        option="--text",
+        source={"path": text_path},
+        preset={"preset": preset or "demo"},
+        same={name: value for name, value in same.items() if name != "steps"},
         out=out,
         resume=resume,
         **options,
     )
-    if isinstance(experiment, LanguageModel):
+    if isinstance(experiment, kind):
         words = ("generate", "--checkpoint", str(out), "--prompt", experiment.prompt)
         click.echo(f"more text:\n  {_run.command(*words)}")

@@ -101,7 +101,7 @@ def tune(
 
 
 def _document(output: Path) -> "Document":
-    """What the file holds, as measured by the packages of today; without launches if there is none."""
+    """Return the file's launches as if measured by the installed packages; no launches if there is no file."""
     import dataclasses
 
     from lutjax.benchmark import search

@@ -121,7 +121,7 @@ class Split:
         )
 
     def gradients(self, gradients: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Split gradients into those of the rest and those of the tables, by name.
+        """Split gradients into those of the other parameters and those of the tables, by name.
 
         Raises:
           ValueError, TypeError: they are not gradients of these parameters and tables.

@@ -162,7 +162,7 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
     hits = _hits(gradient.op)
     assert hits is not None
-    updates = importlib.import_module("lutjax.kernels._xla._updates")
+    updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
     call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)

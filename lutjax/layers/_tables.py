@@ -554,7 +554,7 @@ def attention_call(
         "query_start": query_start,
         "key_start": key_start,
     }
-    y: jax.Array = self._attend(x, self.decode if decode is None else decode, keys=keys, **others)
+    y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,14 +13,12 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax._typing import Array
-from lutjax.kernels._xla._wires import sum_over_samples
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 
 _NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 _CENTRE = len(_NEIGHBOURS)
-_PARTS = 4  # sums of so many parts of the cells are one vector on a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +91,7 @@ class LogicCAConfig:
 
     @property
     def wired(self) -> tuple[tuple[int, int, int], ...]:
-        """Of every layer but the first: how often it is there, its inputs and its gates."""
+        """Copies, inputs and gates of every layer but the first."""
         perceived = self.channels * (1 + self.kernels * self.perception[-1])
         return (
             *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
@@ -127,7 +124,7 @@ class LogicCA(nnx.Module):
     """A cellular automaton whose rule is a circuit of differentiable logic gates.
 
     Each kernel is a small circuit over the 3x3 neighbourhood of a channel, and begins with the cell and each of its
-    neighbours; the update circuit reads the cell and what all kernels say of all channels, and its output is
+    neighbours; the update circuit reads the cell and the outputs of all kernels for all channels, and its output is
     the cell's new state.
 
     State: ``logits`` (`nnx.Param`, ``[16, gates]``, those of all layers), ``wires`` and ``readers`` (lists of `Wires`).
@@ -170,7 +167,7 @@ class LogicCA(nnx.Module):
         return Circuit([w[...] for w in self.wires], [r[...] for r in self.readers])
 
     def gates(self) -> Int[jax.Array, " gates"]:
-        """The likeliest of the sixteen gates at each place, those of all layers: int32."""
+        """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
 
     def __call__(
@@ -242,7 +239,7 @@ def run_soft(
     n_steps: int,
     key: Array | None = None,
 ) -> Float[jax.Array, "channels batch height width"]:
-    """The soft automaton, channels first. Its gradient keeps the states only, and computes each step again."""
+    """The soft automaton, channels first. Its gradient keeps the states alone and computes each step again."""
 
     def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
         new = _step(config, coefficients, circuit, state)
@@ -260,7 +257,7 @@ def run_soft(
 
 
 def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
-    """Which cells are updated, the same ones in all channels and grids of a batch."""
+    """Draw the cells that are updated, the same ones in all channels and grids of a batch."""
     return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
 
 
@@ -268,7 +265,7 @@ def _step(config: LogicCAConfig, coefficients: Array, circuit: Circuit, state: A
     channels, batch, height, width = state.shape
     n_cells = batch * height * width
     near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
-    near = jax.lax.optimization_barrier(near)  # else it is made anew wherever it is read
+    near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
     of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
     x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
@@ -289,11 +286,19 @@ def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
     return [padded[..., y : y + height, x : x + width] for y, x in _NEIGHBOURS]
 
 
+def _first_wires(n_kernels: int) -> jax.Array:
+    """Return the wires of the first layer, into the neighbours and then the centre: int32 ``[kernels * 8, 2]``."""
+    near = jnp.arange(n_kernels * _CENTRE, dtype=jnp.int32) % _CENTRE
+    return jnp.stack([near, jnp.full_like(near, _CENTRE)], -1)
+
+
 @jax.custom_vjp
 def _meet(near: jax.Array, centre: jax.Array, coefficients: jax.Array) -> jax.Array:
     """Gates of each neighbour and the centre: ``[8, N]``, ``[N]``, ``[4, kernels, 8]`` -> ``[kernels, 8, N]``.
 
-    The first layer of perception, without an array of what each of its gates reads.
+    The same as `lutjax.bilinear_gates` with `_first_wires`. Values and the cotangents of cells are written out, because
+    every gate reads the centre: without wires XLA needs no array of all that they read. The cotangent of the coefficients
+    is that of the op.
     """
     c0, c1, c2, c3 = coefficients[..., None]
     near, centre = near[None], centre[None, None]
@@ -308,15 +313,14 @@ def _meet_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax
     near, centre, coefficients = saved
     by_kernel = jnp.einsum("ckj,kjn->cjn", coefficients[1:], dy, precision="highest")
     of_near, of_centre, of_both = jax.lax.optimization_barrier(tuple(by_kernel))
-    flat = dy.reshape(-1, centre.size)
-    a = jnp.broadcast_to(near[None], dy.shape).reshape(flat.shape)
-    b = centre[None]
-    parts = math.gcd(centre.size, _PARTS)
-    d_coefficients = sum_over_samples([flat, flat * a, flat * b, flat * a * b], parts)
+    x, wires = jnp.concatenate([near, centre[None]]), _first_wires(dy.shape[0])
+    _, pull_back = jax.vjp(
+        lambda c: lutjax.bilinear_gates(x, c.reshape(4, -1), wires, feature_axis=0), coefficients
+    )
     return (
-        of_near + of_both * b,
+        of_near + of_both * centre[None],
         (of_centre + of_both * near).sum(0),
-        d_coefficients.reshape(coefficients.shape),
+        *pull_back(dy.reshape(-1, centre.size)),
     )
 
 
@@ -378,8 +382,7 @@ def _packed_step(
     channels, n_words = words.shape[0], words[0].size
     near = jnp.stack([*_shifted_words(config, words, width), words])
     x, rest = near.reshape(_CENTRE + 1, channels * n_words), config.sizes[0]
-    first = jnp.stack([jnp.arange(rest, dtype=jnp.int32) % _CENTRE, jnp.full(rest, _CENTRE, jnp.int32)], -1)
-    x = lutjax.packed_lut(x, truth[:rest], first)
+    x = lutjax.packed_lut(x, truth[:rest], _first_wires(config.kernels))
     for layer, w in enumerate(wires):
         if layer == len(config.perception) - 1:
             x = jnp.concatenate([words.reshape(channels, n_words), x.reshape(-1, n_words)])

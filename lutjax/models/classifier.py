@@ -94,7 +94,7 @@ class LogicClassifierConfig:
 
     @property
     def kind(self) -> str:
-        """What is trained of each gate or table."""
+        """The trained form of each gate or table, one of `TABLES`."""
         return self.tables or ("gates" if self.n_inputs == 2 else "light")
 
     def to_dict(self) -> dict[str, Any]:

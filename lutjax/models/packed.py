@@ -106,7 +106,7 @@ def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     """Samples in blocks, ``[blocks, 32 * words, F]``."""
     # Two loops, because XLA would encode a bit anew for each gate that reads it.
     words = jax.lax.map(functools.partial(_encode, packed), x)
-    # Sample 32 w + j of a block would be dear to put into bit j of word w. Sample W j + w is there.
+    # Putting sample 32 w + j of a block into bit j of word w is expensive: it holds sample W j + w.
     classes = jax.lax.map(lambda words: _classes(packed, words).reshape(-1), words)
     return classes.reshape(-1).astype(jnp.int32)
 
@@ -122,7 +122,7 @@ def _of_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
 
 
 def _blocks(n_words: int) -> tuple[int, int]:
-    """How many blocks of how many words hold so many, with few words more."""
+    """Return a number of blocks and their size in words that hold `n_words` with little padding."""
     blocks = max(-(-n_words // _BLOCK), 1)
     return blocks, max(-(-n_words // blocks), 1)
 

@@ -309,7 +309,7 @@ class LUTTransformer(nnx.Module):
         rngs: nnx.Rngs | Array | None = None,
         decode: bool | None = None,
     ) -> Float[jax.Array, "*batch length features"]:
-        """What the layers make of vectors: the input of the last tables."""
+        """Return the output of the layers for vectors in place of tokens: the input of the last tables."""
         if rngs is not None and not isinstance(rngs, nnx.Rngs):
             rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream, so that each layer draws another mask
         hidden = jnp.asarray(z)

@@ -44,4 +44,5 @@ def _moved(image: jax.Array, random: jax.Array) -> jax.Array:
     # Where each pixel comes from.
     from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[3]) + down + (height - 1) / 2
     from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[4]) + right + (width - 1) / 2
-    return jax.scipy.ndimage.map_coordinates(image, [from_y, from_x], 1, "constant")
+    moved: jax.Array = jax.scipy.ndimage.map_coordinates(image, [from_y, from_x], 1, "constant")
+    return moved

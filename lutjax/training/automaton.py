@@ -1,7 +1,6 @@
-"""Training of a `LogicCA`: what is particular to it; the loop itself is `lutjax.training.loop`."""
+"""Training of a `LogicCA`: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +13,8 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import checkpoints, models, optimizers, runs
+from lutjax.training import models, runs
+from lutjax.training.configs import Training
 from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 
@@ -30,8 +30,8 @@ _SMOOTHING = 0.9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """What decides a training run beside the model.
+class TrainingConfig(Training):
+    """All that decides a training run apart from the model.
 
     Attributes:
       experiment: its name, which decides the target.
@@ -51,17 +51,13 @@ class TrainingConfig:
     start: str
     size: int = 3
     n_steps: int = 1
-    steps: int = 1000
     batch_size: int = N_BOARDS
-    learning_rate: float = 0.05
     weight_decay: float | int = 0.01
     hard_share: float | int = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("size", 3), ("n_steps", 1), ("steps", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        super().__post_init__()
+        self.check_least(size=3, n_steps=1)
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
         if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
@@ -69,35 +65,20 @@ class TrainingConfig:
                 f"batch_size is {self.batch_size}, size {self.size}, n_steps {self.n_steps}; the Game of Life is "
                 f"learnt from one step of at most {N_BOARDS} boards of size 3."
             )
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         if not 0 <= self.hard_share <= 1:
             raise ValueError(f"hard_share is {self.hard_share}; it is a probability, 0 to 1.")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
-
-    def rate(self) -> optax.Schedule:
-        """The learning rate of every step, counted from 0."""
-        return optimizers.learning_rate(
-            "constant",
-            rate=self.learning_rate,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            warmup=0.0,
-            cooldown=0.0,
-        )
 
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """What a checkpoint holds beside arrays.
+    """All that a checkpoint holds apart from arrays.
 
     Attributes:
       model, training: what decides the run.
       target: rows of each channel of the pattern as strings of 0 and 1; None in the Game of Life.
-      options: what the program that trains wants to remember and may change, such as intervals.
+      options: options of the training program that may change, such as intervals.
       history: losses of the soft automaton, and wrong bits of the best hard one, a grid.
     """
 
@@ -192,7 +173,7 @@ class Run(ModelRun[LogicCA]):
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         circuit = model.circuit
-        hard_gates = jax.random.bernoulli(gate_key, training.hard_share, (1, config.n_gates))
+        hard_gates = jax.random.bernoulli(gate_key, float(training.hard_share), (1, config.n_gates))
 
         def loss_of(params: Any) -> Array:
             logits = self.structure.model(params, state.others).logits[...]
@@ -243,20 +224,13 @@ class Run(ModelRun[LogicCA]):
         return (last[: len(target)] != target).sum() / target.shape[1]
 
 
-def load_model(
-    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
-) -> tuple[LogicCA, Record]:
-    """The best hard automaton of the latest checkpoint in the folder of a run.
-
-    Args:
-      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
-
-    Raises:
-      CheckpointError: there is none, none is whole, or a wire is not an input.
-    """
-    step, record = runs.read(folder, Record, on_damage=on_damage)
+def _best(folder: Path, step: int, record: Record) -> LogicCA:
     run = Run(record.model, record.training, pattern(record))
-    return run.best(models.restore(folder, step, run)), record
+    return run.best(models.restore(folder, step, run))
+
+
+load_model = models.Loader(Record, _best)
+"""Loads the best hard automaton of a run, and its record; see `lutjax.training.models.Loader`."""
 
 
 def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:

@@ -1,7 +1,9 @@
-"""Runs of automata: what they draw, when they are solved, and what is checked and drawn at the end."""
+"""Runs of automata: their targets, when they are solved, and the checks and pictures at the end."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,9 @@ from jaxtyping import Bool
 from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.training import circuits, patterns, runs
 from lutjax.training.automaton import N_BOARDS, Record, Run, TrainingConfig, life, pattern
-from lutjax.training.experiments import Experiment, Intervals, Part
+from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
+from lutjax.training.presets import EXPERIMENTS
 
 SOLVED_TESTS = 3
 """Tests one after the other without a wrong bit, after which an automaton has nothing to learn."""
@@ -23,9 +26,6 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      log_every: steps between two training losses.
-      eval_every: steps between two tests.
-      checkpoint_every: steps between two checkpoints.
       stop_when_solved: whether a run ends before its last step where three tests, one after the other, have found no
         wrong bit. Default: it does.
       pictures: whether the automaton is drawn at the end; needs Pillow. Default: it is.
@@ -38,7 +38,9 @@ class Options(Intervals):
 class Automaton(Experiment):
     """An automaton that learns a rule or a pattern: an `Experiment`."""
 
-    options = Options
+    configs = Configs(LogicCAConfig, TrainingConfig, Options)
+    kept = Record
+    refuses = patterns.PatternError
     curves = ("training loss", "wrong bits")
     ends_early = "--stop-when-solved"
 
@@ -54,20 +56,36 @@ class Automaton(Experiment):
     @classmethod
     def new(
         cls,
-        model: LogicCAConfig,
-        training: TrainingConfig,
-        options: Options,
-        target: Bool[np.ndarray, "channels height width"] | None,
+        fields: Mapping[str, Any],
+        experiment: str = "life",
+        path: Path | None = None,
+        threshold: float | None = None,
     ) -> "Automaton":
-        """A run that has no step yet.
+        """Return a run that has no step yet.
+
+        Args:
+          fields: values in place of those of the experiment.
+          experiment: a name of `lutjax.training.presets.EXPERIMENTS`.
+          path, threshold: an image to draw instead; see `target`.
 
         Raises:
-          ValueError: the target does not fit the model or the grid.
+          PatternError: the image cannot be used.
+          ValueError: a value is impossible, or the target does not fit the model or the grid.
         """
+        values = {**EXPERIMENTS[experiment], **fields, "experiment": experiment}
+        if "channels" in fields and "update" not in fields:
+            values["update"] = (*values["update"][:-1], fields["channels"])
+        model, training, options = cls.made(values)
+        drawn = target(experiment, training.size, path, threshold)
         rows = None
-        if target is not None:
-            rows = [["".join("01"[bit] for bit in row) for row in channel] for channel in target.tolist()]
+        if drawn is not None:
+            rows = [["".join("01"[bit] for bit in row) for row in channel] for channel in drawn.tolist()]
         return cls(Record(model, training, rows, dataclasses.asdict(options), runs.History()))
+
+    @classmethod
+    def of(cls, record: Record) -> "Automaton":
+        """Return the run of a record, which holds the target."""
+        return cls(record)
 
     def describe(self) -> str:
         training, config = self.record.training, self.run.config
@@ -107,7 +125,7 @@ class Automaton(Experiment):
         return ["", text]
 
     def _draw(self, state: State, path: Path) -> list[str]:
-        from lutjax.cli._animate import animate, film
+        from lutjax.training.animation import animate, film
 
         panels, captions = film(self.run, self.run.best(state))
         animate(panels, path, captions=captions)

@@ -52,7 +52,7 @@ def steps(directory: Path) -> list[int]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint, whatever its name."""
+    """Return whether a folder is a checkpoint, whatever its name."""
     return (folder / _META).is_file()
 
 

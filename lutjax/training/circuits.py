@@ -1,4 +1,4 @@
-"""Which gates the circuit of a hard automaton uses."""
+"""Gates that the circuit of a hard automaton uses."""
 
 import numpy as np
 from jaxtyping import Bool
@@ -49,7 +49,7 @@ def live(model: LogicCA, n_outputs: int) -> Bool[np.ndarray, " gates"]:
 
 
 def table(model: LogicCA, n_outputs: int) -> str:
-    """How often each of the sixteen gates is used, and how they are counted, as text."""
+    """Return as text the counts of the sixteen gates, and how they are counted."""
     gates, used = np.asarray(model.gates()), live(model, n_outputs)
     n_seen = sum(model.config.sizes[: len(model.config.perception)])
     parts = (np.arange(len(gates)) < n_seen, np.arange(len(gates)) >= n_seen)

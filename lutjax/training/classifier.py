@@ -1,7 +1,6 @@
-"""Training of a `LogicClassifier`: what is particular to it; the loop itself is `lutjax.training.loop`."""
+"""Training of a `LogicClassifier`: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,8 +13,9 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig
-from lutjax.training import checkpoints, models, optimizers, runs
+from lutjax.training import models, optimizers, runs
 from lutjax.training.augment import warp
+from lutjax.training.configs import Training
 from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.samples import Samples
@@ -29,8 +29,8 @@ THRESHOLDS = ("uniform", "gaussian", "distributive")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """What decides a training run beside the model and the samples.
+class TrainingConfig(Training):
+    """All that decides a training run apart from the model and the samples.
 
     Attributes:
       steps: optimiser steps in all; the cool-down depends on it.
@@ -47,39 +47,23 @@ class TrainingConfig:
 
     steps: int = 15000
     batch_size: int = 100
-    learning_rate: float = 0.05
     cooldown: float = 0.5
     thresholds: str = "uniform"
     augment: float | int = 1.0
     split: int = 0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
-        if not 0 <= self.cooldown <= 1:
-            raise ValueError(f"cooldown is {self.cooldown}; it is a fraction of the steps, 0 to 1.")
+        super().__post_init__()
+        self.check_fractions("cooldown")
+        self.check_seeds("split")
         if self.thresholds not in THRESHOLDS:
             raise ValueError(f"thresholds is {self.thresholds!r}; expected one of {THRESHOLDS}.")
         if not 0 <= self.augment < float("inf"):
             raise ValueError(f"augment is {self.augment}; it must not be negative.")
-        for name in ("split", "seed"):
-            if not 0 <= getattr(self, name) < 2**32:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {2**32 - 1}.")
 
     def rate(self) -> optax.Schedule:
-        """The learning rate of every step, counted from 0."""
-        return optimizers.learning_rate(
-            "constant",
-            rate=self.learning_rate,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            warmup=0.0,
-            cooldown=self.cooldown,
-        )
+        """Return the learning rate of every step, counted from 0."""
+        return self.scheduled(cooldown=self.cooldown)
 
 
 class Run(ModelRun[LogicClassifier]):
@@ -126,7 +110,7 @@ class Run(ModelRun[LogicClassifier]):
         def loss_of(params: Any) -> Array:
             model = self.structure.model(params, state.others)
             logits = model(x, deterministic=False, rngs=nnx.Rngs(gates=gate_key))
-            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+            return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
@@ -136,7 +120,7 @@ class Run(ModelRun[LogicClassifier]):
     def classes(
         self, state: State, x: Float32[np.ndarray, "samples features"], *, hard: bool
     ) -> Int32[np.ndarray, " samples"]:
-        """What the soft or the hard network takes samples for."""
+        """Return the classes that the soft or the hard network gives samples."""
         return np.asarray(self._classes(state.params, state.others, x, hard=hard))
 
     def accuracy(self, state: State, part: Samples, *, hard: bool) -> float:
@@ -180,7 +164,7 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
 
 @dataclasses.dataclass(frozen=True)
 class SamplesIdentity:
-    """Which samples a run reads: the path given (None: scikit-learn's digits), how many, and SHA-256 of them."""
+    """The samples of a run: the path given (None: scikit-learn's digits), their number and their SHA-256."""
 
     path: str | None
     size: int
@@ -189,12 +173,12 @@ class SamplesIdentity:
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """What a checkpoint holds beside arrays.
+    """All that a checkpoint holds apart from arrays.
 
     Attributes:
       model, training, samples: what decides the run.
       baselines: accuracies of others on the test part.
-      options: what the program that trains wants to remember and may change, such as intervals.
+      options: options of the training program that may change, such as intervals.
       history: training losses, and accuracies of the hard network on the test part.
     """
 
@@ -208,17 +192,9 @@ class Record(runs.Record):
     history: runs.History
 
 
-def load_model(
-    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
-) -> tuple[LogicClassifier, Record]:
-    """The classifier of the latest checkpoint in the folder of a run.
+def _classifier(folder: Path, step: int, record: Record) -> LogicClassifier:
+    return models.load(folder, step, Structure(lambda rngs: LogicClassifier(record.model, rngs=rngs)))
 
-    Args:
-      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
 
-    Raises:
-      CheckpointError: there is none, none is whole, or a wire is not an input.
-    """
-    step, record = runs.read(folder, Record, on_damage=on_damage)
-    structure = Structure(lambda rngs: LogicClassifier(record.model, rngs=rngs))
-    return models.load(folder, step, structure), record
+load_model = models.Loader(Record, _classifier)
+"""Loads the classifier of a run, and its record; see `lutjax.training.models.Loader`."""

@@ -1,4 +1,4 @@
-"""Runs of classifiers: where their samples are from, and what is done at the end."""
+"""Runs of classifiers: where their samples are from, and the work at the end."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from lutjax.models import LogicClassifierConfig
 from lutjax.training import runs
 from lutjax.training.classifier import Record, Run, SamplesIdentity, TrainingConfig, baselines
 from lutjax.training.errors import CheckpointError
-from lutjax.training.experiments import Experiment, Intervals, Part
+from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
-from lutjax.training.samples import Samples, load_digits, load_samples, split
+from lutjax.training.samples import Samples, SamplesError, load_digits, load_samples, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +19,6 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      log_every: steps between two training losses.
-      eval_every: steps between two tests.
-      checkpoint_every: steps between two checkpoints.
       patience: stop after so many tests in which the hard network was not better than before. The test part then
         decides when to stop, so its accuracy says a little too much. Default: all steps.
     """
@@ -37,7 +34,9 @@ class Options(Intervals):
 class Classifier(Experiment):
     """A classifier on samples: an `Experiment`."""
 
-    options = Options
+    configs = Configs(LogicClassifierConfig, TrainingConfig, Options)
+    kept = Record
+    refuses = SamplesError
     curves = ("training loss", "hard accuracy")
     ends_early = "--patience"
 
@@ -49,22 +48,21 @@ class Classifier(Experiment):
         self.run = Run(record.model, record.training, train)
 
     @classmethod
-    def new(
-        cls, sizes: Mapping[str, Any], training: TrainingConfig, options: Options, path: Path | None
-    ) -> "Classifier":
-        """A run that has no step yet, on the samples of a file, or on scikit-learn's digits.
+    def new(cls, fields: Mapping[str, Any], path: Path | None = None) -> "Classifier":
+        """Return a run that has no step yet, on the samples of a file, or on scikit-learn's digits.
 
         Args:
-          sizes: fields of `LogicClassifierConfig`; those that are missing are as the samples need them.
+          fields: values in place of the defaults; sizes that are missing are as the samples need them.
 
         Raises:
           SamplesError: the samples cannot be used.
-          ValueError: a size is impossible, or not that of the samples.
+          ValueError: a value is impossible, or a size is not that of the samples.
         """
         whole = _load(path)
-        sizes = {"in_features": whole.x.shape[1], "n_classes": whole.n_classes, **sizes}
+        sizes = {"in_features": whole.x.shape[1], "n_classes": whole.n_classes}
+        model, training, options = cls.made({**sizes, **fields})
         record = Record(
-            model=LogicClassifierConfig(**sizes),
+            model=model,
             training=training,
             samples=SamplesIdentity(
                 None if path is None else str(path.absolute()), len(whole.x), whole.digest
@@ -77,10 +75,10 @@ class Classifier(Experiment):
 
     @classmethod
     def of(cls, record: Record, path: Path | None = None) -> "Classifier":
-        """The run of a record; the samples are read from `path`, or from where they were.
+        """Return the run of a record, with the samples at `path` or where they were.
 
         Raises:
-          SamplesError: they cannot be read.
+          SamplesError: the samples cannot be read.
           CheckpointError: they are others.
         """
         whole = _load(path or (None if record.samples.path is None else Path(record.samples.path)))
@@ -131,7 +129,7 @@ class Classifier(Experiment):
         ]
 
     def _draw(self, state: State, path: Path) -> list[str]:
-        from lutjax.cli._plot import plot_confusion
+        from lutjax.training.pictures import plot_confusion
 
         classes = self.run.classes(state, self.test.x, hard=True)
         plot_confusion(self.test.y, classes, self.record.model.n_classes, path)

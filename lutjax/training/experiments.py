@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from lutjax.training import checkpoints, loop, models, runs
+from lutjax.training import checkpoints, loop, models, presets, runs
 from lutjax.training.errors import CheckpointError, InUseError, RunError
 from lutjax.training.models import ModelRun, State
 
@@ -55,24 +55,73 @@ class Part(NamedTuple):
     do: Callable[[State, Path], Sequence[str]]
 
 
+class Configs(NamedTuple):
+    """Classes of dataclasses that hold all that can be chosen of a run of one kind.
+
+    Attributes:
+      model: sizes of the model.
+      training: everything else that decides what is learnt: a `lutjax.training.configs.Training`.
+      options: what may change while a run goes on; the record's `options` are its fields.
+    """
+
+    model: type
+    training: type
+    options: type[Intervals]
+
+
 class Experiment(ABC):
     """A run of one kind: its data, its model and its record.
 
     Attributes:
-      options: the class of what may change while a run goes on; the record's `options` are its fields.
+      configs: classes of all that can be chosen.
+      kept: the class of its record.
+      refuses: the error that its data raise where they cannot be used.
       curves: names of the training loss and of what a test measures.
       ends_early: the option by which `solved` decides.
-      record: see `lutjax.training.runs`. Its `training` is a dataclass with the fields `steps` and `seed` and the method
-        `rate`, the learning rate of every step.
+      record: see `lutjax.training.runs`.
       run: steps, and states.
     """
 
-    options: ClassVar[type[Intervals]] = Intervals
+    configs: ClassVar[Configs]
+    kept: ClassVar[type[runs.Record]]
+    refuses: ClassVar[type[ValueError]] = ValueError
     curves: ClassVar[tuple[str, str]]
     ends_early: ClassVar[str] = ""
 
     record: Any
     run: ModelRun[Any]
+
+    @classmethod
+    @abstractmethod
+    def new(cls, fields: Mapping[str, Any], *args: Any, **source: Any) -> Any:
+        """Return a run that has no step yet.
+
+        Args:
+          fields: values for fields of `configs`; the others have their defaults.
+          source: where its data are from.
+
+        Raises:
+          ValueError: a value is impossible, or does not fit the data; `refuses`: the data cannot be used.
+        """
+
+    @classmethod
+    @abstractmethod
+    def of(cls, record: Any, *args: Any, **source: Any) -> Any:
+        """Return the run of a record, with its data from `source` or from where they were.
+
+        Raises:
+          CheckpointError: the data are others; `refuses`: they cannot be read.
+        """
+
+    @classmethod
+    def made(cls, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        """Return the configs of those fields that they have, in the order of `configs`.
+
+        Raises:
+          ValueError: a value is impossible.
+        """
+        model, training, options = (presets.make(config, fields) for config in cls.configs)
+        return model, training, options
 
     @abstractmethod
     def describe(self) -> str:
@@ -111,8 +160,8 @@ class Experiment(ABC):
 
     @property
     def intervals(self) -> Any:
-        """The record's options, as an instance of `options`."""
-        return self.options(**self.record.options)
+        """The record's options, as an instance of their class."""
+        return self.configs.options(**self.record.options)
 
     def over(self, done: int) -> str | None:
         """Why there is no further step after so many, or None if there is one."""
@@ -198,7 +247,7 @@ def check_new(folder: Path) -> None:
 
 def resume(
     folder: Path,
-    record: type[runs.Record],
+    kind: type[Experiment],
     make: Callable[[Any], Experiment],
     show: Show,
     *,
@@ -210,8 +259,8 @@ def resume(
     """Goes on with a run from its latest checkpoint that is whole, or finishes it, or says that it is finished.
 
     Args:
-      record: the class of its record.
-      make: makes the experiment of a record; reads its data.
+      kind: the class of the experiment.
+      make: makes the experiment of a record, as its class's `of`; reads its data.
       options: new values of the record's options.
       same: values of what decides the run, which must be those of the record.
       steps: a new number of steps in all.
@@ -223,17 +272,17 @@ def resume(
       RunError: `steps` are fewer than are done, or the run has ended before its last step.
       InUseError, StoppedError, FloatingPointError: as `start`.
     """
-    runs.check_kind(folder, record.kind)
+    runs.check_kind(folder, kind.kept.kind)
     finished = runs.Finished.read(folder) if look and not (options or same or steps) else None
     if finished is not None and finished.complete(folder):
         show.line(_finished(folder, finished))
         return
     with runs.lock(folder):
-        done, found = runs.read(folder, record, on_damage=show.line)
+        done, found = runs.read(folder, kind.kept, on_damage=show.line)
         _check_same(folder, found, same or {})
         experiment = make(found)
         experiment.record.options = dataclasses.asdict(
-            experiment.options(**{**experiment.record.options, **(options or {})})
+            kind.configs.options(**{**experiment.record.options, **(options or {})})
         )
         if steps is not None and steps != experiment.record.training.steps:
             experiment = _of_other_length(experiment, make, steps, done, show)
@@ -294,7 +343,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
 def _of_other_length(
     experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
 ) -> Experiment:
-    """The same run with another number of steps, and a line that says how honest that is."""
+    """Return the same run with another number of steps; show whether its result is that of a run of that length."""
     record, why = experiment.record, experiment.solved()
     if why is not None:
         raise RunError(

@@ -17,7 +17,7 @@ __all__ = ["TrainState"]
 
 
 class TrainState(struct.PyTreeNode):
-    """What a training step takes and returns, as `flax.training.train_state.TrainState`.
+    """State that a training step takes and returns, as `flax.training.train_state.TrainState`.
 
     A pytree: jit the step with this state donated, and tables are moved in their own memory.
 
@@ -61,7 +61,8 @@ class TrainState(struct.PyTreeNode):
     @property
     def step(self) -> Int[Array, ""]:
         """Steps done."""
-        return self.opt_state.step
+        step: Array = self.opt_state.step
+        return step
 
     @classmethod
     def create(

@@ -1,4 +1,4 @@
-"""Training of the byte language model: what is particular to it; the loop itself is `lutjax.training.loop`."""
+"""Training of the byte language model: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
 from typing import Any
@@ -12,6 +12,7 @@ from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
+from lutjax.training.configs import Training
 from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
@@ -29,8 +30,8 @@ TABLE_GRADIENTS = ("factored", "dense")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """What decides a training run beside the model and the text. Data order and dropout follow from the seed.
+class TrainingConfig(Training):
+    """All that decides a training run apart from the model and the text. Data order and dropout follow from the seed.
 
     Attributes:
       steps: optimiser steps in all; the cool-down depends on it.
@@ -50,8 +51,6 @@ class TrainingConfig:
       seed: of the model, the data order and dropout.
     """
 
-    steps: int = 1000
-    batch_size: int = 32
     learning_rate: float = 0.005
     table_gradient: str = "factored"
     table_optimizer: str = "row_adagrad"
@@ -62,25 +61,17 @@ class TrainingConfig:
     warmup: float = 0.0
     cooldown: float = 0.5
     loss: str = "mean"
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "microbatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
-        for name in ("warmup", "cooldown"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction of the steps, 0 to 1.")
+        super().__post_init__()
+        self.check_least(microbatches=1)
+        self.check_fractions("warmup", "cooldown")
         if self.batch_size % self.microbatches:
             raise ValueError(
                 f"microbatches is {self.microbatches}; it must divide the batch size, {self.batch_size}."
             )
         if self.table_weight_decay < 0:
             raise ValueError(f"table_weight_decay is {self.table_weight_decay}; it must not be negative.")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
         for name, known in (
             ("table_gradient", TABLE_GRADIENTS),
             ("table_optimizer", tuple(optimizers.TABLE_OPTIMIZERS)),
@@ -92,19 +83,12 @@ class TrainingConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
 
     def rate(self) -> optax.Schedule:
-        """The learning rate of every step, counted from 0."""
-        return optimizers.learning_rate(
-            self.schedule,
-            rate=self.learning_rate,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            warmup=self.warmup,
-            cooldown=self.cooldown,
-        )
+        """Return the learning rate of every step, counted from 0."""
+        return self.scheduled(self.schedule, warmup=self.warmup, cooldown=self.cooldown)
 
 
 def structure_of(config: LUTTransformerConfig) -> Structure[LUTTransformer]:
-    """How arrays make a model of this config."""
+    """Return how arrays make a model of this config."""
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
@@ -198,9 +182,10 @@ class Run(ModelRun[LUTTransformer]):
             logits = self.structure.model(params, others)(inputs, deterministic=True)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             counted = jnp.arange(self.config.context)[None, :] >= windows[1][:, None]
-            return jnp.where(counted, losses, 0).sum(-1)
+            return jnp.sum(jnp.where(counted, losses, 0), -1)
 
-        return jax.lax.map(batch, (starts, skipped))
+        totals: Array = jax.lax.map(batch, (starts, skipped))
+        return totals
 
 
 def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
-"""Runs of language models: what decides how to go on, what is done at the end, and the model of one."""
+"""Runs of language models: their record, their text, the work at their end, and loading their models."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,12 +9,13 @@ import jax
 import numpy as np
 
 from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.training import checkpoints, models, runs
+from lutjax.training import models, runs
 from lutjax.training.errors import CheckpointError
-from lutjax.training.experiments import Experiment, Intervals, Part
+from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.lm import Run, TrainingConfig, structure_of
 from lutjax.training.models import State
-from lutjax.training.text import Text, bigram_loss, load_text
+from lutjax.training.presets import PRESETS
+from lutjax.training.text import Text, TextError, bigram_loss, load_text
 
 EVALUATION_WINDOWS = 1024
 """Windows of the test part that are evaluated while a run goes on; at its end it is the whole part."""
@@ -25,7 +26,7 @@ SAMPLE_BYTES = 300
 
 @dataclasses.dataclass(frozen=True)
 class TextIdentity:
-    """Which text a run reads: the path given (None: Python's standard library), bytes, and SHA-256 of them."""
+    """The text of a run: the path given (None: Python's standard library), its bytes and their SHA-256."""
 
     path: str | None
     size: int
@@ -34,12 +35,12 @@ class TextIdentity:
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """What a checkpoint holds beside arrays.
+    """All that a checkpoint holds apart from arrays.
 
     Attributes:
       model, training, text: what decides the run.
       bigram: loss of the baseline on the test part, in nats per byte.
-      options: what the program that trains wants to remember and may change, such as intervals.
+      options: options of the training program that may change, such as intervals.
       history: losses so far, in nats per byte.
     """
 
@@ -53,24 +54,20 @@ class Record(runs.Record):
     history: runs.History
 
 
-def load_model(
-    folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn
-) -> tuple[LUTTransformer, Record]:
-    """The model of the latest checkpoint in the folder of a run, ready to generate.
+def _language_model(folder: Path, step: int, record: Record) -> LUTTransformer:
+    return models.load(folder, step, structure_of(record.model))
 
-    Args:
-      on_damage: is told of a damaged checkpoint that was passed over for the one before it.
 
-    Raises:
-      CheckpointError: there is none, none is whole, or an anchor is not an input.
-    """
-    step, record = runs.read(folder, Record, on_damage=on_damage)
-    return models.load(folder, step, structure_of(record.model)), record
+load_model = models.Loader(Record, _language_model)
+"""Loads the model of a run, ready to generate, and its record; see `lutjax.training.models.Loader`."""
 
 
 class LanguageModel(Experiment):
     """A language model on a text: an `Experiment`."""
 
+    configs = Configs(LUTTransformerConfig, TrainingConfig, Intervals)
+    kept = Record
+    refuses = TextError
     curves = ("training loss", "test loss")
 
     record: Record
@@ -81,31 +78,35 @@ class LanguageModel(Experiment):
 
     @classmethod
     def new(
-        cls, model: LUTTransformerConfig, training: TrainingConfig, intervals: Intervals, path: Path | None
+        cls, fields: Mapping[str, Any], path: Path | None = None, preset: str = "demo"
     ) -> "LanguageModel":
-        """A run that has no step yet, on the text at `path`; see `load_text`.
+        """Return a run that has no step yet, on the text at `path`; see `load_text`.
+
+        Args:
+          fields: values in place of those of the preset.
 
         Raises:
-          TextError: it cannot be used.
-          ValueError: the vocabulary is not that of bytes.
+          TextError: the text cannot be used.
+          ValueError: a value is impossible, or the vocabulary is not that of bytes.
         """
+        model, training, options = cls.made({**PRESETS[preset], **fields})
         text = load_text(path, context=model.context)
         record = Record(
             model=model,
             training=training,
             text=TextIdentity(None if path is None else str(path.absolute()), text.size, text.digest),
             bigram=bigram_loss(text.train, text.test),
-            options=dataclasses.asdict(intervals),
+            options=dataclasses.asdict(options),
             history=runs.History(),
         )
         return cls(record, Run(model, training, text.train), text)
 
     @classmethod
     def of(cls, record: Record, path: Path | None = None) -> "LanguageModel":
-        """The run of a record; the text is read from `path`, or from where it was.
+        """Return the run of a record, with the text at `path` or where it was.
 
         Raises:
-          TextError: it cannot be read.
+          TextError: the text cannot be read.
           CheckpointError: it is another text.
         """
         path = path or (None if record.text.path is None else Path(record.text.path))
@@ -146,7 +147,7 @@ class LanguageModel(Experiment):
 
     @property
     def prompt(self) -> str:
-        """How the sample begins: the first line of the test part."""
+        """The beginning of the sample: the first line of the test part."""
         lines = self.text.test[: self.record.model.context].tobytes().decode(errors="ignore").splitlines()
         return next((line for line in lines if line.strip()), " ")
 
@@ -155,7 +156,7 @@ class LanguageModel(Experiment):
         return [f"test loss {loss:.4f} nats per byte, bigram baseline {self.record.bigram:.4f}."]
 
     def _draw_losses(self, path: Path) -> list[str]:
-        from lutjax.cli._plot import plot_losses
+        from lutjax.training.pictures import plot_losses
 
         plot_losses(self.record, path)
         return []

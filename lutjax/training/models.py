@@ -1,4 +1,4 @@
-"""Runs of Flax NNX models: which arrays there are, how they make a model, and their checkpoints."""
+"""Runs of Flax NNX models: their arrays, how these make a model, and their checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 
 from lutjax._extras import needed_by
 from lutjax.layers import nnx as layers
-from lutjax.training import runs
+from lutjax.training import checkpoints, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Repeated
 from lutjax.training.nnx import filled
@@ -19,10 +19,11 @@ with needed_by(__name__):
 
 
 M = TypeVar("M", bound=nnx.Module)
+R = TypeVar("R", bound=runs.Record)
 
 
 class State(NamedTuple):
-    """What training changes: nested dicts of arrays, and the optimiser's state."""
+    """All that training changes: nested dicts of arrays, and the optimiser's state."""
 
     params: Any
     """Trained variables."""
@@ -32,7 +33,7 @@ class State(NamedTuple):
 
 
 class Structure(Generic[M]):
-    """How the arrays of a state make a model.
+    """The structure with which the arrays of a state make a model.
 
     Args:
       build: makes a model that draws its arrays from these `nnx.Rngs`.
@@ -51,7 +52,7 @@ class Structure(Generic[M]):
         return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
 
     def n_parameters(self) -> int:
-        """How many numbers are trained."""
+        """Return the number of trained parameters."""
         return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
 
     def init(self, seed: int) -> tuple[Any, Any]:
@@ -124,6 +125,31 @@ def load(folder: Path, step: int, structure: Structure[M]) -> M:
       CheckpointError: as `restore`.
     """
     return structure.model(*_restore_model(folder, step, structure))
+
+
+class Loader(Generic[M, R]):
+    """Reads the models of runs of one kind.
+
+    Args:
+      record: the class of the kind's record.
+      model: makes the model of the folder of a run, the step of a checkpoint that `runs.read` has found whole, and its
+        record.
+    """
+
+    def __init__(self, record: type[R], model: Callable[[Path, int, R], M]):
+        self._record, self._model = record, model
+
+    def __call__(self, folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> tuple[M, R]:
+        """Return the model and the record of the latest checkpoint in the folder of a run.
+
+        Args:
+          on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+
+        Raises:
+          CheckpointError: there is none, none is whole, or an anchor or a wire is not an input.
+        """
+        step, record = runs.read(folder, self._record, on_damage=on_damage)
+        return self._model(folder, step, record), record
 
 
 def _restore_model(folder: Path, step: int, structure: Structure[Any]) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
     "row_momentum": tables.RowMomentum,
     "row_adam": tables.RowAdam,
 }
-"""How table rows move, by name."""
+"""Rules by which table rows move, by name."""
 
 # The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.
 _EPS = 1e-20
@@ -46,7 +46,7 @@ def learning_rate(
 
     def schedule_of(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32)
-        value = jnp.float32(rate)
+        value: jax.Array = jnp.float32(rate)
         if schedule == "published":
             t = step * batch_size
             value *= jnp.minimum(1 / jnp.sqrt(1 + t), t / (4000 * 4000**0.5))

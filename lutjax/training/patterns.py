@@ -1,4 +1,4 @@
-"""What automata learn to draw, as bits: drawn here, or read from an image."""
+"""Patterns of bits that automata learn to draw: made here, or read from an image."""
 
 from pathlib import Path
 
@@ -38,7 +38,8 @@ class PatternError(ValueError):
 def checkerboard(size: int) -> Pattern:
     """Squares of 2 x 2 cells."""
     y, x = np.mgrid[:size, :size] // 2
-    return ((x + y) % 2 == 1)[None]
+    board: Pattern = ((x + y) % 2 == 1)[None]
+    return board
 
 
 def lizard(size: int = 20) -> Pattern:

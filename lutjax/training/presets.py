@@ -1,5 +1,7 @@
 """Named sets of sizes and rates; every value can be overridden by name. `lutjax train --help` reads them without JAX."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -124,3 +126,18 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     },
 }
 """Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
+
+
+def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values that are fields of a config."""
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def make(config: type, values: Mapping[str, Any]) -> Any:
+    """Return a config of those values that are its fields.
+
+    Raises:
+      ValueError: the config refuses a value.
+    """
+    return config(**fields_of(config, values))

@@ -1,4 +1,4 @@
-"""Runs of any model, on a disk: what a checkpoint holds beside arrays, and what else is in the folder of a run.
+"""Runs of any model, on a disk: the record that a checkpoint holds apart from arrays, and the other files of a run.
 
 A kind of run says what decides it and what it remembers in one dataclass, its record, whose last field is a `History`.
 """
@@ -26,7 +26,7 @@ except ImportError:  # Windows: two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = "checkpoints"
-"""Where the checkpoints are in the folder of a run."""
+"""Name of the folder of the checkpoints in the folder of a run."""
 
 CURVES = "curves.csv"
 """All that was measured, in the folder of a run."""
@@ -70,7 +70,7 @@ class History:
 
 @dataclasses.dataclass
 class Finished:
-    """Which of the things that are done after the last step are done.
+    """Record of which parts of the work after the last step are done.
 
     Attributes:
       digest: of the checkpoint that they were done with.
@@ -99,11 +99,11 @@ class Finished:
             path.write_text(json.dumps(dataclasses.asdict(self)))
 
     def has(self, folder: Path, part: str) -> bool:
-        """Whether a part is done, and its file is there."""
+        """Return whether a part is done and its file, if it has one, is there."""
         return part in self.parts and (not self.parts[part][0] or (folder / part).is_file())
 
     def complete(self, folder: Path) -> bool:
-        """Whether all is done."""
+        """Return whether everything is done."""
         return bool(self.why) and all(self.has(folder, part) for part in self.parts)
 
 
@@ -114,7 +114,7 @@ def finished(folder: Path) -> Finished:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Where to write a file that appears at `path` when the block ends; if it is not written, nothing happens.
+    """Yield the path at which to write a file that moves to `path` when the block ends, if it was written.
 
     An error, or the end of the process, leaves what was there before.
     """
@@ -189,7 +189,7 @@ def check_space(folder: Path, n_bytes: int) -> None:
 
 
 def exists(folder: Path) -> bool:
-    """Whether the folder of a run holds a checkpoint."""
+    """Return whether the folder of a run holds a checkpoint."""
     return bool(checkpoints.steps(folder / FOLDER))
 
 

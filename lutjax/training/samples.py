@@ -127,5 +127,5 @@ def split(whole: Samples, seed: int) -> tuple[Samples, Samples]:
 
 
 def part(whole: Samples, ids: np.ndarray) -> Samples:
-    """Those of the samples."""
+    """Return the samples with these numbers."""
     return dataclasses.replace(whole, x=whole.x[ids], y=whole.y[ids])

@@ -52,7 +52,7 @@ __all__ = [
 
 
 class OptimizerState(NamedTuple):
-    """What an `Optimizer` remembers.
+    """State of an `Optimizer`.
 
     Attributes:
       step: steps done, int32.
@@ -169,7 +169,10 @@ def _update_all(
     gradient = gradient.astype(dtype)
     moved, new = rule.step(table.astype(dtype), gradient, state, jnp.asarray(rate, dtype))
     touched = jnp.any(gradient != 0, -1, keepdims=True)
-    return jax.tree.map(lambda n, o: jnp.where(touched, n.astype(o.dtype), o), (moved, new), (table, state))
+    result: tuple[jax.Array, RowState] = jax.tree.map(
+        lambda n, o: jnp.where(touched, n.astype(o.dtype), o), (moved, new), (table, state)
+    )
+    return result
 
 
 def global_norm(gradients: Any) -> jax.Array:
@@ -260,7 +263,7 @@ def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
                 "its to_dense())."
             )
         largest = jnp.max(jnp.abs(gradient), initial=0)
-        return gradient / jnp.maximum(largest, jnp.asarray(eps, gradient.dtype))
+        return jnp.divide(gradient, jnp.maximum(largest, jnp.asarray(eps, gradient.dtype)))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params

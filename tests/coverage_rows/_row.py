@@ -103,7 +103,7 @@ class Row:
         return jax.tree.map(lambda y: random.normal(size=np.shape(y)), self.primal(**arguments))
 
     def _differences(self, arguments: dict[str, Any], cotangent) -> tuple:
-        """What central differences of the primal say, for each argument that has a cotangent.
+        """Return central differences of the primal for each argument that has a cotangent.
 
         Of copies, because a call that is still running may read the arrays that it was given.
         """

@@ -26,7 +26,7 @@ CROSS = {"q": normal(2, 3, 2, 3), "k": normal(2, 5, 2, 3), "v": normal(2, 5, 2, 
 
 
 def probabilities(q, k, seen=None):
-    """Of every query over the keys; heads of queries share those of keys in groups."""
+    """Return the probabilities of the keys for every query; heads of queries share those of keys in groups."""
     k = np.repeat(k, q.shape[2] // k.shape[2], 2)
     scores = np.exp(np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1]))
     scores = scores if seen is None else scores * seen

@@ -22,7 +22,7 @@ def standardised(x, axes, epsilon):
 
 
 def cotangents(x, scale, dy, axes, epsilon=1e-6):
-    """Of inputs, scale and bias of a normalisation over these axes."""
+    """Cotangents of inputs, scale and bias of a normalisation over these axes."""
     y, rate = standardised(x, axes, epsilon)
     inner = dy * scale
     dx = rate * (inner - inner.mean(axes, keepdims=True) - y * np.mean(inner * y, axes, keepdims=True))

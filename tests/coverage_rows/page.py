@@ -1,5 +1,6 @@
 """The page of these rows, `docs/coverage.md`: written with the errors of a run, and read back to compare it."""
 
+import hashlib
 import importlib.metadata
 import re
 from pathlib import Path
@@ -32,14 +33,15 @@ python -m coverage_rows          # checks every row
 python -m coverage_rows --write  # and writes this page
 ```
 
-and `pytest -m slow tests/test_coverage.py` runs the same checks.
+and `pytest -m slow tests/test_coverage.py` runs the same checks; the ordinary tests run those of a row of each section, and
+compare the page with the code and with its digest.
 """
 
 Cells = dict[tuple[str, str], tuple[str, str]]
 
 
 def versions() -> str:
-    """What a run of the checks ran on."""
+    """Return the versions that a run of the checks ran on."""
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
 
 
@@ -62,7 +64,13 @@ def render(measured: Cells, ran_on: str) -> str:
         text += "".join(f"{remark}\n" for remark in section.remarks) + "\n" * bool(section.remarks)
         text += "| kernel | served by | value | gradient |\n| --- | --- | --: | --: |\n"
         text += "".join(_line(section, row, measured) for row in section.rows)
-    return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text}\n<!-- SHA-256 of all above, written with it: {digest} -->\n"
+
+
+def is_written(text: str) -> bool:
+    """Return whether `render` wrote a page from the rows as they are, and nobody has changed it since."""
+    return render(*read(text)) == text
 
 
 def read(text: str) -> tuple[Cells, str]:

@@ -3,7 +3,7 @@
 For gate ``g`` with the inputs ``x[0] ... x[n - 1]`` that its wires read::
 
     address = sum over k of 2**k where x[k] > 0;  y = table[address];  dtable[address] += dy
-    dx[k] += dy * slopes[k, address]    (`_xla._slots.slopes_at_addresses`)
+    dx[k] += dy * slopes[k, address]    (`_xla._slot_polynomials.slopes_at_addresses`)
 
 Only the signs of inputs count: they are read once, and packed 32 samples to a word, an array so small that gates read it
 from caches. The gradient reads addresses, a byte for each gate and sample: an input receives for one a number that each table
@@ -22,7 +22,7 @@ import triton.language as tl
 from lutjax._dtypes import accumulator
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla import _slots
+from lutjax.kernels._xla import _slot_polynomials
 from lutjax.kernels.registry import Device
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.tuning import Launch, Sizes
@@ -84,7 +84,7 @@ def _addresses(call: BinaryLut, device: Device) -> jax.Array:
 
 def _of_inputs(addresses: jax.Array, call: BinaryLut, dy: jax.Array, device: Device) -> jax.Array:
     x, wires, readers = call.x, call.wires, call.readers
-    slopes = _slots.slopes_at_addresses(call.table.astype(accumulator(x.dtype, call.table.dtype)))
+    slopes = _slot_polynomials.slopes_at_addresses(call.table.astype(accumulator(x.dtype, call.table.dtype)))
     if readers is None or not wires.size:  # by atomics
         (dx,) = launch(
             _scatter,

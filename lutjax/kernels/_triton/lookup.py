@@ -22,7 +22,7 @@ from lutjax._fixed_point import addend_dtype, result
 from lutjax._row_rules import RowState
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla._rows import slope
+from lutjax.kernels._xla._row_gathers import slope
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup

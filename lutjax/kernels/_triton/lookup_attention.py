@@ -24,7 +24,7 @@ from lutjax._row_rules import RowState
 from lutjax.kernels._triton import _histograms, _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs, major
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla._rows import times_slope
+from lutjax.kernels._xla._row_gathers import times_slope
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention

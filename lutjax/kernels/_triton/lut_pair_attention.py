@@ -1,6 +1,6 @@
 """`lutjax.lut_pair_attention` in Triton.
 
-For query ``j`` and each earlier key ``i`` that counts, detector ``t`` compares the terms of their places (`_xla._terms`)::
+For query ``j`` and each earlier key ``i`` that counts, detector ``t`` compares the terms of their places (`_xla._comparison_terms`)::
 
     delta[r] = key[r, t, i] + query[r, t, j] + position[r, t, j - i - 1]
     row, closest pair c as in `lutjax.detect`;  other = row ^ 2**c
@@ -26,7 +26,7 @@ from lutjax._fixed_point import addend_dtype
 from lutjax._row_rules import RowState
 from lutjax.kernels._triton import _row_additions, _row_tiles, detect
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla._terms import Terms
+from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lut_pair_attention import LutPairAttention

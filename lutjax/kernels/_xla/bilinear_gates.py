@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
-from lutjax.kernels._xla import _wires
-from lutjax.kernels._xla._rows import in_sequence, read
+from lutjax.kernels._xla import _wire_gathers
+from lutjax.kernels._xla._row_gathers import in_sequence, read
 from lutjax.kernels.registry import Device
 from lutjax.ops.bilinear_gates import BilinearGates
 
@@ -20,7 +20,7 @@ _SMALL = 2**19
 
 def forward(call: BilinearGates, *, device: Device) -> jax.Array:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    a, b = _wires.rows(call.x, call.wires, dtype)
+    a, b = _wire_gathers.rows(call.x, call.wires, dtype)
     c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
     return (c0 + c1 * a + (c2 + c3 * a) * b).astype(call.x.dtype)
 
@@ -35,16 +35,16 @@ def backward(
     # A batch that is a symbolic dimension of an export may be of any size.
     small = in_sequence(device) and isinstance(dy.size, int) and dy.size <= _SMALL
     if "coefficients" in needs:
-        a, b = _wires.rows(x, wires, dtype)
+        a, b = _wire_gathers.rows(x, wires, dtype)
         parts = 4 if small and not dy.shape[1] % 4 else 1
-        found["coefficients"] = _wires.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
+        found["coefficients"] = _wire_gathers.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if "x" in needs:
-        if readers is not None and _wires.gathered(wires, readers) and not small:
+        if readers is not None and _wire_gathers.gathered(wires, readers) and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
-            a, b = _wires.rows(x, wires, dtype)
+            a, b = _wire_gathers.rows(x, wires, dtype)
             _, c1, c2, c3 = (c[:, None] for c in coefficients)
-            dx = _wires.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
+            dx = _wire_gathers.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
             if small:  # else XLA computes it anew for every reader of a layer before, in a stack of them
                 dx = jax.lax.optimization_barrier(dx)
         found["x"] = dx
@@ -56,10 +56,10 @@ def _from_readers(
 ) -> jax.Array:
     """The cotangent of each input from its readers' own, their slopes and their other inputs, in one pass."""
     dtype = dy.dtype
-    wires = _wires.clamped(wires, x.shape[0])
+    wires = _wire_gathers.clamped(wires, x.shape[0])
     _, c1, c2, c3 = coefficients
     dx = zeros_varying(dy, x.shape, dtype)
-    for place, exists in _wires.places(readers, wires.size):
+    for place, exists in _wire_gathers.places(readers, wires.size):
         gate, second = place // 2, place % 2
         other = read(x, read(wires, gate, 1 - second)).astype(dtype)
         slope = jnp.where(second == 1, read(c2, gate), read(c1, gate))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._xla import _slots, _wires
+from lutjax.kernels._xla import _slot_polynomials, _wire_gathers
 from lutjax.kernels.registry import Device
 from lutjax.ops.binary_lut import BinaryLut
 
@@ -12,7 +12,7 @@ from lutjax.ops.binary_lut import BinaryLut
 def forward(call: BinaryLut, *, device: Device) -> jax.Array:
     x, table, wires = call.x, call.table, call.wires
     address = jnp.zeros((wires.shape[0], x.shape[1]), jnp.int32)
-    for place, read in enumerate(_wires.rows(x, wires, x.dtype)):
+    for place, read in enumerate(_wire_gathers.rows(x, wires, x.dtype)):
         address = address | jnp.left_shift((read > 0).astype(jnp.int32), place)
     return jnp.take_along_axis(table, address, 1, mode="clip").astype(x.dtype)
 
@@ -22,12 +22,12 @@ def backward(
 ) -> dict[str, jax.Array]:
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
-    dy, read = cotangent.astype(dtype), _wires.rows(x, wires, x.dtype)
+    dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, x.dtype)
     found = {}
     if "table" in needs:
-        found["table"] = _slots.of_table(table.shape[1], [(a > 0).astype(dtype) for a in read], dy)
+        found["table"] = _slot_polynomials.of_table(table.shape[1], [(a > 0).astype(dtype) for a in read], dy)
     if "x" in needs:
         softened = [jnp.where(a > 0, 0.75, 0.25).astype(dtype) for a in read]
-        by_wire = [0.5 * dy * slope for slope in _slots.slopes(table.astype(dtype), softened)]
-        found["x"] = _wires.to_inputs(by_wire, wires, call.readers, x.shape[0])
+        by_wire = [0.5 * dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), softened)]
+        found["x"] = _wire_gathers.to_inputs(by_wire, wires, call.readers, x.shape[0])
     return found

@@ -11,7 +11,7 @@ from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addends
-from lutjax.kernels._xla._rows import add, read
+from lutjax.kernels._xla._row_gathers import add, read
 from lutjax.kernels.registry import Device
 from lutjax.ops.detect import Detect
 

@@ -1,4 +1,4 @@
-"""`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_rows` does.
+"""`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_row_gathers` does.
 
 ``y[b] = sum_t weights[t, index[b, t]]``; ``dweights[t, index[b, t]] += dy[b]``; ``dmargin[b, t] = slope(margin[b, t]) *
 <dy[b], weights[t, index] - weights[t, index ^ flip]>``. Ids are detector-major, ``[T, B]``.
@@ -13,7 +13,7 @@ import jax
 from lutjax._compat import zeros_varying
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _rows, _updates
+from lutjax.kernels._xla import _row_gathers, _row_updates
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
@@ -32,27 +32,27 @@ def backward_by(
     found = {}
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
-        found["weights"] = _rows.add_rows(zeros, index, addends(cotangent, call.accumulate), device)
+        found["weights"] = _row_gathers.add_rows(zeros, index, addends(cotangent, call.accumulate), device)
     if "detection" in needs:
         main_and_flipped = index, index ^ d.flip.T
         (difference,) = rows.differences(weights, main_and_flipped, cotangent, device, call.accumulate)
-        found["detection"] = (_rows.slope(margin) * difference.astype(margin.dtype)).T
+        found["detection"] = (_row_gathers.slope(margin) * difference.astype(margin.dtype)).T
     return found
 
 
-forward = functools.partial(forward_by, _rows)
-backward = functools.partial(backward_by, _rows)
+forward = functools.partial(forward_by, _row_gathers)
+backward = functools.partial(backward_by, _row_gathers)
 
 
 def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
-    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+    return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
-def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
     index = call.detection.index.T
 
-    def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
+    def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         return body(carry, detectors(index), cotangent, None)
 
     return visit, cotangent.shape[0]

@@ -2,7 +2,7 @@
 
 ``row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]``; ``y[j] = sum_{i, t} weights[t, row]``;
 ``dweights[t, row] += dy[j]``; the closest of the three margins gets ``slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
-The same by any other module that reads rows as `_rows` does.
+The same by any other module that reads rows as `_row_gathers` does.
 """
 
 import copy
@@ -17,7 +17,7 @@ from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _pairs, _rows, _updates
+from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
@@ -25,11 +25,11 @@ from lutjax.ops.lookup_attention import LookupAttention
 
 def forward_by(rows: ModuleType, call: LookupAttention, *, device: Device) -> jax.Array:
     weights, accumulate = call.weights, call.accumulate
-    pairs = _pairs.plan(call, device)
+    pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
 
-    def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        return tile.add_rows(y, rows.sum_rows(weights, _rows.flat(row(tile)), device, accumulate))
+    def body(tile: _pair_tiles.Tile, y: jax.Array) -> jax.Array:
+        return tile.add_rows(y, rows.sum_rows(weights, _row_gathers.flat(row(tile)), device, accumulate))
 
     dtype = addend_dtype(weights.dtype, accumulate)
     y = zeros_varying(call.query.index, pairs.padded_shape(weights.shape[-1]), dtype)
@@ -41,7 +41,7 @@ def backward_by(
 ) -> dict[str, jax.Array]:
     weights, query, key, position = call.weights, call.query, call.key, call.position
     accumulate = call.accumulate
-    pairs = _pairs.plan(call, device)
+    pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
     dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
     need_query, need_key, need_position = (name in needs for name in ("query", "key", "position"))
@@ -52,13 +52,15 @@ def backward_by(
         assert position is not None
         p_flip, p_margin = position.flip.T, position.margin.T
 
-    def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def body(tile: _pair_tiles.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
         totals = dict(totals)
         main = row(tile)
         dy_pair = tile.of_rows(dy)
         if "weights" in needs:
             addend = addends(dy_pair, accumulate)
-            totals["weights"] = _rows.add_rows(totals["weights"], _rows.flat(main), addend, device)
+            totals["weights"] = _row_gathers.add_rows(
+                totals["weights"], _row_gathers.flat(main), addend, device
+            )
         if not (need_query or need_key or need_position):
             return totals
 
@@ -79,10 +81,10 @@ def backward_by(
             # Elsewhere the main row again, which is in the cache.
             ids.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
 
-        flat_ids = tuple(_rows.flat(i) for i in ids)
+        flat_ids = tuple(_row_gathers.flat(i) for i in ids)
         flipped = rows.differences(weights, flat_ids, dy_pair, device, accumulate)
         difference, *of_flipped_position = (d.reshape(main.shape) for d in flipped)
-        cotangent = _rows.slope(margin) * difference.astype(margin.dtype)
+        cotangent = _row_gathers.slope(margin) * difference.astype(margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
         if need_query:
             totals["query"] = tile.add_to_queries(totals["query"], jnp.where(query_is_closer, cotangent, 0))
@@ -90,7 +92,7 @@ def backward_by(
             totals["key"] = tile.add_to_keys(totals["key"], jnp.where(query_is_closer, 0, cotangent))
         if need_position:
             difference = of_flipped_position[0].astype(of_position.dtype)
-            cotangent = jnp.where(position_is_closest, _rows.slope(of_position) * difference, 0)
+            cotangent = jnp.where(position_is_closest, _row_gathers.slope(of_position) * difference, 0)
             cotangent = addends(tile.masked(cotangent), accumulate)
             if of_position.shape[0] == 1:  # shared by all detectors
                 cotangent = jnp.sum(cotangent, 0, keepdims=True, dtype=cotangent.dtype)
@@ -119,32 +121,32 @@ def backward_by(
     return found
 
 
-forward = functools.partial(forward_by, _rows)
-backward = functools.partial(backward_by, _rows)
+forward = functools.partial(forward_by, _row_gathers)
+backward = functools.partial(backward_by, _row_gathers)
 
 
 def update(
     call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+    return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
-def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
-    pairs = _pairs.plan(call, device)
+    pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
 
-    def of_group(detectors: _updates.Detectors) -> _updates.Ids:
+    def of_group(detectors: _row_updates.Detectors) -> _row_updates.Ids:
         ids = row.of(detectors)
-        return lambda tile: _rows.flat(ids(tile))
+        return lambda tile: _row_gathers.flat(ids(tile))
 
-    return _updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
+    return _row_updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
 
 
 class RowIds:
     """The row that each pair of a tile addresses: the bits of query, key and position side by side."""
 
-    def __init__(self, pairs: _pairs.Pairs, call: LookupAttention):
+    def __init__(self, pairs: _pair_tiles.Pairs, call: LookupAttention):
         query, key, position = call.query, call.key, call.position
         self.key_shift = 0 if position is None else position.bits
         self.query_shift = self.key_shift + key.bits
@@ -160,7 +162,7 @@ class RowIds:
             group._position = detectors(self._position)
         return group
 
-    def __call__(self, tile: _pairs.Tile) -> jax.Array:
+    def __call__(self, tile: _pair_tiles.Tile) -> jax.Array:
         row = tile.of_queries(self._query) | tile.of_keys(self._key)
         return row if self._position is None else row | tile.of_distances(self._position)
 

@@ -1,4 +1,4 @@
-"""`lutjax.lut_pair_attention` in plain JAX, tile by tile, and by any other module that reads rows as `_rows` does.
+"""`lutjax.lut_pair_attention` in plain JAX, tile by tile, and by any other module that reads rows as `_row_gathers` does.
 
 ``z = [keys[i], x[j], positions[d]]``; ``y[j] = sum_{i, t} weights[t, row(z)]``; ``dweights[t, row] += dy[j]``; ``dz`` of the closest
 comparison is ``+-slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
@@ -15,8 +15,8 @@ from lutjax._detection import Detection
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _pairs, _rows, _updates
-from lutjax.kernels._xla._terms import Terms
+from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
+from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
@@ -25,11 +25,11 @@ from lutjax.ops.lut_pair_attention import LutPairAttention
 
 def forward_by(rows: ModuleType, call: LutPairAttention, *, device: Device) -> jax.Array:
     weights, accumulate = call.weights, call.accumulate
-    pairs = _pairs.plan(call, device)
+    pairs = _pair_tiles.plan(call, device)
     terms = TiledTerms(pairs, call)
 
-    def body(tile: _pairs.Tile, y: jax.Array) -> jax.Array:
-        index = _rows.flat(terms.detect(tile).index)
+    def body(tile: _pair_tiles.Tile, y: jax.Array) -> jax.Array:
+        index = _row_gathers.flat(terms.detect(tile).index)
         return tile.add_rows(y, rows.sum_rows(weights, index, device, accumulate))
 
     y = zeros_varying(call.x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))
@@ -41,23 +41,25 @@ def backward_by(
 ) -> dict[str, jax.Array]:
     weights, accumulate = call.weights, call.accumulate
     need_x, need_keys, need_positions = (name in needs for name in ("x", "keys", "positions"))
-    pairs = _pairs.plan(call, device)
+    pairs = _pair_tiles.plan(call, device)
     terms = TiledTerms(pairs, call)
     dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
 
-    def body(tile: _pairs.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def body(tile: _pair_tiles.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
         totals = dict(totals)
         d = terms.detect(tile)
         dy_pair = tile.of_rows(dy)
-        index = _rows.flat(d.index)
+        index = _row_gathers.flat(d.index)
         if "weights" in needs:
-            totals["weights"] = _rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
+            totals["weights"] = _row_gathers.add_rows(
+                totals["weights"], index, addends(dy_pair, accumulate), device
+            )
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
-        main_and_flipped = index, _rows.flat(d.index ^ d.flip)
+        main_and_flipped = index, _row_gathers.flat(d.index ^ d.flip)
         (difference,) = rows.differences(weights, main_and_flipped, dy_pair, device, accumulate)
         difference = difference.reshape(d.margin.shape)
-        cotangent = _rows.slope(d.margin) * difference.astype(d.margin.dtype)
+        cotangent = _row_gathers.slope(d.margin) * difference.astype(d.margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
         closest = closest_pair(d.flip)
         for r in range(d.bits):
@@ -93,40 +95,40 @@ def backward_by(
     return found
 
 
-forward = functools.partial(forward_by, _rows)
-backward = functools.partial(backward_by, _rows)
+forward = functools.partial(forward_by, _row_gathers)
+backward = functools.partial(backward_by, _row_gathers)
 
 
 def update(
     call: LutPairAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+    return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
-def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
-    pairs = _pairs.plan(call, device)
+    pairs = _pair_tiles.plan(call, device)
 
-    def of_group(detectors: _updates.Detectors) -> _updates.Ids:
+    def of_group(detectors: _row_updates.Detectors) -> _row_updates.Ids:
         positions = call.positions
         if positions is not None and positions.shape[1] > 1:
             positions = detectors(positions, 1)
         group = call.replace(anchors=detectors(call.anchors), positions=positions)
         terms = TiledTerms(pairs, group)
-        return lambda tile: _rows.flat(terms.detect(tile).index)
+        return lambda tile: _row_gathers.flat(terms.detect(tile).index)
 
-    return _updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
+    return _row_updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
 
 
 class TiledTerms(Terms):
     """The terms with whole tiles of places."""
 
-    def __init__(self, pairs: _pairs.Pairs, call: LutPairAttention):
+    def __init__(self, pairs: _pair_tiles.Pairs, call: LutPairAttention):
         super().__init__(call)
         self._pairs, self._epsilon = pairs, call.epsilon
         self.key, self.query = pairs.padded_keys(self.key), pairs.padded_queries(self.query)
 
-    def detect(self, tile: _pairs.Tile) -> Detection:
+    def detect(self, tile: _pair_tiles.Tile) -> Detection:
         """The detection of every pair of a tile, ``[T, samples, pairs]``."""
 
         def delta(r: int) -> jax.Array:

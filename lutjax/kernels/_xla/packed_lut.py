@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from lutjax.kernels._xla import _wires
+from lutjax.kernels._xla import _wire_gathers
 from lutjax.kernels.registry import Device
 from lutjax.ops.packed_lut import PackedLut
 
 
 def forward(call: PackedLut, *, device: Device) -> jax.Array:
-    read = _wires.rows(call.words, call.wires, call.words.dtype)
+    read = _wire_gathers.rows(call.words, call.wires, call.words.dtype)
     return value([m[:, None] for m in masks(call.truth)], read)
 
 

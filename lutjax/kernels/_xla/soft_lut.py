@@ -3,7 +3,7 @@
 import jax
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._xla import _slots, _wires
+from lutjax.kernels._xla import _slot_polynomials, _wire_gathers
 from lutjax.kernels.registry import Device
 from lutjax.ops.soft_lut import SoftLut
 
@@ -11,7 +11,7 @@ from lutjax.ops.soft_lut import SoftLut
 def forward(call: SoftLut, *, device: Device) -> jax.Array:
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
-    return _slots.value(table.astype(dtype), _wires.rows(x, wires, dtype)).astype(x.dtype)
+    return _slot_polynomials.value(table.astype(dtype), _wire_gathers.rows(x, wires, dtype)).astype(x.dtype)
 
 
 def backward(
@@ -19,11 +19,11 @@ def backward(
 ) -> dict[str, jax.Array]:
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
-    dy, read = cotangent.astype(dtype), _wires.rows(x, wires, dtype)
+    dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, dtype)
     found = {}
     if "table" in needs:
-        found["table"] = _slots.of_table(table.shape[1], read, dy)
+        found["table"] = _slot_polynomials.of_table(table.shape[1], read, dy)
     if "x" in needs:
-        by_wire = [dy * slope for slope in _slots.slopes(table.astype(dtype), read)]
-        found["x"] = _wires.to_inputs(by_wire, wires, call.readers, x.shape[0])
+        by_wire = [dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), read)]
+        found["x"] = _wire_gathers.to_inputs(by_wire, wires, call.readers, x.shape[0])
     return found

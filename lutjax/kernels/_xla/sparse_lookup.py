@@ -3,7 +3,7 @@
 ``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b, t]``; ``dweights[t, row, k] += dy[b, targets[t, row, k]]``;
 ``dmargin[b, t] = slope(margin) * (sum_k weights[t, row, k] dy[b, targets[t, row, k]] - the same of the flipped row)``.
 
-Where products with one-hot matrices are faster than gathers (see `_rows`), as a look-up of the whole table.
+Where products with one-hot matrices are faster than gathers (see `_row_gathers`), as a look-up of the whole table.
 """
 
 import functools
@@ -17,8 +17,8 @@ from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _updates, lookup
-from lutjax.kernels._xla._rows import add, by_one_hot, clamped, detectors, read, slope
+from lutjax.kernels._xla import _row_updates, lookup
+from lutjax.kernels._xla._row_gathers import add, by_one_hot, clamped, detectors, read, slope
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
@@ -88,16 +88,16 @@ def backward(
 def update(
     call: SparseLookup, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    return _updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+    return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
-def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _updates.Hits:
+def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
     index = clamped(call.weights, call.detection.index.T)
     targets, dy = with_unused(call.targets, cotangent)
     sample = jnp.arange(dy.shape[0], dtype=jnp.int32)[:, None]
 
-    def visit(detectors: _updates.Detectors, body: _updates.Body, carry: Any) -> Any:
+    def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         rows = detectors(index)
         lists = detectors(targets) if targets.shape[0] > 1 else targets
         number = jnp.arange(len(rows), dtype=jnp.int32)[:, None]

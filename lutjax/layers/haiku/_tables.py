@@ -24,8 +24,8 @@ class _Attention(Layer):
 
     __call__ = _tables.attention_call
 
-    def _attend(self, x: Any, decode: bool, **others: Any) -> Any:
-        if not decode:
+    def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
+        if not (self.spec.decode if decode is None else decode):
             return self.spec(self._arrays(), x, **others)
         cache = {
             name: hk.get_state(name, value.shape, value.dtype, init=lambda *_, value=value: value)

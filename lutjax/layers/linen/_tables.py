@@ -36,9 +36,9 @@ class _Attention(Layer):
     __call__ = _tables.attention_call
 
     @nn.compact
-    def _attend(self, x: Any, decode: bool, **others: Any) -> Any:
+    def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         spec, arrays = self._bound()
-        if not decode:
+        if not (spec.decode if decode is None else decode):
             return spec(arrays, x, **others)
         empty = spec.empty_cache(x.shape, x.dtype)
         cache = {

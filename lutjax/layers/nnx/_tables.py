@@ -42,9 +42,9 @@ class _Attention(Drawn):
 
     __call__ = _tables.attention_call
 
-    def _attend(self, x: Any, decode: bool, **others: Any) -> Any:
+    def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         spec = self.spec
-        if not decode:
+        if not (spec.decode if decode is None else decode):
             return spec(self._arrays(), x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}
         if cache["cache_index"] is None:

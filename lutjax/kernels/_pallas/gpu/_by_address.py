@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
 from lutjax.kernels._pallas.gpu import _mosaic_launch
-from lutjax.kernels._xla import _wires
+from lutjax.kernels._xla import _wire_gathers
 
 _FOUR = 4  # addresses in a word
 _THREADS = _mosaic_launch.THREADS
@@ -36,7 +36,7 @@ def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
     words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
     shift = _FOUR * jnp.arange(32 // _FOUR, dtype=jnp.int32)[None, None]
     addresses = jnp.zeros((len(wires), n_samples // 32, 32 // _FOUR), jnp.int32)
-    for place, bits in enumerate(_wires.rows(words, wires, words.dtype)):
+    for place, bits in enumerate(_wire_gathers.rows(words, wires, words.dtype)):
         four = (bits[..., None] >> shift) & 15
         # Each of four bits to a byte of its own.
         addresses |= ((four * 0x00204081) & 0x01010101) << place

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lutjax.kernels._pallas.gpu import _mosaic_launch
-from lutjax.kernels._xla._rows import terms
+from lutjax.kernels._xla._row_gathers import terms
 
 _ROWS = 64  # of a product of tensor cores
 _OUTPUTS = 128

@@ -14,7 +14,7 @@ import jax
 
 from lutjax._dtypes import accumulator
 from lutjax.kernels._pallas.gpu import _by_address
-from lutjax.kernels._xla import _slots, binary_lut as plain
+from lutjax.kernels._xla import _slot_polynomials, binary_lut as plain
 from lutjax.kernels.registry import Device
 from lutjax.ops.binary_lut import BinaryLut
 
@@ -38,7 +38,7 @@ def backward(
     if "table" in needs:
         found["table"] = _by_address.sum_by_address(addresses, cotangent, table.shape[1])
     if "x" in needs and readers is not None and readers.shape[1]:
-        slopes = _slots.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
+        slopes = _slot_polynomials.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
         found["x"] = _by_address.sum_over_readers(addresses, slopes, readers, cotangent, wires.shape[1])
     elif "x" in needs:
         # Without readers there is nothing to gather, and XLA scatters.

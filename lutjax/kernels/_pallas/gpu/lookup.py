@@ -13,7 +13,7 @@ from lutjax._row_rules import RowState
 from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.gpu import _one_hot, _shared_tables
 from lutjax.kernels._xla import lookup as plain
-from lutjax.kernels._xla._rows import slope
+from lutjax.kernels._xla._row_gathers import slope
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup

@@ -1,4 +1,4 @@
-"""Reading rows of tables on SparseCores, by functions of the same names and arguments as in `lutjax.kernels._xla._rows`.
+"""Reading rows of tables on SparseCores, by functions of the same names and arguments as in `lutjax.kernels._xla._row_gathers`.
 
 Here is all that surrounds the kernels of `_gather`: ids that exist, and blocks that fit a subcore.
 """
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from lutjax._fixed_point import FixedPoint
 from lutjax.kernels._pallas.sparsecore import _gather, _sizes
-from lutjax.kernels._xla import _rows as plain
+from lutjax.kernels._xla import _row_gathers as plain
 from lutjax.kernels.registry import Device
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from lutjax.kernels._pallas.sparsecore import _gather, _sizes
 from lutjax.kernels._pallas.sparsecore._gathered_rows import ids, in_blocks, out_of_blocks, rows_of
 from lutjax.kernels._xla import sparse_lookup as plain
-from lutjax.kernels._xla._rows import slope
+from lutjax.kernels._xla._row_gathers import slope
 from lutjax.kernels.registry import Device
 from lutjax.ops.sparse_lookup import SparseLookup
 

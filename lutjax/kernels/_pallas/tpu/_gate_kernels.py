@@ -26,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
-from lutjax.kernels._xla._wires import clamped
+from lutjax.kernels._xla._wire_gathers import clamped
 from lutjax.kernels.registry import Device
 
 # On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.

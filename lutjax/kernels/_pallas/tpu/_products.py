@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from lutjax.kernels._pallas import _call
-from lutjax.kernels._xla._rows import terms
+from lutjax.kernels._xla._row_gathers import terms
 from lutjax.kernels.contract import Step
 
 _ROWS = 512  # of a block, over its detectors

@@ -14,7 +14,7 @@ from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _resident
 from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
-from lutjax.kernels._xla._rows import slope
+from lutjax.kernels._xla._row_gathers import slope
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup

@@ -25,7 +25,7 @@ from lutjax._row_rules import RowState
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu._attention_blocks import UNROLLED, Plan
 from lutjax.kernels._pallas.tpu._limits import LANES, params
-from lutjax.kernels._xla import _rows, lookup_attention as plain
+from lutjax.kernels._xla import _row_gathers, lookup_attention as plain
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
@@ -65,7 +65,7 @@ def backward(
     if needs - {"weights"}:
         for name, total in _products(pairs, dy, "position" in needs, device).items():
             if name in needs:
-                found[name] = _rows.times_slope(total, getattr(call, name).margin)
+                found[name] = _row_gathers.times_slope(total, getattr(call, name).margin)
     return found
 
 

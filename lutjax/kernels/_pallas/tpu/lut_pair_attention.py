@@ -4,7 +4,7 @@
 ``dweights[t] = counts[t].T @ dy``, and an update moves the table by it in its own memory. The margin of a pair receives
 ``slope <dy[j], row - flipped row>``, picked from ``weights[t] @ dy[j]``. A grid step owns one detector and the samples of a block
 of lanes. Everything has its features in front and its queries in lanes, see `_shifts`. The comparisons are sums of terms of
-places, see `lutjax.kernels._xla._terms`. What is counted are comparisons of row ids with the numbers of all rows, which
+places, see `lutjax.kernels._xla._comparison_terms`. What is counted are comparisons of row ids with the numbers of all rows, which
 no gather is needed for; the counts times the table are one product for each detector.
 """
 
@@ -21,8 +21,8 @@ from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _shifts
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import lut_pair_attention as plain
-from lutjax.kernels._xla._rows import slope
-from lutjax.kernels._xla._terms import Terms
+from lutjax.kernels._xla._comparison_terms import Terms
+from lutjax.kernels._xla._row_gathers import slope
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.lut_pair_attention import LutPairAttention

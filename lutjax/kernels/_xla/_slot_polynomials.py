@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax.kernels._xla import _wires
+from lutjax.kernels._xla import _wire_gathers
 
 _LOW_BITS = 4
 
@@ -51,7 +51,7 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
         shares = [weight]
         for a in reversed(low):  # the first is the least significant bit
             shares = [s for share in shares for s in (share * (1 - a), share * a)]
-        return _wires.sum_over_samples(shares)
+        return _wire_gathers.sum_over_samples(shares)
 
     if not high:
         return sums(dy).T

@@ -1,20 +1,24 @@
 """Pictures of runs: loss curves, confusion matrices."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from lutjax.training.lm_runs import Record
+from lutjax._extras import needed_by
+
+with needed_by(__name__):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+if TYPE_CHECKING:
+    from lutjax.training.lm_runs import Record
 
 
-def plot_losses(record: Record, path: Path) -> None:
+def plot_losses(record: "Record", path: Path) -> None:
     """Writes training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot: no window system, no global state
-    axes = figure.subplots()
+    figure, axes = _figure(8, 5)
     for points, style, label in (
         (record.history.train, {"linewidth": 1}, "training loss (mean since the point before)"),
         (record.history.test, {"marker": "o", "linewidth": 1}, "test loss"),
@@ -35,9 +39,7 @@ def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path
     """Writes how often each actual class (row) was predicted as each (column) as a PNG."""
     counts = np.zeros((n_classes, n_classes), int)
     np.add.at(counts, (labels, classes), 1)
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = _figure(6, 6)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if n_classes <= 20:
@@ -52,3 +54,10 @@ def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=20))
     figure.savefig(path, dpi=120)
+
+
+def _figure(width: int, height: int) -> tuple[Figure, Any]:
+    """Return a figure of so many inches and its axes, without pyplot: no window system, no global state."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()

@@ -15,7 +15,7 @@ from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _pairs, _rows
+from lutjax.kernels._xla import _pair_tiles, _row_gathers
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 
@@ -32,7 +32,7 @@ Visit = Callable[[Detectors, Body, Any], Any]
 """Passes a carry through a body for every tile of hits of a group of detectors."""
 
 
-Ids = Callable[[_pairs.Tile], jax.Array]
+Ids = Callable[[_pair_tiles.Tile], jax.Array]
 """Returns the row ids of the pairs of a tile, ``[group, n]``."""
 
 Hits = tuple[Visit, int]
@@ -49,14 +49,14 @@ class Reads(Protocol):
     def accumulate(self) -> FixedPoint | None: ...
 
 
-def hits_of_pairs(pairs: _pairs.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]) -> Hits:
+def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]) -> Hits:
     """Return the hits of attention: each pair that counts is one for every detector."""
     dy = pairs.padded_rows(dy)
 
     def visit(detectors: Detectors, body: Body, carry: Any) -> Any:
         ids = of_group(detectors)
 
-        def tile(tile: _pairs.Tile, carry: Any) -> Any:
+        def tile(tile: _pair_tiles.Tile, carry: Any) -> Any:
             return body(carry, ids(tile), tile.of_rows(dy), tile.counted())
 
         return pairs.for_each_tile(tile, carry)
@@ -80,7 +80,7 @@ def update(
         scale = -rate if factor is None else -rate * factor
 
         def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
-            return _rows.add_rows(total, index, scale * values.astype(dtype), device)
+            return _row_gathers.add_rows(total, index, scale * values.astype(dtype), device)
 
         return visit(lambda a, axis=0: a, add, weights), state
 
@@ -133,7 +133,7 @@ def squared_norm(call: Reads, visit: Visit, n_hits: int, *, device: Device) -> j
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
     """Return the number of detectors of a group."""
     n_detectors, n_rows, n_outputs = weights.shape
-    if _rows.in_sequence(device):
+    if _row_gathers.in_sequence(device):
         return 1
     length = n_rows if _few_rows(weights, n_hits) else n_hits
     return _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax.kernels._xla._rows import read
+from lutjax.kernels._xla._row_gathers import read
 
 # Readers of an input whose sum is written out. Beyond that most entries of the list are unused.
 _WRITTEN_OUT = 16

@@ -5,7 +5,7 @@ make a window cost ``L * window``, give every tile one slice of the positions, a
 one slice too: query ``j`` at distance ``d`` meets key ``start + j - 1 - d``. Short sequences are one tile that
 lists only the pairs that count.
 
-Arrays are detector-major, ``[..., samples, places]``, see `_rows`.
+Arrays are detector-major, ``[..., samples, places]``, see `_row_gathers`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax.kernels._xla._rows import in_sequence, read
+from lutjax.kernels._xla._row_gathers import in_sequence, read
 from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
-from lutjax.kernels._xla import _rows
+from lutjax.kernels._xla import _row_gathers
 from lutjax.ops.lut_pair_attention import LutPairAttention
 
 
@@ -47,7 +47,7 @@ class Terms:
         dx = zeros_varying(total, (self._n_inputs + 1, flat.shape[-1]), total.dtype)
         for end, sign in ((0, flat), (1, -flat)):
             at = jnp.where(self._part[end] == part, self._id[end], self._n_inputs)
-            dx = _rows.add(dx, (at,), sign)
+            dx = _row_gathers.add(dx, (at,), sign)
         return jnp.moveaxis(dx[:-1].reshape(self._n_inputs, *total.shape[2:]), 0, -1)
 
     def to_positions(self, total: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ class Terms:
         detector = self._position_detector(total.shape[1])
         for end, sign in ((0, total), (1, -total)):
             at = jnp.where(self._part[end] == 2, self._id[end], n_bits)
-            dp = _rows.add(dp, (detector, at), sign)
+            dp = _row_gathers.add(dp, (detector, at), sign)
         return dp[:, :-1].transpose(2, 0, 1)
 
     def _of_inputs(self, values: jax.Array, part: int) -> jax.Array:
@@ -66,7 +66,7 @@ class Terms:
 
         def end(e: int) -> jax.Array:
             ids = jnp.clip(self._id[e], 0, n_inputs - 1)
-            of = _rows.read(by_input, ids)
+            of = _row_gathers.read(by_input, ids)
             return jnp.where((self._part[e] == part)[..., None, None], of, 0)
 
         return end(0) - end(1)
@@ -80,7 +80,7 @@ class Terms:
             if n_bits == 0:
                 return jnp.zeros((*self._id.shape[1:], values.shape[0]), values.dtype)
             ids = jnp.clip(self._id[e], 0, n_bits - 1)
-            of = _rows.read(by_bit, detector, ids)
+            of = _row_gathers.read(by_bit, detector, ids)
             return jnp.where((self._part[e] == 2)[..., None], of, 0)
 
         return end(0) - end(1)

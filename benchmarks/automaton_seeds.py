@@ -1,0 +1,61 @@
+"""Automata over seeds: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`.
+
+A seed draws wires and batches. Every seed is trained for all steps, as `lutjax train ca --no-stop-when-solved` does, and its
+best hard automaton is tested every `eval_every` steps of the experiment, on samples that no step has seen. A row says how many
+bits of a grid were wrong in the best and the last test, after how many steps a test found none for the first time, and
+the mean training loss since the last test but one.
+"""
+
+import argparse
+import json
+import time
+
+from lutjax.training.automaton_runs import Automaton
+from lutjax.training.presets import EXPERIMENTS
+
+
+def fields(words: list[str]) -> dict[str, object]:
+    """Return fields and values of words such as ``residual=10`` and ``update=[8,1]``."""
+    pairs = (word.partition("=") for word in words)
+    values = {name: json.loads(value) for name, _, value in pairs}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def trained(experiment: Automaton) -> tuple[list[tuple[int, float]], float]:
+    """Return the steps and wrong bits of all tests, and the last mean loss."""
+    run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
+    state, tests, done, loss = run.init(), [], 0, float("nan")
+    while done < steps:
+        count = min(every, steps - done)
+        state, mean = run.advance(state, done, count)
+        done, loss = done + count, float(mean)
+        tests.append((done, run.wrong(state)))
+    return tests, loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--steps", type=int, help="default: those of the experiment")
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="other fields of its configs, with values as in JSON"
+    )
+    arguments = parser.parse_args()
+    values = fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
+    print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
+    print("| --: | --: | --: | --: | --: | --: | --: |")
+    solved = 0
+    for seed in arguments.seeds:
+        start = time.perf_counter()
+        tests, loss = trained(Automaton.new({**values, "seed": seed}, arguments.experiment))
+        wrong = [count for _, count in tests]
+        first = next((str(done) for done, count in tests if count == 0), "never")
+        solved += first != "never"
+        cells = (seed, tests[-1][0], first, f"{min(wrong):g}", f"{wrong[-1]:g}", f"{loss:.4g}")
+        print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
+    print(f"\n{arguments.experiment}: without a wrong bit {solved} of {len(arguments.seeds)}")
+
+
+if __name__ == "__main__":
+    main()
