@@ -157,7 +157,7 @@ def test_figures_of_the_readme_stand_where_it_says():
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
-    """As docs/implementations.md says."""
+    """docs/implementations.md says so."""
     d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
     look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
     weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")

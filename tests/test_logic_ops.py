@@ -169,7 +169,7 @@ def test_readers():
         (lambda: lutjax.bilinear_gates(random(0), random(4, 2), wires(3, 2)), "at least one input"),
         (
             lambda: lutjax.bilinear_gates(random(3), random(4, 2), wires(3, 2), readers=wires(4, 4)),
-            r"its first axis must be 3",
+            r"its first axis must have size 3",
         ),
         (lambda: lutjax.soft_lut(random(3), random(2, 512), wires(3, 2, 9)), "a gate has 1 to 8 inputs"),
         (lambda: lutjax.soft_lut(random(3), random(2, 4), wires(3, 2, 3)), r"expected \[2, 8\]"),

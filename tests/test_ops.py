@@ -31,7 +31,7 @@ BAD = {
     "detectors": (
         lambda: lutjax.lookup(jnp.ones((6, 4, 3)), detection(2, 5)),
         ValueError,
-        r"its first axis must be the 5 detectors of detection",
+        r"its first axis must have size 5, the number of detectors of detection",
     ),
     "dtype of weights": (
         lambda: lutjax.lookup(jnp.ones((5, 4, 3), jnp.int32), detection(2, 5)),
@@ -56,7 +56,7 @@ BAD = {
     "triples of anchors": (
         lambda: lutjax.detect(X, jnp.zeros((2, 2, 3), jnp.int32)),
         ValueError,
-        r"its last axis must be the two inputs of a pair",
+        r"its last axis must have size 2, the inputs of a pair",
     ),
     "no inputs": (
         lambda: lutjax.detect(jnp.ones((2, 0)), ANCHORS),
@@ -70,7 +70,7 @@ BAD = {
             lutjax.Detection(jnp.zeros((2, 5), int), jnp.zeros((1, 5), int), jnp.ones((2, 5)), 2),
         ),
         ValueError,
-        r"the three must have one shape",
+        r"the three must have the same shape",
     ),
     "targets": (
         lambda: lutjax.sparse_lookup(jnp.ones((5, 4, 3)), detection(2, 5), jnp.zeros((5, 4, 2), int), 7),
@@ -91,7 +91,7 @@ BAD = {
             key_segments=np.array([1, 1]),
         ),
         ValueError,
-        r"query_segments is int64\[2\]; it holds ids from 1 to 4294967297, beyond int32",
+        r"query_segments is int64\[2\]; its ids from 1 to 4294967297 do not fit in int32",
     ),
     "outputs": (
         lambda: lutjax.sparse_lookup(jnp.ones((5, 4, 3)), detection(2, 5), jnp.zeros((5, 4, 3), int), -7),
@@ -101,17 +101,17 @@ BAD = {
     "longer than the positions": (
         lambda: lutjax.lut_attention(jnp.ones((2, 9, 3)), jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((7, 2, 2))),
         ValueError,
-        r"position is a Detection of shape \[7, 2\] and 2 bits; it holds 7 distances, and these lengths have 8",
+        r"position is a Detection of shape \[7, 2\] and 2 bits; it holds 7 distances, but these lengths need 8",
     ),
     "no positions at all": (
         lambda: lutjax.lut_attention(jnp.ones((2, 2, 3)), jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((0, 2, 2))),
         ValueError,
-        r"it holds 0 distances, and these lengths have 1",
+        r"it holds 0 distances, but these lengths need 1",
     ),
     "width of positions": (
         lambda: lutjax.lut_attention(jnp.ones((2, 9, 3)), jnp.ones((2, 64, 4)), ANCHORS, jnp.ones((8, 3, 2))),
         ValueError,
-        r"positions is float32\[8, 3, 2\]; its second axis must be the 2 detectors, or 1",
+        r"positions is float32\[8, 3, 2\]; its second axis must have size 2, the number of detectors, or 1",
     ),
     "one of two segments": (
         lambda: lutjax.lookup_attention(

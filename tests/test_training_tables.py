@@ -569,7 +569,7 @@ LOSSES = {
     "unused": (lambda p: jnp.float32(0), NOT_LOOKED_UP),
     "cast": (lambda p: look_up(p["weights"].astype(jnp.bfloat16)).astype(jnp.float32), NOT_LOOKED_UP),
     "indexed": (lambda p: look_up(p["weights"][...] * 1), NOT_LOOKED_UP),
-    "penalty": (lambda p: look_up(p["weights"]) + jnp.sum(p["weights"] ** 2), "not only in its look-up"),
+    "penalty": (lambda p: look_up(p["weights"]) + jnp.sum(p["weights"] ** 2), "outside of its look-up too"),
     "jit": (lambda p: jax.jit(lambda x: look_up(p["weights"], x))(X), INSIDE),
     "jit of it": (lambda p: jax.jit(look_up)(p["weights"]), NOT_LOOKED_UP),
     "vmap": (lambda p: jnp.sum(jax.vmap(lambda x: look_up(p["weights"], x))(X)), INSIDE),
@@ -608,7 +608,7 @@ def test_states_and_gradients_of_others_are_refused():
             optimizer.apply(params, gradients, bad)
     with pytest.raises(ValueError, match="the gradients have the structure"):
         optimizer.apply(params, {"weights": gradients["weights"]}, state)
-    with pytest.raises(TypeError, match="no table is factored"):
+    with pytest.raises(TypeError, match="not a table has a factored gradient"):
         optimizer.apply(params, {"bias": gradients["weights"], "weights": gradients["weights"]}, state)
     with pytest.raises(ValueError, match=r"rates names \['bias'\]; the tables are \['weights'\]"):
         tables.Optimizer(tables.SGD(), 0.1, rates={"bias": 1.0}).init(params)

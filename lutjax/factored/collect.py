@@ -1,4 +1,4 @@
-"""The gradient of a loss with that of each table in factors. Needs nothing but jax; any functional model will do."""
+"""Gradients of a loss, with those of tables in factors. Needs only jax, and works for any functional model."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -137,27 +137,26 @@ class Split:
                 of_tables[name] = gradient
             elif is_factored(gradient):
                 raise TypeError(
-                    "the gradient of a parameter that is no table is factored; `value_and_grad` and the optimiser "
-                    "need the same `tables`."
+                    "a parameter that is not a table has a factored gradient; pass the same `tables` to "
+                    "`value_and_grad` and the optimiser."
                 )
             else:
                 others.append(gradient)
         return others, of_tables
 
     def check_look_ups(self, watch: Watch) -> None:
-        """Raises TableUseError if a table was not looked up."""
+        """Raise TableUseError if a table was not looked up."""
         for name in self.tables:
             if name not in watch.look_ups:
                 raise TableUseError(
-                    f"the table {name} is not looked up by the loss. Either it is frozen or not used: then it "
-                    "is no table to train, leave it out of `tables` or of the parameters. Or it does not "
-                    "reach the op as it is: a cast, an index or a product makes another array of it (in NNX "
-                    "use `variable.get_value()` for `variable[...]`), and so does a jit, scan or checkpoint "
-                    "within the loss."
+                    f"the table {name} is not looked up by the loss. Either it is frozen or not used: then "
+                    "leave it out of `tables` or of the parameters. Or another array reaches the op: a cast, an "
+                    "index or a product makes one (in NNX use `variable.get_value()` instead of "
+                    "`variable[...]`), and so does a jit, scan or checkpoint within the loss."
                 )
 
     def taps(self, look: Callable[[list[Any]], Watch]) -> dict[str, tuple[Any, Any]]:
-        """Zeros for the look-up of each table, found in an abstract evaluation of the loss."""
+        """Return zeros for the look-up of each table. Their shapes are found in an abstract evaluation of the loss."""
         found: dict[str, Any] = {}
 
         def abstract(others: list[Any]) -> None:
@@ -176,7 +175,7 @@ class Split:
 
 
 def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The identity on a table, which is not to have a gradient any other way than through the taps."""
+    """Return the identity on a table. It raises an error if the table has a gradient that does not go through the taps."""
 
     @jax.custom_vjp
     def guard(table: jax.Array, zero: jax.Array) -> jax.Array:
@@ -188,9 +187,9 @@ def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
     def backward(_: None, cotangent: Any) -> tuple[None, None]:
         if not isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             raise TableUseError(
-                f"the loss uses the table {name} not only in its look-up. A factored gradient holds the look-up "
-                "alone: take the other use (a penalty, a second look-up inside jit or scan) out of the loss, "
-                "or leave this table out of `tables`: it then has a dense gradient."
+                f"the loss uses the table {name} outside of its look-up too, and a factored gradient holds only the "
+                "look-up. Take the other use (a penalty, a second look-up inside jit or scan) out of the loss, "
+                "or leave this table out of `tables` to get a dense gradient."
             )
         return None, None
 
@@ -199,7 +198,7 @@ def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return a function of the same value and gradients of a mean over a batch, computed one part of the batch after another.
+    """Return a function with the same value and gradients that computes the parts of a batch one after the other.
 
     Dense gradients are averaged. Factored ones are concatenated: an optimiser then takes one step, exactly as if the
     batch had not been divided.
@@ -248,5 +247,5 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
 
 
 def is_factored(gradient: Any) -> bool:
-    """Return whether a gradient is a factored one of a table; for ``is_leaf``."""
+    """Return whether a gradient is factored; for ``is_leaf``."""
     return isinstance(gradient, TableGradient)

@@ -1,9 +1,8 @@
-"""The gradient of a table in factors: what was looked up, and the cotangent of what came out.
+"""Gradient of a table in factors: the ids of the rows that were read, and the cotangent of the output.
 
-Its leaves must not be taken for numbers: the norm of the factors, their sum over batches or their running mean is not that
-of the gradient, and nothing would tell. So one leaf has a dtype without arithmetic, that of random keys: any
-arithmetic on it raises a TypeError, which names the dtype and with it the cure, while `jax.jit`, `vmap`, `scan`,
-`shard_map` and export pass it on like any array.
+Its leaves are not the elements of the gradient: the norm of the factors, their sum over batches or their running mean would be
+silently wrong. So one leaf has a dtype without arithmetic, that of random keys. Any arithmetic on it raises a TypeError
+that names the dtype, whose name says what to use instead. `jax.jit`, `vmap`, `scan`, `shard_map` and export pass it on like any array.
 """
 
 import dataclasses
@@ -27,14 +26,14 @@ _CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TableGradient:
-    """The gradient of one table, as the look-up that it had: row and cotangent instead of an array of its shape.
+    """Gradient of one table: its look-up and the cotangent of the output, instead of an array of the shape of the table.
 
-    Made by `lutjax.training.tables.value_and_grad`, applied by `lutjax.update_table`. A pytree, but not one of numbers:
-    arithmetic on its leaves, or on itself, raises a TypeError. `jax.numpy.isfinite` of its leaves is not arithmetic and
-    finds nothing: ask for that of `lutjax.training.tables.global_norm`.
+    Made by `lutjax.training.tables.value_and_grad`, applied by `lutjax.update_table`. It is a pytree, but arithmetic on its leaves,
+    or on itself, raises a TypeError. `jax.numpy.isfinite` of its leaves is not arithmetic, and does not find a NaN: use it on
+    `lutjax.training.tables.global_norm`.
 
     Attributes:
-      look_up: the call that read the table, with None in its place.
+      look_up: the call that read the table, with None instead of the table.
       sealed: `cotangent` as `seal` makes it, a leaf without arithmetic.
       factor: the product of the factors of `lutjax.scale_gradient` on the way to the table, or None.
       after: dependency token, a scalar that is available once the backward pass has read the table.
@@ -81,7 +80,7 @@ class TableGradient:
         return frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(self)))
 
     def scaled(self, factor: Any) -> "TableGradient":
-        """The gradient times a number."""
+        """Return the gradient times a factor."""
         dtype = accumulator(self.dtype)
         factor = jnp.asarray(factor, dtype)
         return dataclasses.replace(
@@ -105,7 +104,7 @@ class TableGradient:
 
 
 def seal(cotangent: jax.Array) -> jax.Array:
-    """A cotangent as an array of its shape on which there is no arithmetic."""
+    """Return a cotangent as an array of the same shape that has no arithmetic."""
     words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}"))
     words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
     result: jax.Array = jax.random.wrap_key_data(words, impl=_sealing(_n_words(cotangent.dtype)))
@@ -129,7 +128,7 @@ def _n_words(dtype: np.dtype) -> int:
 
 @functools.cache
 def _sealing(n_words: int) -> Any:
-    """A kind of random keys that are no keys, whose dtype says what to do."""
+    """Return a kind of random keys that cannot be used as keys. The name of its dtype says what to do."""
     return jax.extend.random.define_prng_impl(
         key_shape=(n_words,),
         seed=_refuse_key,
@@ -137,7 +136,7 @@ def _sealing(n_words: int) -> Any:
         random_bits=_refuse_key,
         fold_in=_refuse_key,
         name=f"lutjax_table_gradient_{n_words}",
-        tag=f"part of a TableGradient, no number: {_CURE}",
+        tag=f"part of a TableGradient, not a number: {_CURE}",
     )
 
 
@@ -147,8 +146,8 @@ def _refuse_key(*_: Any) -> Any:
 
 def _no_number(what: str) -> TypeError:
     return TypeError(
-        f"a TableGradient was {what}, but it is the gradient of a table in factors, no array: {_CURE}; `to_dense()` "
-        "makes an array of it."
+        f"a TableGradient was {what}, but it holds the gradient of a table in factors and is not an array: {_CURE}; "
+        "`to_dense()` returns the array."
     )
 
 
@@ -163,7 +162,12 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
     setattr(TableGradient, f"__{_name}__", _refusing(f"__{_name}__"))
     setattr(TableGradient, f"__r{_name}__", _refusing(f"__r{_name}__"))
 
-_DATA = ("sealed", "look_up", "factor", "after")  # what has no arithmetic first: nothing else is said before
+_DATA = (
+    "sealed",
+    "look_up",
+    "factor",
+    "after",
+)  # the leaf without arithmetic first, so that its error is the one raised
 _META = ("shape", "dtype", "axes")
 
 
@@ -182,11 +186,11 @@ def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
 
 
 def _refuse_optimizers() -> None:
-    """Raises TypeError if optax or `nnx.Optimizer` walks the tree.
+    """Raise TypeError if optax or `nnx.Optimizer` walks the tree.
 
-    For the message alone. The sealed leaf stops them too, but outside of jit an array of random keys lacks attributes that
-    optax asks for, and says no more than that; and `nnx.Optimizer` drops what is not in an `nnx.Param` and says that
-    the rest has another structure.
+    This only improves the message. The sealed leaf stops them too, but outside of jit the error only says that an array of
+    random keys lacks an attribute that optax reads; and `nnx.Optimizer` drops leaves that are not in an `nnx.Param`, and
+    says that the rest has another structure.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:

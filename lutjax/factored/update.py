@@ -1,4 +1,4 @@
-"""Moving a table by the factors of its gradient, in the table's own memory."""
+"""Update of a table by the factors of its gradient, in the table's own memory."""
 
 import dataclasses
 import functools
@@ -30,10 +30,10 @@ def update_table(
     *,
     implementation: Implementation = None,
 ) -> tuple[Float[jax.Array, "detectors rows outputs"], RowState]:
-    """A table after one optimiser step: only rows that were looked up are read and written.
+    """Return a table after one optimiser step that reads and writes only rows that were looked up.
 
-    Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the kernels of the look-up's op, in their
-    direction ``update``.
+    Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the kernels of the op of the look-up,
+    in their direction ``update``.
 
     Definition; ``touched`` ``[T, R, 1]`` says which rows were looked up::
 
@@ -83,14 +83,14 @@ def update_table(
         "update_table",
         "weights",
         weights,
-        f"the gradient is that of a table {gradient.dtype}{list(gradient.shape)}",
+        f"the gradient belongs to a table {gradient.dtype}{list(gradient.shape)}",
     )
     check_state(rule, weights, state)
     accumulate = dict(gradient.look_up.options()).get("accumulate")
     if accumulate is not None and accumulate.checked:
         raise ValueError(
-            f"update_table: the look-up was made with {accumulate}; an update in the table's own memory cannot be "
-            "checked. Use checked=False to train, or look at gradient.to_dense(), which is checked."
+            f"update_table: the look-up has accumulate={accumulate}, but an update in the table's own memory cannot be "
+            "checked. Use checked=False to train; gradient.to_dense() is checked."
         )
     dtype = accumulator(weights.dtype)
     step = Step(
@@ -112,9 +112,9 @@ def _after(rate: jax.Array, token: jax.Array) -> jax.Array:
     """Return the rate, available once the backward pass has read the table.
 
     Without this dependency the compiler may write the table before it is read for the last time, and then copies all of it first.
-    An `optimization_barrier` does not do: compilers remove it before they decide about copies. So the rate is chosen by
-    a predicate that is never true and that no simplifier can know to be: ``x**2 == 7 y**2 - 1`` has no solution in integers modulo 8, and
-    so none in those of 32 bits (an opaque predicate: Collberg, Thomborson and Low, 1998).
+    An `optimization_barrier` is not enough: compilers remove it before they decide about copies. So the rate is selected by
+    a predicate that is never true, which no simplifier can prove: ``x**2 == 7 y**2 - 1`` has no solution in integers modulo 8, and
+    so none in integers of 32 bits (an opaque predicate: Collberg, Thomborson and Low, 1998).
     """
     x, y = (jax.lax.bitcast_convert_type(a.astype(jnp.float32), jnp.uint32) for a in (token, rate))
     never = x * x == jnp.uint32(7) * y * y - jnp.uint32(1)
@@ -122,7 +122,7 @@ def _after(rate: jax.Array, token: jax.Array) -> jax.Array:
 
 
 def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
-    """Raises ValueError if a state is not one of this rule and table."""
+    """Raise ValueError if a state does not belong to this rule and table."""
     wanted = jax.eval_shape(rule.init, weights)
     found = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in state.items()}
     expected = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in wanted.items()}
@@ -140,10 +140,10 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
 
 def squared_norm(gradient: TableGradient) -> jax.Array:
-    """Return the sum of the squares of the gradient's numbers, those that several look-ups share added up first.
+    """Return the sum of the squares of the elements of a gradient, in which reads of the same row are added up first.
 
-    It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices
-    its gradient is the sum over them, and an op from elsewhere need not say what its hits are (`hits` of its plain kernel).
+    It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices,
+    because its gradient is a sum over devices; and for an op from outside whose plain kernel has no function `hits`.
     """
     if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
@@ -181,7 +181,7 @@ def of_parts(gradient: TableGradient) -> TableGradient:
     """
     look_up = gradient.look_up
     arrays = (
-        # What has no batch axis is the same in every part.
+        # Arrays without a batch axis are the same in every part.
         jax.tree.map(lambda a: a[0], array) if rank is None else array
         for array, rank in zip(look_up.values(), look_up.ranks(), strict=True)
     )

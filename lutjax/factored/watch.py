@@ -1,8 +1,7 @@
-"""Watched tables: their look-ups leave what the gradient is made of instead of computing it.
+"""Watched tables: their look-ups leave a record of the gradient instead of computing it.
 
-`lutjax.factored.collect` watches the tables of a loss; the ops ask whether a table is watched. A table is
-known by its identity as a traced value, because that survives any layer that hands it on as it is, and nothing
-that changes it.
+`lutjax.factored.collect` watches the tables of a loss, and the ops ask whether a table is watched. A table is recognised by
+its identity as a traced value: layers that pass it on keep the identity, and every operation that changes it makes another value.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from lutjax.ops._table_reads import Run, TableReads
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """A look-up of a watched table: its call with None in place of the table, and the outline of its output."""
+    """Look-up of a watched table: its call with None instead of the table, and the outline of its output."""
 
     call: Call
     shape: tuple[int, ...]
@@ -28,7 +27,7 @@ class Read:
 
 
 class TableUseError(ValueError):
-    """A loss uses a table in a way that has no factored gradient."""
+    """Error of a loss that uses a table in a way that has no factored gradient."""
 
 
 class Watch(TableReads):
@@ -49,7 +48,7 @@ class Watch(TableReads):
         self.factors: dict[str, Any] = {}
 
     def name(self, table: Any) -> str | None:
-        """The name of a table; None if it is not watched."""
+        """Return the name of a table; None if it is not watched."""
         name = self._names.get(id(table))
         if name is not None and _compat.trace_state() != self._trace:
             raise TableUseError(
@@ -63,9 +62,9 @@ class Watch(TableReads):
         """Return the output of a call that reads a table; its taps take the table's cotangent."""
         if name in self.look_ups:
             raise TableUseError(
-                f"the table {name} is looked up twice in the loss ({self.look_ups[name].call.op}, then {call.op}); a "
-                "factored gradient is that of one look-up. Join the two batches into one call, or leave this "
-                "table out of `tables`: it then has a dense gradient."
+                f"the table {name} is looked up twice in the loss ({self.look_ups[name].call.op}, then {call.op}), but "
+                "a factored gradient holds one look-up. Join the two batches into one call, or leave this "
+                "table out of `tables` to get a dense gradient."
             )
         field = str(call.table_name)
         without = call.replace(**{field: jax.lax.stop_gradient(getattr(call, field))})
@@ -75,5 +74,5 @@ class Watch(TableReads):
         return y
 
     def scale(self, name: str, factor: Any) -> None:
-        """The gradient of a table is multiplied by one more factor."""
+        """Multiply the gradient of a table by one more factor."""
         self.factors[name] = self.factors[name] * factor if name in self.factors else jnp.asarray(factor)

@@ -71,13 +71,12 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A call that an implementation is wanted for, as it sees it to say that it does not support it.
+    """Call for which an implementation is wanted, as `unsupported` and `slower` see it.
 
     Attributes:
-      call: with one batch axis, each array a `jax.ShapeDtypeStruct`; in every direction that of the forward pass.
-      device: that will run it.
-      cotangent: shape and dtype of the output, of an update.
-      step: of an update.
+      call: call of the forward pass, in every direction; with one batch axis, each array a `jax.ShapeDtypeStruct`.
+      device: the device that will run it.
+      cotangent, step: set for updates only; the cotangent as shape and dtype.
     """
 
     direction: Direction
@@ -94,10 +93,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A call that a function makes of an op, and its output, both as shapes and dtypes with one batch axis.
+    """Call of an op that a function makes, with its output, both as shapes and dtypes with one batch axis.
 
     Attributes:
-      rule: of an update that the function makes; None where it runs the op itself.
+      rule: rule of an update; None if the function runs the op itself.
       given: the call as it was made, with arrays and leading axes; of `collecting`.
     """
 
@@ -113,7 +112,7 @@ class Made:
         return call.prepared()
 
     def request(self, direction: Direction, device: Device, rule: RowRule | None = None) -> Request:
-        """Return what an implementation of it in a direction is asked."""
+        """Return the request for an implementation of it in a direction."""
         if direction != "update":
             return Request(direction, self.call, device)
         rule = rule or self.rule or SGD()
@@ -145,10 +144,10 @@ class KernelSpec:
       target: name of the module that holds a function for each direction; see `lutjax.kernels.contract`.
       requires: packages it needs; it is not chosen where one is missing.
       priority: of several that support a call the highest is chosen.
-      unsupported: returns why a call cannot be run, or None if it can.
-      slower: returns why a call that can be run is better left to the next implementation, or None. It does not
-        count where this one is asked for by name.
-      directions: the functions the module has.
+      unsupported: returns the reason why the implementation cannot run a call, or None if it can.
+      slower: returns a reason to leave a call that the implementation can run to the next one, or None. It is ignored
+        where this implementation is asked for by name.
+      directions: directions that the module has a function for.
       awaits_record: whether it is chosen by itself only on devices on which a record of ``lutjax status`` says that it ran.
     """
 
@@ -165,7 +164,7 @@ class KernelSpec:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names that it is asked for by."""
+        """Names by which it is asked for."""
         return str(self.platform), f"{self.platform}/{self.backend}"
 
     def __str__(self) -> str:
@@ -177,7 +176,7 @@ class KernelSpec:
         return result
 
     def why_later(self, request: Request) -> str | None:
-        """Return why this implementation, which can run a call, does not come first if nobody asks for it; None if it does."""
+        """Return the reason not to choose this implementation, which can run a call, by default; None if there is none."""
         if self.awaits_record and not _records.has_run(
             self.op, request.direction, self.names[1], request.device.kind
         ):
@@ -188,7 +187,7 @@ class KernelSpec:
         return None if self.slower is None else self.slower(request)
 
     def why_not(self, request: Request) -> str | None:
-        """Return why this implementation cannot run a call; None if it can."""
+        """Return the reason why this implementation cannot run a call; None if it can."""
         if self.backend.of_device not in (Backend.ANY, request.device.backend):
             return f"runs on {self.backend}, the call runs on {request.device}"
         if request.direction not in self.directions:
@@ -202,17 +201,17 @@ class KernelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """An implementation considered for a call, and the reason why it was passed over, if it was."""
+    """Implementation considered for a call, with the reason why it was passed over, or None."""
 
     spec: KernelSpec
     reason: str | None
 
 
 class NoImplementationError(ValueError):
-    """No registered implementation supports a call.
+    """Error of a call that no registered implementation supports.
 
     Attributes:
-      direction: of the call. candidates: what was considered, with the reasons.
+      direction: direction of the call. candidates: all implementations of the op, with the reasons against them.
     """
 
     def __init__(self, message: str, direction: Direction, candidates: tuple[Candidate, ...]):
@@ -233,7 +232,7 @@ class KernelRegistry:
     """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`.
 
     Args:
-      compositions: modules of functions that call ops and are none, by their names, for `explain`.
+      compositions: modules of functions that call ops and are not ops themselves, by name, for `explain`.
     """
 
     def __init__(self, compositions: Mapping[str, str] | None = None) -> None:
@@ -242,7 +241,7 @@ class KernelRegistry:
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._resolved: dict[Any, KernelSpec] = {}
-        # What `use_implementation` says, of each thread and each coroutine.
+        # Choice of `use_implementation`, for each thread and each coroutine.
         self._forced: ContextVar[Any] = ContextVar("lutjax_implementation", default=None)
         # The same as a part of jit's cache key, so that no trace outlives the block that forced its implementation. JAX
         # keeps one for each thread: where coroutines take turns it is set anew, see `follow_coroutine`.
@@ -284,7 +283,7 @@ class KernelRegistry:
         module = self._compositions.get(name) or self._ops[name].module
         if module is None:
             raise ValueError(
-                f"op {name!r} has kernels and no function; kernel_registry.register_op says which module has it."
+                f"op {name!r} has kernels but no function; register the module of its function by kernel_registry.register_op."
             )
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return function
@@ -362,7 +361,7 @@ class KernelRegistry:
             ) from None
 
     def candidates(self, op: str) -> tuple[KernelSpec, ...]:
-        """Return all implementations of an op, the first choice first."""
+        """Return all implementations of an op in the order of preference."""
         return tuple(sorted(self._of(op).values(), key=lambda s: (-s.priority, s.backend == Backend.ANY)))
 
     def resolve(
@@ -381,10 +380,10 @@ class KernelRegistry:
           op: name of the op.
           args, options: as the op's function takes them; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
           implementation: None for the first choice that supports the call, one name that must be used,
-            or a tuple of names in order of preference. A name is a platform, or with the backend, where a
-            platform has several for a device: ``"pallas/sparsecore"``. By default what `use_implementation` says.
+            or a tuple of names in order of preference. A name is a platform, or platform and backend where a
+            platform has several for a device: ``"pallas/sparsecore"``. By default the choice of `use_implementation`.
           device: the device that will run the call; by default that of the arrays.
-          rule: of an update; by default `SGD`.
+          rule: rule of an update; by default `SGD`.
 
         Raises:
           NoImplementationError: none supports the call; the message has every candidate's reason.
@@ -403,7 +402,7 @@ class KernelRegistry:
         rule: RowRule | None = None,
         **options: Any,
     ) -> tuple[Candidate, ...]:
-        """Return every candidate in the order of preference of a call, with its reason where it is unfit; see `resolve`."""
+        """Return every candidate for a call in the order of preference, with the reason against it, if any; see `resolve`."""
         request = self._requested(op, args, options, direction, device, rule)
         return tuple(
             Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), request)
@@ -424,7 +423,7 @@ class KernelRegistry:
         return made.request(direction, device, rule)
 
     def resolve_request(self, request: Request, names: tuple[str, ...]) -> KernelSpec:
-        """Return the implementation of a request; `names`: those asked for, in order, see `request`."""
+        """Return the implementation of a request; `names`: the names asked for, in order, see `request`."""
         call, options = request.call, request.call.options()
         leaves, treedef = jax.tree.flatten((call.values(), request.cotangent, request.step))
         key = (
@@ -458,7 +457,7 @@ class KernelRegistry:
     def use_implementation(
         self, implementation: Implementation | Mapping[str, Implementation]
     ) -> Iterator[None]:
-        """Calls in this block use the given implementation, unless they name one themselves.
+        """Make the calls in this block use the given implementation, unless they name one themselves.
 
         Also inside functions under `jax.jit`, which are traced anew for it. Each thread and each coroutine has its own
         choice; a coroutine should not wait (``await``) inside the block, because a function under `jax.jit` that another
@@ -502,13 +501,13 @@ class KernelRegistry:
         self._in_cache_key(self._forced.get()).__enter__()
 
     def follow_coroutine(self, *, traced: bool) -> None:
-        """Make jit's cache key that of the running coroutine, where another one of its thread has changed it.
+        """Set the cache key of jit to that of the running coroutine, if another coroutine of its thread changed it.
 
         Args:
           traced: whether a function is being traced; its cache key was made before.
 
         Raises:
-          RuntimeError: one is, under the key of another coroutine.
+          RuntimeError: a function is being traced under the key of another coroutine.
         """
         if self._in_cache_key.value == self._forced.get():
             return
@@ -521,11 +520,11 @@ class KernelRegistry:
             )
 
     def explain(self, op: str, *args: Any, implementation: Implementation = None, **options: Any) -> str:
-        """Return a text that says which implementation runs a call, and why each other one does not.
+        """Return the implementation that runs a call, and the reason against each other one, as text.
 
         Args:
-          op: name of a function of lutjax, as ``"lookup"`` or ``"lut"``: every op is explained that it calls with these
-            arguments. Or of an op that no function has the name of (see ``kernel_registry.ops()``).
+          op: name of a function of lutjax, such as ``"lookup"`` or ``"lut"``, or of an op (see ``kernel_registry.ops()``). All ops
+            that it calls with these arguments are explained.
           args, options: its arguments; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
 
         Returns:
@@ -567,9 +566,9 @@ class KernelRegistry:
         return "\n".join(lines)
 
     def calls_of(self, name: str, *args: Any, **options: Any) -> list[Made]:
-        """Return the calls of ops that a function, an op's or a composition's, makes with these arguments.
+        """Return the calls of ops that the function of an op or a composition makes with these arguments.
 
-        It is traced, and nothing runs. Which implementations are asked for does not count here.
+        The function is traced, and nothing runs. Implementations that are asked for are ignored.
         """
         function = self.function(name)
         leaves, structure = jax.tree.flatten((args, options))
@@ -605,7 +604,9 @@ class KernelRegistry:
 
     def _known_op(self, op: str) -> None:
         if op not in self.ops():
-            made_of_them = f"; made of them are {', '.join(self._compositions)}" if self._compositions else ""
+            made_of_them = (
+                f"; compositions of them are {', '.join(self._compositions)}" if self._compositions else ""
+            )
             raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
 
     def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
@@ -644,10 +645,10 @@ class KernelRegistry:
 
 
 def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:
-    """The devices that may run a call with these arrays.
+    """Return the devices that may run a call with these arrays.
 
-    One, except where an array is traced in a process with several backends: where jit will run its function,
-    and put the constants that it captured, is then not known yet.
+    There is one, except where an array is traced in a process with several backends: it is then not yet known where jit will run
+    its function, and put the constants that it captured.
     """
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if arrays and not any(isinstance(a, jax.core.Tracer) for a in arrays):
@@ -684,8 +685,8 @@ def _known(name: str) -> str:
     platform, slash, backend = name.partition("/")
     if platform not in set(Platform) or (slash and backend not in set(Backend)):
         raise ValueError(
-            f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}, or one of these with "
-            f"where it runs, as in 'pallas/tpu': {', '.join(Backend)}."
+            f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}, or one of these and "
+            f"the hardware that it runs on, as in 'pallas/tpu': {', '.join(Backend)}."
         )
     return name
 

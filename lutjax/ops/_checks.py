@@ -1,4 +1,4 @@
-"""Errors before anything runs: the argument, what it was, and the rule."""
+"""Checks of arguments. An error names the argument, its value and the rule, before anything runs."""
 
 import dataclasses
 import operator
@@ -17,7 +17,7 @@ MAX_BITS = 30  # row ids are int32
 
 
 def describe(value: Any) -> str:
-    """``float32[4, 8]`` for an array, its type for anything else."""
+    """Return ``float32[4, 8]`` for an array, type and value for anything else."""
     if isinstance(value, Detection):
         return f"a Detection of shape {list(value.shape)} and {value.bits} bits"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -26,12 +26,13 @@ def describe(value: Any) -> str:
 
 
 def require(holds: bool, op: str, name: str, value: Any, rule: str) -> None:
+    """Raise a ValueError about an argument unless a rule holds."""
     if not holds:
         raise ValueError(f"{op}: {name} is {describe(value)}; {rule}.")
 
 
 def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
-    """`a` is an array of floats of a rank, of at least ``-rank``, or of any (None)."""
+    """Check for an array of floats. Its rank is `rank`, at least ``-rank`` if that is positive, or any (None)."""
     _array(op, name, a)
     if a.dtype.name not in FLOATS:
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be one of {', '.join(FLOATS)}.")
@@ -39,7 +40,7 @@ def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
 
 
 def integers(op: str, name: str, a: Any, rank: int, shape: str) -> None:
-    """`a` is an array of integers of a rank, or of at least ``-rank``."""
+    """Check for an array of integers. Its rank is `rank`, or at least ``-rank`` if that is positive."""
     _array(op, name, a)
     if not jnp.issubdtype(a.dtype, np.integer):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
@@ -59,7 +60,7 @@ def _rank(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
 
 
 def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
-    """`d`, a detection, with ids in int32."""
+    """Return a detection with ids in int32."""
     if not isinstance(d, Detection):
         raise TypeError(
             f"{op}: {name} is {describe(d)}; expected a lutjax.Detection, as lutjax.detect returns."
@@ -70,7 +71,7 @@ def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
     if not d.index.shape == d.flip.shape == d.margin.shape:
         raise ValueError(
             f"{op}: {name} has index {describe(d.index)}, flip {describe(d.flip)} and margin "
-            f"{describe(d.margin)}; the three must have one shape."
+            f"{describe(d.margin)}; the three must have the same shape."
         )
     if d.index.dtype == d.flip.dtype == np.int32:
         return d
@@ -78,14 +79,14 @@ def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
 
 
 def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> None:
-    """`weights` has a table for each detector, and a row for each address."""
+    """Check for a table for each detector, and a row for each address."""
     floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
     require(
         weights.shape[0] == n_detectors,
         op,
         "weights",
         weights,
-        f"its first axis must be the {n_detectors} detectors of {whose}",
+        f"its first axis must have size {n_detectors}, the number of detectors of {whose}",
     )
     require(
         bits <= MAX_BITS, op, "weights", weights, f"{whose} has {bits} bits, and rows have at most {MAX_BITS}"
@@ -101,7 +102,7 @@ def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> Non
 
 def anchors(op: str, a: Any) -> None:
     integers(op, "anchors", a, 3, "[detectors, pairs, 2]")
-    require(a.shape[2] == 2, op, "anchors", a, "its last axis must be the two inputs of a pair")
+    require(a.shape[2] == 2, op, "anchors", a, "its last axis must have size 2, the inputs of a pair")
     require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} pairs")
 
 
@@ -112,12 +113,12 @@ def positions(op: str, p: Any, n_detectors: int) -> None:
         op,
         "positions",
         p,
-        f"its second axis must be the {n_detectors} detectors, or 1 to share them",
+        f"its second axis must have size {n_detectors}, the number of detectors, or 1 to share the parameters",
     )
 
 
 def window(op: str, value: Any) -> int | None:
-    """`value` as a number of distances."""
+    """Return the window as a number of distances."""
     if value is None:
         return None
     try:
@@ -129,7 +130,7 @@ def window(op: str, value: Any) -> int | None:
 
 
 def starts(op: str, query_start: Any, key_start: Any) -> jax.Array | None:
-    """Place of the first query minus place of the first key; None where it is known to be 0."""
+    """Return the position of the first query minus that of the first key; None if it is known to be 0."""
     for name, value in (("query_start", query_start), ("key_start", key_start)):
         if isinstance(value, jax.Array | np.ndarray):
             integers(op, name, value, 0, "[]: one integer")
@@ -141,13 +142,13 @@ def starts(op: str, query_start: Any, key_start: Any) -> jax.Array | None:
 def visible(
     op: str, causal: Any, window: int | None, query_start: Any, key_start: Any, n_keys: int
 ) -> tuple[Any, Any]:
-    """Places of the first query and the first key; where attention is not causal all queries stand behind all keys."""
+    """Return the positions of the first query and the first key. If attention is not causal, all queries come after all keys."""
     if causal:
         return query_start, key_start
     for name, value, rule in (
-        ("window", window, "without causal order every query sees every key, so it must be None"),
-        ("query_start", query_start, "without causal order places do not count, so it must be 0"),
-        ("key_start", key_start, "without causal order places do not count, so it must be 0"),
+        ("window", window, "with causal=False every query sees every key, so it must be None"),
+        ("query_start", query_start, "with causal=False positions do not count, so it must be 0"),
+        ("key_start", key_start, "with causal=False positions do not count, so it must be 0"),
     ):
         require(value is None or (isinstance(value, int | np.integer) and value == 0), op, name, value, rule)
     return n_keys, 0
@@ -156,7 +157,7 @@ def visible(
 def capacity(
     op: str, p: Any, n_queries: int, n_keys: int, window: int | None, query_start: Any, key_start: Any
 ) -> None:
-    """The positions hold every distance that can occur, as far as it is known."""
+    """Check that there are position parameters for every distance that is known to occur."""
     held = p.shape[0]
     if is_known(query_start) and is_known(key_start):
         farthest = max(int(query_start) + n_queries - 1 - int(key_start), 0)
@@ -170,13 +171,13 @@ def capacity(
         op,
         "positions" if not isinstance(p, Detection) else "position",
         p,
-        f"it holds {held} distances, and these lengths have {needed}; pass positions for all of them, "
+        f"it holds {held} distances, but these lengths need {needed}; pass position parameters for all of them, "
         "a shorter sequence, or a window",
     )
 
 
 def some_distance(p: Any) -> Any:
-    """Positions that are not empty: kernels read one, also where no pair counts and none is asked for."""
+    """Return position parameters of at least one distance: kernels read one even if no pair counts."""
     return jax.tree.map(lambda a: a if a.shape[0] else jnp.zeros((1, *a.shape[1:]), a.dtype), p)
 
 
@@ -189,7 +190,7 @@ def segments(
     n_keys: int,
     names: tuple[str, str] = ("query_segments", "key_segments"),
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Segment ids as int32."""
+    """Return segment ids as int32."""
     if (query_segments is None) != (key_segments is None):
         raise ValueError(f"{op}: {names[0]} and {names[1]} go together; pass both, or neither.")
     if query_segments is None:
@@ -202,7 +203,7 @@ def segments(
         # Two segments that saturate would become one.
         known = s if isinstance(s, np.ndarray) and s.size else np.zeros(1, np.int32)
         fits = np.iinfo(np.int32).min <= known.min() and known.max() <= np.iinfo(np.int32).max
-        require(bool(fits), op, name, s, f"it holds ids from {known.min()} to {known.max()}, beyond int32")
+        require(bool(fits), op, name, s, f"its ids from {known.min()} to {known.max()} do not fit in int32")
     return as_int32(query_segments), as_int32(key_segments)
 
 
@@ -228,7 +229,7 @@ MAX_WIRES = 8  # of a table over bits
 
 
 def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
-    """`wires` has 1 to 8 inputs for each table, and there is something to read."""
+    """Check for wires of 1 to 8 inputs for each table, and at least one input to read."""
     integers(op, "wires", wires, 2, "[gates, inputs of a gate]")
     require(
         1 <= wires.shape[1] <= MAX_WIRES,
@@ -241,7 +242,7 @@ def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
 
 
 def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
-    """Check the arguments that all ops on gates have."""
+    """Check the arguments that all ops on gates share."""
     if feature_axis not in (-1, 0):
         raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
     floats(op, "x", x, -1, "[..., inputs]" if feature_axis else "[inputs, ...]")
@@ -253,12 +254,12 @@ def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
             op,
             "readers",
             readers,
-            f"x has {x.shape[feature_axis]} inputs, so its first axis must be {x.shape[feature_axis]}",
+            f"x has {x.shape[feature_axis]} inputs, so its first axis must have size {x.shape[feature_axis]}",
         )
 
 
 def slots(op: str, name: str, table: Any, wires: Any) -> None:
-    """A table has a slot for each address that its wires can form."""
+    """Check for a slot for each address that the wires of a table can form."""
     G, n = wires.shape
     require(
         table.shape == (G, 2**n),
