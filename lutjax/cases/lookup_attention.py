@@ -25,13 +25,15 @@ SIZES = {
     "two": Size(batch=1, queries=2, detectors=1, bits=1, position_bits=1, outputs=1),
     "split": Size(Tag.FAST, batch=2, queries=5, detectors=2, bits=2, position_bits=1, outputs=3, segments=2),
     "primes": Size(batch=3, queries=7, detectors=5, bits=2, position_bits=3, outputs=11),
-    "no_positions": Size(batch=2, queries=6, detectors=3, bits=2, position_bits=0, outputs=4),
+    "no_positions": Size(Tag.SLOW, batch=2, queries=6, detectors=3, bits=2, position_bits=0, outputs=4),
     "no_bits": Size(batch=2, queries=5, detectors=2, bits=0, position_bits=2, outputs=3),
     "ties": Size(Tag.DTYPES, batch=2, queries=9, detectors=4, bits=3, position_bits=2, outputs=3),
     "empty_batch": Size(batch=0, queries=4, detectors=2, bits=1, position_bits=1, outputs=3),
     "empty_sequence": Size(batch=2, queries=0, detectors=2, bits=1, position_bits=1, outputs=3),
     "shared_positions": Size(batch=2, queries=7, detectors=3, bits=2, position_bits=2, outputs=5, shared=1),
-    "capacity": Size(batch=2, queries=5, detectors=3, bits=1, position_bits=2, outputs=3, distances=9),
+    "capacity": Size(
+        Tag.SLOW, batch=2, queries=5, detectors=3, bits=1, position_bits=2, outputs=3, distances=9
+    ),
     "window": Size(Tag.SLOW, batch=2, queries=11, detectors=3, bits=2, position_bits=2, outputs=3, window=3),
     "segments": Size(batch=3, queries=13, detectors=3, bits=2, position_bits=1, outputs=3, segments=4),
     "cross": Size(
@@ -46,7 +48,7 @@ SIZES = {
         query_start=4,
         key_start=1,
     ),
-    "few_keys": Size(batch=2, queries=7, keys=3, detectors=3, bits=2, position_bits=2, outputs=3),
+    "few_keys": Size(Tag.SLOW, batch=2, queries=7, keys=3, detectors=3, bits=2, position_bits=2, outputs=3),
     "decode": Size(
         batch=3, queries=1, keys=9, detectors=3, bits=2, position_bits=2, outputs=3, query_start=9
     ),

@@ -29,13 +29,17 @@ KINDS = (PAIR, INTERLEAVED)
 SIZES = {
     "one": Size(batch=1, queries=1, inputs=2, detectors=1, bits=1, position_bits=0, outputs=1),
     "two": Size(batch=1, queries=2, inputs=2, detectors=1, bits=2, position_bits=1, outputs=1),
-    "split": Size(Tag.FAST, batch=2, queries=3, inputs=3, detectors=2, bits=2, position_bits=1, outputs=3),
+    "split": Size(
+        Tag.FAST, Tag.DTYPES, batch=2, queries=3, inputs=3, detectors=2, bits=2, position_bits=1, outputs=3
+    ),
     "primes": Size(batch=3, queries=7, inputs=5, detectors=5, bits=3, position_bits=3, outputs=11),
     "no_positions": Size(
         Tag.SLOW, batch=2, queries=6, inputs=4, detectors=3, bits=2, position_bits=0, outputs=4
     ),
-    "no_bits": Size(batch=2, queries=4, inputs=3, detectors=2, bits=0, position_bits=1, outputs=3),
-    "ties": Size(Tag.DTYPES, batch=2, queries=9, inputs=3, detectors=4, bits=4, position_bits=2, outputs=3),
+    "no_bits": Size(Tag.SLOW, batch=2, queries=4, inputs=3, detectors=2, bits=0, position_bits=1, outputs=3),
+    "ties": Size(
+        Tag.DTYPES, Tag.SLOW, batch=2, queries=9, inputs=3, detectors=4, bits=4, position_bits=2, outputs=3
+    ),
     "interleaved": Size(
         batch=2, queries=6, inputs=4, detectors=3, bits=4, position_bits=4, outputs=3, interleave=1
     ),
