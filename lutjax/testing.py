@@ -276,7 +276,7 @@ def _table(case: Case) -> str:
 
 
 def _touched(case: Case, differentiable: Arrays) -> jax.Array:
-    """Which rows are looked up, ``[T, R, 1]``: those that a cotangent of ones reaches."""
+    """Return a mask of the rows that are looked up, ``[T, R, 1]``: a cotangent of ones reaches them."""
     table = _table(case)
     ones = jnp.ones((*differentiable[table].shape[:2], 1), jnp.float32)
     module = _reference(case)
@@ -436,7 +436,7 @@ def _value_and_cotangents(
 def _factored(
     f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, table: str = "weights"
 ) -> tuple[Arrays, Arrays]:
-    """The same, with the table's cotangent in factors."""
+    """Return outputs and cotangents, with the cotangent of the table in factors."""
 
     def loss(d: Arrays) -> tuple[jax.Array, Arrays]:
         outputs = f(d)
@@ -508,7 +508,7 @@ def _scanned_gradients(
 def _sharded_gradients(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients, *, axis: str
 ) -> tuple[Arrays, Arrays]:
-    """As `_sharded`, with the gradient taken by each device."""
+    """Run a case as `_sharded` does, with the gradient taken by each device."""
     mesh = _mesh()
     specs, spec = _sharding(case, axis)
     fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}
@@ -597,7 +597,7 @@ def _mesh(n_devices: int = 2) -> Mesh:
 
 
 def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
-    """How each argument is split over a mesh, and the rule."""
+    """Return the partition of each argument over a mesh, and the rule that makes it."""
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)

@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("ci")
 
 @pytest.fixture
 def without_typechecking():
-    """As a user calls the package: arguments are checked by the ops alone."""
+    """Run as for a user: only the ops check arguments."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

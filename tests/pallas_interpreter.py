@@ -46,7 +46,7 @@ def outline(call, *arrays, **options):
 
 
 def reason(backend, device, call, direction="forward", output=None, rule=None):
-    """Why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
+    """Return the reason why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
     request = Made(call, output).request(direction, device, rule)
     rules = fit(backend)
     return rules.unsupported(request) or rules.slower(request)

@@ -62,7 +62,7 @@ def instantly(monkeypatch: pytest.MonkeyPatch) -> list[measurements.Measurement]
 
 # ------------------------------------------------------------------------------------------------- measuring
 def products_in_the_loop(*args: Any) -> int:
-    """How many computations that the loop reaches multiply."""
+    """Return the number of computations with products that the loop reaches."""
     text = measure._any_count(jnp.dot, False, (), args).as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
     (body,) = re.findall(r" while\(.*body=%([^,\s]+)", text)

@@ -31,7 +31,7 @@ MANY = {"batch": 8, "detectors": 8}
 
 @pytest.fixture(scope="module", params=[slow(op) if testing.cases_of(op).is_slow else op for op in SUMS])
 def op(request):
-    """Of module scope, so that tests of one op run together and share what was compiled."""
+    """Op at module scope, so that the tests of one op run together and share compiled functions."""
     return request.param
 
 

@@ -176,7 +176,7 @@ def test_libraries_decode(name):
 
 
 def test_decoding_is_an_argument_of_calls():
-    """As of the layer; in Linen the first call makes the cache."""
+    """Decode by an argument of calls as by that of the layer; in Linen the first call makes the cache."""
     case = CASES["attention"]
     arrays, x = variables_of(case), inputs_of(case)
     kinds, (first, second) = by_kind(case, arrays), chunks(x, (4, 5))
@@ -260,7 +260,7 @@ def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array
     "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
 )
 def test_every_query_sees_every_key(name):
-    """Of its own segment, if there are segments."""
+    """Keys of its own segment, if there are segments."""
     case = ALL_KEYS[name]
     arrays, x = variables_of(case), inputs_of(case)
     layer = nnx_layer(case, arrays)
@@ -633,7 +633,7 @@ def test_sizes_follow_pruned_arrays(name):
 
 
 def test_a_size_is_set():
-    """As for a layer after one that lost outputs."""
+    """Set a size as for a layer behind one that lost outputs."""
     layer = nnx_layer(CASES["lut"])
     layer.in_features = 5
     assert layer.in_features == 5

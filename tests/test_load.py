@@ -187,7 +187,7 @@ def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """As pyproject.toml says them, which every installation knows."""
+    """Compare the extras with those of pyproject.toml, which every installation knows."""
     import importlib.metadata
 
     from lutjax._extras import EXTRAS

@@ -196,7 +196,7 @@ def check_training(case: Recorded) -> None:
 
 # ------------------------------------------------------------------------------------- generation
 def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) -> np.ndarray:
-    """One token at a time, from a pass over everything so far.
+    """Generate one token at a time, each from a pass over everything so far.
 
     Texts are padded at the end, where no earlier position looks, so that there is one shape to compile.
     """

@@ -1,4 +1,4 @@
-"""What the ops promise beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
+"""Promises of the ops beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
 
 import jax
 import jax.numpy as jnp

@@ -44,7 +44,7 @@ def test_small_arrays_are_compared():
 
 @pytest.mark.parametrize("name", ["weights", "detection_margin"])
 def test_a_small_wrong_cotangent_shows(name, monkeypatch):
-    """One in a thousand off, beside outputs that are millions of times larger."""
+    """A cotangent that is off by a thousandth, beside outputs that are millions of times larger."""
     from lutjax.kernels._xla import lookup
 
     right = lookup.backward

@@ -1,4 +1,4 @@
-"""Which implementation runs: choice, reasons, errors, and nothing imported before it is chosen."""
+"""Choice of implementations: reasons, errors, and nothing imported before it is chosen."""
 
 import asyncio
 import dataclasses

@@ -181,7 +181,7 @@ def curves(folder: Path) -> list[dict[str, str]]:
 
 
 class PowerError(Exception):
-    """As if the process ended."""
+    """Error in place of a power cut."""
 
 
 def test_a_finished_run_is_left_alone(whole: Path) -> None:

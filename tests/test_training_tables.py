@@ -133,7 +133,7 @@ def test_sgd_with_a_schedule_and_rates_of_tables_is_exact():
 
 
 def test_outside_of_jit_too():
-    """Where jnp.asarray of a traced array makes another one."""
+    """Run outside of jit, where jnp.asarray of a traced array makes another one."""
     params = {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}
     value, gradients = tables.value_and_grad(linear)(params, normal(0, 5, INPUTS))
     expected = jax.value_and_grad(linear)(params, normal(0, 5, INPUTS))
@@ -222,7 +222,7 @@ def test_bytes_of_state(rule, size):
 
 # ------------------------------------------------------------------------------------- norms
 def norm_of(gradients):
-    """Of the gradients as arrays, in float64."""
+    """Return the norm of the gradients as arrays, in float64."""
     leaves = jax.tree.leaves(to_dense(gradients))
     return np.sqrt(sum(np.sum(np.square(np.asarray(a, np.float64))) for a in leaves))
 
@@ -491,7 +491,7 @@ LARGE_POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=16, n_detect
 
 
 def temporary_bytes(optimizer, value_and_grad, *, form="step"):
-    """What a jitted step needs beside its arguments, which it is given to keep."""
+    """Return the bytes that a jitted step needs beside its donated arguments."""
 
     def loss(params, x):
         attention = params["attention"]

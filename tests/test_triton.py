@@ -173,7 +173,7 @@ def count_always(monkeypatch):
 
 @pytest.fixture
 def always_counted(monkeypatch):
-    """The same, and of blocks, groups and products there are several."""
+    """Count always, with several blocks, groups and products."""
     from lutjax.kernels._triton import _histograms
 
     count_always(monkeypatch)
@@ -341,7 +341,7 @@ def test_gates_of_any_ids(op):
 # ------------------------------------------------------------------------------------- compiled
 @pytest.fixture
 def launches(monkeypatch):
-    """What kernels would run: ``{(kernel, types of arrays): arguments of the launch}``."""
+    """Return the kernels that would run: ``{(kernel, types of arrays): arguments of the launch}``."""
     recorded = {}
 
     def record(inputs, outputs, zeroed, in_place, common):

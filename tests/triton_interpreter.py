@@ -72,7 +72,7 @@ def _range(*bounds):
 
 
 def _run(inputs, outputs, zeroed, in_place, common):
-    """What `_triton_launch` would have a GPU do."""
+    """Run in the interpreter the programs that `_triton_launch` would run on a GPU."""
     kernel, grid = common["kernel"], common["grid"]
     # The interpreter has no wrapped constants.
     constants = types.SimpleNamespace(**{name: value.value for name, value in vars(common["c"]).items()})

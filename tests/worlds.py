@@ -21,7 +21,7 @@ NAMES = (
 
 
 def implements(name, op):
-    """Whether it has an implementation of its own of an op."""
+    """Return whether a world has its own implementation of an op."""
     return {
         "xla, TPUs": "update" in lutjax.kernel_registry.directions(op),
         "triton, counted": op == "lookup_attention",

@@ -16,7 +16,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """How long one call takes.
+    """Time that one call takes.
 
     Attributes:
       p20, p50, p80: percentiles over the loops, in seconds of one call.

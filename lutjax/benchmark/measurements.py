@@ -1,4 +1,4 @@
-"""What is measured of a shape: a measurement for each of its rows and each implementation that can run here."""
+"""Measurements of a shape: one for each of its rows and each implementation that can run here."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ Values = tuple[Arrays, Arrays, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One row of a shape by one implementation.
+    """Measurement of a row of a shape by one implementation.
 
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
@@ -144,7 +144,7 @@ def measurements(
 
 
 def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
-    """Which implementation runs each op of a row on the default device, if this one comes first."""
+    """Return the implementation of each op of a row on the default device, if this one comes first."""
     device, names = devices_of(())[0], _names(implementation)
     found: Kernels = {}
     for made, direction in requests(shape, row, dtype):
@@ -226,7 +226,7 @@ def _names(implementation: str) -> tuple[str, ...]:
 
 
 def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
-    """What is measured, of `arguments`. The table comes first, and is carried on where it is updated in place."""
+    """Function of `arguments` that is measured. The table comes first, and is carried over where it is updated in place."""
     case = abstract(shape, dtype)
     if row == FORWARD:
         return functools.partial(output, case)

@@ -1,4 +1,4 @@
-"""What was measured, as a table on a terminal, in Markdown and in CSV, and as a picture."""
+"""Reports of measurements: a table on a terminal, in Markdown and in CSV, and a picture."""
 
 import csv
 import math

@@ -17,7 +17,7 @@ from lutjax.benchmark.measurements import Measurement
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where it was measured.
+    """Machine of a measurement.
 
     Attributes:
       device: kind of the device.
@@ -45,7 +45,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One measurement, and what it gave.
+    """Measurement with its result.
 
     Attributes:
       timing: None if it could not run; `note` then says why.

@@ -50,13 +50,13 @@ class Size(dict[str, int]):
 
     @property
     def is_measured(self) -> bool:
-        """Whether the size is there to be measured or tuned; tests leave it out."""
+        """True if the size is there to be measured or tuned; tests leave it out."""
         return bool(self.tags & {Tag.BENCH, Tag.TUNE})
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Which axis of an array is the batch, and which the detectors; None if it has none."""
+    """Batch axis and detector axis of an array; None if it has none."""
 
     batch: int | None = None
     detector: int | None = None

@@ -57,12 +57,12 @@ class CaseModule:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the op takes so long to compile that only the parity suite tries it each time."""
+        """True if the op takes so long to compile that only the parity suite always tries it."""
         return bool(getattr(self.module, "SLOW", False))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """How measured sizes are written; by default as the op's name and all sizes in their order."""
+        """Notations of measured sizes; by default the name of the op and all sizes in their order."""
         names = next((tuple(size) for size in self.measured_sizes.values()), None)
         default = () if names is None else (Kind(self.op, names),)
         kinds: tuple[Kind, ...] = getattr(self.module, "KINDS", default)
@@ -91,7 +91,7 @@ class CaseModule:
         return dataclasses.replace(case, reference=self.reference)
 
     def measured(self, sizes: Sizes, dtype: str) -> Case:
-        """What is measured at some sizes, of arrays that are fast to make in large numbers."""
+        """Return the measured case at some sizes, with arrays that are fast to make in large numbers."""
         draw = MeasuredDraw(self.op, "measured", jnp.dtype(dtype))
         case: Case = getattr(self.module, "measured", self.module.case)(draw, sizes)
         return case

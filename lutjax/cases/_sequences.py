@@ -1,4 +1,4 @@
-"""What the cases of both attentions have in common."""
+"""Parts that the cases of both attentions share."""
 
 from typing import Any
 

@@ -95,7 +95,7 @@ class LookUpTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How the sizes of a measured shape are written: ``fc:4096,32,32,16,10``.
+    """Notation of the sizes of a measured shape: ``fc:4096,32,32,16,10``.
 
     Attributes:
       name: in front of the colon.
@@ -120,7 +120,7 @@ class Kind:
 
     @property
     def usage(self) -> str:
-        """How a shape of this kind is written.
+        """Notation of a shape of this kind.
 
         Example:
           >>> from lutjax.cases import Kind

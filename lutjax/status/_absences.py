@@ -1,4 +1,4 @@
-"""Why an op has no kernel somewhere, of those that have none on purpose."""
+"""Reasons why an op has no kernel on some platform, where that is on purpose."""
 
 import dataclasses
 

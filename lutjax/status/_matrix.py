@@ -54,14 +54,14 @@ class Column:
 
     @property
     def device(self) -> jax.Device | None:
-        """One here that it runs on."""
+        """Device of this machine that it runs on; None if there is none."""
         try:
             return jax.local_devices(backend=self.platform)[0]
         except RuntimeError:  # no such backend
             return None
 
     def spec(self, op: str) -> KernelSpec | None:
-        """What is registered for an op."""
+        """Return the implementation that is registered for an op; None if there is none."""
         wanted = self.implementation
         specs = (spec for spec in kernel_registry.candidates(op) if wanted in spec.names)
         return next(specs, None)
@@ -92,7 +92,7 @@ def rows() -> list[tuple[str, Direction]]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One op in one direction, by one implementation on a kind of device, in one dtype.
+    """Cell of the matrix: an op in one direction, by one implementation on a kind of device, in one dtype.
 
     Attributes:
       kinds: the devices that it ran on, was compiled or lowered for.
@@ -114,7 +114,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Which cell of the matrix."""
+        """Place of a cell in the matrix."""
         return self.op, self.direction, self.column, self.dtype
 
     def __str__(self) -> str:

@@ -165,7 +165,7 @@ class Run(ModelRun[LogicCA]):
         return state, jnp.broadcast_to(target, (target.shape[0], batch, size, size))
 
     def step(self, state: State, number: Array, data: None) -> tuple[State, Array]:
-        """One step: the state after it, and the loss of a grid. See `lutjax.training.loop.Step`."""
+        """Return the state after one step, and the loss of a grid. See `lutjax.training.loop.Step`."""
         training, config = self.training, self.config
         key = jax.random.fold_in(jax.random.key(training.seed), number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
@@ -241,7 +241,7 @@ def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
 
 
 def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch height width"]:
-    """One step of the Game of Life on tori."""
+    """Return the states after one step of the Game of Life on tori."""
     boards = jnp.asarray(boards)
     near = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0)]
     alive = sum(jnp.roll(boards, shift, (-2, -1)).astype(jnp.int32) for shift in near)

@@ -98,7 +98,7 @@ class Run(ModelRun[LogicClassifier]):
         self._classes = jax.jit(self._classes_of, static_argnames="hard")
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
-        """One step: the state after it, and the loss of its batch. See `lutjax.training.loop.Step`."""
+        """Return the state after one step, and the loss of its batch. See `lutjax.training.loop.Step`."""
         key = jax.random.fold_in(jax.random.key(self.training.seed), number)
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data

@@ -67,7 +67,7 @@ def global_maxpool2d(x):
 
 
 def bins(size, n):
-    """As PyTorch cuts an axis: bins of nearly one size, which may overlap."""
+    """Divide an axis as PyTorch does: bins of nearly equal size, which may overlap."""
     return [slice(i * size // n, math.ceil((i + 1) * size / n)) for i in range(n)]
 
 

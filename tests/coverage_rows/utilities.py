@@ -61,7 +61,7 @@ def dropout_forward(x, key):
 
 @SECTION.backward(dropout_forward, "x", formula=lambda x, key, dy: dropped(dy, key))
 def dropout_backward(x, key, dy):
-    """The same key draws the same mask: none is kept."""
+    """Draw the mask again from the same key: none is kept."""
     return jax.vjp(lambda x: dropout_forward(x, key), x)[1](dy)
 
 
