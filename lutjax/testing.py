@@ -1,4 +1,4 @@
-"""Does an implementation compute what the reference computes? For the kernels of lutjax and for yours.
+"""Comparison of implementations with the reference: for the kernels of lutjax and for yours.
 
 Register an implementation, then run every case of its op through it, forward and backward, under the
 transformations of JAX:
@@ -276,7 +276,7 @@ def _table(case: Case) -> str:
 
 
 def _touched(case: Case, differentiable: Arrays) -> jax.Array:
-    """Return a mask of the rows that are looked up, ``[T, R, 1]``: a cotangent of ones reaches them."""
+    """Return the mask ``[T, R, 1]`` of the rows that are looked up: those that a cotangent of ones reaches."""
     table = _table(case)
     ones = jnp.ones((*differentiable[table].shape[:2], 1), jnp.float32)
     module = _reference(case)
@@ -597,7 +597,7 @@ def _mesh(n_devices: int = 2) -> Mesh:
 
 
 def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
-    """Return the partition of each argument over a mesh, and the rule that makes it."""
+    """Return the partition of each argument over a mesh, and the rule."""
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)

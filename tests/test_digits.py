@@ -297,7 +297,7 @@ def test_killed_twenty_times(
 def test_patience(finished: tuple[Path, Path, Result]) -> None:
     whole, config = blobs(), dataclasses.replace(CONFIG, layers=(12, 12))
     options = dataclasses.asdict(classifier_runs.Options(patience=2))
-    identity = classifier.SamplesIdentity(None, 60, whole.digest)
+    identity = runs.Source(None, 60, whole.digest)
     record = classifier.Record(config, TRAINING, identity, {}, options, runs.History())
     run = classifier_runs.Classifier(record, *split(whole, 0))
     for number, (accuracy, over) in enumerate(

@@ -40,14 +40,14 @@ def saved(
 def lm_run(folder: Path) -> LUTTransformer:
     sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
     config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3, dropout=0.5)
-    text = lm_runs.TextIdentity("fox.txt", 100, "f" * 64)
+    text = runs.Source("fox.txt", 100, "f" * 64)
     record = lm_runs.Record(config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY)
     return saved(folder, lm.structure_of(config), record)
 
 
 def digits_run(folder: Path) -> LogicClassifier:
     config = LogicClassifierConfig(in_features=6, n_classes=3, n_thresholds=2, layers=(12, 12))
-    samples = classifier.SamplesIdentity(None, 100, "f" * 64)
+    samples = runs.Source(None, 100, "f" * 64)
     record = classifier.Record(config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY)
     return saved(folder, models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
 

@@ -45,7 +45,7 @@ def record_of(run: Run) -> lm_runs.Record:
     return lm_runs.Record(
         model=run.config,
         training=run.training,
-        text=lm_runs.TextIdentity(None, TEXT.size, TEXT.digest),
+        text=runs.Source(None, TEXT.size, TEXT.digest),
         bigram=bigram_loss(TEXT.train, TEXT.test),
         options={},
         history=runs.History(train=[(4, 5.25)]),

@@ -77,7 +77,7 @@ def bytes_moved(shape: LanguageModel, row: str, itemsize: int) -> int:
 
 
 TABLE_GRADIENTS = {IN_PLACE: "factored", DENSE: "dense"}
-"""How the tables' gradients are made, by row."""
+"""Form of the tables' gradients, by row."""
 
 
 def _of(config: type, values: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Time that one call takes.
+    """Time of one call.
 
     Attributes:
       p20, p50, p80: percentiles over the loops, in seconds of one call.

@@ -28,7 +28,7 @@ from lutjax.training import tables
 
 IMPLEMENTATIONS = tuple(p.value for p in (Platform.TRITON, Platform.PALLAS, Platform.XLA))
 DTYPES = ("float32", "bfloat16")
-"""Of tables and outputs."""
+"""Dtypes of tables and outputs."""
 
 _RATE = 1e-3  # of the updates
 
@@ -144,7 +144,7 @@ def measurements(
 
 
 def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
-    """Return the implementation of each op of a row on the default device, if this one comes first."""
+    """Return the implementation that runs each op of a row on the default device, if this one comes first."""
     device, names = devices_of(())[0], _names(implementation)
     found: Kernels = {}
     for made, direction in requests(shape, row, dtype):
@@ -226,7 +226,7 @@ def _names(implementation: str) -> tuple[str, ...]:
 
 
 def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
-    """Function of `arguments` that is measured. The table comes first, and is carried over where it is updated in place."""
+    """Return the measured function of `arguments`. The table comes first, and is carried on where it is updated in place."""
     case = abstract(shape, dtype)
     if row == FORWARD:
         return functools.partial(output, case)

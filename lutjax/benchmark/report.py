@@ -1,4 +1,4 @@
-"""Reports of measurements: a table on a terminal, in Markdown and in CSV, and a picture."""
+"""Measurements as a table on a terminal, in Markdown and in CSV, and as a picture."""
 
 import csv
 import math

@@ -17,7 +17,7 @@ from lutjax.benchmark.measurements import Measurement
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Machine of a measurement.
+    """Machine on which it was measured.
 
     Attributes:
       device: kind of the device.

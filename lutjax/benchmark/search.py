@@ -123,7 +123,7 @@ def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.OfOp]:
 
 
 def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
-    """Return the parts of a training step of a shape that run Triton kernels on the default device.
+    """Parts of a training step of a shape that run in Triton on the default device.
 
     Forward; cotangents of all but the table; the update of the table in its own memory; the table's gradient, which
     may launch what the update does, and has to write zeros before.
@@ -222,7 +222,7 @@ Fields = dict[str, tuple[int, ...]]
 
 
 def fields(sizes: Sizes, rule: Launch) -> Fields:
-    """Return the values of each field to try for a kernel of these sizes, with those of its rule."""
+    """Values that may be tried for a kernel of these sizes, those of its rule included."""
     reads = math.prod(sizes.get(name, 1) for name in ("samples", "queries", "keys"))
     width = max(sizes.get(name, 1) for name in ("outputs", "slots", "inputs"))
     detectors = sizes.get("detectors", 16 if "places" in sizes else 1)  # of gates: tiles of samples
@@ -286,7 +286,7 @@ class Cost:
 
 @functools.cache
 def _does_not_run() -> tuple[type[Exception], ...]:
-    """Return the errors raised for a launch that the compiler or the device refuses; JAX's errors are RuntimeErrors."""
+    """Errors that a launch raises if the compiler or the device refuses it; JAX's errors are RuntimeErrors."""
     refused: tuple[type[Exception], ...] = (ValueError, RuntimeError)
     try:
         from triton.errors import TritonError
@@ -341,7 +341,7 @@ def _values_of(launch: Launch) -> float:
 
 
 def _values_of_thread(starts: list[Launch]) -> tuple[float, float]:
-    """Return the least and the largest number worth trying, which include those that rules give."""
+    """Fewest and most values that are worth trying: those of rules always are."""
     given = [_values_of(launch) for launch in starts]
     return min(*given, _VALUES[0]), max(*given, _VALUES[1])
 
@@ -349,7 +349,7 @@ def _values_of_thread(starts: list[Launch]) -> tuple[float, float]:
 # ---------------------------------------------------------------------------------------- a kernel
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Result of the search for one kernel.
+    """Outcome of the search for a kernel.
 
     Attributes:
       entry: None if no launch of it runs.
@@ -424,7 +424,7 @@ def _microseconds(seconds: float) -> float | None:
 
 
 def document() -> Document:
-    """Return the beginning of a file of this device."""
+    """Document of this device without launches."""
     versions = {}
     for package in _VERSIONS_OF:
         try:

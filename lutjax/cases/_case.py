@@ -50,13 +50,13 @@ class Size(dict[str, int]):
 
     @property
     def is_measured(self) -> bool:
-        """True if the size is there to be measured or tuned; tests leave it out."""
+        """True of a size that is there to be measured or tuned; tests leave it out."""
         return bool(self.tags & {Tag.BENCH, Tag.TUNE})
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Batch axis and detector axis of an array; None if it has none."""
+    """Axes of an array: that of the batch and that of the detectors; None if it has none."""
 
     batch: int | None = None
     detector: int | None = None

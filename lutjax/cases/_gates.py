@@ -1,4 +1,4 @@
-"""Parts that the cases of all gates share."""
+"""Arguments and bytes that the cases of all gates share."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ TESTED = {
 
 
 def too_many_places(s: Sizes) -> str | None:
-    """Return the error of tables with this many inputs; None if there is none."""
+    """Return the problem of tables of so many inputs; None if there is none."""
     return f"places is {s['bits']}; a table can have at most {MAX_BITS}" if s["bits"] > MAX_BITS else None
 
 

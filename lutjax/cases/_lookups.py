@@ -1,4 +1,4 @@
-"""Parts that the cases of all look-ups share."""
+"""Rules of sizes that the cases of all look-ups share."""
 
 from lutjax.cases._case import Sizes
 
@@ -8,10 +8,10 @@ LEAST = {"inputs": 2, "position_bits": 0, "window": 0, "queries": 2}
 
 
 def too_many_bits(bits: int) -> str | None:
-    """Return the error of rows with this many address bits; None if there is none."""
+    """Return the problem of rows of so many address bits; None if there is none."""
     return f"a row has {bits} address bits; it can have at most {MAX_BITS}" if bits > MAX_BITS else None
 
 
 def address_bits(sizes: Sizes) -> str | None:
-    """Return the error of detectors whose bits alone address rows; None if there is none."""
+    """Return the same for detectors that read their rows alone."""
     return too_many_bits(sizes["bits"])

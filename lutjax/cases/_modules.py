@@ -41,7 +41,7 @@ class CaseModule:
         return sizes
 
     def tagged(self, tag: Tag) -> tuple[str, ...]:
-        """Names of the sizes with a tag, in their order."""
+        """Return the names of the sizes with a tag, in their order."""
         return tuple(name for name, size in self._sizes.items() if tag in size.tags)
 
     @property
@@ -57,24 +57,24 @@ class CaseModule:
 
     @property
     def is_slow(self) -> bool:
-        """True if the op takes so long to compile that only the parity suite always tries it."""
+        """True where the op takes so long to compile that only the parity suite tries it each time."""
         return bool(getattr(self.module, "SLOW", False))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Notations of measured sizes; by default the name of the op and all sizes in their order."""
+        """Kinds of its measured shapes; by default one of the op's name, with all sizes in their order."""
         names = next((tuple(size) for size in self.measured_sizes.values()), None)
         default = () if names is None else (Kind(self.op, names),)
         kinds: tuple[Kind, ...] = getattr(self.module, "KINDS", default)
         return kinds
 
     def kind(self, sizes: Sizes) -> Kind:
-        """The kind of shape that some measured sizes are of."""
+        """Return the kind of shape that some measured sizes are of."""
         fits = (k for k in self.kinds if {n: s for n, s in sizes.items() if n not in k.sizes} == k.fixed)
         return next(fits)
 
     def case(self, shape: str, dtype: DTypeLike | None = None, **sizes: int) -> Case:
-        """The case of a named size, of which `sizes` may change some.
+        """Return the case of a named size, of which `sizes` may change some.
 
         Raises:
           ValueError: an unknown shape or dtype.
@@ -91,13 +91,13 @@ class CaseModule:
         return dataclasses.replace(case, reference=self.reference)
 
     def measured(self, sizes: Sizes, dtype: str) -> Case:
-        """Return the measured case at some sizes, with arrays that are fast to make in large numbers."""
+        """Return the case that is measured at some sizes, of arrays that are fast to make in large numbers."""
         draw = MeasuredDraw(self.op, "measured", jnp.dtype(dtype))
         case: Case = getattr(self.module, "measured", self.module.case)(draw, sizes)
         return case
 
     def traffic(self, sizes: Sizes) -> Traffic:
-        """Bytes that have to move at some sizes."""
+        """Return the bytes that have to move at some sizes."""
         traffic: Traffic = self.module.traffic(sizes)
         return traffic
 

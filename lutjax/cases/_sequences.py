@@ -1,4 +1,4 @@
-"""Parts that the cases of both attentions share."""
+"""Arguments and bytes that the cases of both attentions share."""
 
 from typing import Any
 

@@ -95,7 +95,7 @@ class LookUpTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Notation of the sizes of a measured shape: ``fc:4096,32,32,16,10``.
+    """Kind of measured shapes, and the way in which their sizes are written: ``fc:4096,32,32,16,10``.
 
     Attributes:
       name: in front of the colon.
@@ -104,7 +104,7 @@ class Kind:
       optional: how many of the last sizes may be left out.
       least: the least value of sizes that may not be 1, or may be less.
       fixed: sizes that are not written, and the same in all shapes of the kind.
-      problem: what is wrong with sizes of which each is fine by itself; None if nothing is.
+      problem: returns what is wrong with sizes of which each is fine by itself, or None.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Kind:
 
     @property
     def usage(self) -> str:
-        """Notation of a shape of this kind.
+        """Names of the sizes in the order in which they are written.
 
         Example:
           >>> from lutjax.cases import Kind

@@ -1,6 +1,8 @@
 """Options, messages, start and resumption that all commands that train share."""
 
+import functools
 import importlib.util
+import pkgutil
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,44 +19,49 @@ if TYPE_CHECKING:
     from lutjax.training.experiments import Experiment
 
 
-def training_command(kind: "Callable[[], type[Experiment]]", out: str) -> Callable[[Any], click.Command]:
+def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], click.Command]:
     """Return a decorator that makes a command which trains.
 
-    It has an option for every field of the kind's configs, and those that all such commands share.
+    It has an option for every field of the kind's configs, and those that all such commands share. The function gets the
+    kind first, an `Experiment` class.
 
     Args:
-      kind: imports the class of its runs, when options are needed.
+      kind: module and name of the class, ``module:Name``: it is imported when options are needed, with JAX.
       out: the folder that ``--out`` names by default.
     """
 
-    def decorate(function: Any) -> click.Command:
-        for option in (
-            click.option(
-                "--tensorboard",
-                is_flag=True,
-                help="Write losses and tests for TensorBoard, too, into --out/tensorboard.",
-            ),
-            click.option(
-                "--dry-run",
-                is_flag=True,
-                help="Only show parameters, memory, and time as measured in a few steps on this machine; write nothing.",
-            ),
-            click.option(
-                "--resume",
-                is_flag=True,
-                help="Go on from the latest checkpoint in --out, which knows its own options, or finish what is missing "
-                "at the end. --steps makes the run longer.",
-            ),
-            click.option(
-                "--out",
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def call(**given: Any) -> None:
+            function(pkgutil.resolve_name(kind), **given)
+
+        command = click.command(cls=FieldsCommand, configs=lambda: pkgutil.resolve_name(kind).configs)(call)
+        command.params += [
+            click.Option(
+                ["--out"],
                 type=click.Path(path_type=Path, file_okay=False),
                 default=Path(out),
                 show_default=True,
                 help="Folder for checkpoints and pictures.",
             ),
-        ):
-            function = option(function)
-        return click.command(cls=FieldsCommand, configs=lambda: kind().configs)(function)
+            click.Option(
+                ["--resume"],
+                is_flag=True,
+                help="Go on from the latest checkpoint in --out, which knows its own options, or finish what is missing "
+                "at the end. --steps makes the run longer.",
+            ),
+            click.Option(
+                ["--dry-run"],
+                is_flag=True,
+                help="Only show parameters, memory, and time as measured in a few steps on this machine; write nothing.",
+            ),
+            click.Option(
+                ["--tensorboard"],
+                is_flag=True,
+                help="Write losses and tests for TensorBoard, too, into --out/tensorboard.",
+            ),
+        ]
+        return command
 
     return decorate
 

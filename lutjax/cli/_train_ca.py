@@ -2,24 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lutjax.cli import _run
 from lutjax.training.presets import EXPERIMENTS
 
-if TYPE_CHECKING:
-    from lutjax.training.automaton_runs import Automaton
 
-
-def _kind() -> "type[Automaton]":
-    from lutjax.training.automaton_runs import Automaton
-
-    return Automaton
-
-
-@_run.training_command(_kind, "runs/ca")
+@_run.training_command("lutjax.training.automaton_runs:Automaton", "runs/ca")
 @click.option(
     "--experiment",
     type=click.Choice(list(EXPERIMENTS)),
@@ -40,6 +31,7 @@ def _kind() -> "type[Automaton]":
     help="What is brighter in the image is 1. Default: values must be 0 or full.",
 )
 def ca(
+    kind: Any,
     experiment: str | None,
     path: Path | None,
     threshold: float | None,
@@ -56,7 +48,7 @@ def ca(
     if resume and path is not None:
         raise click.UsageError("--target is part of the checkpoint; leave it out with --resume.")
     _run.train(
-        _kind(),
+        kind,
         fields,
         option="--target",
         preset={"experiment": experiment or "life", "path": path, "threshold": threshold},

@@ -2,24 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lutjax.cli import _run
 from lutjax.training.presets import PRESETS
 
-if TYPE_CHECKING:
-    from lutjax.training.lm_runs import LanguageModel
 
-
-def _kind() -> "type[LanguageModel]":
-    from lutjax.training.lm_runs import LanguageModel
-
-    return LanguageModel
-
-
-@_run.training_command(_kind, "runs/lm")
+@_run.training_command("lutjax.training.lm_runs:LanguageModel", "runs/lm")
 @click.option(
     "--text",
     "text_path",
@@ -39,6 +30,7 @@ def _kind() -> "type[LanguageModel]":
     help="Start again with large memory pages (a setting of glibc): faster for large tables on a CPU.",
 )
 def lm(
+    kind: Any,
     text_path: Path | None,
     preset: str | None,
     huge_pages: bool,
@@ -59,8 +51,7 @@ def lm(
     same = (
         PRESETS[preset] if resume and preset else {}
     )  # the steps of a run are its own, unless they are asked for
-    kind = _kind()
-    experiment = _run.train(
+    experiment: Any = _run.train(
         kind,
         fields,
         option="--text",
@@ -71,6 +62,6 @@ def lm(
         resume=resume,
         **options,
     )
-    if isinstance(experiment, kind):
+    if experiment is not None:
         words = ("generate", "--checkpoint", str(out), "--prompt", experiment.prompt)
         click.echo(f"more text:\n  {_run.command(*words)}")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +15,14 @@ from lutjax._typing import Array
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
+from lutjax.models._config import Config
 
 _NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 _CENTRE = len(_NEIGHBOURS)
 
 
 @dataclasses.dataclass(frozen=True)
-class LogicCAConfig:
+class LogicCAConfig(Config):
     """The sizes of a `LogicCA`.
 
     Attributes:
@@ -97,20 +97,6 @@ class LogicCAConfig:
             *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
             *((1, *sizes) for sizes in zip((perceived, *self.update), self.update, strict=False)),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "LogicCAConfig":
-        """The config that `to_dict` made these fields of.
-
-        Raises:
-          ValueError, TypeError: a field is unknown, missing or impossible.
-        """
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        return cls(**values)
 
 
 class Circuit(NamedTuple):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +14,7 @@ from lutjax._typing import Array
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT, Thermometer
+from lutjax.models._config import Config
 
 if TYPE_CHECKING:
     from lutjax.models.packed import PackedClassifier
@@ -23,7 +23,7 @@ TABLES = ("gates", "light", "walsh", "raw", "binary")
 
 
 @dataclasses.dataclass(frozen=True)
-class LogicClassifierConfig:
+class LogicClassifierConfig(Config):
     """The sizes of a `LogicClassifier`.
 
     Attributes:
@@ -96,19 +96,6 @@ class LogicClassifierConfig:
     def kind(self) -> str:
         """The trained form of each gate or table, one of `TABLES`."""
         return self.tables or ("gates" if self.n_inputs == 2 else "light")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "LogicClassifierConfig":
-        """The config that `to_dict` made these fields of.
-
-        Raises:
-          ValueError, TypeError: a field is unknown, missing or impossible.
-        """
-        return cls(**{**fields, "layers": tuple(fields["layers"])})
 
 
 class LogicClassifier(nnx.Module):

@@ -14,6 +14,7 @@ from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
+from lutjax.models._config import Config
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
 
@@ -23,7 +24,7 @@ class Embedding(nnx.Variable):
 
 
 @dataclasses.dataclass(frozen=True)
-class LUTTransformerConfig:
+class LUTTransformerConfig(Config):
     """The sizes of a `LUTTransformer`; the defaults are the published language model.
 
     Attributes:
@@ -145,10 +146,6 @@ class LUTTransformerConfig:
             "param_dtype": self.param_dtype,
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "LUTTransformerConfig":
         """The config that `to_dict` made these fields of.
@@ -163,7 +160,7 @@ class LUTTransformerConfig:
                 raise ValueError(
                     f"LUTTransformerConfig: {what} fields {sorted(names)}; the fields are {sorted(known)}."
                 )
-        return cls(**fields)
+        return super().from_dict(fields)
 
 
 class _Branch(nnx.Module):

@@ -1,4 +1,4 @@
-"""Reasons why an op has no kernel on some platform, where that is on purpose."""
+"""Reasons of ops that have no kernel somewhere on purpose."""
 
 import dataclasses
 

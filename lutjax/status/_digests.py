@@ -107,7 +107,7 @@ def code_of(text: str) -> bytes:
 
 
 def _is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
-    """Return whether a node is a string on its own: documentation of a module, class, function or value."""
+    """Return whether it is a string that stands alone: documentation of a module, class, function or value."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -61,7 +61,7 @@ class Column:
             return None
 
     def spec(self, op: str) -> KernelSpec | None:
-        """Return the implementation that is registered for an op; None if there is none."""
+        """Return the registered implementation of an op; None if there is none."""
         wanted = self.implementation
         specs = (spec for spec in kernel_registry.candidates(op) if wanted in spec.names)
         return next(specs, None)
@@ -114,7 +114,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Place of a cell in the matrix."""
+        """Place of the cell in the matrix."""
         return self.op, self.direction, self.column, self.dtype
 
     def __str__(self) -> str:

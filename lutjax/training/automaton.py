@@ -38,13 +38,11 @@ class TrainingConfig(Training):
       start: the state at first: boards of the Game of Life, random bits, a seed (one cell of ones), or zero.
       size: rows and columns of the grid.
       n_steps: steps of the automaton until its state is compared with the target.
-      steps: optimiser steps in all.
       batch_size: grids of one step. In the Game of Life boards of 3x3 cells; 512 are all there are, as one torus that
         holds every neighbourhood once.
       learning_rate: of AdamW.
       weight_decay: of AdamW; pulls gates towards a mixture of all sixteen.
       hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
-      seed: of the model and of everything random.
     """
 
     experiment: str
@@ -119,7 +117,8 @@ class Run(ModelRun[LogicCA]):
         target: Bool[np.ndarray, "channels height width"] | None,
     ):
         if (target is None) != (training.start == "boards"):
-            raise ValueError(f"target is {target}; the start {training.start!r} needs the other.")
+            rule = "the Game of Life has no target" if target is not None else "give the bits to draw"
+            raise ValueError(f"target is {target} and start is {training.start!r}: {rule}.")
         if target is None:
             if not model.periodic or model.update_rate != 1:
                 raise ValueError("periodic and update_rate must be True and 1 to learn the Game of Life.")

@@ -61,17 +61,7 @@ class Automaton(Experiment):
         path: Path | None = None,
         threshold: float | None = None,
     ) -> "Automaton":
-        """Return a run that has no step yet.
-
-        Args:
-          fields: values in place of those of the experiment.
-          experiment: a name of `lutjax.training.presets.EXPERIMENTS`.
-          path, threshold: an image to draw instead; see `target`.
-
-        Raises:
-          PatternError: the image cannot be used.
-          ValueError: a value is impossible, or the target does not fit the model or the grid.
-        """
+        """Return a run that has no step yet, with fields in place of those of the experiment; `target` says what it draws."""
         values = {**EXPERIMENTS[experiment], **fields, "experiment": experiment}
         if "channels" in fields and "update" not in fields:
             values["update"] = (*values["update"][:-1], fields["channels"])

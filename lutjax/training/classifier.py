@@ -33,7 +33,6 @@ class TrainingConfig(Training):
     """All that decides a training run apart from the model and the samples.
 
     Attributes:
-      steps: optimiser steps in all; the cool-down depends on it.
       batch_size: samples of one step.
       learning_rate: of Adam, before the cool-down.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
@@ -162,15 +161,6 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class SamplesIdentity:
-    """The samples of a run: the path given (None: scikit-learn's digits), their number and their SHA-256."""
-
-    path: str | None
-    size: int
-    digest: str
-
-
 @dataclasses.dataclass
 class Record(runs.Record):
     """All that a checkpoint holds apart from arrays.
@@ -186,7 +176,7 @@ class Record(runs.Record):
 
     model: LogicClassifierConfig
     training: TrainingConfig
-    samples: SamplesIdentity
+    samples: runs.Source
     baselines: dict[str, float]
     options: dict[str, Any]
     history: runs.History

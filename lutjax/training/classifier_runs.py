@@ -7,7 +7,7 @@ from typing import Any
 
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import runs
-from lutjax.training.classifier import Record, Run, SamplesIdentity, TrainingConfig, baselines
+from lutjax.training.classifier import Record, Run, TrainingConfig, baselines
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
@@ -51,12 +51,7 @@ class Classifier(Experiment):
     def new(cls, fields: Mapping[str, Any], path: Path | None = None) -> "Classifier":
         """Return a run that has no step yet, on the samples of a file, or on scikit-learn's digits.
 
-        Args:
-          fields: values in place of the defaults; sizes that are missing are as the samples need them.
-
-        Raises:
-          SamplesError: the samples cannot be used.
-          ValueError: a value is impossible, or a size is not that of the samples.
+        Sizes that are not among the fields are as the samples need them.
         """
         whole = _load(path)
         sizes = {"in_features": whole.x.shape[1], "n_classes": whole.n_classes}
@@ -64,9 +59,7 @@ class Classifier(Experiment):
         record = Record(
             model=model,
             training=training,
-            samples=SamplesIdentity(
-                None if path is None else str(path.absolute()), len(whole.x), whole.digest
-            ),
+            samples=runs.Source.of(path, len(whole.x), whole.digest),
             baselines={},
             options=dataclasses.asdict(options),
             history=runs.History(),
@@ -75,13 +68,8 @@ class Classifier(Experiment):
 
     @classmethod
     def of(cls, record: Record, path: Path | None = None) -> "Classifier":
-        """Return the run of a record, with the samples at `path` or where they were.
-
-        Raises:
-          SamplesError: the samples cannot be read.
-          CheckpointError: they are others.
-        """
-        whole = _load(path or (None if record.samples.path is None else Path(record.samples.path)))
+        """Return the run of a record, with the samples at `path` or where they were."""
+        whole = _load(path or record.samples.path)
         if whole.digest != record.samples.digest:
             raise CheckpointError(
                 f"the run belongs to other samples: they were {record.samples.size} of "
@@ -136,5 +124,5 @@ class Classifier(Experiment):
         return []
 
 
-def _load(path: Path | None) -> Samples:
-    return load_digits() if path is None else load_samples(path)
+def _load(path: Path | str | None) -> Samples:
+    return load_digits() if path is None else load_samples(Path(path))

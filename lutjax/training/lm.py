@@ -34,7 +34,6 @@ class TrainingConfig(Training):
     """All that decides a training run apart from the model and the text. Data order and dropout follow from the seed.
 
     Attributes:
-      steps: optimiser steps in all; the cool-down depends on it.
       batch_size: windows of the text in one step.
       learning_rate: rate before warm-up and cool-down; a factor of the published schedule.
       table_gradient: factored, the rows that were looked up and their cotangents, or dense, arrays of the tables'

@@ -24,15 +24,6 @@ SAMPLE_BYTES = 300
 """Length of the text that is written at the end."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TextIdentity:
-    """The text of a run: the path given (None: Python's standard library), its bytes and their SHA-256."""
-
-    path: str | None
-    size: int
-    digest: str
-
-
 @dataclasses.dataclass
 class Record(runs.Record):
     """All that a checkpoint holds apart from arrays.
@@ -48,7 +39,7 @@ class Record(runs.Record):
 
     model: LUTTransformerConfig
     training: TrainingConfig
-    text: TextIdentity
+    text: runs.Source
     bigram: float
     options: dict[str, Any]
     history: runs.History
@@ -80,21 +71,13 @@ class LanguageModel(Experiment):
     def new(
         cls, fields: Mapping[str, Any], path: Path | None = None, preset: str = "demo"
     ) -> "LanguageModel":
-        """Return a run that has no step yet, on the text at `path`; see `load_text`.
-
-        Args:
-          fields: values in place of those of the preset.
-
-        Raises:
-          TextError: the text cannot be used.
-          ValueError: a value is impossible, or the vocabulary is not that of bytes.
-        """
+        """Return a run that has no step yet, on the text at `path`, with fields in place of those of the preset."""
         model, training, options = cls.made({**PRESETS[preset], **fields})
         text = load_text(path, context=model.context)
         record = Record(
             model=model,
             training=training,
-            text=TextIdentity(None if path is None else str(path.absolute()), text.size, text.digest),
+            text=runs.Source.of(path, text.size, text.digest),
             bigram=bigram_loss(text.train, text.test),
             options=dataclasses.asdict(options),
             history=runs.History(),
@@ -103,14 +86,8 @@ class LanguageModel(Experiment):
 
     @classmethod
     def of(cls, record: Record, path: Path | None = None) -> "LanguageModel":
-        """Return the run of a record, with the text at `path` or where it was.
-
-        Raises:
-          TextError: the text cannot be read.
-          CheckpointError: it is another text.
-        """
-        path = path or (None if record.text.path is None else Path(record.text.path))
-        text = load_text(path, context=record.model.context)
+        """Return the run of a record, with the text at `path` or where it was."""
+        text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:
             raise CheckpointError(
                 f"the run belongs to another text: it was {record.text.size} bytes of "

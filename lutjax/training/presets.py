@@ -4,6 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+_PUBLISHED = {
+    "learning_rate": 1.0,
+    "optimizer": "sgd",
+    "table_optimizer": "sgd",
+    "schedule": "published",
+    "loss": "sum",
+}
 PRESETS: dict[str, dict[str, Any]] = {
     # Minutes on two CPU cores.
     "demo": {
@@ -17,11 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dropout": 0.0,
         "steps": 3400,
         "batch_size": 32,
-        "learning_rate": 1.0,
-        "optimizer": "sgd",
-        "table_optimizer": "sgd",
-        "schedule": "published",
-        "loss": "sum",
+        **_PUBLISHED,
         "cooldown": 0.5,
         "log_every": 50,
         "eval_every": 600,
@@ -36,11 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dropout": 0.3,
         "steps": 36000,
         "batch_size": 128,
-        "learning_rate": 1.0,
-        "optimizer": "sgd",
-        "table_optimizer": "sgd",
-        "schedule": "published",
-        "loss": "sum",
+        **_PUBLISHED,
         "cooldown": 0.5,
         "log_every": 100,
         "eval_every": 4000,
@@ -50,11 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "reference": {
         "steps": 3000,
         "batch_size": 128,
-        "learning_rate": 1.0,
-        "optimizer": "sgd",
-        "table_optimizer": "sgd",
-        "schedule": "published",
-        "loss": "sum",
+        **_PUBLISHED,
         "cooldown": 0.0,
         "log_every": 10,
         "eval_every": 500,

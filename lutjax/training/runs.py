@@ -51,6 +51,20 @@ class Record:
 R = TypeVar("R", bound=Record)
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The data of a run: the path given (None: the default data), their size and their SHA-256."""
+
+    path: str | None
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path | None, size: int, digest: str) -> "Source":
+        """Return the source at a path, which is made absolute."""
+        return cls(None if path is None else str(path.absolute()), size, digest)
+
+
 @dataclasses.dataclass
 class History:
     """Measurements so far, each with the number of steps done: training losses, and results of tests.

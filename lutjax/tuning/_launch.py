@@ -3,7 +3,7 @@
 import dataclasses
 
 Sizes = dict[str, int]
-"""What a launch is chosen by: sizes of a call by name, e.g. ``{"samples": 4096, "detectors": 16, ...}``."""
+"""Sizes of a call by name, by which its launch is chosen, e.g. ``{"samples": 4096, "detectors": 16, ...}``."""
 
 Bucket = tuple[tuple[str, int], ...]
 """Rounded sizes, sorted by name."""

@@ -1,0 +1,24 @@
+"""Configs of models as dictionaries, for checkpoints."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+C = TypeVar("C")
+
+
+class Config:
+    """A base of dataclasses of what JSON can hold and of tuples."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, as JSON can hold them."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls: type[C], fields: Mapping[str, Any]) -> C:
+        """Return the config that `to_dict` made these fields of, or JSON of them.
+
+        Raises:
+          ValueError, TypeError: a field is unknown, missing or impossible.
+        """
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
