@@ -68,7 +68,7 @@ def forget_compiled():
 
 @pytest.fixture(scope="module")
 def compilation_cache_directory(tmp_path_factory):
-    """For tests that compile the same programs again and again: once is enough."""
+    """Compile the programs of tests that repeat them only once."""
     from jax.experimental.compilation_cache import compilation_cache
 
     path = tmp_path_factory.mktemp("compiled")

@@ -54,7 +54,7 @@ def reason(backend, device, call, direction="forward", output=None, rule=None):
 
 @contextlib.contextmanager
 def interpreted(backend: str = "tpu") -> Iterator[None]:
-    """In this block the implementation "pallas" runs on CPUs: that of one backend."""
+    """Run the implementation "pallas" of one backend on CPUs in this block."""
     registry = lutjax.kernel_registry
     added = [
         registry.register(

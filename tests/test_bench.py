@@ -237,7 +237,7 @@ def test_bytes_of_pairs() -> None:
 
 
 def test_bytes_of_the_language_model_are_those_of_its_layers() -> None:
-    """About 4 ms of an H200 if nothing is cached."""
+    """Bytes that take an H200 about 4 ms if nothing is cached."""
     layers = language_model.layers(shapes.LanguageModel(128))
     assert len(layers) == 13
     assert 15e9 < language_model.bytes_moved(shapes.LanguageModel(128), "in-place", 4) < 17e9

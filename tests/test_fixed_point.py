@@ -109,7 +109,7 @@ def test_any_order_of_samples_and_detectors(op):
 
 @pytest.mark.parametrize("axis", ["batch", "detector"])
 def test_floating_point_sums_depend_on_the_order(axis):
-    """So the test above can fail."""
+    """Show that the test above can fail."""
     with pytest.raises(AssertionError, match="Mismatched elements"):
         assert_equal(permuted("lookup", None, axis), result("lookup", None))
 

@@ -241,7 +241,7 @@ def test_large_rows_of_other_lists(world, lists, request):
 
 @pytest.mark.parametrize("world", ["xla", "triton"])
 def test_rows_whose_difference_is_too_large(world, request):
-    """It is an infinity of its sign, and no NaN; zero where it is multiplied by zero is NaN, as in the definition."""
+    """An infinity of its sign, and no NaN; zero where it is multiplied by zero is NaN, as in the definition."""
     d = lutjax.Detection(*(jnp.asarray([[a]]) for a in (1, 1)), jnp.asarray([[0.5]], jnp.float32), 1)
     weights = jnp.asarray([[[-3e38, 1.0], [3e38, 2.0]]], jnp.float32)
     with worlds.of(world, request) as implementation:

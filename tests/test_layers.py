@@ -126,7 +126,7 @@ CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
     [n if n == "attention" else slow(n) for n in ATTENTION],
 )
 def test_decoding_equals_full_pass(name):
-    """In chunks of any length, and beyond the capacity."""
+    """Decode in chunks of any length, and beyond the capacity."""
     case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))
     arrays, x, capacity = variables_of(case), inputs_of(case), case.spec.capacity
     want = jax.jit(dataclasses.replace(case.spec, window=capacity))(arrays, x)
@@ -201,7 +201,7 @@ def test_decoding_is_an_argument_of_calls():
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_keys_from_elsewhere(name):
-    """With its own inputs as keys a layer attends to itself; a chunk sees the keys before it."""
+    """A layer attends to itself with its own inputs as keys; a chunk sees the keys before it."""
     case = CASES[name]
     layer, x = nnx_layer(case, variables_of(case)), inputs_of(case)
     want = run(layer, x)

@@ -53,7 +53,7 @@ def digits_run(folder: Path) -> LogicClassifier:
 
 
 def ca_run(folder: Path) -> LogicCA:
-    """Whose best automaton is not its latest one."""
+    """Run whose best automaton is not its latest one."""
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
     training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=9)
     rows = [["010010"] * 6]

@@ -213,7 +213,7 @@ def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) ->
     [slow(name) for name in VARIANTS],
 )
 def test_generate_equals_full_passes(name):
-    """Also beyond the context of 6, from prompts shorter and longer than it."""
+    """Generate beyond the context of 6 too, from prompts shorter and longer than it."""
     model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
     before = nnx.to_pure_dict(nnx.state(model))
     for length in (1, 9) if name == "concatenated" else (3,):

@@ -223,7 +223,7 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
     ],
 )
 def test_updates(op, implementation, shape):
-    """From the factored gradient; a rule that needs the sums of each row, and which rows were looked up."""
+    """Update from the factored gradient; a rule that needs the sums of each row, and which rows were looked up."""
     testing.check_update(testing.case(op, shape), implementation, tables.RowMomentum(weight_decay=0.25))
 
 

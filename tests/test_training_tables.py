@@ -541,7 +541,7 @@ def test_a_step_copies_no_table(rule, form):
 
 
 def test_a_dense_step_needs_the_memory_of_the_tables():
-    """So the test above can fail."""
+    """Show that the test above can fail."""
     assert temporary_bytes(tables.Optimizer(tables.SGD(), 0.1), jax.value_and_grad) >= LARGE_BYTES
 
 

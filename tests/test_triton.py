@@ -422,7 +422,7 @@ def test_compiles(op, capability, launches):
 @pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
 @pytest.mark.usefixtures("kernel_cache")
 def test_counted_attention_compiles(monkeypatch, capability, launches):
-    """At the sizes of blocks that run."""
+    """Compile at the sizes of blocks that run."""
     count_always(monkeypatch)
     sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
     run_on(GPUS[capability], testing.case("lookup_attention", "tiles", **sizes))
@@ -467,7 +467,7 @@ def jax_triton(monkeypatch):
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
-    """With the package itself, and its kernels in the lowered module."""
+    """Lower with the package itself, and its kernels in the lowered module."""
     shape, sizes = SPLIT[op]
     testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
 

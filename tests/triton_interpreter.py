@@ -121,7 +121,7 @@ def modules() -> list:
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
-    """In this block the implementation "triton" runs on CPUs."""
+    """Run the implementation "triton" on CPUs in this block."""
     # Triton imports more of itself when it first looks at an argument: before anything is patched.
     triton.runtime.jit.mangle_type(_Pointer(np.zeros(1, np.float32)))
     patch = pytest.MonkeyPatch()

@@ -31,7 +31,7 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """All that decides a training run apart from the model.
+    """Settings of a training run apart from the model.
 
     Attributes:
       experiment: its name, which decides the target.
@@ -71,7 +71,7 @@ class TrainingConfig(Training):
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """All that a checkpoint holds apart from arrays.
+    """Contents of a checkpoint apart from arrays.
 
     Attributes:
       model, training: what decides the run.

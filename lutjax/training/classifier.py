@@ -30,7 +30,7 @@ THRESHOLDS = ("uniform", "gaussian", "distributive")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """All that decides a training run apart from the model and the samples.
+    """Settings of a training run apart from the model and the samples.
 
     Attributes:
       batch_size: samples of one step.
@@ -163,7 +163,7 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """All that a checkpoint holds apart from arrays.
+    """Contents of a checkpoint apart from arrays.
 
     Attributes:
       model, training, samples: what decides the run.

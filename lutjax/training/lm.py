@@ -31,7 +31,7 @@ TABLE_GRADIENTS = ("factored", "dense")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """All that decides a training run apart from the model and the text. Data order and dropout follow from the seed.
+    """Settings of a training run apart from the model and the text. Data order and dropout follow from the seed.
 
     Attributes:
       batch_size: windows of the text in one step.

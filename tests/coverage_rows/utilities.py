@@ -54,7 +54,7 @@ def fill_buffer(value):
 
 @SECTION.forward(dropped, x=normal(4, 6), key=key())
 def dropout_forward(x, key):
-    """With a rate of 0.3. The reference draws with the same key."""
+    """Drop with a rate of 0.3. The reference draws with the same key."""
     keep = jax.random.bernoulli(key, 0.7, x.shape)
     return jnp.where(keep, x / 0.7, 0.0)
 

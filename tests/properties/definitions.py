@@ -52,7 +52,7 @@ class Sum(NamedTuple):
         return Sum(*map(function, self))
 
     def fitting(self, dtype: Any) -> "Sum":
-        """Not defined where finite addends do not fit a dtype."""
+        """Return the sum, undefined where finite addends do not fit a dtype."""
         overflows = np.isfinite(self.size) & (self.size > float(ml_dtypes.finfo(dtype).max))
         return self._replace(error=np.where(overflows, np.inf, self.error))
 
@@ -399,7 +399,7 @@ def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
 
 
 def existing(d: Detection) -> Detection:
-    """With rows that exist: ``index`` and ``index ^ flip``, each clamped to the rows that its bits can address."""
+    """Return a detection with rows that exist: ``index`` and ``index ^ flip``, each clamped to the rows that its bits can address."""
     index = clamped(d.index, 2**d.bits)
     return d._replace(index=index, flip=index ^ clamped(d.index ^ d.flip, 2**d.bits))
 
@@ -890,7 +890,7 @@ def scale_gradient_vjp(dy: Any, factor: float) -> Sum:
 
 
 def readers(wires: np.ndarray, n_inputs: int, fan_out: int | None = None) -> np.ndarray:
-    """For each input the places ``n * gate + place`` that read it, ascending, filled up with -1."""
+    """Readers of each input, as ids ``n * gate + wire``, ascending, padded with -1."""
     places: list[list[int]] = [[] for _ in range(n_inputs)]
     for place, i in enumerate(np.ravel(wires)):
         places[int(i)].append(place)
