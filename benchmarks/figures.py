@@ -25,7 +25,7 @@ from lutjax.benchmark.language_model import Step
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One figure."""
+    """Measured figure."""
 
     name: str
     unit: str

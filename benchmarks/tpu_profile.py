@@ -65,7 +65,7 @@ _ESTIMATES = r'hlo_op_name: "(.*)"\s+estimated_cycles: (\d+)\s+num_equivalent_hl
 
 
 def profile(case: str, implementation: str, direction: str, tpu: str) -> dict[str, float | str]:
-    """One program, compiled in a process of its own: the compiler writes what it finds when it is loaded so."""
+    """Return the profile of a program that is compiled in its own process: the compiler reads such options when it is loaded."""
     arguments = [case, implementation, direction, tpu]
     with tempfile.TemporaryDirectory() as folder:
         dump, estimates = Path(folder), Path(folder) / "profile"

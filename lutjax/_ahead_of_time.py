@@ -38,7 +38,7 @@ def mesh(
 
 @contextlib.contextmanager
 def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
-    """In this block calls are traced for a device of a `mesh`."""
+    """Trace the calls of this block for a device of a `mesh`."""
     with jax.sharding.use_abstract_mesh(mesh(platform, device_kind)):
         yield
 

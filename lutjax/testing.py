@@ -436,7 +436,7 @@ def _value_and_cotangents(
 def _factored(
     f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, table: str = "weights"
 ) -> tuple[Arrays, Arrays]:
-    """The same, with the table's cotangent in factors."""
+    """Return outputs and cotangents, with the cotangent of the table in factors."""
 
     def loss(d: Arrays) -> tuple[jax.Array, Arrays]:
         outputs = f(d)
@@ -508,7 +508,7 @@ def _scanned_gradients(
 def _sharded_gradients(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients, *, axis: str
 ) -> tuple[Arrays, Arrays]:
-    """As `_sharded`, with the gradient taken by each device."""
+    """Run a case as `_sharded` does, with the gradient taken by each device."""
     mesh = _mesh()
     specs, spec = _sharding(case, axis)
     fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}

@@ -1,4 +1,4 @@
-"""What suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
+"""Parts that suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
 
 import jax
 import pytest
@@ -39,7 +39,7 @@ SPLIT = {op: (fast_size(op), {}) for op in ops()}
 
 
 def implementations(op, direction="forward"):
-    """Those that can run on the device of this machine."""
+    """Return the implementations that can run on the device of this machine."""
     backend = lutjax.Backend(jax.default_backend())
     return [
         spec.names[0] if spec.platform != "pallas" else spec.names[1]

@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("ci")
 
 @pytest.fixture
 def without_typechecking():
-    """As a user calls the package: arguments are checked by the ops alone."""
+    """Run as for a user: only the ops check arguments."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -69,7 +69,7 @@ def forget_compiled():
 
 @pytest.fixture(scope="module")
 def compilation_cache_directory(tmp_path_factory):
-    """For tests that compile the same programs again and again: once is enough."""
+    """Compile the programs of tests that repeat them only once."""
     from jax.experimental.compilation_cache import compilation_cache
 
     path = tmp_path_factory.mktemp("compiled")

@@ -46,7 +46,7 @@ def outline(call, *arrays, **options):
 
 
 def reason(backend, device, call, direction="forward", output=None, rule=None):
-    """Why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
+    """Return the reason why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
     request = Made(call, output).request(direction, device, rule)
     rules = fit(backend)
     return rules.unsupported(request) or rules.slower(request)
@@ -54,7 +54,7 @@ def reason(backend, device, call, direction="forward", output=None, rule=None):
 
 @contextlib.contextmanager
 def interpreted(backend: str = "tpu") -> Iterator[None]:
-    """In this block the implementation "pallas" runs on CPUs: that of one backend."""
+    """Run the implementation "pallas" of one backend on CPUs in this block."""
     registry = lutjax.kernel_registry
     added = [
         registry.register(

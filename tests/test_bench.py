@@ -62,7 +62,7 @@ def instantly(monkeypatch: pytest.MonkeyPatch) -> list[measurements.Measurement]
 
 # ------------------------------------------------------------------------------------------------- measuring
 def products_in_the_loop(*args: Any) -> int:
-    """How many computations that the loop reaches multiply."""
+    """Return the number of computations with products that the loop reaches."""
     text = measure._any_count(jnp.dot, False, (), args).as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
     (body,) = re.findall(r" while\(.*body=%([^,\s]+)", text)
@@ -237,7 +237,7 @@ def test_bytes_of_pairs() -> None:
 
 
 def test_bytes_of_the_language_model_are_those_of_its_layers() -> None:
-    """About 4 ms of an H200 if nothing is cached."""
+    """Bytes that take an H200 about 4 ms if nothing is cached."""
     layers = language_model.layers(shapes.LanguageModel(128))
     assert len(layers) == 13
     assert 15e9 < language_model.bytes_moved(shapes.LanguageModel(128), "in-place", 4) < 17e9

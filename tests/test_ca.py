@@ -33,7 +33,7 @@ def small(**options):
 
 
 def simulated(model, state, coefficients):
-    """One synchronous step of ``[H, W, C]``, cell by cell."""
+    """Return ``[H, W, C]`` after one synchronous step, cell by cell."""
     config, (wires, _) = model.config, model.circuit
     height, width, channels = state.shape
     mode = "wrap" if config.periodic else "constant"
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
     config, circuit = model.config, model.circuit
 
     def plain(logits, state):
-        """The same without recomputation, ops, or gradients of their own."""
+        """Compute the same without recomputation, ops or custom gradients."""
         coefficients = reference.gate_coefficients(logits, axis=0)
         for _ in range(2):
             channels, n_cells = state.shape[0], state[0].size

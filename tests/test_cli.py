@@ -480,7 +480,7 @@ def test_huge_pages_start_again_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     started: list[tuple[str, list[str], dict[str, str]]] = []
 
     class ReplacedError(Exception):
-        """As the process would be."""
+        """Error in place of the replacement of the process."""
 
     def execve(path: str, words: list[str], environment: dict[str, str]) -> None:
         started.append((path, words, environment))

@@ -105,7 +105,7 @@ def detect_signs() -> Example:
 
 
 def of_samples(d: lutjax.Detection) -> Arrays:
-    """What a sample has of a detection, with the number of the sample."""
+    """Return the margin of each sample, with the number of the sample."""
     return {"margin": d.margin, "sample": np.arange(len(d.margin))}
 
 

@@ -27,7 +27,7 @@ def modules():
 
 @pytest.fixture
 def as_a_reader(without_typechecking):
-    """With the settings that JAX has by default."""
+    """Run with the default settings of JAX."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -35,7 +35,7 @@ def as_a_reader(without_typechecking):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("as_a_reader")
 def test_pages_run(page):
-    """In one namespace, from the first block to the last."""
+    """Run the code in one namespace, from the first block to the last."""
     namespace, outputs, text = {}, [], page.read_text()
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         printed = io.StringIO()

@@ -31,7 +31,7 @@ MANY = {"batch": 8, "detectors": 8}
 
 @pytest.fixture(scope="module", params=[slow(op) if testing.cases_of(op).is_slow else op for op in SUMS])
 def op(request):
-    """Of module scope, so that tests of one op run together and share what was compiled."""
+    """Op at module scope, so that the tests of one op run together and share compiled functions."""
     return request.param
 
 
@@ -109,7 +109,7 @@ def test_any_order_of_samples_and_detectors(op):
 
 @pytest.mark.parametrize("axis", ["batch", "detector"])
 def test_floating_point_sums_depend_on_the_order(axis):
-    """So the test above can fail."""
+    """Show that the test above can fail."""
     with pytest.raises(AssertionError, match="Mismatched elements"):
         assert_equal(permuted("lookup", None, axis), result("lookup", None))
 

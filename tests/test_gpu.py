@@ -1,4 +1,4 @@
-"""What only a GPU can show. All suites for a machine with one: `pytest -m gpu`."""
+"""Tests that need a GPU. All suites for a machine with one: `pytest -m gpu`."""
 
 import jax
 import jax.numpy as jnp

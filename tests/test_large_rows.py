@@ -177,7 +177,7 @@ def cotangents(f):
 
 
 def check(world, op, implementation, bases, dtype, case=None):
-    """Of rows that differ little from each of `bases`."""
+    """Check rows that differ little from each of `bases`."""
     call = None
     for base in bases:
         f, weights, arguments, dy, sums = (case or CASES[op])(base, dtype)
@@ -241,7 +241,7 @@ def test_large_rows_of_other_lists(world, lists, request):
 
 @pytest.mark.parametrize("world", ["xla", "triton"])
 def test_rows_whose_difference_is_too_large(world, request):
-    """It is an infinity of its sign, and no NaN; zero where it is multiplied by zero is NaN, as in the definition."""
+    """An infinity of its sign, and no NaN; zero where it is multiplied by zero is NaN, as in the definition."""
     d = lutjax.Detection(*(jnp.asarray([[a]]) for a in (1, 1)), jnp.asarray([[0.5]], jnp.float32), 1)
     weights = jnp.asarray([[[-3e38, 1.0], [3e38, 2.0]]], jnp.float32)
     with worlds.of(world, request) as implementation:
@@ -260,5 +260,5 @@ def test_rows_whose_difference_is_too_large(world, request):
 @pytest.mark.parametrize("op", LOOK_UPS)
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_large_rows_on_gpus(implementation, op):
-    """As compiled for the device; `pallas` is Mosaic GPU, which has kernels for some of these ops."""
+    """Check the kernels as compiled for the device; `pallas` is Mosaic GPU, which has kernels for some of these ops."""
     check("", op, (implementation, "xla"), bases("", "float32"), "float32")

@@ -126,7 +126,7 @@ CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
     [n if n == "attention" else slow(n) for n in ATTENTION],
 )
 def test_decoding_equals_full_pass(name):
-    """In chunks of any length, and beyond the capacity."""
+    """Decode in chunks of any length, and beyond the capacity."""
     case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))
     arrays, x, capacity = variables_of(case), inputs_of(case), case.spec.capacity
     want = jax.jit(dataclasses.replace(case.spec, window=capacity))(arrays, x)
@@ -176,7 +176,7 @@ def test_libraries_decode(name):
 
 
 def test_decoding_is_an_argument_of_calls():
-    """As of the layer; in Linen the first call makes the cache."""
+    """Decode by an argument of calls as by that of the layer; in Linen the first call makes the cache."""
     case = CASES["attention"]
     arrays, x = variables_of(case), inputs_of(case)
     kinds, (first, second) = by_kind(case, arrays), chunks(x, (4, 5))
@@ -201,7 +201,7 @@ def test_decoding_is_an_argument_of_calls():
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_keys_from_elsewhere(name):
-    """With its own inputs as keys a layer attends to itself; a chunk sees the keys before it."""
+    """A layer attends to itself with its own inputs as keys; a chunk sees the keys before it."""
     case = CASES[name]
     layer, x = nnx_layer(case, variables_of(case)), inputs_of(case)
     want = run(layer, x)
@@ -260,7 +260,7 @@ def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array
     "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
 )
 def test_every_query_sees_every_key(name):
-    """Of its own segment, if there are segments."""
+    """Keys of its own segment, if there are segments."""
     case = ALL_KEYS[name]
     arrays, x = variables_of(case), inputs_of(case)
     layer = nnx_layer(case, arrays)
@@ -633,7 +633,7 @@ def test_sizes_follow_pruned_arrays(name):
 
 
 def test_a_size_is_set():
-    """As for a layer after one that lost outputs."""
+    """Set a size as for a layer behind one that lost outputs."""
     layer = nnx_layer(CASES["lut"])
     layer.in_features = 5
     assert layer.in_features == 5

@@ -53,7 +53,7 @@ def digits_run(folder: Path) -> LogicClassifier:
 
 
 def ca_run(folder: Path) -> LogicCA:
-    """Whose best automaton is not its latest one."""
+    """Run whose best automaton is not its latest one."""
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
     training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=9)
     rows = [["010010"] * 6]
@@ -187,7 +187,7 @@ def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """As pyproject.toml says them, which every installation knows."""
+    """Compare the extras with those of pyproject.toml, which every installation knows."""
     import importlib.metadata
 
     from lutjax._extras import EXTRAS

@@ -110,7 +110,7 @@ def test_layers_are_their_ops():
         np.testing.assert_allclose(nnx_layer(case, arrays)(x, deterministic=hard), want, rtol=1e-6)
 
     def corners(name: str) -> np.ndarray:
-        """What a table answers to each address, by its own wires."""
+        """Return the answer of a table to each address, by its own wires."""
         case = CASES[name]
         n, arrays = case.spec.n_inputs, variables_of(case)
         arrays["wires"] = jnp.tile(jnp.arange(n, dtype=jnp.int32)[None], (6, 1))
@@ -154,7 +154,7 @@ def test_group_sum():
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trees_are_gates_at_every_place(deterministic):
-    """One network without shared gates, whose wires are ids of the whole image."""
+    """Return a network without shared gates, whose wires are ids of the whole image."""
     case = Case("LogicTree", {"kernel": 2, "depth": 2, "pool": 2}, (4, 5, 3, 2), ((5, 3, 2), 3))
     arrays, x = variables_of(case), inputs_of(case, bits=deterministic)
     got = case.spec(arrays, x, deterministic=deterministic)

@@ -196,7 +196,7 @@ def check_training(case: Recorded) -> None:
 
 # ------------------------------------------------------------------------------------- generation
 def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) -> np.ndarray:
-    """One token at a time, from a pass over everything so far.
+    """Generate one token at a time, each from a pass over everything so far.
 
     Texts are padded at the end, where no earlier position looks, so that there is one shape to compile.
     """
@@ -213,7 +213,7 @@ def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) ->
     [slow(name) for name in VARIANTS],
 )
 def test_generate_equals_full_passes(name):
-    """Also beyond the context of 6, from prompts shorter and longer than it."""
+    """Generate beyond the context of 6 too, from prompts shorter and longer than it."""
     model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
     before = nnx.to_pure_dict(nnx.state(model))
     for length in (1, 9) if name == "concatenated" else (3,):

@@ -1,4 +1,4 @@
-"""What the ops promise beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
+"""Promises of the ops beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
 
 import jax
 import jax.numpy as jnp
@@ -213,7 +213,7 @@ def test_nan_gives_bit_zero_and_a_nan_margin():
 
 @pytest.mark.parametrize("op", ["lut", slow("lut_attention"), slow("lut_pair_attention")])
 def test_nan_reaches_the_gradient_and_nothing_else(op):
-    """Only the two inputs that the NaN was compared with, and the same values as the reference."""
+    """NaN for only the two inputs that the NaN was compared with, and the same values as the reference."""
     key = jax.random.key(1)
     n = 12 if op == "lut_pair_attention" else 6
     x = jax.random.normal(key, (2, 5, 6)).at[1, 2, 3].set(jnp.nan)
@@ -461,7 +461,7 @@ def test_an_unused_gradient_is_never_computed():
 
 
 def test_nothing_of_the_size_of_all_pairs_or_rows_is_kept():
-    """Between forward and backward: what came in, and detections."""
+    """Arrays kept between forward and backward: the arguments, and detections."""
     batch, length, n_inputs, n_detectors = 2, 64, 8, 4
     x = jnp.ones((batch, length, n_inputs))
     anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs, n_detectors, 3)

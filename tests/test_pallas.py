@@ -155,7 +155,7 @@ def test_lowers_for_tensor_cores(op, tpu):
 
 
 def test_lowers_with_some_outputs_at_a_time():
-    """Of a table that vector memory does not hold whole."""
+    """Lower a table that does not fit whole in vector memory."""
     case = testing.case("lookup", "primes", bits=10, detectors=128, outputs=256)
     testing.check_lowering(case, "pallas/tpu", platform="tpu", device_kind=_tpus.named("v6e").device_kind)
 
@@ -252,7 +252,7 @@ gpu_interpreter = pytest.mark.skipif(
 
 
 def pretend_triton_runs(monkeypatch):
-    """What Triton kernels return is made up, where kernels in Pallas use it."""
+    """Replace the results of Triton kernels where kernels in Pallas use them."""
     from lutjax.kernels._pallas.gpu import _mosaic_fit
 
     def run(inputs, outputs, zeroed, in_place, common):
@@ -436,7 +436,7 @@ def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
 
 
 def reason_on(device, direction="forward", rule=None, **sizes):
-    """Why a look-up is not for Mosaic GPU, or left to the next implementation; None if it comes first."""
+    """Return the reason why a look-up is not for Mosaic GPU, or left to the next implementation; None if it comes first."""
     call = lookups(**sizes)
     output = array(call.detection.shape[0], call.weights.shape[2])
     return pallas_interpreter.reason("gpu", device, call, direction, output, rule)
@@ -724,7 +724,7 @@ def test_packed_words_on_tensor_cores(bits, words):
 
 
 def test_gates_that_do_not_fit():
-    """What decides is the number of inputs, whichever axis they are."""
+    """The number of inputs decides, whichever axis they are."""
     wires = jax.ShapeDtypeStruct((7, 2), "int32")
     coefficients = jax.ShapeDtypeStruct((4, 7), "float32")
     few, many = 50, 40_000
@@ -768,7 +768,7 @@ def test_backward_pass_of_gates_needs_more_memory():
 
 
 def attend(implementation, index, n_queries=21):
-    """What look-up attention and its gradient are for some ids of queries, keys and positions, far out of range or not."""
+    """Return look-up attention and its gradient for some ids of queries, keys and positions, far out of range or not."""
     rng = np.random.default_rng(0)
 
     def detection(ids, shape, bits):

@@ -31,7 +31,7 @@ def values(rng, *shape, wild=True):
 
 
 def both(f, *arguments):
-    """What `f(implementation, ...)` returns and its cotangents, in Pallas and in plain JAX."""
+    """Return the result of `f(implementation, ...)` and its cotangents, in Pallas and in plain JAX."""
     results = []
     for implementation in ("pallas", "xla"):
 

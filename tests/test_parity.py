@@ -44,7 +44,7 @@ def test_small_arrays_are_compared():
 
 @pytest.mark.parametrize("name", ["weights", "detection_margin"])
 def test_a_small_wrong_cotangent_shows(name, monkeypatch):
-    """One in a thousand off, beside outputs that are millions of times larger."""
+    """A cotangent that is off by a thousandth, beside outputs that are millions of times larger."""
     from lutjax.kernels._xla import lookup
 
     right = lookup.backward
@@ -206,7 +206,7 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
     ],
 )
 def test_updates(op, implementation, shape):
-    """From the factored gradient; a rule that needs the sums of each row, and which rows were looked up."""
+    """Update from the factored gradient; a rule that needs the sums of each row, and which rows were looked up."""
     testing.check_update(testing.case(op, shape), implementation, tables.RowMomentum(weight_decay=0.25))
 
 

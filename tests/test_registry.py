@@ -1,4 +1,4 @@
-"""Which implementation runs: choice, reasons, errors, and nothing imported before it is chosen."""
+"""Choice of implementations: reasons, errors, and nothing imported before it is chosen."""
 
 import asyncio
 import dataclasses
@@ -195,7 +195,7 @@ def test_a_trace_under_the_choice_of_another_coroutine_is_refused(weights, detec
 
 
 def test_a_pullback_runs_what_its_call_chose(weights, detection, registered):
-    """Also within a block that was entered later."""
+    """Choice within a block that was entered later too."""
     _, pullback = jax.vjp(lambda w: lutjax.lookup(w, detection), weights)
     registered("lookup", "triton", "cpu", "no.such.module", requires=(), priority=-1)
     with lutjax.use_implementation("triton"):
@@ -291,7 +291,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("device", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_explained_for_other_devices(name, device):
-    """By their own arguments, which need not be those of a kernel."""
+    """Explain functions by their own arguments, which need not be those of a kernel."""
     args, options = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, FUNCTIONS[name]
     )

@@ -44,7 +44,7 @@ def test_every_pattern_is_of_something():
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="once is enough, in a checkout")
 def test_what_is_installed_from_it_passes_its_tests(tmp_path):
-    """Not editable, in an environment of its own that borrows this one's other packages; pip fetches hatchling."""
+    """Install it, not editable, in an environment of its own that borrows this one's other packages; pip fetches hatchling."""
 
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")

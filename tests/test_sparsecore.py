@@ -58,7 +58,7 @@ def differences(table, ids, dy, terms, cores):
 
 
 def scattered_to(targets, target_ids, terms, n_outputs, cores):
-    """One-hot vectors, ``[blocks, terms, block, width, n_outputs]``, zero for targets that are not used."""
+    """Return one-hot vectors, ``[blocks, terms, block, width, n_outputs]``, zero for unused targets."""
     assert n_outputs % 16 == 0
     to = rows_read(targets, target_ids, terms, cores)
     exists = ~jnp.isnan(to)
@@ -180,7 +180,7 @@ def looked_up(shape, batch=4096, dtype="float32", accumulate=None):
 
 
 def why_not(shape, kind="TPU v6e", direction="forward", **sizes):
-    """Why a look-up cannot run on SparseCores."""
+    """Return the reason why a look-up cannot run on SparseCores."""
     call = looked_up(shape, **sizes)
     output = jax.ShapeDtypeStruct((call.detection.shape[0], shape[2]), "float32")
     device = Device(lutjax.Backend.TPU, kind)

@@ -182,7 +182,7 @@ class C:
 
 
 def test_digests_are_of_code_alone():
-    """The same text on every version of Python that runs this test."""
+    """Text that is the same on every version of Python that runs this test."""
     source, code = (text.replace("SPACES", "  ") for text in (SOURCE, CODE))
     assert _digests.code_of(source).decode() == code
     assert _digests.code_of(code).decode() == code

@@ -49,7 +49,7 @@ def test_sparse_cores(op, tpu):
 
 @pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
 def test_tables_of_many_rows(tpu):
-    """Those that stay in vector memory, all outputs at a time or some."""
+    """Compile tables that stay in vector memory, with all outputs at a time or some."""
     check(testing.case("lookup", "primes", bits=10), "pallas/tpu", tpu)
     detectors = _tpus.named(tpu).vmem // 2**20  # half the memory for 128 outputs
     case = testing.case("lookup", "primes", bits=10, detectors=detectors, outputs=256)

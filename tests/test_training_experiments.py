@@ -181,7 +181,7 @@ def curves(folder: Path) -> list[dict[str, str]]:
 
 
 class PowerError(Exception):
-    """As if the process ended."""
+    """Error in place of a power cut."""
 
 
 def test_a_finished_run_is_left_alone(whole: Path) -> None:
@@ -444,7 +444,7 @@ def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> Non
 
 
 def test_records_of_older_versions_are_read(whole: Path, tmp_path: Path) -> None:
-    """Without the step, the kind and the lengths that were asked for."""
+    """Records without the step, the kind and the lengths that were asked for."""
     import shutil
 
     folder = tmp_path / "run"

@@ -92,7 +92,7 @@ def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate() -> None:
 
 
 def losses_of(state: State, **options: object) -> list[float]:
-    """Of a few steps, one at a time. Without dropout, whose draws are those of the microbatches."""
+    """Return the losses of a few steps, one at a time. Without dropout, whose draws depend on the microbatches."""
     training = dataclasses.replace(TRAINING, cooldown=0.0, **options)
     run, losses = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train), []
     # Tables of zeros pass no gradient on, and only factored gradients count rows that were looked up for nothing.

@@ -133,7 +133,7 @@ def test_sgd_with_a_schedule_and_rates_of_tables_is_exact():
 
 
 def test_outside_of_jit_too():
-    """Where jnp.asarray of a traced array makes another one."""
+    """Run outside of jit, where jnp.asarray of a traced array makes another one."""
     params = {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}
     value, gradients = tables.value_and_grad(linear)(params, normal(0, 5, INPUTS))
     expected = jax.value_and_grad(linear)(params, normal(0, 5, INPUTS))
@@ -222,7 +222,7 @@ def test_bytes_of_state(rule, size):
 
 # ------------------------------------------------------------------------------------- norms
 def norm_of(gradients):
-    """Of the gradients as arrays, in float64."""
+    """Return the norm of the gradients as arrays, in float64."""
     leaves = jax.tree.leaves(to_dense(gradients))
     return np.sqrt(sum(np.sum(np.square(np.asarray(a, np.float64))) for a in leaves))
 
@@ -491,7 +491,7 @@ LARGE_POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=16, n_detect
 
 
 def temporary_bytes(optimizer, value_and_grad, *, form="step"):
-    """What a jitted step needs beside its arguments, which it is given to keep."""
+    """Return the bytes that a jitted step needs beside its donated arguments."""
 
     def loss(params, x):
         attention = params["attention"]
@@ -541,7 +541,7 @@ def test_a_step_copies_no_table(rule, form):
 
 
 def test_a_dense_step_needs_the_memory_of_the_tables():
-    """So the test above can fail."""
+    """Show that the test above can fail."""
     assert temporary_bytes(tables.Optimizer(tables.SGD(), 0.1), jax.value_and_grad) >= LARGE_BYTES
 
 
@@ -616,9 +616,9 @@ def test_states_and_gradients_of_others_are_refused():
         tables.Optimizer(tables.SGD(), 0.1, rates={"weights": 1.0}).init({"bias": params["bias"]})
     with pytest.raises(TypeError, match=r"normalised: a gradient is a TableGradient"):
         tables.normalised().update(gradients, None)
-    with pytest.raises(ValueError, match=r"gradient is that of a table float32\[4, 32, 3\]"):
+    with pytest.raises(ValueError, match=r"gradient belongs to a table float32\[4, 32, 3\]"):
         lutjax.update_table(jnp.zeros((4, 16, 3)), gradients["weights"], 0.1)
-    with pytest.raises(ValueError, match=r"gradient is that of a table float32"):
+    with pytest.raises(ValueError, match=r"gradient belongs to a table float32"):
         lutjax.update_table(params["weights"].astype(jnp.bfloat16), gradients["weights"], 0.1)
     with pytest.raises(ValueError, match="the state has no arrays at all"):
         lutjax.update_table(params["weights"], gradients["weights"], 0.1, tables.RowAdagrad())

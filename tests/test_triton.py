@@ -173,7 +173,7 @@ def count_always(monkeypatch):
 
 @pytest.fixture
 def always_counted(monkeypatch):
-    """The same, and of blocks, groups and products there are several."""
+    """Count always, with several blocks, groups and products."""
     from lutjax.kernels._triton import _histograms
 
     count_always(monkeypatch)
@@ -341,7 +341,7 @@ def test_gates_of_any_ids(op):
 # ------------------------------------------------------------------------------------- compiled
 @pytest.fixture
 def launches(monkeypatch):
-    """What kernels would run: ``{(kernel, types of arrays): arguments of the launch}``."""
+    """Return the kernels that would run: ``{(kernel, types of arrays): arguments of the launch}``."""
     recorded = {}
 
     def record(inputs, outputs, zeroed, in_place, common):
@@ -422,7 +422,7 @@ def test_compiles(op, capability, launches):
 @pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
 @pytest.mark.usefixtures("kernel_cache")
 def test_counted_attention_compiles(monkeypatch, capability, launches):
-    """At the sizes of blocks that run."""
+    """Compile at the sizes of blocks that run."""
     count_always(monkeypatch)
     sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
     run_on(GPUS[capability], testing.case("lookup_attention", "tiles", **sizes))
@@ -467,7 +467,7 @@ def jax_triton(monkeypatch):
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
-    """With the package itself, and its kernels in the lowered module."""
+    """Lower with the package itself, and its kernels in the lowered module."""
     shape, sizes = SPLIT[op]
     testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
 

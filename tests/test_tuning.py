@@ -39,7 +39,7 @@ def chosen(kernel: str = "lookup.forward", **sizes: int) -> Launch:
 
 @pytest.fixture
 def shipped(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Launch]:
-    """What was measured on an H200."""
+    """Launches that were measured on an H200."""
     launches: dict[Any, Launch] = {}
     monkeypatch.setattr(_launches, "measured", lambda kind: launches if kind == H200.kind else {})
     return launches

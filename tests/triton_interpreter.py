@@ -72,7 +72,7 @@ def _range(*bounds):
 
 
 def _run(inputs, outputs, zeroed, in_place, common):
-    """What `_triton_launch` would have a GPU do."""
+    """Run in the interpreter the programs that `_triton_launch` would run on a GPU."""
     kernel, grid = common["kernel"], common["grid"]
     # The interpreter has no wrapped constants.
     constants = types.SimpleNamespace(**{name: value.value for name, value in vars(common["c"]).items()})
@@ -121,7 +121,7 @@ def modules() -> list:
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
-    """In this block the implementation "triton" runs on CPUs."""
+    """Run the implementation "triton" on CPUs in this block."""
     # Triton imports more of itself when it first looks at an argument: before anything is patched.
     triton.runtime.jit.mangle_type(_Pointer(np.zeros(1, np.float32)))
     patch = pytest.MonkeyPatch()

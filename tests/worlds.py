@@ -21,7 +21,7 @@ NAMES = (
 
 
 def implements(name, op):
-    """Whether it has an implementation of its own of an op."""
+    """Return whether a world has its own implementation of an op."""
     return {
         "xla, TPUs": "update" in lutjax.kernel_registry.directions(op),
         "triton, counted": op == "lookup_attention",
@@ -41,7 +41,7 @@ def in_worlds(ops, mark):
 
 @contextlib.contextmanager
 def of(name, request):
-    """In this block an implementation runs: what the ops call it."""
+    """Run an implementation in this block; yield its name for the ops."""
     monkeypatch = request.getfixturevalue("monkeypatch")
     platform, _, how = name.partition(", ")
     with contextlib.ExitStack() as stack:

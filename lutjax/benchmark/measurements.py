@@ -42,7 +42,7 @@ Values = tuple[Arrays, Arrays, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One row of a shape by one implementation.
+    """Measurement of a row of a shape by one implementation.
 
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
@@ -220,7 +220,7 @@ def _function(case: Case) -> Callable[..., Any]:
 
 
 def _names(implementation: str) -> tuple[str, ...]:
-    """That implementation where it has a kernel, else plain JAX; beside kernels in Pallas those in Triton, as by default."""
+    """Return the names in order of preference: the implementation, then plain JAX; after Pallas also Triton, as by default."""
     others = (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
     return tuple(dict.fromkeys((implementation, *(p.value for p in others))))
 

@@ -73,7 +73,7 @@ def _cells(result: Result) -> list[str]:
 
 
 def table(results: Iterable[Result], console: Console) -> Table:
-    """For a terminal; without the columns that matter least where it is narrow."""
+    """Return the table for a terminal; without the columns that matter least where it is narrow."""
     names, rows = columns(results)
     left_out: list[str] = []
     for least in ("p20-p80", "/ tables", "moves", "limit"):
@@ -95,7 +95,7 @@ def _table(names: list[str], rows: list[list[str]], left_out: list[str]) -> Tabl
 
 
 def markdown(machine: Machine, results: Iterable[Result]) -> str:
-    """For a page."""
+    """Return the table for a page."""
     names, rows = columns(results)
     lines = [names, ["---" if number < 3 else "--:" for number in range(len(names))], *rows]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -158,7 +158,7 @@ def _in_columns(groups: list[list[Result]]) -> list[list[list[Result]]]:
 
 
 def _times(result: Result) -> list[float]:
-    """All that a picture shows of a result, in seconds."""
+    """Times that a picture shows of a result, in seconds."""
     found = [result.limit, *([result.cuda.seconds] if result.cuda else [])]
     return found if result.timing is None else [result.timing.p50, *found]
 

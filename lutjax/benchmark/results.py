@@ -45,7 +45,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One measurement, and what it gave.
+    """Measurement with its result.
 
     Attributes:
       timing: None if it could not run; `note` then says why.

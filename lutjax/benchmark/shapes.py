@@ -50,7 +50,7 @@ class OfOp:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Those of `ROWS` that the op has the directions for."""
+        """Rows of `ROWS` that the op has the directions for."""
         directions = kernel_registry.directions(self.op)
         if "update" in directions:
             return ROWS

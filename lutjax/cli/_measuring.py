@@ -83,12 +83,12 @@ class Progress:
             self._bar.stop()
 
     def starts(self, what: str) -> None:
-        """This is measured next."""
+        """Show what is measured next."""
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
     def ended(self, result: object) -> None:
-        """One is done."""
+        """Show that a measurement is done."""
         if self._bar is not None:
             self._bar.advance(self._task)
         else:

@@ -129,7 +129,7 @@ class Split:
         leaves, structure = jax.tree.flatten(gradients, is_leaf=is_factored)
         if structure != self._structure:  # type: ignore[operator]
             raise ValueError(
-                f"the gradients have the structure {structure}, the parameters {self._structure}."
+                f"the gradients have the structure {structure}, but the parameters have {self._structure}."
             )
         others, of_tables = [], {}
         for name, gradient in zip(self._names, leaves, strict=True):

@@ -54,7 +54,7 @@ class Watch(TableReads):
             raise TableUseError(
                 f"the table {name} is used inside a jit, vmap, scan, checkpoint or shard_map within the loss; its "
                 "factored gradient needs the look-up outside of them. Transform the whole training step "
-                "instead, or leave this table out of `tables`: it then has a dense gradient."
+                "instead, or leave this table out of `tables` to get a dense gradient."
             )
         return name
 

@@ -604,10 +604,10 @@ class KernelRegistry:
 
     def _known_op(self, op: str) -> None:
         if op not in self.ops():
-            made_of_them = (
+            compositions = (
                 f"; compositions of them are {', '.join(self._compositions)}" if self._compositions else ""
             )
-            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{made_of_them}.")
+            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{compositions}.")
 
     def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
         self._known_op(op)

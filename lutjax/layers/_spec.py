@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """One array that a layer keeps.
+    """Array that a layer keeps.
 
     Attributes:
       name: the same in every library.
@@ -68,7 +68,7 @@ class Spec:
 
     @property
     def random(self) -> bool:
-        """Whether a call that is not deterministic draws numbers."""
+        """True if a call that is not deterministic draws random numbers."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""Who else wants to know of reads of tables.
+"""Observers of the reads of tables.
 
 A loss whose gradients of tables are wanted in factors (`lutjax.factored`) takes part in each read of its tables: the ops ask here, and
 know no more of it.

@@ -1,4 +1,4 @@
-"""From the kernels of an op to one JAX function.
+"""JAX function made from the kernels of an op.
 
 The only module that knows custom_vjp, custom_vmap, the mesh axes of shard_map and implicit casts. An op
 describes itself by its `Call`; a kernel is a set of functions of a call with one batch axis in front (see
@@ -329,7 +329,7 @@ def _mesh_axes(args: Any) -> frozenset[str]:
 
 
 def _common_mesh_axes(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Inside shard_map: every argument varies over the mesh axes that any of them varies over."""
+    """Return arguments that vary over the same mesh axes inside shard_map: all axes over which any of them varies."""
     axes = _mesh_axes(args)
     return jax.tree.map(lambda a: _compat.cast_varying(a, axes), args) if axes else args
 

@@ -54,7 +54,7 @@ class Column:
 
     @property
     def device(self) -> jax.Device | None:
-        """One here that it runs on."""
+        """Device of this machine that it runs on; None if there is none."""
         try:
             return jax.local_devices(backend=self.platform)[0]
         except RuntimeError:  # no such backend
@@ -92,7 +92,7 @@ def rows() -> list[tuple[str, Direction]]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One op in one direction, by one implementation on a kind of device, in one dtype.
+    """Cell of the matrix: an op in one direction, by one implementation on a kind of device, in one dtype.
 
     Attributes:
       kinds: the devices that it ran on, was compiled or lowered for.

@@ -35,7 +35,7 @@ def warp(
 
 
 def _moved(image: jax.Array, random: jax.Array) -> jax.Array:
-    """One image ``[H, W]``, by five numbers from minus to plus the strength."""
+    """Return an image ``[H, W]`` that is changed by five numbers from minus to plus the strength."""
     height, width = image.shape
     down, right, turn = SHIFT * random[0], SHIFT * random[1], TURN * random[2]
     y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2

@@ -31,7 +31,7 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """All that decides a training run apart from the model.
+    """Settings of a training run apart from the model.
 
     Attributes:
       experiment: its name, which decides the target.
@@ -71,7 +71,7 @@ class TrainingConfig(Training):
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """All that a checkpoint holds apart from arrays.
+    """Contents of a checkpoint apart from arrays.
 
     Attributes:
       model, training: what decides the run.
@@ -164,7 +164,7 @@ class Run(ModelRun[LogicCA]):
         return state, jnp.broadcast_to(target, (target.shape[0], batch, size, size))
 
     def step(self, state: State, number: Array, data: None) -> tuple[State, Array]:
-        """One step: the state after it, and the loss of a grid. See `lutjax.training.loop.Step`."""
+        """Return the state after one step, and the loss of a grid. See `lutjax.training.loop.Step`."""
         training, config = self.training, self.config
         key = jax.random.fold_in(jax.random.key(training.seed), number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
@@ -240,7 +240,7 @@ def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
 
 
 def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch height width"]:
-    """One step of the Game of Life on tori."""
+    """Return the states after one step of the Game of Life on tori."""
     boards = jnp.asarray(boards)
     near = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0)]
     alive = sum(jnp.roll(boards, shift, (-2, -1)).astype(jnp.int32) for shift in near)

@@ -30,7 +30,7 @@ THRESHOLDS = ("uniform", "gaussian", "distributive")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """All that decides a training run apart from the model and the samples.
+    """Settings of a training run apart from the model and the samples.
 
     Attributes:
       batch_size: samples of one step.
@@ -97,7 +97,7 @@ class Run(ModelRun[LogicClassifier]):
         self._classes = jax.jit(self._classes_of, static_argnames="hard")
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
-        """One step: the state after it, and the loss of its batch. See `lutjax.training.loop.Step`."""
+        """Return the state after one step, and the loss of its batch. See `lutjax.training.loop.Step`."""
         key = jax.random.fold_in(jax.random.key(self.training.seed), number)
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
@@ -163,7 +163,7 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """All that a checkpoint holds apart from arrays.
+    """Contents of a checkpoint apart from arrays.
 
     Attributes:
       model, training, samples: what decides the run.

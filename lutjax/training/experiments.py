@@ -42,7 +42,7 @@ class Intervals:
 
 
 class Part(NamedTuple):
-    """One thing that is done after the last step.
+    """Task that follows the last step.
 
     Attributes:
       name: of it, and of the file that it writes, if it writes one.
@@ -152,7 +152,7 @@ class Experiment(ABC):
         return f"{1e3 * seconds:.2f} ms/step"
 
     def solved(self) -> str | None:
-        """Why no further step is taken, if that is so before the last one."""
+        """Return the reason to stop before the last step; None if there is none."""
         return None
 
     def draw(self, folder: Path) -> None:  # noqa: B027
@@ -164,7 +164,7 @@ class Experiment(ABC):
         return self.configs.options(**self.record.options)
 
     def over(self, done: int) -> str | None:
-        """Why there is no further step after so many, or None if there is one."""
+        """Return the reason why no step follows this many steps; None if one does."""
         if done >= self.record.training.steps:
             return f"all {done} steps are done"
         why = self.solved()

@@ -31,7 +31,7 @@ TABLE_GRADIENTS = ("factored", "dense")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """All that decides a training run apart from the model and the text. Data order and dropout follow from the seed.
+    """Settings of a training run apart from the model and the text. Data order and dropout follow from the seed.
 
     Attributes:
       batch_size: windows of the text in one step.
@@ -115,7 +115,7 @@ class Run(ModelRun[LUTTransformer]):
         self._evaluate = jax.jit(self._total_loss)
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
-        """One step: the state after it, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
+        """Return the state after one step, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
         training, context = self.training, self.config.context
         data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(training.seed), number))
         starts = jax.random.randint(data_key, (training.batch_size,), 0, text.size - context)

@@ -26,7 +26,7 @@ SAMPLE_BYTES = 300
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """All that a checkpoint holds apart from arrays.
+    """Contents of a checkpoint apart from arrays.
 
     Attributes:
       model, training, text: what decides the run.

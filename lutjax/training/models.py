@@ -23,7 +23,7 @@ R = TypeVar("R", bound=runs.Record)
 
 
 class State(NamedTuple):
-    """All that training changes: nested dicts of arrays, and the optimiser's state."""
+    """State that training changes: nested dicts of arrays, and the optimiser's state."""
 
     params: Any
     """Trained variables."""

@@ -334,7 +334,7 @@ def set_aside_damaged(folder: Path, step: int) -> None:
 
 
 def restore(folder: Path, step: int, name: str, template: Any) -> Any:
-    """One tree of the checkpoint of a run; see `checkpoints.restore`."""
+    """Return one tree of the checkpoint of a run; see `checkpoints.restore`."""
     return checkpoints.restore(folder / FOLDER, step, name, template)
 
 

@@ -56,7 +56,7 @@ class Document:
         return {key: entry.launch for key, entry in self.entries.items()}
 
     def with_entry(self, entry: Entry) -> "Document":
-        """With one entry more, or instead of the one for its kernel and sizes."""
+        """Return the document with one more entry, or with it instead of the one for its kernel and sizes."""
         return dataclasses.replace(self, entries={**self.entries, entry.key: entry})
 
     def text(self) -> str:
@@ -71,7 +71,7 @@ class Document:
         )
 
     def write(self, path: Path) -> None:
-        """All of it or nothing: whoever reads meanwhile sees the file as it was before."""
+        """Write all of it or nothing: a reader sees the old file meanwhile."""
         partial = path.with_name(f".{path.name}.partial")
         try:
             with partial.open("w") as file:

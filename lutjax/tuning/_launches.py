@@ -33,7 +33,7 @@ class _Explicit:
         return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
 
     def within(self, launches: Mapping[Any, Launch]) -> "_Explicit":
-        """With those of an inner block; a kernel that it launches whatever its sizes forgets those at some sizes."""
+        """Return the launches with those of an inner block; a kernel that it launches whatever its sizes forgets those at some sizes."""
         kept = {
             key: launch
             for key, launch in self._launches.items()

@@ -231,7 +231,7 @@ def fixed(value) -> _Draw:
 
 
 def key() -> _Draw:
-    """For a random mask."""
+    """Key of a random mask."""
     return _Draw(lambda random: jax.random.key(int(random.integers(2**31))), floating=False)
 
 

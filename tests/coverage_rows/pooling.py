@@ -67,7 +67,7 @@ def global_maxpool2d(x):
 
 
 def bins(size, n):
-    """As PyTorch cuts an axis: bins of nearly one size, which may overlap."""
+    """Divide an axis as PyTorch does: bins of nearly equal size, which may overlap."""
     return [slice(i * size // n, math.ceil((i + 1) * size / n)) for i in range(n)]
 
 
@@ -87,7 +87,7 @@ def adaptive_formula(x, dy):
 
 @SECTION.forward(adaptive_reference, x=normal(1, 5, 5, 2))
 def adaptive_avgpool2d(x):
-    """To 3 x 2; bins as PyTorch's, which may overlap."""
+    """Pool to 3 x 2; bins as PyTorch's, which may overlap."""
     h, w = x.shape[1:3]
     rows = jnp.stack([x[:, i * h // 3 : -(-(i + 1) * h // 3)].mean(1) for i in range(3)], 1)
     return jnp.stack([rows[:, :, i * w // 2 : -(-(i + 1) * w // 2)].mean(2) for i in range(2)], 2)

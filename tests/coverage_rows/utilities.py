@@ -54,14 +54,14 @@ def fill_buffer(value):
 
 @SECTION.forward(dropped, x=normal(4, 6), key=key())
 def dropout_forward(x, key):
-    """With a rate of 0.3. The reference draws with the same key."""
+    """Drop with a rate of 0.3. The reference draws with the same key."""
     keep = jax.random.bernoulli(key, 0.7, x.shape)
     return jnp.where(keep, x / 0.7, 0.0)
 
 
 @SECTION.backward(dropout_forward, "x", formula=lambda x, key, dy: dropped(dy, key))
 def dropout_backward(x, key, dy):
-    """The same key draws the same mask: none is kept."""
+    """Draw the mask again from the same key: none is kept."""
     return jax.vjp(lambda x: dropout_forward(x, key), x)[1](dy)
 
 

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 
 def bounded(examples: int, steps: int = 1) -> settings:
-    """So many examples, of so many steps if they are sequences; the same in every run."""
+    """Number of examples, and of steps if they are sequences; the same in every run."""
     return settings(
         max_examples=examples,
         stateful_step_count=steps,

@@ -951,7 +951,7 @@ WATCHED = (
 
 
 def check_factored(call: Call) -> None:
-    """As `check` of a call without transformations or contexts, with the gradient of the table in factors."""
+    """Check a call as `check` does without transformations or contexts, with the gradient of the table in factors."""
     arrays = arguments(call)
     call = dataclasses.replace(call, wanted=tuple(n for n in OPS[call.op].differentiable if n in arrays))
     f = function(call)

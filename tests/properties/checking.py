@@ -87,7 +87,7 @@ def _where(call: Call) -> D.Where:
 
 
 def defined(call: Call) -> Sums:
-    """What `computed` should return."""
+    """Return the expected result of `computed`."""
     with np.errstate(all="ignore"):
         y, cotangents = DEFINED[call.op](call)
     found = {f"d {n}": cotangents[n] for n in call.differentiated} if call.dy is not None else {}
@@ -245,7 +245,7 @@ def check(call: Call, formulation: str = "cpu") -> None:
 
 
 def differs(name: str, got: np.ndarray, want: D.Sum, dtype: Any, *, exact: bool = False) -> str:
-    """Which elements are not within the bound, or nothing.
+    """Describe the elements that are not within the bound; empty if all are.
 
     NaN has to be where the definition has NaN, and an infinity where it has that infinity. The bound is that of `Sum.bound`
     with roundings of `dtype`, and one rounding to the dtype of the result; exact: only the latter. Where the magnitudes
@@ -311,7 +311,7 @@ def _touched(call: Call, gradient: D.Sum) -> np.ndarray:
 def check_update(
     call: Call, rule_name: str, hyperparameters: dict[str, float], rng: np.random.Generator
 ) -> None:
-    """One step of a rule from a drawn state, on a grid: the gradients are exact."""
+    """Check one step of a rule from a drawn state, on a grid: the gradients are exact."""
     from lutjax.training import tables
 
     rule = getattr(tables, rule_name)(**hyperparameters)

@@ -1,4 +1,4 @@
-"""What every op computes, in NumPy: the semantics as code, and independent of the package.
+"""Definitions of every op in NumPy: the semantics as code, independent of the package.
 
 Each function is one formula. `x`, `weights` and so on are NumPy arrays of the dtypes that an op takes, with any leading
 axes ``...`` where the formula has a batch. Comparisons are made in the dtype of the margin, because which row is addressed
@@ -48,16 +48,16 @@ class Sum(NamedTuple):
         return Sum(self.value * factor, self.size * np.abs(factor), self.depth + roundings, error)
 
     def map(self, function: Any) -> "Sum":
-        """The same function of all four arrays: a reshape, a part, ..."""
+        """Apply a function to all four arrays: a reshape, a part, ..."""
         return Sum(*map(function, self))
 
     def fitting(self, dtype: Any) -> "Sum":
-        """Not defined where finite addends do not fit a dtype."""
+        """Return the sum, undefined where finite addends do not fit a dtype."""
         overflows = np.isfinite(self.size) & (self.size > float(ml_dtypes.finfo(dtype).max))
         return self._replace(error=np.where(overflows, np.inf, self.error))
 
     def bound(self, dtype: Any) -> np.ndarray:
-        """How far a result may lie from `value` if each rounding is one of `dtype`, in which it is accumulated.
+        """Return the largest distance of a result from `value` if each rounding is one of `dtype`, in which it is accumulated.
 
         ``n`` roundings of ``1 + e`` with ``|e| <= eps / 2`` change an addend by less than ``n * eps`` of its
         magnitude, for all ``n * eps < 1``; an addend that underflows loses less than the smallest normal number.
@@ -361,7 +361,7 @@ def pairs(
 
 
 class Where(NamedTuple):
-    """Which pairs of attention count: as the arguments of the ops, starts as plain numbers."""
+    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers."""
 
     window: int | None = None
     query_start: int = 0
@@ -399,7 +399,7 @@ def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
 
 
 def existing(d: Detection) -> Detection:
-    """With rows that exist: ``index`` and ``index ^ flip``, each clamped to the rows that its bits can address."""
+    """Return a detection with rows that exist: ``index`` and ``index ^ flip``, each clamped to the rows that its bits can address."""
     index = clamped(d.index, 2**d.bits)
     return d._replace(index=index, flip=index ^ clamped(d.index ^ d.flip, 2**d.bits))
 
@@ -541,7 +541,7 @@ def lut_pair_attention_vjp(
 
 
 def pair_inputs(n_inputs: int, n_positions: int, interleave: bool) -> list[tuple[str, int]]:
-    """What each element of z is: ``z = [key (I), query (I), position (N)]``; interleaved ``z[3s : 3s + 3] = key[s], query[s], position[s]``."""
+    """Origin of each element of z: ``z = [key (I), query (I), position (N)]``; interleaved ``z[3s : 3s + 3] = key[s], query[s], position[s]``."""
     parts = [[(name, s) for s in range(n_inputs)] for name in ("keys", "x")]
     parts.append([("positions", s) for s in range(n_positions)])
     if interleave:
@@ -657,7 +657,7 @@ def lut_attention_vjp(
     epsilon: float = 0.0,
     accumulate: float | None = None,
 ) -> dict[str, Sum]:
-    """Of one detection as query and as key: the sum of both cotangents of its margin."""
+    """Return the sum of both cotangents of the margin of a detection that is query and key."""
     d = detect(x, anchors, epsilon)
     e = None if positions is None else detect_signs(positions)
     of = lookup_attention_vjp(weights, d, d, e, dy, where, accumulate)
@@ -890,7 +890,7 @@ def scale_gradient_vjp(dy: Any, factor: float) -> Sum:
 
 
 def readers(wires: np.ndarray, n_inputs: int, fan_out: int | None = None) -> np.ndarray:
-    """For each input the places ``n * gate + place`` that read it, ascending, filled up with -1."""
+    """Readers of each input, as ids ``n * gate + wire``, ascending, padded with -1."""
     places: list[list[int]] = [[] for _ in range(n_inputs)]
     for place, i in enumerate(np.ravel(wires)):
         places[int(i)].append(place)
@@ -905,7 +905,7 @@ def ordered_pairs(candidates: Any) -> set[tuple[int, int]]:
 
 # ------------------------------------------------------------------------------------- updates of tables
 def touched_by_lookup(n_rows: int, d: Detection) -> np.ndarray:
-    """Which rows were looked up, however often: bool ``[T, R]``."""
+    """Return a mask of the rows that were looked up: bool ``[T, R]``."""
     touched = np.zeros((d.index.shape[-1], n_rows), bool)
     touched[np.arange(d.index.shape[-1]), clamped(d.index, n_rows)] = True
     return touched
@@ -918,7 +918,7 @@ def touched_by_attention(
     position: Detection | None,
     where: Where = EVERY_PAIR,
 ) -> np.ndarray:
-    """Which rows a pair that counts has looked up."""
+    """Return a mask of the rows that a pair that counts has looked up."""
     touched = np.zeros(weights.shape[:2], bool)
     for *_, row in Meetings(query, key, position, where):
         touched[np.arange(len(touched)), row] = True

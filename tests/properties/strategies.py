@@ -48,7 +48,7 @@ class Call:
         printer.text(repr(self))
 
     def code(self) -> str:
-        """What makes the same call again, where ``nan``, ``inf`` and `np` are defined."""
+        """Return code that makes the same call again, where ``nan``, ``inf`` and `np` are defined."""
         fields = ("op", "arguments", "differentiated", "options", "dy", "exact")
 
         def text(value: Any) -> str:
@@ -199,7 +199,7 @@ def _kinds(sizes: Sizes) -> tuple[str, ...]:
 
 
 def _dtypes(sizes: Sizes) -> tuple[str, str]:
-    """Of inputs, and of tables."""
+    """Return the dtypes of inputs and of tables."""
     return sizes.get("x_dtype", "float32"), sizes.get("dtype", sizes.get("x_dtype", "float32"))
 
 
@@ -275,7 +275,7 @@ def sparse_lut(draw: Draw, sizes: Sizes) -> Call:
 
 # ------------------------------------------------------------------------------------- attention
 def distances_needed(sizes: Sizes) -> int:
-    """How many distances occur between these queries and keys; with traced starts it is not known."""
+    """Return the number of distances between these queries and keys; with traced starts it is not known."""
     starts = sizes.get("starts", (0, 0))
     queries, keys = sizes["queries"], sizes.get("keys", sizes["queries"])
     if starts == "traced":
@@ -671,7 +671,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
 
 
 def is_float64(sizes: Sizes) -> bool:
-    """Whether JAX has to know float64 for these sizes."""
+    """Return whether JAX has to know float64 for these sizes."""
     return "float64" in _dtypes(sizes)
 
 

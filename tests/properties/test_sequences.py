@@ -226,7 +226,7 @@ JITTED = jax.jit(look_up)
 
 
 def marks() -> list[float]:
-    """By how much two calls exceed what is right; one of them is jitted."""
+    """Excess of two calls over the right number; one of them is jitted."""
     return [float(f(WEIGHTS)) - 1 for f in (look_up, JITTED)]
 
 

@@ -86,7 +86,7 @@ def _assert_same(found, wanted):
 
 @given(st.data())
 def test_ids_beyond_int32_are_clamped(data):
-    """In NumPy arrays of int64, as a checkpoint may hold them: no id becomes another by losing its upper bits."""
+    """Ids in NumPy arrays of int64, as a checkpoint may hold them: no id becomes another by losing its upper bits."""
     v = Values(data.draw, FINITE)
     x, dy = v.floats((3, 5), "float32"), v.floats((3, 4), "float32")
     anchors = v.far_ids((2, 3, 2), 5)

@@ -190,7 +190,7 @@ def expected_gradients(
 
 
 def touched_rows(training: Training, i: int, params: Any, batch: Arrays, fixed: list[Arrays]) -> np.ndarray:
-    """Which rows a batch looks up, bool ``[T, R]``."""
+    """Return a mask of the rows that a batch looks up, bool ``[T, R]``."""
     t, a = training.tables[i], _arguments(i, params, batch, fixed)
     if "sparse" in t.op or t.op == "lut":
         d = definitions.detect(a["x"], a["anchors"], t.options.get("epsilon", 0.0))

@@ -7,7 +7,7 @@ import lutjax
 
 @contextlib.contextmanager
 def registered():
-    """In this block lutjax knows the op and its kernels."""
+    """Register the op and its kernels in this block."""
     registry = lutjax.kernel_registry
     registry.register_op("gained_lookup", "toy_op.gained_lookup", cases="toy_op.cases")
     try:

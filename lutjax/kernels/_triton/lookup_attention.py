@@ -377,7 +377,7 @@ def _keys(j, start, c: tl.constexpr):
 
 @kernel
 def _counts(i, high, b, j, query_segments, key_segments, c: tl.constexpr):
-    """Whether the keys of a block count."""
+    """Return a mask of the keys of a block that count."""
     counts = i < high
     if c.SEGMENTS:
         own = tl.load(query_segments + b * c.n_queries + j)

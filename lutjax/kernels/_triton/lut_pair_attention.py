@@ -396,7 +396,7 @@ def _keys(block, start, c: tl.constexpr):
 
 @kernel
 def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
-    """Whether the pairs of a tile count."""
+    """Return a mask of the pairs of a tile that count."""
     counts = (j < c.n_queries) & (i < c.n_keys) & (i < place)
     if c.WINDOW >= 0:
         counts = counts & (place - i <= c.WINDOW)

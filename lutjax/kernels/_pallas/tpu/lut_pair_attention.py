@@ -250,7 +250,7 @@ def update(
 
 
 class Shift:
-    """One shift in a kernel: detection of every query and its key."""
+    """Shift in a kernel: detection of every query and its key."""
 
     def __init__(self, delta: jax.Array, counts: jax.Array, epsilon: float):
         self._delta, self.counts = delta, counts
