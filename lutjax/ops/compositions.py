@@ -112,7 +112,7 @@ def lut_attention(
 
         d, e = lutjax.detect(x, anchors, epsilon=epsilon), lutjax.detect_signs(positions)
         y = lutjax.lookup_attention(
-            weights, d, d, e, causal=causal, window=window, query_segments=segments, key_segments=segments
+            weights, d, d, e, window=window, query_segments=segments, key_segments=segments
         )
 
     Args:
