@@ -8,7 +8,7 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax import reference, wiring
+from lutjax import wiring
 from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
@@ -39,7 +39,7 @@ from lutjax.ops.soft_lut import soft_lut
 from lutjax.ops.sparse_lookup import sparse_lookup
 
 if TYPE_CHECKING:
-    from lutjax import layers, models, testing, training, tuning
+    from lutjax import layers, models, reference, testing, training, tuning
 
 catalogue.register(kernel_registry)
 use_implementation = kernel_registry.use_implementation
@@ -87,7 +87,7 @@ __all__ = [
     "wiring",
 ]
 
-_LAZY = ("layers", "models", "testing", "training", "tuning")
+_LAZY = ("layers", "models", "reference", "testing", "training", "tuning")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """Parts that suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
 
+import inspect
+
 import jax
 import pytest
 
@@ -19,6 +21,22 @@ def ops(direction="forward"):
     return [op for op in registry.ops() if registry.cases(op) and direction in registry.directions(op)]
 
 
+def ops_that_add():
+    """Names of the ops that add up, and so take `accumulate`."""
+    function = lutjax.kernel_registry.function
+    return [op for op in ops() if "accumulate" in inspect.signature(function(op)).parameters]
+
+
+def slow_op(op):
+    """The name of an op, left to the slow suite if the op takes long to compile."""
+    return slow(op) if testing.cases_of(op).is_slow else op
+
+
+def typed_size(op):
+    """Name of the first size of an op that is tried in every dtype."""
+    return testing.cases_of(op).tagged(Tag.DTYPES)[0]
+
+
 def fast_size(op):
     """Name of the smallest size of an op that can be split over two devices."""
     return testing.cases_of(op).tagged(Tag.FAST)[0]
@@ -32,10 +50,6 @@ def split(op, dtype=None, **sizes):
 def slow_if_op_is(op, *values):
     """Values of a case that the slow suite has if the op takes long to compile."""
     return slow(*values) if testing.cases_of(op).is_slow else values
-
-
-# For suites that take a shape and sizes.
-SPLIT = {op: (fast_size(op), {}) for op in ops()}
 
 
 def implementations(op, direction="forward"):

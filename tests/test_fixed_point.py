@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import re
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import fast_size, ops, slow, slow_if_op_is, split
+from cases import fast_size, ops_that_add, slow, slow_if_op_is, split
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
@@ -23,9 +22,7 @@ COARSE = FixedPoint(2.0**14)  # totals of fewer: adding results outside of an op
 
 # Ops that add up, at the size that can be split, with samples and detectors for four devices, and enough of them that sums of
 # floats show their order on every device.
-SUMS = [
-    op for op in ops() if "accumulate" in inspect.signature(lutjax.kernel_registry.function(op)).parameters
-]
+SUMS = ops_that_add()
 MANY = {"batch": 8, "detectors": 8}
 
 

@@ -278,11 +278,6 @@ def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
     testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind=H200.kind)
 
 
-FAST_ON_SHARDS = [
-    ("pallas/tpu", "detect_signs"),
-    ("pallas/sparsecore", "lookup"),
-    ("pallas/gpu", "binary_lut"),
-]
 ON_SHARDS = [
     ("pallas/tpu", "tpu", _tpus.named("v6e").device_kind, ON_TENSOR_CORES),
     ("pallas/sparsecore", "tpu", _tpus.named("v6e").device_kind, ON_SPARSE_CORES),
@@ -293,7 +288,7 @@ ON_SHARDS = [
 @pytest.mark.parametrize("transformation", [slow("shard_map, replicated table"), "shard_map, sharded table"])
 @pytest.mark.parametrize(
     ("implementation", "platform", "kind", "op"),
-    [(*on, op) if (on[0], op) in FAST_ON_SHARDS else slow(*on, op) for *on, ops in ON_SHARDS for op in ops],
+    [(*on, op) if op == ops[0] else slow(*on, op) for *on, ops in ON_SHARDS for op in ops],
 )
 def test_lowers_on_shards(monkeypatch, implementation, platform, kind, op, transformation):
     """Arrays that vary over the devices of a mesh, which need not be here."""

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import SPLIT, ops, slow
+from cases import fast_size, ops, ops_that_add, slow, slow_op, split, typed_size
 
 import lutjax
 from lutjax import _ahead_of_time, testing, tuning
+from lutjax.cases import Tag
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
 from lutjax.kernels.registry import Device, Request
@@ -43,35 +44,19 @@ UPDATED = [
     if "update" in lutjax.kernel_registry.get(op, platform="triton", backend="gpu").directions
 ]
 
-# Where other kernels run than at that size.
-COMPILED = {
-    "bilinear_gates": ("readers", {}),
-    "soft_lut": ("features_first", {}),
-    "binary_lut": ("readers", {}),
-}
-TYPED = {
-    "detect": "ties",
-    "lookup": "primes",
-    "sparse_lookup": "primes",
-    "lookup_attention": "ties",
-    "lut_pair_attention": "ties",
-    "bilinear_gates": "features_first",
-    "soft_lut": "primes",
-    "binary_lut": "primes",
-}
-SUMMED = [op for op in OPS if op not in ("bilinear_gates", "soft_lut", "binary_lut")]  # take `accumulate`
+SUMMED = [op for op in OPS if op in ops_that_add()]
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
-# Those that show most in least time: programs run one after the other in the interpreter.
-FAST_SHAPES = {
-    "lookup": ("one", "primes", "one_row", "empty_batch", "repeats"),
-    "bilinear_gates": ("primes", "large_fan_out", "empty_batch", "no_gates"),
-    "soft_lut": ("primes", "readers", "features_first"),
-    "binary_lut": ("primes",),
-    "lookup_attention": ("one", "no_bits", "empty_batch", "empty_sequence", "cross"),
-    "lut_pair_attention": ("one", "two", "empty_batch", "interleaved"),
-}
-# Ops whose kernels show how others of their kind go under transformations and in other arithmetic.
-OF_THEIR_KIND = ("detect", "lookup", "lookup_attention", "soft_lut")
+
+
+def is_fast(op, shape):
+    """Whether a size shows much in little time: programs run one after the other in the interpreter."""
+    size = testing.cases_of(op).sizes[shape]
+    return Tag.SLOW not in size.tags and (bool({Tag.FAST, Tag.DTYPES} & set(size.tags)) or 0 in size.values())
+
+
+def compiled_size(op):
+    """Return a size at which the kernels of readers run, where an op has any."""
+    return next((shape for shape, sizes in testing.shapes(op).items() if "readers" in sizes), fast_size(op))
 
 
 @pytest.fixture
@@ -83,11 +68,7 @@ def interpreted():
 # ------------------------------------------------------------------------------------- in the interpreter
 @pytest.mark.parametrize(
     ("op", "shape"),
-    [
-        (op, shape) if shape in FAST_SHAPES.get(op, (shape,)) else slow(op, shape)
-        for op in OPS
-        for shape in testing.shapes(op)
-    ],
+    [(op, shape) if is_fast(op, shape) else slow(op, shape) for op in OPS for shape in testing.shapes(op)],
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
@@ -95,20 +76,20 @@ def test_shapes(op, shape):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
-@pytest.mark.parametrize("op", [op if op in OF_THEIR_KIND else slow(op) for op in OPS])
+@pytest.mark.parametrize("op", [slow_op(op) for op in OPS])
 @pytest.mark.usefixtures("interpreted")
 def test_dtypes(op, dtype):
     with jax.enable_x64(dtype == "float64"):
-        testing.check(testing.case(op, TYPED[op], dtype), "triton", transformation="jit")
+        testing.check(testing.case(op, typed_size(op), dtype), "triton", transformation="jit")
 
 
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float64")])
-@pytest.mark.parametrize("op", [op if op in OF_THEIR_KIND else slow(op) for op in SUMMED])
+@pytest.mark.parametrize("op", [slow_op(op) for op in SUMMED])
 @pytest.mark.usefixtures("interpreted")
 def test_fixed_point(op, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check(
-            testing.case(op, TYPED[op], dtype),
+            testing.case(op, typed_size(op), dtype),
             "triton",
             transformation="jit",
             accumulate=lutjax.FixedPoint(2.0**16),
@@ -120,8 +101,7 @@ def test_fixed_point(op, dtype):
     ("op", "transformation"),
     [
         (op, transformation)
-        if (transformation == "shard_map, sharded table" and op in OF_THEIR_KIND)
-        or (transformation == "vmap of grad" and op in ("lookup", "sparse_lookup", "bilinear_gates"))
+        if transformation in ("shard_map, sharded table", "vmap of grad") and not testing.cases_of(op).is_slow
         else slow(op, transformation)
         for op in OPS
         for transformation in testing.TRANSFORMATIONS
@@ -130,8 +110,7 @@ def test_fixed_point(op, dtype):
 )
 @pytest.mark.usefixtures("interpreted")
 def test_transformations(op, transformation):
-    shape, sizes = SPLIT[op]
-    testing.check(testing.case(op, shape, **sizes), "triton", transformation=transformation)
+    testing.check(split(op), "triton", transformation=transformation)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +136,8 @@ def test_updates(op, shape):
 @pytest.mark.usefixtures("interpreted")
 def test_updates_in_other_arithmetic(op, dtype, weight_decay):
     """Rows that move by the sum over their look-ups, and float64."""
-    shape, sizes = SPLIT[op]
     with jax.enable_x64(dtype == "float64"):
-        case = testing.case(op, shape, dtype, **sizes)
-        testing.check_update(case, "triton", tables.SGD(weight_decay=weight_decay))
+        testing.check_update(split(op, dtype), "triton", tables.SGD(weight_decay=weight_decay))
 
 
 def count_always(monkeypatch):
@@ -222,8 +199,7 @@ def test_updates_of_counted_attention(shape, weight_decay):
 @pytest.mark.parametrize("transformation", [t for t in testing.TRANSFORMATIONS if t != "export"])
 @pytest.mark.usefixtures("interpreted", "always_counted")
 def test_transformations_of_counted_attention(transformation):
-    shape, sizes = SPLIT["lookup_attention"]
-    testing.check(testing.case("lookup_attention", shape, **sizes), "triton", transformation=transformation)
+    testing.check(split("lookup_attention"), "triton", transformation=transformation)
 
 
 def same_as_plain_jax(f, *arguments):
@@ -414,8 +390,7 @@ def check_compilation(launches, capability):
 )
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles(op, capability, launches):
-    shape, sizes = COMPILED.get(op, SPLIT[op])
-    run_on(GPUS[capability], testing.case(op, shape, **sizes))
+    run_on(GPUS[capability], testing.case(op, compiled_size(op)))
     check_compilation(launches, capability)
 
 
@@ -441,7 +416,7 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
     with jax.enable_x64(dtype == "float64"):
-        run_on(GPUS[90], testing.case(op, SPLIT[op][0], dtype, **SPLIT[op][1]), accumulate)
+        run_on(GPUS[90], split(op, dtype), accumulate)
     check_compilation(launches, 90)
 
 
@@ -468,8 +443,7 @@ def jax_triton(monkeypatch):
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
     """Lower with the package itself, and its kernels in the lowered module."""
-    shape, sizes = SPLIT[op]
-    testing.check_lowering(testing.case(op, shape, **sizes), "triton", platform="cuda", device_kind=GPUS[90])
+    testing.check_lowering(split(op), "triton", platform="cuda", device_kind=GPUS[90])
 
 
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")

@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import triton
@@ -119,6 +120,17 @@ def modules() -> list:
     return [importlib.import_module(name) for name in names]
 
 
+def _rounded(convert):
+    """Round float32 to bfloat16 as GPUs do; the interpreter cuts digits off."""
+
+    def converted(values, source, target, mode):
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return np.asarray(values).view(np.float32).astype(jnp.bfloat16).view(np.uint16)
+        return convert(values, source, target, mode)
+
+    return converted
+
+
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
     """Run the implementation "triton" on CPUs in this block."""
@@ -139,6 +151,7 @@ def interpreted() -> Iterator[None]:
     # Once for all: the interpreter would patch again at every call of a function, and not undo it.
     language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
+    patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
     patch.setattr(_row_tiles, "prefetch", lambda address: None)
     patch.setattr(_triton_launch, "_run", _run)
     registry = lutjax.kernel_registry
