@@ -58,7 +58,8 @@ def _draw_comparisons(axes, index: int, flip: int) -> None:
         height, colour = 1.25 + 0.75 * pair, NEAREST if closest else INK
         ends = {"arrowstyle": "-", "color": colour, "linewidth": 1.5}
         axes.annotate("", (a, height), (b, height), arrowprops=ends)
-        text = f"x[{a}] > x[{b}]?  bit {index >> pair & 1}" + ("  (the closest)" if closest else "")
+        answer = "yes: 1" if index >> pair & 1 else "no: 0"
+        text = f"x[{a}] > x[{b}]?  {answer}" + ("  (the closest)" if closest else "")
         axes.text((a + b) / 2, height + 0.08, text, ha="center", va="bottom", color=colour, fontsize=9)
 
 

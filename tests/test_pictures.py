@@ -184,7 +184,8 @@ def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     bits, closest = int(found.index[0]), int(found.flip[0])
     said = [text.get_text() for text in comparisons.texts if text.get_text()]
     assert said == [
-        f"x[{a}] > x[{b}]?  bit {bits >> n & 1}" + ("  (the closest)" if closest == 1 << n else "")
+        f"x[{a}] > x[{b}]?  {('no: 0', 'yes: 1')[bits >> n & 1]}"
+        + ("  (the closest)" if closest == 1 << n else "")
         for n, (a, b) in enumerate(picture.ANCHORS[0])
     ]
     y = lutjax.lut(jnp.asarray(picture.X), jnp.asarray(picture.TABLE), jnp.asarray(picture.ANCHORS))
