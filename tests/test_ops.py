@@ -549,3 +549,34 @@ def test_reference_has_forward_mode():
     forward, reverse, second = modes(X)
     np.testing.assert_allclose(forward, reverse, atol=1e-6)
     assert np.isfinite(second).all()
+
+
+def every_key_seen(attend, x, keys):
+    """Attention without causal order, and the same in causal order with all queries behind all keys."""
+    n_keys = keys.shape[-2]
+    return attend(x, keys, causal=False), attend(x, keys, query_start=n_keys)
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["lookup_attention", "lut_pair_attention"])
+def test_without_causal_order_every_query_sees_every_key(pairs):
+    draw = iter(jax.random.split(jax.random.key(3), 5))
+    x, keys = jax.random.normal(next(draw), (2, 4, 3)), jax.random.normal(next(draw), (2, 3, 3))
+    weights = jax.random.normal(next(draw), (2, 2**6 if not pairs else 4, 5))
+    positions = jax.random.normal(next(draw), (4 + 3 - 1, 2, 2))
+
+    def attend(x, keys, **options):
+        if pairs:
+            return lutjax.lut_pair_attention(x, weights, ANCHORS + 2, positions, keys=keys, **options)
+        query, key = lutjax.detect(x, ANCHORS), lutjax.detect(keys, ANCHORS)
+        return lutjax.lookup_attention(weights, query, key, lutjax.detect_signs(positions), **options)
+
+    y, same = every_key_seen(attend, x, keys)
+    np.testing.assert_array_equal(y, same)
+    of_last_key = jax.vjp(lambda keys: attend(x, keys, causal=False), keys)[1](jnp.ones_like(y))[0][:, -1]
+    assert np.abs(of_last_key).max() > 0  # a key behind all but one query
+    with pytest.raises(ValueError, match=r"window is int 2; .*every query sees every key"):
+        attend(x, keys, causal=False, window=2)
+    with pytest.raises(ValueError, match=r"query_start is int 1; "):
+        attend(x, keys, causal=False, query_start=1)
+    with pytest.raises(ValueError, match=r"6 distances, but these lengths need 7"):
+        attend(jnp.concatenate([x, x[:, :1]], 1), keys, causal=False)

@@ -355,6 +355,25 @@ def test_missing_packages_of_kernels_name_their_extra(weights, detection, regist
         lutjax.lookup(weights, detection, implementation="triton/cpu")
 
 
+def test_kernels_for_tpus_wait_for_a_record(monkeypatch):
+    """None is chosen by itself before a record says that it ran on such a device."""
+    registry, arguments = lutjax.kernel_registry, ("detect_signs", jnp.ones((3, 2)))
+    tpu = Device(lutjax.Backend.TPU, "TPU v6e")
+    assert registry.resolve(*arguments, device=tpu).platform == "xla"
+    waiting = [c.reason for c in registry.consider(*arguments, device=tpu) if c.spec.platform == "pallas"]
+    assert any(
+        "waits for a record" in reason and "implementation='pallas/tpu'" in reason for reason in waiting
+    )
+    assert registry.resolve(*arguments, device=tpu, implementation="pallas/tpu").backend == "tpu"
+
+    registry._resolved.clear()
+    monkeypatch.setattr(
+        "lutjax.kernels._records.has_run", lambda op, direction, column, kind: column == "pallas/tpu"
+    )
+    assert registry.resolve(*arguments, device=tpu).names[1] == "pallas/tpu"
+    registry._resolved.clear()
+
+
 def test_a_registry_of_ones_own():
     registry = KernelRegistry()
     assert registry.ops() == ()
