@@ -49,7 +49,7 @@ GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute 
 
 
 def is_fast(op, shape):
-    """Whether a size shows much in little time: programs run one after the other in the interpreter."""
+    """Return whether a size shows much in little time: programs run one after the other in the interpreter."""
     size = testing.cases_of(op).sizes[shape]
     return Tag.SLOW not in size.tags and (bool({Tag.FAST, Tag.DTYPES} & set(size.tags)) or 0 in size.values())
 
