@@ -149,7 +149,7 @@ class FixedPoint:
     def quantised(self, values: jax.Array) -> jax.Array:
         """Values as int32 addends; too large ones saturate, NaN is 0."""
         values = values.astype(accumulator(values.dtype)) * self.scale
-        # What a conversion makes of other values depends on the device.
+        # Conversions of other values differ between devices.
         limit = np.nextafter(values.dtype.type(2**31), values.dtype.type(0))
         return jnp.where(jnp.isnan(values), 0, jnp.clip(values, -limit, limit)).astype(jnp.int32)
 

@@ -49,7 +49,7 @@ TRANSFORMATIONS = (
 _SHARDED_AXES = {"shard_map, replicated table": "batch", "shard_map, sharded table": "detector"}
 FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vmap")
 
-# What differs between two correct orders of the few operations that are not exact on the grids: the slope
+# Largest difference between two correct orders of the few operations that are not exact on the grids: the slope
 # of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2**-11}
 

@@ -176,7 +176,7 @@ def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None
     state = np.asarray(jax.random.uniform(jax.random.key(2), (2, 3, 8, 9)))
 
     def gradients(device: jax.Device) -> list[np.ndarray]:
-        # Of coefficients: those of logits are small differences of these, and lose three digits to rounding.
+        # Gradients of logits are small differences of those of coefficients, and lose three digits to rounding.
         def loss(coefficients: jax.Array, circuit: automaton.Circuit, state: jax.Array) -> jax.Array:
             return jnp.square(automaton.run_soft(model.config, coefficients, circuit, state, 20)).sum()
 

@@ -16,7 +16,7 @@ def sequence(x):
     return jnp.stack([x, jnp.array([1.0, 2.0, 3.0])])
 
 
-# Of an input [3] and a table.
+# Functions of an input [3] and a table.
 OPS = {
     "lut": lambda x, w: lutjax.lut(x, w, ANCHORS),
     "sparse_lut": lambda x, w: lutjax.sparse_lut(x, w, ANCHORS, jnp.zeros((1, 1, 1), jnp.int32), 1),

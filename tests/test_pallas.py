@@ -58,7 +58,7 @@ def interpreted():
 
 @pytest.mark.parametrize(
     ("op", "shape"),
-    # Of nothing: these are left to plain JAX.
+    # Calls without numbers are left to plain JAX.
     interpretable(fast=lambda op, size: 0 in size.values() and size["batch"] == 0),
 )
 @pytest.mark.usefixtures("interpreted")
@@ -126,7 +126,7 @@ def test_bfloat16(op):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "transformation",
-    # What is interpreted calls back, which neither remat nor exported programs can.
+    # Interpreted kernels call back, which neither remat nor exported programs can.
     [t for t in testing.TRANSFORMATIONS if t not in ("remat", "export", "jit")],
 )
 @pytest.mark.parametrize("op", ON_TENSOR_CORES)

@@ -263,7 +263,7 @@ def test_compositions_are_explained_by_their_ops(name):
     heads = [line for line in text.splitlines() if not line.startswith(" ")]
     assert heads == [f"{name} calls {', '.join(ops)}", *(f"{op} on cpu (cpu)" for op in ops)]
     assert text.count("  forward\n") == len(ops)
-    # What an implementation says of the call is what it says of the op's own.
+    # An implementation says of this call what it says of the op's own.
     with lutjax.use_implementation("triton"):
         asked = lutjax.explain(name, *args, **options)
     assert asked == lutjax.explain(name, *args, implementation="triton", **options)

@@ -32,7 +32,7 @@ RULES = [
     tables.RowAdam(),
     tables.RowAdam(b1=0.9),
 ]
-# Of every kind one; the others wait for the slow suite where steps are compared.
+# One of every kind; the others wait for the slow suite where steps are compared.
 KINDS = (tables.SGD(), tables.RowAdagrad(weight_decay=0.25), tables.RowAdam(b1=0.9))
 
 

@@ -11,7 +11,7 @@ from lutjax.cases._traffic import FORWARD, ID_BYTES
 
 MAX_BITS = 8
 
-# Of gates that are tables.
+# Sizes of gates that are tables.
 TESTED = {
     "one": Size(batch=1, inputs=1, gates=1, bits=1),
     "split": Size(Tag.FAST, batch=4, inputs=5, gates=4, bits=2),

@@ -35,7 +35,7 @@ _Carry = TypeVar("_Carry")
 _BYTES = 2**28  # of counts or products at a time
 _COUNT = {"rows": 256, "keys": 32, "warps": 8}
 _MOST_SUMS = 2**14  # of a program that counts: they stay in registers
-# Of products: `rows` are queries.
+# Launches of products: `rows` are queries.
 _SUM = {"rows": 64, "cells": 64, "stages": 3}
 _ADD = {"rows": 32, "cells": 64, "stages": 1}
 _PRODUCTS = {"rows": 64, "cells": 64, "stages": 3}

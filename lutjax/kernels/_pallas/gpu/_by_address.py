@@ -134,7 +134,7 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
         by_lanes=True,
         warpgroups=1,
     )
-    # Of the threads of a round, those that sum the same slot are `each` apart.
+    # Threads of a round that sum the same slot are `each` apart.
     return jnp.sum(sums.reshape(parts, n_gates, rounds, _THREADS // each, each), (0, 3)).reshape(
         n_gates, n_slots
     )

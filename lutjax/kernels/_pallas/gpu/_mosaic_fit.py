@@ -62,7 +62,7 @@ def _fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> str | None:
 # ------------------------------------------------------------------------------------- lookup
 MAX_ROWS = 128  # of a table that lies in shared memory
 
-# Of tables of so many rows. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
+# Tables of so many rows are kept. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
 # (`lookup` alone; both cotangents):
 #   samples  outputs  rows       Triton          here
 #     16384      512    64   140 /  924     116 / 515
@@ -72,7 +72,7 @@ MAX_ROWS = 128  # of a table that lies in shared memory
 #      4096      512    64    53 /  251      58 / 206
 #     16384      128    64    55 /  269      62 / 194
 #     16384      512   128   186 /  925     183 / 905   (the same, so it is left to Triton)
-# Of updates the sums of rows were measured, in the first line: 590 in Triton, 288 here.
+# For updates, the sums of rows were measured, at the sizes of the first line: 590 in Triton, 288 here.
 _FEWEST_ROWS, _MOST_ROWS = 32, 64
 _FEWEST_DETECTORS = {"forward": 16, "backward": 16, "update": 64}
 _FEWEST_OUTPUTS = {"forward": 256, "backward": 128, "update": 512}
@@ -89,7 +89,7 @@ def _unsupported_lookup(request: Request) -> str | None:
     n_detectors, n_rows, n_outputs = call.weights.shape
     if n_rows > MAX_ROWS:
         return f"keeps tables in shared memory: at most {MAX_ROWS} rows, here {n_rows}"
-    # Of tables, outputs, and the parts of margins that warps add up.
+    # Numbers of tables, of outputs, and of the parts of margins that warps add up.
     of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
     return _too_many(max(call.weights.size, call.detection.shape[0] * of_sample))
 
@@ -119,7 +119,7 @@ _MOST_IDS = 2**12  # of queries: each has a program that looks for them
 _MOST_ALL_COUNTS = 2**28  # of all queries
 _MOST_KEYS = 2**15 - 1  # a count is a signed integer of 16 bits
 
-# Of long texts: microseconds on an H200 are in `lutjax.kernels._triton._histograms`.
+# Long sequences: microseconds on an H200 are in `lutjax.kernels._triton._histograms`.
 _FEWEST_KEYS = {"forward": 512, "backward": 256, "update": 256}
 _FEWEST_OF_ID = 16
 _MOST_COUNTED = 2**10
@@ -199,7 +199,7 @@ _MOST_UNUSED = 1.5  # entries of the lists of readers for each wire
 def _unsupported_gates(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, BinaryLut)
-    # Of inputs and outputs in whole blocks, and of what a wire receives by the address.
+    # Numbers of inputs and outputs in whole blocks, and of the cotangents of a wire by the address.
     n_samples = -(-call.x.shape[1] // _BLOCK) * _BLOCK
     n_gates, bits = call.wires.shape
     return _too_many(max(n_samples * max(call.x.shape[0], n_gates), call.table.size * bits))
@@ -225,7 +225,7 @@ def _slower_gates(request: Request) -> str | None:
     return None
 
 
-# Of each op: `unsupported_arguments` and `slower`.
+# For each op `unsupported_arguments` and `slower`.
 _Rule = Callable[[Request], str | None]
 _RULES: dict[str, tuple[_Rule, _Rule]] = {
     "lookup": (_unsupported_lookup, _slower_lookup),

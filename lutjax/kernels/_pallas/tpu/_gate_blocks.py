@@ -44,7 +44,7 @@ def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward
     """Return the blocks for ``[I, B]``, ``[G, K]``, ``[G, n]``; None if these do not fit the memory of a TensorCore."""
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
-    # What registers do not hold: some tiles for each number of a gate.
+    # Spills of registers: some tiles for each number of a gate.
     spilled = 4 * (4 if backward else 1) * n_slots * TILE * LANES
     free = int(_tpus.limits(device).vmem * (1 - _FREE)) - spilled
     # Twice what is fetched and written meanwhile: an output or its cotangent, and numbers of gates, also spread over lanes.
