@@ -92,7 +92,7 @@ def test_fixed_point(op, dtype):
             testing.case(op, typed_size(op), dtype),
             "triton",
             transformation="jit",
-            accumulate=lutjax.FixedPoint(2.0**16),
+            accumulate=lutjax.FixedPoint(2.0**20),
             tolerance=max(2.0**-10, 1.01 * testing.TOLERANCE[dtype]),
         )
 
