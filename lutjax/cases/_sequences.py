@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lutjax.cases._case import Arrays, Draw, Sizes
+from lutjax.cases._case import Arrays, Axes, Case, Draw, Sizes
 from lutjax.cases._traffic import LookUpTraffic
 
 KIND = ("batch", "queries", "inputs", "detectors", "bits", "position_bits", "window")
@@ -34,11 +34,14 @@ def n_distances(s: Sizes, n_keys: int) -> int:
     return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
 
 
-def measured_arrays(draw: Draw, s: Sizes, address_bits: int, compared: int) -> tuple[Arrays, Arrays]:
-    """Return the arrays of a measured sequence, with and without a cotangent; it has as many outputs as inputs.
+def measured(
+    draw: Draw, s: Sizes, address_bits: int, *, compared: int, function: str | None = None, **options: Any
+) -> Case:
+    """Return the case of a measured sequence, which attends to itself and has as many outputs as inputs.
 
     Args:
       compared: numbers among which anchors choose.
+      function: see `Case`. options: of its call, beside the window.
     """
     arrays = {
         "weights": draw.weights((s["detectors"], 2**address_bits, s["inputs"])),
@@ -47,7 +50,22 @@ def measured_arrays(draw: Draw, s: Sizes, address_bits: int, compared: int) -> t
     if s["position_bits"]:
         distances = n_distances(s, s["queries"])
         arrays["positions"] = draw.inputs((distances, s["detectors"], s["position_bits"]))
-    return arrays, {"anchors": draw.anchors(compared, s["detectors"], s["bits"])}
+    return draw.case(
+        arrays,
+        {"anchors": draw.anchors(compared, s["detectors"], s["bits"])},
+        {
+            "weights": Axes(detector=0),
+            "x": Axes(0),
+            "positions": Axes(detector=1),
+            "anchors": Axes(detector=0),
+        },
+        {"y": Axes(0)},
+        lambda op, a: {
+            "y": op(a["x"], a["weights"], a["anchors"], a.get("positions"), window=s.get("window"), **options)
+        },
+        table="weights",
+        function=function,
+    )
 
 
 def traffic(s: Sizes, address_bits: int, *, stores_detections: bool) -> LookUpTraffic:

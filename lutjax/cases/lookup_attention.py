@@ -118,23 +118,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 def measured(draw: Draw, s: Sizes) -> Case:
     """Return `lutjax.lut_attention` at some sizes."""
-    arrays, fixed = _sequences.measured_arrays(draw, s, _address_bits(s), s["inputs"])
-    return draw.case(
-        arrays,
-        fixed,
-        {
-            "weights": Axes(detector=0),
-            "x": Axes(0),
-            "positions": Axes(detector=1),
-            "anchors": Axes(detector=0),
-        },
-        {"y": Axes(0)},
-        lambda lut, a: {
-            "y": lut(a["x"], a["weights"], a["anchors"], a.get("positions"), window=s.get("window"))
-        },
-        table="weights",
-        function="lut_attention",
-    )
+    return _sequences.measured(draw, s, _address_bits(s), compared=s["inputs"], function="lut_attention")
 
 
 def traffic(s: Sizes) -> LookUpTraffic:

@@ -134,29 +134,8 @@ def case(draw: Draw, s: Sizes) -> Case:
 def measured(draw: Draw, s: Sizes) -> Case:
     """Return the op at some sizes, with as many outputs as inputs."""
     compared = 2 * s["inputs"] + s["position_bits"]
-    arrays, fixed = _sequences.measured_arrays(draw, s, s["bits"], compared)
-    return draw.case(
-        arrays,
-        fixed,
-        {
-            "weights": Axes(detector=0),
-            "x": Axes(0),
-            "positions": Axes(detector=1),
-            "anchors": Axes(detector=0),
-        },
-        {"y": Axes(0)},
-        lambda op, a: {
-            "y": op(
-                a["x"],
-                a["weights"],
-                a["anchors"],
-                a.get("positions"),
-                interleave=bool(s.get("interleave")),
-                window=s.get("window"),
-            )
-        },
-        table="weights",
-    )
+    interleave = bool(s.get("interleave"))
+    return _sequences.measured(draw, s, s["bits"], compared=compared, interleave=interleave)
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
