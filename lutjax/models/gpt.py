@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float, Int
 
-from lutjax._dtypes import FLOATS
+from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array
 from lutjax.models._config import Config
 from lutjax.models._decoder import Decoder, check_tokens, dropout_stream
@@ -206,7 +206,7 @@ class _Attention(nnx.Module):
             y = self._decode(query, key, value)
         else:
             position = jnp.arange(length)
-            y = jax.nn.dot_product_attention(
+            y = _attend(
                 _rotate(query, position),
                 _rotate(key, position),
                 value,
@@ -229,7 +229,7 @@ class _Attention(nnx.Module):
         seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance <= window)
         self.cached_key[...], self.cached_value[...] = keys[:, -window:], values[:, -window:]
         self.cache_index[...] = first + length
-        return jax.nn.dot_product_attention(_rotate(query, position), keys, values, mask=seen[None, None])
+        return _attend(_rotate(query, position), keys, values, mask=seen[None, None])
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         config, n = self.config, 1
@@ -269,10 +269,15 @@ def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
     return nnx.RMSNorm(config.features, dtype=config.param_dtype, param_dtype=config.param_dtype, rngs=rngs)
 
 
+def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
+    with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
+        return jax.nn.dot_product_attention(query, key, value, **seen)
+
+
 def _rotate(x: Float[Array, "n length heads size"], position: Int[Array, " length"]) -> jax.Array:
     """Turn the two halves of each vector as pairs, by angles that grow with the position."""
     size = x.shape[-1]
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = accumulator(x.dtype)
     rate = _ROTARY_BASE ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
     angle = position.astype(dtype)[:, None] * rate[None, :]
     cos, sin = jnp.cos(angle)[None, :, None, :], jnp.sin(angle)[None, :, None, :]
