@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.training.presets import MODEL, PRESETS
+from lutjax.training import presets
 
 
 @_run.training_command("lutjax.training.lm_runs:LanguageModel", "runs/lm")
@@ -19,13 +19,13 @@ from lutjax.training.presets import MODEL, PRESETS
 )
 @click.option(
     "--model",
-    type=click.Choice(list(PRESETS)),
+    type=click.Choice(list(presets.PRESETS)),
     help="gpt: softmax attention, with a feed-forward layer that --feed-forward chooses. lut: tables for everything, "
-    f"without matrix products. Default: {MODEL}.",
+    f"without matrix products. Default: {presets.MODEL}.",
 )
 @click.option(
     "--preset",
-    type=click.Choice(list(dict.fromkeys(name for presets in PRESETS.values() for name in presets))),
+    type=click.Choice(list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))),
     help="Sizes and rates; the options below override them. demo (default): about 3 minutes on two CPU cores. small: "
     "minutes on an H100; of lut 811 M parameters (3.2 GB). reference, the published model of lut: 813 M parameters "
     "(3.3 GB), a minute on an H100. --dry-run measures it here.",
@@ -55,14 +55,17 @@ def lm(
 
     if huge_pages:
         restart_with_huge_pages()
-    # The steps of a run are its own, unless they are asked for.
-    same = PRESETS[model or MODEL].get(preset, {}) if resume and preset else {}
+    try:
+        same = presets.preset(model or presets.MODEL, preset) if resume and preset else {}
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     experiment: Any = _run.train(
         kind,
         fields,
         option="--text",
         source={"path": text_path, "model": model},
         preset={"preset": preset or "demo"},
+        # The steps of a run are its own, unless they are asked for.
         same={name: value for name, value in same.items() if name != "steps"},
         out=out,
         resume=resume,

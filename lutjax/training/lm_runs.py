@@ -86,15 +86,11 @@ class LanguageModel(Experiment):
           ValueError: the model has no such preset, or a field is one of another model.
         """
         name = model or presets.MODEL
-        if preset not in presets.PRESETS[name]:
-            raise ValueError(
-                f"preset is {preset!r}; the model {name} has {', '.join(presets.PRESETS[name])}."
-            )
         made = cls.configs._replace(model=CONFIGS[name])
         others = sorted(set(fields) - {field for config in made for field in config.__dataclass_fields__})
         if others:
             raise ValueError(f"{others[0]} is {fields[others[0]]}; the model {name} has no such option.")
-        values = {**presets.PRESETS[name][preset], **fields}
+        values = {**presets.preset(name, preset), **fields}
         config, training, options = (presets.make(config, values) for config in made)
         text = load_text(path, context=config.context)
         record = Record(

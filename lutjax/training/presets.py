@@ -174,6 +174,17 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 """Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
 
 
+def preset(model: str, name: str) -> dict[str, Any]:
+    """Return the values of a preset of a model.
+
+    Raises:
+      ValueError: the model has no such preset.
+    """
+    if name not in PRESETS[model]:
+        raise ValueError(f"preset is {name!r}; the model {model} has {', '.join(PRESETS[model])}.")
+    return PRESETS[model][name]
+
+
 def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those values that are fields of a config."""
     names = {field.name for field in dataclasses.fields(config)}
