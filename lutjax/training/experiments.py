@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from types import UnionType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -59,12 +60,12 @@ class Configs(NamedTuple):
     """Classes of dataclasses that hold all that can be chosen of a run of one kind.
 
     Attributes:
-      model: sizes of the model.
+      model: sizes of the model; a union of classes where a run is one of several models.
       training: everything else that decides what is learnt: a `lutjax.training.configs.Training`.
       options: what may change while a run goes on; the record's `options` are its fields.
     """
 
-    model: type
+    model: type | UnionType
     training: type
     options: type[Intervals]
 
@@ -332,7 +333,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
     saved = {**dataclasses.asdict(record.model), **dataclasses.asdict(record.training)}
     if hasattr(record.model, "to_dict"):
         saved.update(record.model.to_dict())
-    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k in saved})
+    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k not in record.options})
     if different:
         raise CheckpointError(
             f"the checkpoint in {folder} belongs to another configuration: {'; '.join(different)}. "
