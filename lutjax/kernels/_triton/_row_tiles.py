@@ -117,7 +117,7 @@ def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
     return triton.cdiv(n_detectors, groups)
 
 
-def sizes(weights: jax.Array, **others: int) -> Sizes:
+def sizes(weights: jax.Array | jax.ShapeDtypeStruct, **others: int) -> Sizes:
     """Return the sizes that launches are chosen by; `others` add to those of the tables, or replace them."""
     detectors, rows, outputs = weights.shape
     bits = 8 * weights.dtype.itemsize

@@ -203,8 +203,9 @@ def products(
     """Return ``<dy, row>`` of each way, ``[T, n]``s, for ``dy [n, G, O]``."""
     if not index:
         return []
-    found = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
-    return [found[:, k] for k in range(len(index))]
+    return list(
+        jnp.unstack(products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate), axis=1)
+    )
 
 
 def add_rows(
@@ -225,19 +226,19 @@ def add_rows(
 
 # ------------------------------------------------------------------------------------- launches
 def _forward_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=8, outputs=64, detectors=_split(sizes, 512), warps=1)
+    return Launch(rows=8, outputs=64, detectors=split(sizes, 512), warps=1)
 
 
 def _products_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=32, outputs=64, detectors=min(_split(sizes, 2048), 16), warps=1)
+    return Launch(rows=32, outputs=64, detectors=min(split(sizes, 2048), 16), warps=1)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
     return Launch(rows=16, outputs=64, detectors=1, warps=1)
 
 
-def _split(sizes: Sizes, tile: int) -> int:
-    """Return how many detectors of a group one program takes, for tiles of so many numbers."""
+def split(sizes: Sizes, tile: int) -> int:
+    """Return how many detectors of a group one program takes, for tiles of so many numbers, to fill a device."""
     groups = sizes.get("groups", 1)
     programs = sizes["samples"] * sizes["outputs"] * groups // tile
     return _row_tiles.split(programs, sizes["detectors"] // groups)

@@ -1,12 +1,12 @@
 """`lutjax.lookup` in Triton.
 
-For sample ``b``, with ``i = index[b, t]`` and ``j = i ^ flip[b, t]``::
+For sample ``b``, group ``g`` and detectors ``t`` of the group, with ``i = index[b, t]`` and ``j = i ^ flip[b, t]``::
 
-    y[b] = sum over t of weights[t, i]
-    dmargin[b, t] = slope(margin[b, t]) * <dy[b], weights[t, i] - weights[t, j]>
-    dweights[t, i] += dy[b]
+    y[b, g] = sum over t of weights[t, i]
+    dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, i] - weights[t, j]>
+    dweights[t, i] += dy[b, g]
 
-Sums and additions are those of `_weighted_rows`, of one way without coefficients.
+`_weighted_rows` sums and adds, in one way without coefficients.
 """
 
 import functools
@@ -74,7 +74,7 @@ def _add_to_rows(
 
 
 def _reads(call: Lookup) -> _weighted_rows.Reads:
-    return _weighted_rows.Reads(call.detection.index.T[:, None])
+    return _weighted_rows.Reads(call.detection.index.T[:, None], None, call.groups)
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -83,20 +83,17 @@ def _launch(kernel: str, rule: Callable[[Sizes], Launch], call: Lookup, device: 
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    programs = sizes["samples"] * sizes["outputs"] // 256
-    return Launch(rows=8, outputs=32, detectors=_row_tiles.split(programs, sizes["detectors"]), warps=1)
+    return Launch(rows=8, outputs=32, detectors=_weighted_rows.split(sizes, 256), warps=1)
 
 
 def _margins_rule(sizes: Sizes) -> Launch:
-    detectors = _row_tiles.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
-    return Launch(rows=32, outputs=32, detectors=min(detectors, 16), warps=1)
+    return Launch(rows=32, outputs=32, detectors=min(_weighted_rows.split(sizes, 1024), 16), warps=1)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
     if sizes["outputs"] <= 64:
         return Launch(rows=16, outputs=32, detectors=1, warps=1)
-    detectors = _row_tiles.split(sizes["samples"] * sizes["outputs"] // 4096, sizes["detectors"])
-    return Launch(rows=32, outputs=128, detectors=min(detectors, 16), warps=4)
+    return Launch(rows=32, outputs=128, detectors=min(_weighted_rows.split(sizes, 4096), 16), warps=4)
 
 
 # ------------------------------------------------------------------------------------- kernels
