@@ -608,3 +608,22 @@ def test_small_updates_are_left_to_plain_jax():
     assert resolve(4097).platform == "triton"
     assert resolve(4096, implementation="triton").platform == "triton"
     assert resolve(4097, rule=tables.RowAdagrad()).platform == "xla"
+
+
+@pytest.mark.usefixtures("launches")
+def test_numbers_of_an_update_are_counted_in_ways_and_groups():
+    """Of two ways, one has a value: 2048 samples of it are 2**24 numbers in one group as in two."""
+    device = Device(lutjax.Backend.GPU, GPUS[90])
+    weights = jax.ShapeDtypeStruct((4, 4, 2048), jnp.float32)
+
+    def resolve(batch, **options):
+        index, coefficients = (jax.ShapeDtypeStruct((batch, 4, 2), d) for d in (jnp.int32, jnp.float32))
+        return lutjax.kernel_registry.resolve(
+            "weighted_lookup", weights, index, coefficients, direction="update", device=device, **options
+        ).platform
+
+    for groups in (1, 2):
+        assert resolve(2048, groups=groups, valued=1) == "xla"
+        assert resolve(2049, groups=groups, valued=1) == "triton"
+        assert resolve(1024, groups=groups) == "xla"
+        assert resolve(1025, groups=groups) == "triton"
