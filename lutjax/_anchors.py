@@ -89,9 +89,7 @@ def sample_anchors(
     return jnp.take_along_axis(ids, pairs.reshape(n_detectors, -1), -1).reshape(pairs.shape)
 
 
-def _distinct(
-    key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int
-) -> jax.Array:
+def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int) -> jax.Array:
     """Pairs without replacement, from a pool for each group and each set of candidates."""
     sets = [np.unique(row[row >= 0]) for row in candidates]
     for t, ids in enumerate(sets):
