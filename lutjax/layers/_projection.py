@@ -235,13 +235,13 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         """
         spec = dataclasses.replace(self, quantised=True)
 
-        def quantise(weights: Array) -> lutjax.QuantisedTables:
-            return lutjax.quantise_tables(weights, groups=self.heads)
+        def quantise(weights: Array) -> dict[str, jax.Array]:
+            tables = lutjax.quantise_tables(weights, groups=self.heads)
+            return {"weights": tables.values, "exponents": tables.exponents}
 
         for _ in range(weights.ndim - 3):
             quantise = jax.vmap(quantise)
-        tables = quantise(weights)
-        return spec, {"weights": tables.values, "exponents": tables.exponents}
+        return spec, quantise(weights)
 
     @names_layer
     def __call__(

@@ -34,6 +34,7 @@ class ProjectionLUT(Random, _projection.ProjectionLUTArguments):
         """Replace the tables by tables of integers."""
         spec, arrays = self.spec.quantise(self.weights.get_value())
         self._declared = spec
+        self.rngs = nnx.data(None)  # there is no dropout
         for name, array in arrays.items():
             setattr(self, name, Quantised(array))
 
