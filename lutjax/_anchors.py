@@ -112,8 +112,8 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
         drawn = _permuted_pairs(keys[np.asarray([pool for pool, _ in members])], size, tables, n_anchors)
         ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members])
         named = jnp.take_along_axis(jnp.asarray(ids, jnp.int32), drawn.reshape(len(members), -1), 1)
-        detectors = np.concatenate([detectors for _, detectors in members])
-        pairs = pairs.at[detectors].set(named.reshape(-1, n_anchors, 2))
+        every = np.concatenate([detectors for _, detectors in members])
+        pairs = pairs.at[every].set(named.reshape(-1, n_anchors, 2))
     return pairs
 
 

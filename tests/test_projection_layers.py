@@ -260,7 +260,7 @@ class Block(nnx.Module):
         self.tables = layers.ProjectionLUT(8, 8, heads=2, tables=2, bits=2, **DENSE, **options, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x + self.tables(self.norm(x))
+        return x + self.tables(self.norm(x)).astype(x.dtype)
 
 
 DENSE = {

@@ -224,7 +224,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             check_anchors(arrays[variable.name], self.width, where=self.layer)
 
     @names_layer
-    def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, jax.Array]]:
+    def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, Array]]:
         """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
 
         Args:
@@ -235,7 +235,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         """
         spec = dataclasses.replace(self, quantised=True)
 
-        def quantise(weights: Array) -> dict[str, jax.Array]:
+        def quantise(weights: Array) -> dict[str, Array]:
             tables = lutjax.quantise_tables(weights, groups=self.heads)
             return {"weights": tables.values, "exponents": tables.exponents}
 

@@ -107,7 +107,8 @@ def cell_total_variation(params: Any) -> Float[jax.Array, ""]:
         n * lutjax.cell_total_variation(table.reshape(-1, *table.shape[-2:]))
         for n, table in zip(layers, tables, strict=True)
     ]
-    return sum(each, jnp.float32(0)) / max(sum(layers), 1)
+    mean: jax.Array = sum(each, jnp.float32(0)) / max(sum(layers), 1)
+    return mean
 
 
 def _name(path: tuple[Any, ...]) -> str:
