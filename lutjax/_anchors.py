@@ -135,8 +135,12 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         return jnp.zeros_like(held).at[order].set(places >= n_pairs - held_after), order
 
     def of_key(key: Array) -> jax.Array:
-        steps = (jax.random.split(key, len(starts) - 1), jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
-        _, orders = jax.lax.scan(permuted, jnp.zeros((n_pairs,), bool), steps)
+        keys = jax.random.split(key, len(starts) - 1)
+        if missing[:-1].any():
+            steps = (keys, jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
+            _, orders = jax.lax.scan(permuted, jnp.zeros((n_pairs,), bool), steps)
+        else:
+            orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
         p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
         # Pairs of neighbours on a circle come first, then those two apart, and so on: each pair once.
         a, b = p % n_inputs, (p % n_inputs + p // n_inputs + 1) % n_inputs

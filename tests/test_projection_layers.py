@@ -150,6 +150,8 @@ def test_wrong_calls():
     with pytest.raises(ValueError, match=r"ProjectionLUT: x has shape \[2, 6\]; expected \[\.\.\., 7\]"):
         layer(jnp.zeros((2, 6)))
     layer.log_beta = jnp.float32(jnp.nan)
+    with pytest.raises(ValueError, match="ProjectionLUT: log_beta is nan; it must be finite"):
+        layer.check()
     with pytest.raises(ValueError, match=r"ProjectionLUT: scored_lut: scalars\['log_beta'\] is nan"):
         layer(jnp.zeros((2, 7)))
     arrays = variables_of(CASES["default"])

@@ -222,6 +222,8 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         if variable.kind == "anchors":
             assert self.width is not None
             check_anchors(arrays[variable.name], self.width, where=self.layer)
+        elif variable.kind == "scalars" and not np.isfinite(np.asarray(arrays[variable.name])):
+            raise ValueError(f"{self.layer}: {variable.name} is {arrays[variable.name]}; it must be finite.")
 
     @names_layer
     def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, Array]]:
