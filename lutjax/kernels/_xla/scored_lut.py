@@ -143,7 +143,7 @@ def _sum_of_integers(call: ScoredLut, ways: list[_weighted_rows.Way], device: De
     dtype = ways[0][1].dtype
     shifted = [(i, jnp.where(jnp.isnan(c), 0, c * 2**_SHIFT).astype(jnp.int32)) for i, c in ways]
     total = _weighted_rows.sum_rows(call.weights, shifted, call.groups, device, None)
-    y = jnp.ldexp(total.astype(dtype), call.exponents - _SHIFT)
+    y = jnp.ldexp(total.astype(dtype), (call.exponents - _SHIFT)[None])
     unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, y.shape[0]).any(1).T[..., None]
     y = jnp.where(unknown, jnp.nan, y)
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
