@@ -6,13 +6,14 @@ import jax
 
 from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _lanes, _shifts, _tables
+from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _lanes, _row_blocks, _shifts, _tables
 from lutjax.kernels.registry import Request
 
 # Modules that know the sizes of an op's blocks. An update is cut as its op.
 _SIZES: dict[str, ModuleType] = {
     "lookup": _tables,
     "sparse_lookup": _tables,
+    "weighted_lookup": _row_blocks,
     "lookup_attention": _attention_blocks,
     "lut_pair_attention": _shifts,
     "bilinear_gates": _gate_blocks,
