@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._limits import params
@@ -57,7 +58,12 @@ class Reads(abc.ABC):
 
     @abc.abstractmethod
     def pull(
-        self, refs: Sequence[Any], outputs: Sequence[Any], products: Sequence[jax.Array], block: Any, samples: Any
+        self,
+        refs: Sequence[Any],
+        outputs: Sequence[Any],
+        products: Sequence[jax.Array],
+        block: Any,
+        samples: Any,
     ) -> None:
         """Write the cotangents that belong to the products of the rows of all ways with the cotangent of the sums."""
 
@@ -102,7 +108,12 @@ class GivenReads(Reads):
         return [(shape, of_elements(self._blocks, order, self._n_ways))]
 
     def pull(
-        self, refs: Sequence[Any], outputs: Sequence[Any], products: Sequence[jax.Array], block: Any, samples: Any
+        self,
+        refs: Sequence[Any],
+        outputs: Sequence[Any],
+        products: Sequence[jax.Array],
+        block: Any,
+        samples: Any,
     ) -> None:
         for k, product in enumerate(products):
             outputs[0][k, 0] = product
@@ -124,7 +135,7 @@ def group(blocks: RowBlocks, row_block: Any, n_groups: int) -> Any:
     return row_block // (blocks.of_group * blocks.parts) if n_groups > 1 else 0
 
 
-def _of_tables(blocks: RowBlocks, order: Order, n_terms: int) -> pl.BlockSpec:
+def of_tables(blocks: RowBlocks, order: Order, n_terms: int) -> pl.BlockSpec:
     def at(*at: Any) -> tuple[Any, ...]:
         row_block, _, outputs = order(*at)
         return 0, row_block, 0, outputs
@@ -132,12 +143,18 @@ def _of_tables(blocks: RowBlocks, order: Order, n_terms: int) -> pl.BlockSpec:
     return pl.BlockSpec((n_terms, 1, blocks.tables * blocks.rows, blocks.outputs), at)
 
 
-def _of_samples(blocks: RowBlocks, order: Order, n_terms: int, n_groups: int) -> pl.BlockSpec:
+def of_samples(blocks: RowBlocks, order: Order, n_terms: int, n_groups: int) -> pl.BlockSpec:
     def at(*at: Any) -> tuple[Any, ...]:
         row_block, samples, outputs = order(*at)
         return 0, group(blocks, row_block, n_groups), samples, outputs
 
     return pl.BlockSpec((n_terms, 1, blocks.samples, blocks.outputs), at)
+
+
+def sums(blocks: RowBlocks, n_groups: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+    """Return the sums of all samples and outputs in so many groups."""
+    shape = (1, n_groups, blocks.n_samples * blocks.samples, blocks.n_of_outputs * blocks.outputs)
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -166,17 +183,17 @@ def sum_rows(
         ways = reads.ways(given, block, samples)
         for tables in products_of(blocks):
             factors = [table_ref[i, 0, rows_of(blocks, tables)] for i in range(len(table))]
-            y_ref[0, 0] += multiply(_matrix(blocks, ways, tables, block), factors, 0, 0)
+            y_ref[0, 0] += multiply(matrix(blocks, ways, tables, block), factors, 0, 0)
 
     (y,) = _call.call(
         kernel,
         *reads.inputs,
         table,
-        outputs=[_sums(blocks, n_groups)],
+        outputs=[sums(blocks, n_groups, jnp.float32)],
         name="rows",
         grid=(blocks.n_samples, blocks.n_of_outputs, blocks.n_rows),
-        in_specs=[*reads.specs(order), _of_tables(blocks, order, len(table))],
-        out_specs=[_of_samples(blocks, order, 1, n_groups)],
+        in_specs=[*reads.specs(order), of_tables(blocks, order, len(table))],
+        out_specs=[of_samples(blocks, order, 1, n_groups)],
         compiler_params=params(device),
     )
     return blocks.to_samples(y[0])
@@ -195,8 +212,8 @@ def add_rows(
     Args:
       values: ``[B, groups, O]``, or ``[B, 1, O]``: all groups share them.
     """
-    of_samples = blocks.of_samples(jnp.stack(terms(values)))
-    n_terms, n_groups = of_samples.shape[:2]
+    addends = blocks.of_samples(jnp.stack(terms(values)))
+    n_terms, n_groups = addends.shape[:2]
     started = [] if total is None else [blocks.of_tables(total[None])]
 
     def order(v: Any, o: Any, b: Any) -> tuple[Any, Any, Any]:
@@ -212,22 +229,22 @@ def add_rows(
 
         ways, factors = reads.ways(given, block, samples), [values_ref[i, 0] for i in range(n_terms)]
         for tables in products_of(blocks):
-            matrix = _matrix(blocks, ways, tables, block)
-            total_ref[0, 0, rows_of(blocks, tables)] += multiply(matrix, factors, 1, 0)
+            coefficients = matrix(blocks, ways, tables, block)
+            total_ref[0, 0, rows_of(blocks, tables)] += multiply(coefficients, factors, 1, 0)
 
     padded = (1, blocks.n_rows, blocks.tables * blocks.rows, blocks.n_of_outputs * blocks.outputs)
-    of_total = _of_tables(blocks, order, 1)
+    of_total = of_tables(blocks, order, 1)
     (total,) = _call.call(
         kernel,
         *reads.inputs,
-        of_samples,
+        addends,
         *started,
         outputs=[jax.ShapeDtypeStruct(padded, jnp.float32)],
         name="rows_add",
         grid=(blocks.n_rows, blocks.n_of_outputs, blocks.n_samples),
         in_specs=[
             *reads.specs(order),
-            _of_samples(blocks, order, n_terms, n_groups),
+            of_samples(blocks, order, n_terms, n_groups),
             *(of_total for _ in started),
         ],
         out_specs=[of_total],
@@ -245,8 +262,8 @@ def pulled(
     From the products with every row: the error is relative to them, not to what two rows differ by.
     """
     table = blocks.of_tables(jnp.stack(terms(weights)))
-    of_samples = blocks.of_samples(jnp.stack(terms(dy)))
-    n_terms, n_groups = of_samples.shape[:2]
+    cotangents = blocks.of_samples(jnp.stack(terms(dy)))
+    n_terms, n_groups = cotangents.shape[:2]
 
     def order(b: Any, v: Any, o: Any) -> tuple[Any, Any, Any]:
         return v, b, o
@@ -278,14 +295,14 @@ def pulled(
         kernel,
         *reads.inputs,
         table,
-        of_samples,
+        cotangents,
         outputs=[shape for shape, _ in outputs],
         name="rows_pull",
         grid=(blocks.n_samples, blocks.n_rows, blocks.n_of_outputs),
         in_specs=[
             *reads.specs(order),
-            _of_tables(blocks, order, len(table)),
-            _of_samples(blocks, order, n_terms, n_groups),
+            of_tables(blocks, order, len(table)),
+            of_samples(blocks, order, n_terms, n_groups),
         ],
         out_specs=[spec for _, spec in outputs],
         scratch_shapes=[pltpu.VMEM((n_ways, blocks.lines, blocks.samples), jnp.float32)],
@@ -293,9 +310,7 @@ def pulled(
     )
 
 
-def moved(
-    weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable[[], jax.Array]
-) -> jax.Array:
+def moved(weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable[[], jax.Array]) -> jax.Array:
     """Return tables after a step of a rule without state, which moves rows that were read.
 
     Args:
@@ -319,7 +334,9 @@ def rows_of(blocks: RowBlocks, tables: slice) -> slice:
     return slice(tables.start * blocks.rows, tables.stop * blocks.rows)
 
 
-def _matrix(blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any) -> list[jax.Array]:
+def matrix(
+    blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any, n_terms: int = 3
+) -> list[jax.Array]:
     """Return the coefficients of some tables at their rows, ``[rows, samples]``, in terms."""
     total: Any = 0
     for ids, coefficients in ways:
@@ -331,7 +348,7 @@ def _matrix(blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any) -
     total = total.reshape(blocks.together * blocks.rows, blocks.samples)
     if all(coefficients is None for _, coefficients in ways):
         return [total.astype(jnp.bfloat16)]  # small whole numbers
-    return split(total)
+    return split(total, n_terms)
 
 
 def _picked(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
@@ -353,7 +370,7 @@ def _over_rows(blocks: RowBlocks, a: jax.Array) -> jax.Array:
     return jnp.broadcast_to(a.reshape(blocks.together, 1, blocks.samples), shape)
 
 
-def split(a: jax.Array, n_terms: int = 3) -> list[jax.Array]:
+def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
     """Return terms of bfloat16 whose sum is a float32 array, as `lutjax.kernels._xla._row_gathers.terms`, but cut, not rounded."""
     found = []
     for _ in range(n_terms):
@@ -377,8 +394,3 @@ def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
     contracted = (((axis_a,), (axis_b,)), ((), ()))
     return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
-
-
-def _sums(blocks: RowBlocks, n_groups: int) -> jax.ShapeDtypeStruct:
-    shape = (1, n_groups, blocks.n_samples * blocks.samples, blocks.n_of_outputs * blocks.outputs)
-    return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES, vmem_budget
 from lutjax.kernels.registry import Device, Request
+from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
 
 _ROWS = 512  # of one product, over its tables
 _SAMPLES = 512
 _OUTPUTS = 512
+_EXACT = 128
+_WAYS = 4  # of a read, which are known when it is called
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +124,16 @@ class RowBlocks:
 
     def of_elements(self, a: jax.Array, fill: int = 0) -> jax.Array:
         """``[..., B, T]`` -> ``[..., blocks of tables, lines, B]``."""
-        *front, batch, _ = a.shape
-        a = jnp.swapaxes(a, -1, -2).reshape(*front, self.groups, self.each, batch)
-        tables = self.of_group * self.tables
-        a = padded(a, (*front, self.groups, tables, self.n_samples * self.samples), fill)
-        a = a.reshape(*front, self.n_tables, self.tables, -1)
-        return padded(a, (*front, self.n_tables, self.lines, a.shape[-1]), fill)
+        *front, _, n_detectors = a.shape
+        a = padded(a, (*front, self.n_samples * self.samples, n_detectors), fill)
+        return jnp.moveaxis(self.of_detectors(jnp.moveaxis(a, -1, 0), fill), (0, 1), (-3, -2))
+
+    def of_detectors(self, a: jax.Array, fill: int = 0) -> jax.Array:
+        """``[T, ...]`` -> ``[blocks of tables, lines, ...]``."""
+        a = a.reshape(self.groups, self.each, *a.shape[1:])
+        a = padded(a, (self.groups, self.of_group * self.tables, *a.shape[2:]), fill)
+        a = a.reshape(self.n_tables, self.tables, *a.shape[2:])
+        return padded(a, (self.n_tables, self.lines, *a.shape[2:]), fill)
 
     def to_elements(self, a: jax.Array) -> jax.Array:
         """``[..., blocks of tables, lines, B]`` -> ``[..., B, T]``."""
@@ -155,9 +162,33 @@ def of_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
     return None
 
 
+def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
+    """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
+    batch, _, n_inputs = call.x.shape
+    n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
+    # Sums of a product of integers are exact in float32: at most 128 rows, each 2**7 times a coefficient of 2**10.
+    together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
+    for samples in (_SAMPLES, _SAMPLES // 2, LANES):
+        blocks = RowBlocks.of(
+            call.weights.shape, batch, call.groups, in_registers=True, together=together, samples=samples
+        )
+        of_inputs = 24 * n_inputs * blocks.samples + 6 * n_inputs * ends * blocks.lines
+        of_scores = 4 * (ends + 16 * n_comparisons) * blocks.lines * blocks.samples
+        if blocks.bytes(_WAYS) + of_inputs + of_scores <= vmem_budget(device):
+            return blocks
+    return None
+
+
 def unsupported(request: Request) -> str | None:
-    """Return why a call of `lutjax.weighted_lookup` cannot run; None if it can."""
+    """Return why a call cannot run; None if it can."""
     call = request.call
+    if isinstance(call, ScoredLut):
+        n_rows = call.weights.shape[1]
+        if n_rows > _ROWS:
+            return f"weights has {n_rows} rows: each coefficient is compared with every row, up to {_ROWS}"
+        if 0 in (*call.weights.shape, *call.x.shape) or of_scored(call, request.device) is not None:
+            return None
+        return f"x has {call.x.shape[2]} inputs: a block of samples with all of them does not fit the memory of the chip"
     assert isinstance(call, WeightedLookup)
     if 0 in (*call.weights.shape, *call.index.shape) or of_weighted(call, request.device) is not None:
         return None
@@ -167,7 +198,9 @@ def unsupported(request: Request) -> str | None:
 def slower(request: Request) -> str | None:
     """Return why the next implementation comes first for a call that would fit; None if this one does."""
     n_rows = request.call.weights.shape[1]
-    return f"gathers are faster: matrices of coefficients of {n_rows} rows are slow" if n_rows > _ROWS else None
+    return (
+        f"gathers are faster: matrices of coefficients of {n_rows} rows are slow" if n_rows > _ROWS else None
+    )
 
 
 def up(n: int, multiple: int) -> int:
@@ -180,6 +213,7 @@ def _evenly(n: int, most: int) -> int:
 
 
 def padded(a: jax.Array, shape: tuple[int, ...], fill: int = 0) -> jax.Array:
+    """Return an array with `fill` beyond its ends."""
     if a.shape == shape:
         return a
     pads = [(0, wanted - size, 0) for wanted, size in zip(shape, a.shape, strict=True)]
