@@ -8,11 +8,12 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax import wiring
+from lutjax import reads, wiring
 from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint
 from lutjax._load import load
+from lutjax._quantised import QuantisedTables
 from lutjax._thermometer import thermometer_thresholds
 from lutjax._version import __version__
 from lutjax._wires import readers
@@ -26,6 +27,7 @@ from lutjax.kernels.registry import (
 )
 from lutjax.ops.bilinear_gates import bilinear_gates
 from lutjax.ops.binary_lut import binary_lut
+from lutjax.ops.cell_total_variation import cell_total_variation
 from lutjax.ops.compositions import lut, lut_attention, sparse_lut
 from lutjax.ops.detect import detect
 from lutjax.ops.detect_signs import detect_signs
@@ -33,10 +35,14 @@ from lutjax.ops.logic_gates import gate_coefficients, logic_gates
 from lutjax.ops.lookup import lookup
 from lutjax.ops.lookup_attention import lookup_attention
 from lutjax.ops.lut_pair_attention import lut_pair_attention
+from lutjax.ops.margins import margins
 from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
+from lutjax.ops.quantise_tables import quantise_tables
 from lutjax.ops.scale_gradient import scale_gradient
+from lutjax.ops.scored_lut import scored_lut
 from lutjax.ops.soft_lut import soft_lut
 from lutjax.ops.sparse_lookup import sparse_lookup
+from lutjax.ops.weighted_lookup import weighted_lookup
 
 if TYPE_CHECKING:
     from lutjax import layers, models, reference, testing, training, tuning
@@ -51,9 +57,11 @@ __all__ = [
     "FixedPoint",
     "NoImplementationError",
     "Platform",
+    "QuantisedTables",
     "__version__",
     "bilinear_gates",
     "binary_lut",
+    "cell_total_variation",
     "detect",
     "detect_signs",
     "explain",
@@ -67,13 +75,17 @@ __all__ = [
     "lut",
     "lut_attention",
     "lut_pair_attention",
+    "margins",
     "models",
     "pack_bits",
     "packed_lut",
+    "quantise_tables",
     "readers",
+    "reads",
     "reference",
     "sample_anchors",
     "scale_gradient",
+    "scored_lut",
     "soft_lut",
     "sparse_lookup",
     "sparse_lut",
@@ -84,6 +96,7 @@ __all__ = [
     "unpack_bits",
     "update_table",
     "use_implementation",
+    "weighted_lookup",
     "wiring",
 ]
 

@@ -8,6 +8,7 @@ values are those of fixed-point sums, bit for bit; derivatives are those of the 
 mode, so an op's cotangents differ from them by up to one resolution for each addend.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,7 +21,10 @@ from lutjax._detection import Detection, existing
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
+from lutjax._quantised import QuantisedTables
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
+from lutjax.ops.quantise_tables import quantise_tables
+from lutjax.reads import Read, straight_through
 
 __all__ = [
     "bilinear_gates",
@@ -34,13 +38,16 @@ __all__ = [
     "lut",
     "lut_attention",
     "lut_pair_attention",
+    "margins",
     "pack_bits",
     "packed_lut",
     "scale_gradient",
+    "scored_lut",
     "soft_lut",
     "sparse_lookup",
     "sparse_lut",
     "unpack_bits",
+    "weighted_lookup",
 ]
 
 
@@ -136,10 +143,21 @@ def lookup(
     weights: Float[Array, "detectors rows outputs"],
     detection: Detection,
     *,
+    groups: int | None = None,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch outputs"]:
+) -> Float[Array, "*any outputs"]:
     weights, d = jnp.asarray(weights), detection
-    return _sum(_read(weights, d.index, [(d.margin, d.flip)]), -2, weights.dtype, accumulate)
+    return _sum_groups(_read(weights, d.index, [(d.margin, d.flip)]), groups, weights.dtype, accumulate)
+
+
+def _sum_groups(
+    values: jax.Array, groups: int | None, dtype: Any, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Sums over the detectors of each group, ``[..., T, O]`` -> ``[..., G, O]``, or ``[..., O]``."""
+    if groups is None:
+        return _sum(values, -2, dtype, accumulate)
+    *batch, n_detectors, n_outputs = values.shape
+    return _sum(values.reshape(*batch, groups, n_detectors // groups, n_outputs), -2, dtype, accumulate)
 
 
 def sparse_lookup(
@@ -148,8 +166,9 @@ def sparse_lookup(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    groups: int | None = None,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch {n_outputs}"]:
+) -> Float[Array, "*any {n_outputs}"]:
     weights = jnp.asarray(weights)
     n_detectors, n_rows, n_slots = weights.shape
     targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
@@ -158,7 +177,87 @@ def sparse_lookup(
     full = jnp.where(targets[..., None] == output, weights[..., None], 0)
     full = jnp.moveaxis(full, 2, 1).reshape(n_detectors * n_slots, n_rows, n_outputs)
     of_slots = jax.tree.map(lambda a: jnp.repeat(a, n_slots, axis=-1), detection)
-    return lookup(full, of_slots, accumulate=accumulate)
+    return lookup(full, of_slots, groups=groups, accumulate=accumulate)
+
+
+# ------------------------------------------------------------------------------------- weighted reads
+def weighted_lookup(
+    weights: Float[Array, "detectors rows outputs"],
+    index: Int[Array, "*batch detectors ways"],
+    coefficients: Float[Array, "*batch detectors ways"],
+    *,
+    groups: int | None = None,
+    valued: int | None = None,
+    accumulate: FixedPoint | None = None,
+) -> Float[jax.Array, "*any outputs"]:
+    weights, coefficients = jnp.asarray(weights), jnp.asarray(coefficients)
+    dtype = accumulator(weights.dtype)
+    t = jax.lax.broadcasted_iota(jnp.int32, index.shape, index.ndim - 2)
+    rows = weights.astype(dtype)[t, _clamped(index, weights.shape[1])]  # [..., T, K, O]
+    way = jax.lax.broadcasted_iota(jnp.int32, (*index.shape, 1), index.ndim - 1)
+    c = coefficients.astype(dtype)[..., None]
+    reads = (c != 0) & (way < (index.shape[-1] if valued is None else valued))
+    # Where nothing is read the value is 0 whatever the row, and the coefficient still has its derivative.
+    value = jnp.where(reads, c, 0) * jnp.where(reads, rows, 0)
+    value = value + (c - jax.lax.stop_gradient(c)) * jax.lax.stop_gradient(jnp.where(reads, 0, rows))
+    *batch, n_detectors, n_ways, n_outputs = value.shape
+    value = value.reshape(*batch, n_detectors * n_ways, n_outputs)
+    return _sum_groups(value, groups, weights.dtype, accumulate)
+
+
+def margins(
+    x: Float[Array, "*batch inputs"],
+    anchors: Int[Array, "detectors comparisons *pair"],
+    *,
+    groups: int | None = None,
+    accumulate: FixedPoint | None = None,  # only the op's gradient is a sum
+) -> Float[jax.Array, "*any detectors comparisons"]:
+    x = jnp.asarray(x).astype(accumulator(x.dtype))
+    x = x[..., None, :] if groups is None else x
+    ends = anchors[..., None] if anchors.ndim == 2 else anchors
+    ends = ends.reshape(groups or 1, anchors.shape[0] // (groups or 1), *ends.shape[1:])
+    each = [_take(x[..., g % x.shape[-2], :], of_group) for g, of_group in enumerate(ends)]
+    values = jnp.concatenate(each, -3)
+    return values[..., 0] - values[..., 1] if values.shape[-1] == 2 else values[..., 0]
+
+
+def scored_lut(
+    x: Float[Array, "*batch inputs"],
+    weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
+    anchors: Int[Array, "detectors comparisons *pair"],
+    scalars: Mapping[str, Scalar],
+    *,
+    read: Read,
+    groups: int | None = None,
+    sum_groups: bool = False,
+    keep: Float[Array, "*leading detectors"] | None = None,
+    accumulate: FixedPoint | None = None,
+) -> Float[jax.Array, "*any outputs"]:
+    u = margins(x, anchors, groups=groups)
+    dtype = u.dtype
+    if isinstance(weights, QuantisedTables):
+        tables = _scaled(weights).astype(dtype)
+    else:
+        tables = jnp.asarray(weights)
+        dtype = tables.dtype
+        if read.rounds_tables:
+            quantised = quantise_tables(jax.lax.stop_gradient(tables), groups=groups)
+            tables = straight_through(_scaled(quantised).astype(dtype), tables)
+    index, coefficients = read(u, scalars)
+    if keep is not None:
+        coefficients = jnp.asarray(keep)[..., None].astype(coefficients.dtype) * coefficients
+    if not sum_groups:
+        y = weighted_lookup(
+            tables, index, coefficients, groups=groups, valued=read.valued, accumulate=accumulate
+        )
+        return y.astype(dtype)
+    y = weighted_lookup(tables, index, coefficients, valued=read.valued, accumulate=accumulate)
+    return (y if groups is None else y[..., None, :]).astype(dtype)
+
+
+def _scaled(tables: QuantisedTables) -> jax.Array:
+    scale = jnp.repeat(tables.exponents, tables.shape[0] // tables.exponents.shape[0], axis=0)
+    return jnp.ldexp(jnp.asarray(tables.values, jnp.float32), scale[:, None])
 
 
 # ------------------------------------------------------------------------------------- attention
@@ -303,10 +402,12 @@ def lut(
     weights: Float[Array, "detectors rows outputs"],
     anchors: Anchors,
     *,
+    groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch outputs"]:
-    return lookup(weights, detect(x, anchors, epsilon=epsilon), accumulate=accumulate)
+) -> Float[Array, "*any outputs"]:
+    d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
+    return lookup(weights, d, groups=groups, accumulate=accumulate)
 
 
 def sparse_lut(
@@ -316,11 +417,12 @@ def sparse_lut(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch {n_outputs}"]:
-    d = detect(x, anchors, epsilon=epsilon)
-    return sparse_lookup(weights, d, targets, n_outputs, accumulate=accumulate)
+) -> Float[Array, "*any {n_outputs}"]:
+    d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
+    return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 
 
 def lut_attention(

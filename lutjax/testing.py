@@ -531,7 +531,7 @@ def _sharded_gradients(
 
 def _variants(case: Case, a: Any, axes: Axes) -> Any:
     """Three different arrays of the kind of `a`, along a new first axis."""
-    return jnp.stack([a, -a, jnp.roll(a, 1, axes.batch or 0)])
+    return jnp.stack([a, -a, jnp.roll(a, 1, axes.batch or 0) if a.ndim else 2 * a])
 
 
 def _mapped(

@@ -106,6 +106,15 @@ def anchors(op: str, a: Any) -> None:
     require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} pairs")
 
 
+def probes(op: str, a: Any) -> None:
+    """Check for anchors that are pairs of inputs or single inputs."""
+    if getattr(a, "ndim", 3) == 2:
+        integers(op, "anchors", a, 2, "[detectors, comparisons]")
+        require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} comparisons")
+    else:
+        anchors(op, a)
+
+
 def positions(op: str, p: Any, n_detectors: int) -> None:
     floats(op, "positions", p, 3, "[distances, detectors or 1, position bits]")
     require(

@@ -15,6 +15,7 @@ from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Request
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
 
@@ -63,6 +64,8 @@ def unsupported_arguments(request: Request) -> str | None:
             return f"has no kernel for {leaf.dtype}"
     if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
+    if isinstance(call, Lookup) and call.groups > 1:
+        return f"sums all detectors to one output, here {call.groups} groups"
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
     return None

@@ -8,11 +8,12 @@ Trained variables are `nnx.Param`: tables, positions, logits, scores, and thresh
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
-    from lutjax.layers.nnx._layer import Anchors, Targets, Thresholds, Wires, check
+    from lutjax.layers.nnx._layer import Anchors, Quantised, Scalars, Tables, Targets, Thresholds, Wires, check
     from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.nnx._projection import ProjectionLUT
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT",
-    "SparseLUT", "Targets", "Thermometer", "Thresholds", "Wires", "check",
+    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
+    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "Tables", "Targets", "Thermometer", "Thresholds", "Wires", "check",
 ]  # fmt: skip

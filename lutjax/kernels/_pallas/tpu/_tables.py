@@ -47,6 +47,8 @@ def _whole_shape(request: Request) -> tuple[int, int, int]:
 
 def unsupported(request: Request) -> str | None:
     """Return why tables do not fit; None if they do."""
+    if isinstance(request.call, Lookup) and request.call.groups > 1:
+        return f"sums all detectors to one output, here {request.call.groups} groups"
     shape = _whole_shape(request)
     if isinstance(request.call, SparseLookup) and math.prod(shape) > _WHOLE:
         return (

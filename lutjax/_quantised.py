@@ -1,0 +1,55 @@
+"""Tables of int8 with a power of two as scale for each group and output."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Int, Int8
+
+from lutjax._dtypes import accumulator
+from lutjax._typing import Array
+
+_BITS = 8
+_TINY = 1e-30
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantisedTables:
+    """Tables of integers: row ``values[t, r]`` stands for ``values[t, r] * 2.0**exponents[g]`` in group ``g``.
+
+    Attributes:
+      values: int8 ``[T, R, O]``.
+      exponents: int32 ``[G, O]``.
+    """
+
+    values: Int8[Array, "detectors rows outputs"]
+    exponents: Int[Array, "groups outputs"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tables."""
+        return self.values.shape
+
+
+def exponents(weights: jax.Array, groups: int) -> jax.Array:
+    """Return the least exponents with which the tables of each group fit int8, int32 ``[G, O]``; without a gradient.
+
+    A largest entry that is a power of two does not fit: it is clamped.
+    """
+    weights = jax.lax.stop_gradient(weights)
+    n_tables, n_rows, n_outputs = weights.shape
+    each = jnp.abs(weights).reshape(groups, n_tables // groups * n_rows, n_outputs)
+    most = jnp.max(each, axis=1, initial=0).astype(accumulator(weights.dtype))
+    # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), but for powers of two, where it is e - 1.
+    f, e = jnp.frexp(jnp.maximum(most, _TINY))
+    return (jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)).astype(jnp.int32)
+
+
+def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
+    """Return tables in units of their scale, whole numbers that fit int8, in the accumulator's dtype."""
+    weights = weights.astype(accumulator(weights.dtype))
+    grouped = weights.reshape(exponents.shape[0], -1, weights.shape[-1])
+    scaled = jnp.ldexp(grouped, -exponents[:, None])
+    half = 2 ** (_BITS - 1)
+    return jnp.clip(jnp.floor(scaled + 0.5), -half, half - 1).reshape(weights.shape)

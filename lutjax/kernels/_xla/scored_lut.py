@@ -1,0 +1,149 @@
+"""`lutjax.scored_lut` in plain JAX: margins, the read, and weighted rows.
+
+Nothing is saved: the backward pass compares and scores again. The gradient of the read is that of its elementwise function, of
+any read. Margins, ids and coefficients are detector-major, ``[T, B]``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax import _quantised
+from lutjax._compat import zeros_varying
+from lutjax._fixed_point import addend_dtype, addends, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _row_updates, _weighted_rows, margins
+from lutjax.kernels._xla.weighted_lookup import hits_of_ways
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+from lutjax.ops.scored_lut import ScoredLut
+
+_SHIFT = 6  # the least coefficient of an integer read is 2**-6
+
+
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+    ways = _ways(call)[: call.read.valued]
+    if call.weights.dtype == jnp.int8:
+        return _sum_of_integers(call, ways, device)
+    y = _weighted_rows.sum_rows(_tables(call), ways, call.groups, device, call.accumulate)
+    if call.sum_groups:
+        y = jnp.sum(y, 1, keepdims=True, dtype=y.dtype)
+    return result(y, call.weights.dtype, call.accumulate)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if call.weights.dtype == jnp.int8:
+        raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
+    u = margins.comparisons(call.x, call.anchors, call.groups)
+    keep = None if call.keep is None else call.keep.T
+    coefficients, of_coefficients, index = _linearised(call, u, keep)
+    dy = _of_every_group(call, cotangent)
+    found = {}
+    if "weights" in needs:
+        zeros = zeros_varying(
+            call.weights, call.weights.shape, addend_dtype(call.weights.dtype, call.accumulate)
+        )
+        ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
+        found["weights"] = _weighted_rows.add_rows(zeros, ways, dy, call.groups, device, call.accumulate)
+    if needs - {"weights"}:
+        products = _weighted_rows.products(_tables(call), index, dy, call.groups, device, call.accumulate)
+        du, d_scalars, d_keep = of_coefficients(
+            [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
+        )
+        if "x" in needs:
+            found["x"] = margins.cotangent_of_inputs(
+                du, call.anchors, call.groups, call.x.shape, call.accumulate
+            )
+        if "scalars" in needs:
+            found["scalars"] = (
+                jnp.stack(
+                    [
+                        jnp.sum(addends(s, call.accumulate), dtype=addend_dtype(s.dtype, call.accumulate))
+                        for s in d_scalars
+                    ]
+                )
+                if d_scalars
+                else zeros_varying(cotangent, (0,), call.scalars.dtype)
+            )
+        if "keep" in needs:
+            found["keep"] = d_keep.T
+    return found
+
+
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+
+
+def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
+    """Return how the hits of a call are visited, and how many a detector has at most."""
+    return hits_of_ways(
+        call.weights, _ways(call)[: call.read.valued], _of_every_group(call, cotangent), call.groups
+    )
+
+
+def _ways(call: ScoredLut) -> list[_weighted_rows.Way]:
+    """Row ids and coefficients of every way, ``[T, n]``."""
+    u = margins.comparisons(call.x, call.anchors, call.groups)
+    scalars = _named(call, [call.scalars[i] for i in range(call.scalars.shape[0])])
+    ways = call.read.select(u, scalars)
+    return ways if call.keep is None else [(i, call.keep.T.astype(c.dtype) * c) for i, c in ways]
+
+
+def _linearised(
+    call: ScoredLut, u: list[jax.Array], keep: jax.Array | None
+) -> tuple[
+    list[jax.Array],
+    Callable[[list[jax.Array]], tuple[list[jax.Array], list[jax.Array], Any]],
+    list[jax.Array],
+]:
+    """Return the coefficients, the function from their cotangents to those of margins, scalars and keep, and row ids.
+
+    Cotangents of scalars are those of each element, ``[T, n]``: sums of addends are made of them.
+    """
+    each = [jnp.broadcast_to(call.scalars[i], u[0].shape) for i in range(call.scalars.shape[0])]
+
+    def coefficients(u: list[jax.Array], scalars: list[jax.Array], keep: Any) -> Any:
+        ways = call.read.select(u, _named(call, scalars))
+        index = [i for i, _ in ways]
+        if keep is None:
+            return [c for _, c in ways], index
+        return [keep.astype(c.dtype) * c for _, c in ways], index
+
+    values, pull, index = jax.vjp(coefficients, u, each, keep, has_aux=True)
+    return values, pull, index
+
+
+def _named(call: ScoredLut, scalars: list[jax.Array]) -> dict[str, jax.Array]:
+    return dict(zip(call.read.initial(), scalars, strict=True))
+
+
+def _tables(call: ScoredLut) -> jax.Array:
+    """The tables that are read: rounded ones where the read rounds them."""
+    if call.exponents is None:
+        return call.weights
+    scale = jnp.repeat(call.exponents, call.weights.shape[0] // call.groups, axis=0)[:, None]
+    return jnp.ldexp(_quantised.rounded(call.weights, call.exponents), scale).astype(call.weights.dtype)
+
+
+def _of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
+    """The cotangent of each group's output, ``[n, G, O]``."""
+    n, _, n_outputs = cotangent.shape
+    return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))
+
+
+def _sum_of_integers(call: ScoredLut, ways: list[_weighted_rows.Way], device: Device) -> jax.Array:
+    """The sum of integers, each shifted by its coefficient's exponent, times the scale of the output."""
+    assert call.exponents is not None
+    dtype = ways[0][1].dtype
+    shifted = [(i, jnp.where(jnp.isnan(c), 0, c * 2**_SHIFT).astype(jnp.int32)) for i, c in ways]
+    total = _weighted_rows.sum_rows(call.weights, shifted, call.groups, device, None)
+    y = jnp.ldexp(total.astype(dtype), call.exponents - _SHIFT)
+    unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, y.shape[0]).any(1).T[..., None]
+    y = jnp.where(unknown, jnp.nan, y)
+    return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y

@@ -1,0 +1,87 @@
+"""Groups of tables: the tables of a group follow each other, and a group has inputs and outputs of its own, or shares them."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._ids import as_int32, as_jax
+from lutjax.ops import _checks
+
+
+def number(op: str, groups: Any, n_detectors: int) -> int:
+    """Return the number of groups, which divides the detectors; 1 for None."""
+    if groups is None:
+        return 1
+    try:
+        n = operator.index(groups)
+    except TypeError:
+        raise TypeError(
+            f"{op}: groups is {_checks.describe(groups)}; expected None or a Python int."
+        ) from None
+    _checks.require(n >= 1, op, "groups", n, "there must be at least 1")
+    rule = f"it must divide the number of detectors, {n_detectors}"
+    _checks.require(n_detectors % n == 0, op, "groups", n, rule)
+    return n
+
+
+def of_each(y: jax.Array, groups: int | None) -> jax.Array:
+    """Return an output ``[..., G * O]`` as ``[..., G, O]``, or as it is without groups."""
+    return y if groups is None else y.reshape(*y.shape[:-1], groups, y.shape[-1] // groups)
+
+
+def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: int) -> jax.Array:
+    """Return targets ``[T or 1, R or 1, K]`` in the outputs of a group as targets in those of all groups, ``[T, R or 1, K]``."""
+    if groups == 1:
+        return targets
+    first = n_outputs * of_detector(n_detectors, groups)[:, None, None]
+    return jnp.where(targets < 0, -1, jnp.minimum(targets, n_outputs - 1) + first)
+
+
+def of_detector(n_detectors: int, groups: int) -> jax.Array:
+    """Return the number of each detector's group, ``[T]``."""
+    return jnp.arange(n_detectors, dtype=jnp.int32) // max(n_detectors // groups, 1)
+
+
+def inputs_joined(op: str, x: Any, anchors: Any, groups: int | None) -> tuple[Any, Any]:
+    """Return the inputs of all groups side by side, ``[..., I]``, and the anchor pairs in them.
+
+    Args:
+      x: ``[..., I]``, or with groups ``[..., G or 1, I]``. anchors: ``[T, C, 2]``.
+    """
+    if groups is None:
+        return x, anchors
+    _checks.anchors(op, anchors)
+    x, n = inputs(op, x, anchors, groups)
+    n_inputs, n_inputs_of = x.shape[-1], x.shape[-2]
+    first = of_detector(anchors.shape[0], n) % n_inputs_of * n_inputs
+    anchors = jnp.clip(as_int32(anchors), 0, max(n_inputs - 1, 0)) + first[:, None, None]
+    return x.reshape(*x.shape[:-2], n_inputs_of * n_inputs), anchors
+
+
+def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:
+    """Return inputs as ``[..., G or 1, I]``, and the number of groups.
+
+    Args:
+      x: ``[..., I]``, or with groups ``[..., G or 1, I]``. anchors: ``[T, C, 2]`` or ``[T, C]``.
+    """
+    _checks.probes(op, anchors)
+    n = number(op, groups, anchors.shape[0])
+    if groups is None:
+        _checks.floats(op, "x", x, -1, "[..., inputs]")
+        x = as_jax(x)[..., None, :]
+    else:
+        _checks.floats(op, "x", x, -2, "[..., groups or 1, inputs]")
+        _checks.require(
+            x.shape[-2] in (1, n),
+            op,
+            "x",
+            x,
+            f"its last axis but one must have size {n}, the number of groups, or 1",
+        )
+        x = as_jax(x)
+    _checks.require(
+        x.shape[-1] > 0 or not anchors.size, op, "x", x, "comparisons need at least one input to read"
+    )
+    return x, n

@@ -1,0 +1,86 @@
+"""Differences of pairs of inputs, all of them."""
+
+import dataclasses
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32
+from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks, _groups
+from lutjax.ops._transforms import apply
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Margins(Call, op="margins"):
+    """The call of `lutjax.margins`.
+
+    Attributes:
+      x: ``[B, H, I]`` floats; ``H`` is the number of groups, or 1: all groups share the input. Only its shape counts in the backward pass.
+      anchors: int32 ``[T, C, 2]``, or ``[T, C]`` of single probes; ids may lie beyond the inputs.
+      groups: ``G``; the tables of a group follow each other.
+      accumulate: as the op takes it.
+
+    Output and its cotangent: ``[B, T, C]``. Differentiable: `x`.
+    """
+
+    x: jax.Array = batched(2)
+    anchors: jax.Array = shared()
+    groups: int = static(default=1)
+    accumulate: FixedPoint | None = static(default=None)
+
+
+def margins(
+    x: Float[Array, "*batch inputs"],
+    anchors: Int[Array, "detectors comparisons *pair"],
+    *,
+    groups: int | None = None,
+    accumulate: FixedPoint | None = None,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*any detectors comparisons"]:
+    """Compares pairs of inputs and returns every difference, where `lutjax.detect` keeps the closest.
+
+    Definition, for one sample; ``du`` is the cotangent of ``u`` and ``dx`` that of ``x``::
+
+        a = anchors if anchors.ndim == 2 else anchors[..., 0]
+        u = x[a] if anchors.ndim == 2 else x[a] - x[anchors[..., 1]]
+
+        dx = np.zeros_like(x)
+        np.add.at(dx, a, du)
+        if anchors.ndim == 3:
+            np.subtract.at(dx, anchors[..., 1], du)
+
+    Args:
+      x: ``[..., I]`` float32, bfloat16, float16 or float64; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share
+        the input.
+      anchors: int32 ``[T, C, 2]``, pairs of inputs, or ``[T, C]``, single inputs that are compared with 0. Ids beyond the inputs are
+        clamped.
+      groups: number of groups, ``G``: the first ``T / G`` detectors read the first input, and so on. None: one group, without
+        an axis.
+      accumulate, implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., T, C]``, at least float32.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or groups that do not divide the detectors.
+
+    Source: docs/semantics.md, section 12.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> lutjax.margins(jnp.array([0.5, 0.25, 2.0]), jnp.array([[[0, 1], [1, 2]]]))
+      Array([[ 0.25, -1.75]], dtype=float32)
+    """
+    x, n_groups = _groups.inputs("margins", x, anchors, groups)
+    call = Margins(
+        x,
+        as_int32(anchors),
+        groups=n_groups,
+        accumulate=_checks.accumulation("margins", accumulate),
+    )
+    u: jax.Array = apply(call, implementation=implementation)
+    return u

@@ -1,0 +1,39 @@
+"""Tables of integers for the deployed read."""
+
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from lutjax import _quantised
+from lutjax._ids import as_jax
+from lutjax._typing import Array
+from lutjax.ops import _checks, _groups
+
+
+def quantise_tables(
+    weights: Float[Array, "detectors rows outputs"], *, groups: int | None = None
+) -> _quantised.QuantisedTables:
+    """Round tables to int8 with a power of two as scale for each group and output.
+
+    Args:
+      weights: ``[T, R, O]`` floats.
+      groups: as `lutjax.scored_lut` takes it.
+
+    Returns:
+      The tables that the read `lutjax.reads.PowersOfTwo` sees while it is trained.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or groups that do not divide the tables.
+
+    Source: docs/semantics.md, section 12.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> tables = lutjax.quantise_tables(jnp.array([[[0.75], [-0.3]]]))
+      >>> tables.values[0, :, 0], tables.exponents
+      (Array([ 96, -38], dtype=int8), Array([[-7]], dtype=int32))
+    """
+    _checks.floats("quantise_tables", "weights", weights, 3, "[detectors, rows, outputs]")
+    n = _groups.number("quantise_tables", groups, weights.shape[0])
+    weights = as_jax(weights)
+    e = _quantised.exponents(weights, n)
+    return _quantised.QuantisedTables(_quantised.rounded(weights, e).astype(jnp.int8), e)

@@ -1,0 +1,212 @@
+"""Look-up tables whose rows are weighted by a score of the comparisons."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32, as_jax
+from lutjax._quantised import QuantisedTables, exponents
+from lutjax._typing import Array, Scalar
+from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks, _groups
+from lutjax.ops._transforms import apply
+from lutjax.reads import Read
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScoredLut(Call, op="scored_lut", table="weights"):
+    """The call of `lutjax.scored_lut`.
+
+    Attributes:
+      x: ``[B, H, I]`` floats; ``H`` is the number of groups, or 1: all groups share the input.
+      weights: ``[T, R, O]`` floats, or int8 with `exponents`.
+      anchors: int32 ``[T, C, 2]``, or ``[T, C]`` of single probes; ids may lie beyond the inputs.
+      scalars: ``[S]``, those of the read in the order of `Read.initial`, in the dtype of the scores.
+      keep: ``[B, T]``, factors of the coefficients; None: 1.
+      exponents: int32 ``[G, O]``: tables are rounded to int8 with these scales as they are read; None: they are not.
+      read: as the op takes it. groups: ``G``. sum_groups: whether the groups have one output together.
+      accumulate: as the op takes it.
+
+    Output and its cotangent: ``[B, G, O]``, or ``[B, 1, O]`` with `sum_groups`. Differentiable: `x`, `weights` of floats, `scalars`, `keep`.
+    """
+
+    x: jax.Array = batched(2)
+    weights: jax.Array = shared()
+    anchors: jax.Array = shared()
+    scalars: jax.Array = shared()
+    keep: jax.Array | None = batched(1, default=None)
+    exponents: jax.Array | None = shared(default=None)
+    read: Read = static()
+    groups: int = static(default=1)
+    sum_groups: bool = static(default=False)
+    accumulate: FixedPoint | None = static(default=None)
+
+    def prepared(self) -> "ScoredLut":
+        if not self.read.rounds_tables or self.exponents is not None:
+            return self
+        return self.replace(exponents=exponents(self.weights, self.groups))
+
+
+def scored_lut(
+    x: Float[Array, "*batch inputs"],
+    weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
+    anchors: Int[Array, "detectors comparisons *pair"],
+    scalars: Mapping[str, Scalar],
+    *,
+    read: Read,
+    groups: int | None = None,
+    sum_groups: bool = False,
+    keep: Float[Array, "*leading detectors"] | None = None,
+    accumulate: FixedPoint | None = None,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*any outputs"]:
+    """A layer of look-up tables that reads rows with coefficients, which say how sure the comparisons are.
+
+    The layer to put in place of a dense one: `lutjax.margins`, a read, and `lutjax.weighted_lookup` in one kernel each way.
+
+    Definition::
+
+        index, coefficients = read(lutjax.margins(x, anchors, groups=groups), scalars)
+        if keep is not None:
+            coefficients = keep[..., None] * coefficients
+        y = lutjax.weighted_lookup(weights, index, coefficients, groups=groups, valued=read.valued)
+        if sum_groups:
+            y = y.sum(axis=-2, keepdims=True)
+
+    Args:
+      x: ``[..., I]`` floats; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
+      weights: ``[T, 2**C, O]`` floats, or `lutjax.QuantisedTables`: then sums are of integers, without a gradient.
+      anchors: int32 ``[T, C, 2]``, pairs of inputs that are compared, or ``[T, C]``, single inputs that are compared with 0.
+      scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
+      read: one of `lutjax.reads`, or your own.
+      groups: number of groups, ``G``: tables of a group follow each other. None: one group, without an axis.
+      sum_groups: sum the outputs of all groups.
+      keep: ``[..., T]``, factors of the coefficients of each table, for table dropout: 0, or 1 over the share that is kept.
+        It has a gradient as well.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]``; with `groups` ``[..., G, O]``, or ``[..., 1, O]`` with `sum_groups`. Of the dtype of `weights`, or of the scores for
+      integers; scores and sums are at least float32.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, tables of integers without their scale, groups that do not divide the
+        tables, scalars that are missing or not finite.
+
+    Source: docs/semantics.md, section 12.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> read = lutjax.reads.Confidence()
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=3)
+      >>> weights, x = jnp.ones((4, 2**3, 5)), jnp.ones((6, 2, 8))
+      >>> lutjax.scored_lut(x, weights, anchors, read.initial(), read=read, groups=2).shape
+      (6, 2, 5)
+    """
+    op = "scored_lut"
+    if not isinstance(read, Read):
+        raise TypeError(
+            f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as Confidence()."
+        )
+    x, n_groups = _groups.inputs(op, x, anchors, groups)
+    n_detectors, n_comparisons = anchors.shape[:2]
+    _checks.require(n_comparisons > 0, op, "anchors", anchors, "a score needs at least one comparison")
+    scale = None
+    if isinstance(weights, QuantisedTables):
+        weights, scale = _integers(op, weights, read, n_groups, keep, accumulate)
+    else:
+        if getattr(weights, "dtype", None) == np.int8:
+            raise TypeError(
+                f"{op}: weights is {_checks.describe(weights)}; tables of integers need their scale: pass the "
+                "lutjax.QuantisedTables that lutjax.quantise_tables returns."
+            )
+        _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
+        weights = as_jax(weights)
+    if weights.shape[:2] != (n_detectors, 2**n_comparisons):
+        _checks.require(
+            False, op, "weights", weights, f"anchors need {n_detectors} tables of 2**{n_comparisons} rows"
+        )
+    if keep is not None:
+        _checks.floats(op, "keep", keep, -1, "[..., detectors]")
+        _checks.require(
+            keep.shape[-1] == n_detectors,
+            op,
+            "keep",
+            keep,
+            f"its last axis must have size {n_detectors}, the number of tables",
+        )
+        keep = as_jax(keep)
+    call = ScoredLut(
+        x,
+        weights,
+        as_int32(anchors),
+        _scalars(op, scalars, read, accumulator(x.dtype)),
+        keep,
+        scale,
+        read=read,
+        groups=n_groups,
+        sum_groups=bool(sum_groups),
+        accumulate=_checks.accumulation(op, accumulate),
+    )
+    y: jax.Array = apply(call, implementation=implementation)
+    return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
+
+
+def _integers(
+    op: str, tables: QuantisedTables, read: Read, n_groups: int, keep: Any, accumulate: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Return the integers of quantised tables and their exponents."""
+    values, scale = tables.values, tables.exponents
+    for name, a, dtype in (("values", values, np.int8), ("exponents", scale, np.int32)):
+        if getattr(a, "dtype", None) != dtype:
+            raise TypeError(
+                f"{op}: weights.{name} is {_checks.describe(a)}; its dtype must be {np.dtype(dtype)}."
+            )
+    _checks.require(
+        values.ndim == 3, op, "weights.values", values, "expected shape [detectors, rows, outputs]"
+    )
+    wanted = (n_groups, values.shape[2])
+    _checks.require(
+        scale.shape == wanted,
+        op,
+        "weights.exponents",
+        scale,
+        f"expected a power for each group and output, {list(wanted)}",
+    )
+    rule = "tables of integers are read by lutjax.reads.PowersOfTwo, whose coefficients are shifts"
+    _checks.require(read.rounds_tables, op, "read", read, rule)
+    _checks.require(
+        keep is None, op, "keep", keep, "tables of integers are not trained, so nothing is dropped"
+    )
+    rule = "sums of integers are exact already, so it must be None"
+    _checks.require(accumulate is None, op, "accumulate", accumulate, rule)
+    return as_jax(values), as_jax(scale)
+
+
+def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
+    """Return the scalars of a read, ``[S]``, in the order of `Read.initial`."""
+    names = tuple(read.initial())
+    if not isinstance(scalars, Mapping) or set(scalars) != set(names):
+        found = sorted(scalars) if isinstance(scalars, Mapping) else _checks.describe(scalars)
+        raise ValueError(
+            f"{op}: scalars is {found}; {read} needs {list(names)}, as its method initial returns them."
+        )
+    values = []
+    for name in names:
+        value = jnp.asarray(scalars[name])
+        _checks.require(
+            value.shape == (), op, f"scalars[{name!r}]", value, "expected one number, of shape []"
+        )
+        if not isinstance(value, jax.core.Tracer) and not np.isfinite(np.asarray(value, np.float64)):
+            raise ValueError(f"{op}: scalars[{name!r}] is {float(value)}; it must be finite.")
+        values.append(value.astype(dtype))
+    return jnp.stack(values) if values else jnp.zeros((0,), dtype)

@@ -1,0 +1,138 @@
+"""Weighted sums of rows."""
+
+import dataclasses
+import operator
+from typing import Any
+
+import jax
+from jaxtyping import Float, Int
+
+from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32, as_jax
+from lutjax._typing import Array
+from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks, _groups
+from lutjax.ops._transforms import apply
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightedLookup(Call, op="weighted_lookup", table="weights"):
+    """The call of `lutjax.weighted_lookup`.
+
+    Attributes:
+      weights: ``[T, R, O]`` floats.
+      index: int32 ``[B, T, K]``, ids that may lie beyond the rows.
+      coefficients: ``[B, T, K]`` floats.
+      groups: ``G``. valued: number of first ways with a value, at most ``K``. accumulate: as the op takes it.
+
+    Output and its cotangent: ``[B, G, O]``. Differentiable: `weights`, `coefficients`.
+    """
+
+    weights: jax.Array = shared()
+    index: jax.Array = batched(2)
+    coefficients: jax.Array = batched(2)
+    groups: int = static(default=1)
+    valued: int = static()
+    accumulate: FixedPoint | None = static(default=None)
+
+
+def weighted_lookup(
+    weights: Float[Array, "detectors rows outputs"],
+    index: Int[Array, "*batch detectors ways"],
+    coefficients: Float[Array, "*batch detectors ways"],
+    *,
+    groups: int | None = None,
+    valued: int | None = None,
+    accumulate: FixedPoint | None = None,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*any outputs"]:
+    """Sums rows of tables with coefficients: ``y[b] = sum_tk coefficients[b, t, k] * weights[t, index[b, t, k]]``.
+
+    The primitive of scored reads (`lutjax.reads`), product-key memories, hashed n-gram tables and top-k mixtures of rows. A
+    coefficient of exactly 0 reads nothing and adds nothing, whatever its row holds.
+
+    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+
+        t = np.arange(len(weights))[:, None]
+        rows = weights[t, index]  # [T, K, O]
+        reads = (coefficients != 0) & (np.arange(index.shape[1]) < valued)
+        y = (np.where(reads, coefficients, 0)[..., None] * np.where(reads[..., None], rows, 0)).sum(axis=(0, 1))
+
+        dcoefficients = rows @ dy
+        dweights = np.zeros_like(weights)  # of all samples: their sum
+        np.add.at(dweights, (t, index), np.where(reads, coefficients, 0)[..., None] * dy)
+
+    Args:
+      weights: ``[T, R, O]`` float32, bfloat16, float16 or float64.
+      index: int32 ``[..., T, K]``: the rows that are read in ``K`` ways. Ids out of range are clamped.
+      coefficients: ``[..., T, K]`` floats.
+      groups: number of groups, ``G``: the first ``T / G`` tables are summed to the first output, and so on. None: all tables to one
+        output, without an axis.
+      valued: the first so many ways have a value. The others are not read forward and add nothing to tables; their
+        coefficients, which count as 0, have a gradient. None: all.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or groups that do not divide the tables.
+
+    Source: docs/semantics.md, section 12.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> weights = jnp.array([[[1.0], [7.0]], [[2.0], [5.0]]])
+      >>> index, coefficients = jnp.array([[0, 1], [1, 0]]), jnp.array([[0.5, 0.5], [1.0, 0.0]])
+      >>> lutjax.weighted_lookup(weights, index, coefficients)
+      Array([9.], dtype=float32)
+      >>> lutjax.weighted_lookup(weights, index, coefficients, groups=2)
+      Array([[4.],
+             [5.]], dtype=float32)
+    """
+    op = "weighted_lookup"
+    _checks.floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
+    n_detectors, n_rows, _ = weights.shape
+    _checks.integers(op, "index", index, -2, "[..., detectors, ways]")
+    _checks.require(
+        index.shape[-2] == n_detectors,
+        op,
+        "index",
+        index,
+        f"its last axis but one must have size {n_detectors}, the number of tables",
+    )
+    _checks.floats(op, "coefficients", coefficients, -2, "[..., detectors, ways]")
+    _checks.require(
+        coefficients.shape == index.shape,
+        op,
+        "coefficients",
+        coefficients,
+        f"index is {_checks.describe(index)}, and both must have the same shape",
+    )
+    _checks.require(n_rows > 0 or not index.size, op, "weights", weights, "a table needs at least one row")
+    n_groups = _groups.number(op, groups, n_detectors)
+    call = WeightedLookup(
+        as_jax(weights),
+        as_int32(index),
+        as_jax(coefficients),
+        groups=n_groups,
+        valued=_valued(valued, index.shape[-1]),
+        accumulate=_checks.accumulation(op, accumulate),
+    )
+    y: jax.Array = apply(call, implementation=implementation)
+    return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
+
+
+def _valued(valued: Any, n_ways: int) -> int:
+    if valued is None:
+        return n_ways
+    try:
+        n = operator.index(valued)
+    except TypeError:
+        text = _checks.describe(valued)
+        raise TypeError(f"weighted_lookup: valued is {text}; expected None or a Python int.") from None
+    rule = f"it must be from 0 to {n_ways}, the number of ways"
+    _checks.require(0 <= n <= n_ways, "weighted_lookup", "valued", n, rule)
+    return n

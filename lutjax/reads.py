@@ -1,0 +1,343 @@
+"""Reads of look-up tables: how the margins of a detector become rows and their coefficients.
+
+A read is a frozen dataclass of pure functions. `lutjax.scored_lut` takes one, and a read of your own is a subclass of `Read`
+with two methods: see its example. The formulas are in docs/semantics.md, section 12.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from lutjax._typing import Array
+
+__all__ = [
+    "Blend",
+    "Confidence",
+    "Hard",
+    "PowersOfTwo",
+    "Read",
+    "SoftSign",
+    "absolute",
+    "address",
+    "straight_through",
+]
+
+Scalars = Mapping[str, Any]
+Way = tuple[jax.Array, jax.Array]
+"""Row ids and coefficients of one way to read, of one shape."""
+
+_HALF = math.log(0.5)
+
+
+class Read(abc.ABC):
+    """Base of reads: rows of a table and their coefficients, as elementwise functions of the margins.
+
+    Example:
+      >>> import dataclasses, jax.numpy as jnp, lutjax
+      >>> from lutjax import reads
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Closest(reads.Read):
+      ...     '''One row, weighted by the smallest distance times a learned factor.'''
+      ...
+      ...     def initial(self):
+      ...         return {"log_scale": jnp.float32(0)}
+      ...
+      ...     def select(self, u, scalars):
+      ...         index, flip, closest = reads.address(u)
+      ...         return [(index, closest * jnp.exp(scalars["log_scale"]))]
+      >>> x, anchors = jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]])
+      >>> read, weights = Closest(), jnp.array([[[1.0], [8.0]]])
+      >>> lutjax.scored_lut(x, weights, anchors, read.initial(), read=read)
+      Array([2.], dtype=float32)
+    """
+
+    @abc.abstractmethod
+    def initial(self) -> dict[str, jax.Array]:
+        """Return the initial values of the learned scalars, float32, by name; none: an empty dictionary."""
+
+    @abc.abstractmethod
+    def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
+        """Return for each way to read a table the row ids, int32, and its coefficients.
+
+        Elementwise, so that kernels may call it in any layout, and differentiable: the gradient of the coefficients is the
+        gradient of the read.
+
+        Args:
+          u: the margins of the ``C >= 1`` comparisons, arrays of one shape.
+          scalars: those of `initial`, arrays that broadcast against a margin.
+        """
+
+    @property
+    def valued(self) -> int | None:
+        """Number of first ways whose coefficients may differ from 0; the others have gradients only. None: all."""
+        return None
+
+    @property
+    def rounds_tables(self) -> bool:
+        """Whether tables are rounded to int8 as they are read; see `lutjax.quantise_tables`."""
+        return False
+
+    def __call__(
+        self, u: Float[Array, "*batch comparisons"], scalars: Scalars
+    ) -> tuple[Int[jax.Array, "*batch ways"], Float[jax.Array, "*batch ways"]]:
+        """Return row ids and coefficients of all ways, for `lutjax.weighted_lookup`.
+
+        Args:
+          u: ``[..., C]``, from `lutjax.margins`. scalars: as `initial` returns them.
+
+        Returns:
+          int32 and floats ``[..., K]``.
+
+        Example:
+          >>> import jax.numpy as jnp, lutjax
+          >>> index, coefficients = lutjax.reads.Blend()(jnp.array([[1.0, -3.0]]), {})
+          >>> index, coefficients
+          (Array([[1, 0]], dtype=int32), Array([[0.75, 0.25]], dtype=float32))
+        """
+        u = jnp.asarray(u)
+        scalars = {name: jnp.asarray(value, u.dtype) for name, value in scalars.items()}
+        ways = self.select([u[..., c] for c in range(u.shape[-1])], scalars)
+        return jnp.stack([index for index, _ in ways], -1), jnp.stack([c for _, c in ways], -1)
+
+
+# ------------------------------------------------------------------------------------- parts of reads
+def absolute(u: jax.Array) -> jax.Array:
+    """Return ``|u|``, whose slope at 0 is -1: that of the side which the bit says.
+
+    Example:
+      >>> import jax, lutjax
+      >>> jax.grad(lutjax.reads.absolute)(0.0)
+      Array(-1., dtype=float32, weak_type=True)
+    """
+    u = jnp.asarray(u)
+    return u * jax.lax.stop_gradient(jnp.where(u > 0, 1, -1).astype(u.dtype))
+
+
+def straight_through(value: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Return `value`, with the gradient of `gradient`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> jax.value_and_grad(lambda x: lutjax.reads.straight_through(jnp.round(x), 3 * x))(1.2)
+      (Array(1., dtype=float32, weak_type=True), Array(3., dtype=float32, weak_type=True))
+    """
+    return jax.lax.stop_gradient(value) + (gradient - jax.lax.stop_gradient(gradient))
+
+
+def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the row of margins, the bit of the closest comparison, and its distance.
+
+    Bit ``j`` of the row is ``u[j] > 0``. The closest comparison is the first with the smallest ``|u[j]|``; NaN counts as smallest.
+
+    Args:
+      u: margins of the comparisons, arrays of one shape.
+
+    Returns:
+      int32, int32, and the distance, at least 0 or NaN.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> index, flip, closest = lutjax.reads.address([jnp.float32(2.0), jnp.float32(-0.5)])
+      >>> int(index), int(flip), float(closest)
+      (1, 2, 0.5)
+    """
+    index = (u[0] > 0).astype(jnp.int32)
+    flip, closest = jnp.ones_like(index), absolute(u[0])
+    for j, margin in enumerate(u[1:], 1):
+        index |= (margin > 0).astype(jnp.int32) << j
+        distance = absolute(margin)
+        closer = (distance < closest) | (jnp.isnan(distance) & ~jnp.isnan(closest))
+        closest = jnp.where(closer, distance, closest)
+        flip = jnp.where(closer, jnp.int32(1 << j), flip)
+    return index, flip, closest
+
+
+def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) -> list[Way]:
+    """The row and its neighbour, which has a share; `hard`: a share of the gradient alone."""
+    main = 1 - share
+    if hard:
+        # A distance that is NaN is seen in the output.
+        one = jnp.where(jnp.isnan(share), share, jnp.ones_like(share))
+        main, share = straight_through(one, main), straight_through(jnp.zeros_like(share), share)
+    return [(index, main), (index ^ flip, share)]
+
+
+# ------------------------------------------------------------------------------------- reads
+@dataclasses.dataclass(frozen=True)
+class Hard(Read):
+    """The read of `lutjax.lookup`: one row; the gradient is that of `Blend`.
+
+    Example:
+      >>> import lutjax
+      >>> lutjax.reads.Hard().initial()
+      {}
+    """
+
+    def initial(self) -> dict[str, jax.Array]:
+        return {}
+
+    @property
+    def valued(self) -> int:
+        return 1
+
+    def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
+        index, flip, closest = address(u)
+        return _blended(index, flip, 0.5 / (1 + closest), hard=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blend(Read):
+    """A fixed blend of the row and its nearest neighbour: a share of ``0.5 / (1 + m)``, with the smallest distance ``m``."""
+
+    def initial(self) -> dict[str, jax.Array]:
+        return {}
+
+    def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
+        index, flip, closest = address(u)
+        return _blended(index, flip, 0.5 / (1 + closest), hard=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftSign(Read):
+    """A learned blend of the row and its nearest neighbour.
+
+    The neighbour's share is ``sigmoid(-2 rho / T_select)`` with ``rho = m / (T_soft + m)``.
+
+    Attributes:
+      hard: the value is the row alone, the gradient that of the blend.
+    """
+
+    hard: bool = False
+
+    def initial(self) -> dict[str, jax.Array]:
+        return {"log_soft": jnp.float32(_HALF), "log_select": jnp.float32(_HALF)}
+
+    @property
+    def valued(self) -> int | None:
+        return 1 if self.hard else None
+
+    def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
+        index, flip, closest = address(u)
+        rho = closest / (jnp.exp(scalars["log_soft"]) + closest)
+        share = jax.nn.sigmoid(-2 * rho * jnp.exp(-scalars["log_select"]))
+        return _blended(index, flip, share, self.hard)
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence(Read):
+    """Rows weighted by a score of how sure the comparisons are.
+
+    The score is ``s = S exp(gamma L)`` with the sum of the distances ``S`` and ``L = sum log sigmoid(beta m)``. One way reads the row
+    with coefficient ``s``; two ways share it with the nearest neighbour, whose part is ``sigmoid(-2 m / tau)`` of the smallest
+    distance ``m``.
+
+    Attributes:
+      ways: 1 or 2 rows.
+
+    Raises:
+      ValueError: another number of ways.
+    """
+
+    ways: int = 2
+
+    def __post_init__(self) -> None:
+        _check_ways(self)
+
+    def initial(self) -> dict[str, jax.Array]:
+        scalars = {"log_beta": jnp.float32(-_HALF), "log_gamma": jnp.float32(0)}
+        return scalars | {"log_tau": jnp.float32(_HALF)} if self.ways == 2 else scalars
+
+    def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
+        index, flip, closest = address(u)
+        total, logs = _score_terms(u, scalars)
+        s = total * jnp.exp(jnp.exp(scalars["log_gamma"]) * logs)
+        if self.ways == 1:
+            return [(index, s)]
+        v = jax.nn.sigmoid(-2 * closest * jnp.exp(-scalars["log_tau"]))
+        return [(index, s * (1 - v)), (index ^ flip, s * v)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PowersOfTwo(Read):
+    """`Confidence` with coefficients that are powers of two, over tables that are rounded to int8.
+
+    The value is that of an integer machine: shifts and additions. A score below about ``2**-3.5`` reads nothing, coefficients end at
+    ``2**4``, and a neighbour that weighs less than an eighth of the row is dropped. Gradients are straight-through: of the
+    exact coefficient ``E``, times ``F / E`` with the power of two ``F``. That ratio grows as ``1 / E`` where ``E`` is small, and all inputs
+    near zero would have gradients without bound; it ends at ``2**8``.
+
+    Attributes:
+      ways: 1 or 2 rows.
+
+    Raises:
+      ValueError: another number of ways.
+    """
+
+    ways: int = 2
+
+    def __post_init__(self) -> None:
+        _check_ways(self)
+
+    @property
+    def rounds_tables(self) -> bool:
+        return True
+
+    def initial(self) -> dict[str, jax.Array]:
+        return Confidence(self.ways).initial()
+
+    def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
+        exact = Confidence(self.ways).select(u, scalars)
+        _, _, closest = address(u)
+        total, logs = _score_terms(u, scalars)
+        exponent = jnp.log2(total) + jnp.exp(scalars["log_gamma"]) * logs / _LN2
+        q = jnp.zeros_like(closest)
+        if self.ways == 2:
+            q = jnp.clip(_rounded(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, _MOST_SHIFT)
+            exponent -= jnp.where(q < _NEGLIGIBLE, jnp.log2(1 + jnp.exp2(-q)), 0)
+        k = _rounded(exponent)
+        reads = k >= _LOW  # not where the score is 0
+        k = jnp.clip(jnp.where(reads, k, _LOW), _LOW, _HIGH).astype(jnp.int32)
+        shifts, present = (0, q.astype(jnp.int32)), (reads, reads & (q <= _FARTHEST))
+
+        def way(row: jax.Array, coefficient: jax.Array, shift: Any, exists: jax.Array) -> Way:
+            power = jnp.ldexp(jnp.ones_like(coefficient), k - shift)
+            ratio = jnp.minimum(power / jnp.maximum(coefficient, _TINY), _MOST_RATIO)
+            value = jnp.where(exists, power, jnp.zeros_like(power))
+            value = jnp.where(jnp.isnan(coefficient), coefficient, value)
+            return row, straight_through(value, coefficient * jax.lax.stop_gradient(ratio))
+
+        return [
+            way(row, coefficient, shift, exists)
+            for (row, coefficient), shift, exists in zip(exact, shifts, present, strict=False)
+        ]
+
+
+_LN2 = math.log(2.0)
+_LOW, _HIGH = -3, 4  # exponents of coefficients
+_FARTHEST = 3  # a neighbour weighs at least 2**-3 of its row
+_MOST_SHIFT, _NEGLIGIBLE = 64, 8
+_TINY, _MOST_RATIO = 1e-30, 2.0**8
+
+
+def _check_ways(read: Confidence | PowersOfTwo) -> None:
+    if read.ways not in (1, 2):
+        raise ValueError(f"{type(read).__name__}: ways is {read.ways!r}; it must be 1 or 2.")
+
+
+def _score_terms(u: Sequence[jax.Array], scalars: Scalars) -> tuple[jax.Array, jax.Array]:
+    """The sum of the distances, and that of the logarithms of their sigmoids."""
+    distances = [absolute(margin) for margin in u]
+    beta = jnp.exp(scalars["log_beta"])
+    logs = [jax.nn.log_sigmoid(beta * m) for m in distances]
+    return sum(distances[1:], distances[0]), sum(logs[1:], logs[0])
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """Half up, without a gradient."""
+    return jnp.floor(jax.lax.stop_gradient(x) + 0.5)
