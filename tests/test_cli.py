@@ -194,7 +194,15 @@ def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> 
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
     result = lutjax_command(
-        "train", "lm", "--resume", "--out", out, "--steps=32", "--model=lut", "--preset=demo", "--cooldown=0.5"
+        "train",
+        "lm",
+        "--resume",
+        "--out",
+        out,
+        "--steps=32",
+        "--model=lut",
+        "--preset=demo",
+        "--cooldown=0.5",
     )
     assert "n_detectors is 4 in the checkpoint, not 8" in result.output
     result = lutjax_command("train", "lm", "--resume", "--out", out, "--steps=26")

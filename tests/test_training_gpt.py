@@ -78,8 +78,23 @@ def test_selection_needs_a_part_to_select_on() -> None:
         Run(CONFIG, TRAINING, TEXT.train)
 
 
+def test_the_validation_part_may_be_trained_on() -> None:
+    fields = dataclasses.asdict(CONFIG) | {"steps": 1, "select_every": 0}
+    parts = []
+    for validate in (True, False):
+        run = lm_runs.LanguageModel.new(fields | {"validate": validate}, model="gpt").run
+        parts.append(np.asarray(run.advance._data))
+    assert parts[1].size == pytest.approx(parts[0].size * 90 / 85, rel=1e-3)
+    np.testing.assert_array_equal(parts[1][: parts[0].size], parts[0])
+
+
 def test_only_matrices_decay() -> None:
-    params = {"table": jnp.ones((2, 4, 3)), "matrix": jnp.ones((2, 3)), "bias": jnp.ones(3), "score": jnp.ones(())}
+    params = {
+        "table": jnp.ones((2, 4, 3)),
+        "matrix": jnp.ones((2, 3)),
+        "bias": jnp.ones(3),
+        "score": jnp.ones(()),
+    }
     optimizer = optimizers.optimizer("adamw", 0.5, weight_decay=0.1)
     gradients = jax.tree.map(jnp.zeros_like, params)
     with jax.numpy_dtype_promotion("standard"):
@@ -122,6 +137,7 @@ def test_clipping_bounds_the_norm_of_all_gradients() -> None:
         ({"clip": 0.0}, "^clip is 0.0; it must be above 0"),
         ({"total_variation": float("inf")}, "^total_variation is inf"),
         ({"select_every": -1}, "^select_every is -1"),
+        ({"validate": False}, "^select_every is 3; it needs the validation part"),
         ({"table_gradient": "factored"}, "^table_optimizer is 'same'; it needs table_gradient 'dense'"),
         (
             {"table_gradient": "factored", "table_optimizer": "row_adam", "total_variation": 1.0},
@@ -136,7 +152,24 @@ def test_impossible_training(changes: dict, message: str) -> None:
 
 
 # ------------------------------------------------------------------------------------- the command
-WORDS = "--model gpt --features 8 --context 8 --n-layers 1 --n-heads 2 --batch-size 4 --steps 8 --learning-rate 0.02".split()
+WORDS = [
+    "--model",
+    "gpt",
+    "--features",
+    "8",
+    "--context",
+    "8",
+    "--n-layers",
+    "1",
+    "--n-heads",
+    "2",
+    "--batch-size",
+    "4",
+    "--steps",
+    "8",
+    "--learning-rate",
+    "0.02",
+]
 
 
 def command(*words: object) -> Result:
@@ -154,7 +187,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "test loss " in result.output
     assert "tested after 8 steps, where the validation loss is lowest: " in result.output
-    assert command("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 9).output.startswith("the ")
+    assert command("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 9).output.startswith(
+        "the "
+    )
     resumed = command("train", "lm", "--resume", "--out", out)
     assert "is finished: all 8 steps are done. test loss" in resumed.output
     for words, message in (
@@ -174,7 +209,10 @@ def test_the_command(tmp_path: Path) -> None:
     [
         (["--model", "gpt", "--n-detectors", "4"], "n_detectors is 4; the model gpt has no such option."),
         (["--model", "lut", "--remat"], "remat is True; the model lut has no such option."),
-        (["--model", "gpt", "--preset", "reference"], "preset is 'reference'; the model gpt has demo, small."),
+        (
+            ["--model", "gpt", "--preset", "reference"],
+            "preset is 'reference'; the model gpt has demo, small.",
+        ),
         (["--model", "rnn"], "'lut', 'gpt'"),
         (["--model", "gpt", "--n-heads", "3"], "must be a multiple of 6"),
     ],

@@ -59,7 +59,9 @@ class GPTConfig(Config):
         least = {"vocab_size": 1, "features": 2, "context": 2, "n_layers": 1, "n_heads": 1}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
-                raise ValueError(f"GPTConfig: {name} is {getattr(self, name)}; it must be at least {smallest}.")
+                raise ValueError(
+                    f"GPTConfig: {name} is {getattr(self, name)}; it must be at least {smallest}."
+                )
         if self.features % (2 * self.n_heads):
             raise ValueError(
                 f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
@@ -193,9 +195,9 @@ class _Attention(nnx.Module):
         self.merge = _linear(
             config, config.features, config.features, use_bias=False, residual=True, rngs=rngs
         )
-        self.cached_key = nnx.data(None)
-        self.cached_value = nnx.data(None)
-        self.cache_index = nnx.data(None)
+        self.cached_key: Any = nnx.data(None)
+        self.cached_value: Any = nnx.data(None)
+        self.cache_index: Any = nnx.data(None)
 
     def __call__(self, x: Array, *, decode: bool) -> Array:
         *batch, length, features = x.shape
@@ -252,7 +254,9 @@ class _Dense(nnx.Module):
         return self.down(nnx.gelu(self.up(x)))
 
 
-def _linear(config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any) -> Any:
+def _linear(
+    config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any
+) -> Any:
     """Return a matrix in the model's dtypes; `residual` if its product is added to the sum of layers."""
     deviation = _STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else _STANDARD_DEVIATION
     return nnx.Linear(

@@ -115,14 +115,18 @@ class Experiment(ABC):
         """
 
     @classmethod
-    def made(cls, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    def made(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
         """Return the configs of those fields that they have, in the order of `configs`.
+
+        Args:
+          model: the class of the model's config, where there are several.
 
         Raises:
           ValueError: a value is impossible.
         """
-        model, training, options = (presets.make(config, fields) for config in cls.configs)
-        return model, training, options
+        classes: tuple[Any, ...] = (model or cls.configs.model, cls.configs.training, cls.configs.options)
+        made, training, options = (presets.make(config, fields) for config in classes)
+        return made, training, options
 
     @abstractmethod
     def describe(self) -> str:

@@ -66,6 +66,7 @@ class TrainingConfig(Training):
       warmup: fraction of the steps over which the rate rises linearly.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
       loss: mean or sum, of the cross-entropies of all bytes that a batch predicts.
+      validate: whether the validation part is kept to choose sizes, rates and states with, or is trained on, too.
       select_every: steps between two tests on the validation part; the state with the lowest loss there is kept, tested at
         the end and loaded. 0 (default): the last state is.
       seed: of the model, the data order and dropout.
@@ -84,6 +85,7 @@ class TrainingConfig(Training):
     weight_decay: float = 0.0
     clip: float | None = None
     total_variation: float = 0.0
+    validate: bool = True
     select_every: int = 0
 
     def __post_init__(self) -> None:
@@ -116,7 +118,14 @@ class TrainingConfig(Training):
             raise ValueError(
                 f"table_weight_decay is {self.table_weight_decay}; rules for rows have it, not {SAME!r}."
             )
-        for name, asked in (("table_optimizer", self.table_optimizer == SAME), ("total_variation", self.total_variation)):
+        if self.select_every and not self.validate:
+            raise ValueError(
+                f"select_every is {self.select_every}; it needs the validation part, so validate."
+            )
+        for name, asked in (
+            ("table_optimizer", self.table_optimizer == SAME),
+            ("total_variation", self.total_variation),
+        ):
             if asked and self.table_gradient != "dense":
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it needs table_gradient 'dense'.")
 
@@ -171,18 +180,24 @@ class Run(ModelRun[LanguageModel]):
         rate = training.rate()
         rest = optimizers.optimizer(training.optimizer, rate, weight_decay=training.weight_decay)
         if training.table_optimizer == SAME:
-            self._optimizer = tables.Optimizer(tables.SGD(), rate, rest=rest, tables=lambda name, array: False)
+            self._optimizer = tables.Optimizer(
+                tables.SGD(), rate, rest=rest, tables=lambda name, array: False
+            )
         else:
             rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
-            self._optimizer = tables.Optimizer(rule(weight_decay=training.table_weight_decay), rate, rest=rest)
+            self._optimizer = tables.Optimizer(
+                rule(weight_decay=training.table_weight_decay), rate, rest=rest
+            )
         super().__init__(structure_of(model), self._optimizer.init, training.seed)
         self._evaluate = jax.jit(self._total_loss)
         self.advance = Repeated(self.step, jnp.asarray(train))
         if training.select_every:
             if validation is None:
-                raise ValueError(f"select_every is {training.select_every}; give the validation part to select on.")
+                raise ValueError(
+                    f"select_every is {training.select_every}; give the validation part to select on."
+                )
             windows = _evaluation_windows(validation.size, model.context, VALIDATION_WINDOWS)
-            self._n_validated = windows.count
+            self._n_validated = windows.n_counted
             self.advance = Repeated(
                 self._step_and_select,
                 jax.tree.map(jnp.asarray, (train, validation, windows.starts, windows.skipped)),
@@ -194,7 +209,8 @@ class Run(ModelRun[LanguageModel]):
 
     def abstract(self) -> State:
         """The state's shapes and dtypes, for reading a checkpoint."""
-        return jax.eval_shape(self._with_selected, super().abstract())
+        state: State = jax.eval_shape(self._with_selected, super().abstract())
+        return state
 
     def _with_selected(self, state: State) -> State:
         if not self.training.select_every:
@@ -262,7 +278,7 @@ class Run(ModelRun[LanguageModel]):
             params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)
         return State(params, others, optimizer), jnp.mean(losses)
 
-    def _penalty(self, params: Any) -> Array | float:
+    def _penalty(self, params: Any) -> Any:
         """Weighted mean of the total variations of the tables."""
         if not self.training.total_variation:
             return 0.0
@@ -284,7 +300,7 @@ class Run(ModelRun[LanguageModel]):
         """
         windows = _evaluation_windows(part.size, self.config.context, max_windows)
         totals = self._evaluate(state.params, state.others, part, windows.starts, windows.skipped)
-        return float(np.asarray(totals, np.float64).sum() / windows.count)
+        return float(np.asarray(totals, np.float64).sum() / windows.n_counted)
 
     def _total_loss(
         self,
@@ -311,12 +327,12 @@ class _Windows(NamedTuple):
     Attributes:
       starts: the first input of each.
       skipped: inputs at its beginning that do not count.
-      count: inputs that count, of all windows.
+      n_counted: inputs that count, of all windows.
     """
 
     starts: Int[np.ndarray, "batches batch"]
     skipped: Int[np.ndarray, "batches batch"]
-    count: int
+    n_counted: int
 
 
 def _evaluation_windows(size: int, context: int, max_windows: int | None) -> _Windows:

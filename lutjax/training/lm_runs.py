@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import models, presets, runs
+from lutjax.training import lm, models, presets, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
-from lutjax.training import lm
 from lutjax.training.lm import CONFIGS, Run, TrainingConfig, structure_of
 from lutjax.training.models import State
 from lutjax.training.text import Text, TextError, bigram_loss, load_text
@@ -58,6 +57,11 @@ load_model = models.Loader(Record, _language_model)
 """Loads the model of a run, ready to generate, and its record; see `lutjax.training.models.Loader`."""
 
 
+def _run(record: Record, text: Text) -> Run:
+    train = text.train if record.training.validate else np.concatenate([text.train, text.validation])
+    return Run(record.model, record.training, train, text.validation)
+
+
 class LanguageModel(Experiment):
     """A language model on a text: an `Experiment`."""
 
@@ -86,12 +90,11 @@ class LanguageModel(Experiment):
           ValueError: the model has no such preset, or a field is one of another model.
         """
         name = model or presets.MODEL
-        made = cls.configs._replace(model=CONFIGS[name])
-        others = sorted(set(fields) - {field for config in made for field in config.__dataclass_fields__})
+        known = [set(config.__dataclass_fields__) for config in (CONFIGS[name], TrainingConfig, Intervals)]
+        others = sorted(set(fields).difference(*known))
         if others:
             raise ValueError(f"{others[0]} is {fields[others[0]]}; the model {name} has no such option.")
-        values = {**presets.preset(name, preset), **fields}
-        config, training, options = (presets.make(config, values) for config in made)
+        config, training, options = cls.made({**presets.preset(name, preset), **fields}, CONFIGS[name])
         text = load_text(path, context=config.context)
         record = Record(
             model=config,
@@ -101,7 +104,7 @@ class LanguageModel(Experiment):
             options=dataclasses.asdict(options),
             history=runs.History(),
         )
-        return cls(record, Run(config, training, text.train, text.validation), text)
+        return cls(record, _run(record, text), text)
 
     @classmethod
     def of(cls, record: Record, path: Path | None = None, model: str | None = None) -> "LanguageModel":
@@ -115,7 +118,7 @@ class LanguageModel(Experiment):
                 f"the run belongs to another text: it was {record.text.size} bytes of "
                 f"{record.text.path or 'the standard library'}, now {text.size} other bytes of {text.name}."
             )
-        return cls(record, Run(record.model, record.training, text.train, text.validation), text)
+        return cls(record, _run(record, text), text)
 
     def describe(self) -> str:
         training = self.record.training
@@ -156,7 +159,10 @@ class LanguageModel(Experiment):
         if not self.record.training.select_every:
             return [line]
         chosen = state.optimizer
-        return [line, f"tested after {chosen.step} steps, where the validation loss is lowest: {chosen.loss:.4f}."]
+        return [
+            line,
+            f"tested after {chosen.step} steps, where the validation loss is lowest: {chosen.loss:.4f}.",
+        ]
 
     def _draw_losses(self, path: Path) -> list[str]:
         from lutjax.training.pictures import plot_losses
