@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Int, Int8
 
 from lutjax._dtypes import accumulator
@@ -46,10 +47,15 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
     return (jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)).astype(jnp.int32)
 
 
+def power(exponents: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return ``2.0**exponents``, exactly: products with it round nothing."""
+    return jnp.ldexp(jnp.ones((), dtype), exponents)
+
+
 def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
     """Return tables in units of their scale, whole numbers that fit int8, in the accumulator's dtype."""
     weights = weights.astype(accumulator(weights.dtype))
     grouped = weights.reshape(exponents.shape[0], -1, weights.shape[-1])
-    scaled = jnp.ldexp(grouped, -exponents[:, None])
+    scaled = grouped * power(-exponents[:, None], weights.dtype)
     half = 2 ** (_BITS - 1)
     return jnp.clip(jnp.floor(scaled + 0.5), -half, half - 1).reshape(weights.shape)
