@@ -214,7 +214,8 @@ def _multiplied(
         first, index, of_outputs = of
 
         def one(_: None, of: Any) -> tuple[None, Any]:
-            return None, products_of_table(weights, *of, of_outputs, accumulate, subtract=subtract)
+            t, index = of
+            return None, products_of_table(weights, t, index, of_outputs, accumulate, subtract=subtract)
 
         return None, jax.lax.scan(one, None, (first + places(each), index))[1]
 
@@ -276,7 +277,8 @@ def add_ways(
             first, ways, dy = of
 
             def step(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
-                return add_to_table(total, *of, dy, accumulate), None
+                t, ways = of
+                return add_to_table(total, t, ways, dy, accumulate), None
 
             return jax.lax.scan(step, total, (first + places(each), ways))[0], None
 
@@ -437,6 +439,7 @@ def _weighted_hits(weights: jax.Array, ways: Sequence[Way]) -> jax.Array:
     """``[T, n, R]``: the coefficient with which a row is read, summed over ways."""
     total: Any = 0
     for index, coefficient in ways:
+        assert coefficient is not None
         total += jnp.where(_hits(weights, index), coefficient.astype(jnp.float32)[..., None], 0)
     return total
 

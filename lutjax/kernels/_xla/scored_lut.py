@@ -172,7 +172,8 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[jax.Array, jax.Array]:
         ways = [(rows.clamped(read_tables, i), c) for i, c in ways]
 
         def over_table(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
-            return y + rows.sum_of_table(read_tables, *of, call.accumulate), None
+            t, ways = of
+            return y + rows.sum_of_table(read_tables, t, ways, call.accumulate), None
 
         y, _ = jax.lax.scan(over_table, y, (first + rows.places(len(ids)), ways))
         return (y, unknown), None
@@ -288,8 +289,7 @@ def tables(call: ScoredLut) -> jax.Array:
     if call.exponents is None or call.weights.dtype == jnp.int8:
         return call.weights
     whole = _quantised.rounded(call.weights, call.exponents)
-    grouped = whole.reshape(call.groups, -1, call.weights.shape[2])
-    scaled = grouped * _quantised.power(call.exponents[:, None], whole.dtype)
+    scaled = _quantised.in_groups(whole, call.groups) * _quantised.power(call.exponents[:, None], whole.dtype)
     return scaled.reshape(call.weights.shape).astype(call.weights.dtype)
 
 
