@@ -8,7 +8,16 @@ Trained variables are `nnx.Param`: tables, positions, logits, scores, and thresh
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
-    from lutjax.layers.nnx._layer import Anchors, Quantised, Scalars, Tables, Targets, Thresholds, Wires, check
+    from lutjax.layers.nnx._layer import (
+        Anchors,
+        Quantised,
+        Scalars,
+        Tables,
+        Targets,
+        Thresholds,
+        Wires,
+        check,
+    )
     from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
     from lutjax.layers.nnx._projection import ProjectionLUT
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
