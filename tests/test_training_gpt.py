@@ -77,7 +77,7 @@ def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -
     assert record == record_of(run)
     resumed, _ = run.advance(models.restore(tmp_path, step, run), step, 5)
     assert equal(whole, resumed)
-    model, _ = lm_runs.load_model(tmp_path)
+    model = lutjax.load(tmp_path)
     tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
     chosen = run.selected(models.restore(tmp_path, 7, run))
     want = run.structure.model(chosen.params, chosen.others)(tokens, deterministic=True)
