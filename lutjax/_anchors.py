@@ -89,9 +89,7 @@ def sample_anchors(
     return jnp.take_along_axis(ids, pairs.reshape(n_detectors, -1), -1).reshape(pairs.shape)
 
 
-def _distinct(
-    key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int
-) -> jax.Array:
+def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int) -> jax.Array:
     """Pairs without replacement, from a pool for each group and each set of candidates."""
     sets = [np.unique(row[row >= 0]) for row in candidates]
     for t, ids in enumerate(sets):
@@ -114,8 +112,8 @@ def _distinct(
         drawn = _permuted_pairs(keys[np.asarray([pool for pool, _ in members])], size, tables, n_anchors)
         ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members])
         named = jnp.take_along_axis(jnp.asarray(ids, jnp.int32), drawn.reshape(len(members), -1), 1)
-        detectors = np.concatenate([detectors for _, detectors in members])
-        pairs = pairs.at[detectors].set(named.reshape(-1, n_anchors, 2))
+        every = np.concatenate([detectors for _, detectors in members])
+        pairs = pairs.at[every].set(named.reshape(-1, n_anchors, 2))
     return pairs
 
 
@@ -137,8 +135,12 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         return jnp.zeros_like(held).at[order].set(places >= n_pairs - held_after), order
 
     def of_key(key: Array) -> jax.Array:
-        steps = (jax.random.split(key, len(starts) - 1), jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
-        _, orders = jax.lax.scan(permuted, jnp.zeros((n_pairs,), bool), steps)
+        keys = jax.random.split(key, len(starts) - 1)
+        if missing[:-1].any():
+            steps = (keys, jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
+            _, orders = jax.lax.scan(permuted, jnp.zeros((n_pairs,), bool), steps)
+        else:
+            orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
         p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
         # Pairs of neighbours on a circle come first, then those two apart, and so on: each pair once.
         a, b = p % n_inputs, (p % n_inputs + p // n_inputs + 1) % n_inputs

@@ -56,7 +56,7 @@ class ProjectionLUTArguments(Arguments):
       decompress: whether there is a second projection.
       table_dropout: share of tables that a sample does not read in training; others count more.
       deterministic: no dropout.
-      quantised: tables are int8, for `lutjax.reads.PowersOfTwo`; nothing can be trained then but the projections.
+      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep
         their own, and scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
@@ -222,16 +222,28 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         if variable.kind == "anchors":
             assert self.width is not None
             check_anchors(arrays[variable.name], self.width, where=self.layer)
+        elif variable.kind == "scalars" and not np.isfinite(np.asarray(arrays[variable.name])):
+            raise ValueError(f"{self.layer}: {variable.name} is {arrays[variable.name]}; it must be finite.")
 
-    def quantise(self, arrays: Arrays) -> tuple["ProjectionLUTSpec", dict[str, jax.Array]]:
+    @names_layer
+    def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, Array]]:
         """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
+
+        Args:
+          weights: tables of floats, with any axes in front of stacked layers.
 
         Raises:
           ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
         """
-        tables = lutjax.quantise_tables(arrays["weights"], groups=self.heads)
-        arrays = {"weights": tables.values, "exponents": tables.exponents}
-        return dataclasses.replace(self, quantised=True), arrays
+        spec = dataclasses.replace(self, quantised=True)
+
+        def quantise(weights: Array) -> dict[str, Array]:
+            tables = lutjax.quantise_tables(weights, groups=self.heads)
+            return {"weights": tables.values, "exponents": tables.exponents}
+
+        for _ in range(weights.ndim - 3):
+            quantise = jax.vmap(quantise)
+        return spec, quantise(weights)
 
     @names_layer
     def __call__(

@@ -15,9 +15,9 @@ from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Request
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
-from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.ops.weighted_lookup import WeightedLookup
 
 
 def version(package: str) -> tuple[int, ...]:
@@ -64,8 +64,6 @@ def unsupported_arguments(request: Request) -> str | None:
             return f"has no kernel for {leaf.dtype}"
     if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
-    if isinstance(call, Lookup) and call.groups > 1:
-        return f"sums all detectors to one output, here {call.groups} groups"
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
     return None
@@ -88,7 +86,10 @@ def _slower_update(request: Request, step: Step) -> str | None:
     call: Any = request.call
     dy = request.cotangent
     assert dy is not None
-    reads = dy.size // max(dy.shape[-1], 1) * call.weights.shape[0]
+    n_samples = dy.size // max(dy.shape[-1], 1)
+    if isinstance(call, WeightedLookup):
+        n_samples = dy.shape[0] * call.valued
+    reads = n_samples * call.weights.shape[0]
     if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
         n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)
         reads = reads * n_keys // 2

@@ -10,5 +10,6 @@ from lutjax.layers.haiku._layer import Switched
 class ProjectionLUT(Switched, _projection.ProjectionLUTArguments):
     """Layer of look-up tables to put in place of a feed-forward layer.
 
-    Masks of table dropout need a key in `apply`.
+    Masks of table dropout need a key in `apply`. With ``quantised=True`` the state has the arrays of
+    ``lutjax.quantise_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
     """

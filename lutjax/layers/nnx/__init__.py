@@ -1,8 +1,9 @@
 """Layers for Flax NNX.
 
-Trained variables are `nnx.Param`: tables, positions, logits, scores, and thresholds if they are learnable. The others,
-`Anchors`, `Targets`, `Wires` and `Thresholds`, are saved and restored with the model, and left alone by
-``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that decodes keeps its latest keys in `nnx.Cache`.
+Trained variables are `nnx.Param`: positions, logits, scores, projections, and thresholds if they are learnable; of tables and of the
+scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The others, `Anchors`, `Targets`, `Wires`, `Thresholds` and
+`Quantised`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
+decodes keeps its latest keys in `nnx.Cache`.
 """
 
 from lutjax._extras import needed_by
@@ -19,10 +20,10 @@ with needed_by("lutjax.layers.nnx"):
         check,
     )
     from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
-    from lutjax.layers.nnx._projection import ProjectionLUT
+    from lutjax.layers.nnx._projection import ProjectionLUT, quantised
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
     "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
-    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "Tables", "Targets", "Thermometer", "Thresholds", "Wires", "check",
+    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "Tables", "Targets", "Thermometer", "Thresholds", "Wires", "check", "quantised",
 ]  # fmt: skip

@@ -54,9 +54,9 @@ _VARIABLES = {
 }
 
 
-_NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained, and otherwise an `Anchors`,
-`Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param` leaves alone. The
-stream ``params`` of `rngs` draws variables."""
+_NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained (tables are `Tables`), and
+otherwise an `Anchors`, `Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param`
+leaves alone. The stream ``params`` of `rngs` draws variables."""
 
 _EXAMPLE = """Example:
   >>> import jax.numpy as jnp
