@@ -46,7 +46,7 @@ def sum_rows(
 
     xs = _places(each), [(_by_place(clamped(weights, i), groups), _by_place(c, groups)) for i, c in ways]
     y = zeros_varying(ways[0][1], (groups, ways[0][0].shape[1], weights.shape[2]), sum_dtype)
-    y, _ = jax.lax.scan(step, y, xs, unroll=max(_UNROLLED // len(ways), 1))
+    y, _ = jax.lax.scan(step, y, xs, unroll=_unrolled(each, max(_UNROLLED // len(ways), 1)))
     return y.transpose(1, 0, 2)
 
 
@@ -108,6 +108,14 @@ def add_rows(
 
     xs = _places(each), [(_by_place(clamped(total, i), groups), _by_place(c, groups)) for i, c in ways]
     return jax.lax.scan(step, total, xs)[0]
+
+
+def _unrolled(steps: int, most: int) -> int:
+    """Return how many steps a loop makes at a time: it stays a loop, without steps that are left over.
+
+    Outside of a loop the compiler fuses coefficients into the sum, and computes them again for every output.
+    """
+    return max((n for n in range(1, most + 1) if steps % n == 0 and n < steps), default=1)
 
 
 def _places(each: int) -> jax.Array:
