@@ -79,7 +79,7 @@ def test_margins_are_those_of_plain_jax():
 
 @dataclasses.dataclass(frozen=True)
 class _Margin(reads.Read):
-    """One row, weighted by the first margin: a read that the package does not have."""
+    """Read of one row, weighted by the first margin: one that the package does not have."""
 
     def initial(self):
         return {}
@@ -104,8 +104,14 @@ class _Margin(reads.Read):
 )
 @pytest.mark.usefixtures("interpreted", "small_blocks")
 def test_several_blocks(op, size, sizes):
-    case = testing.case(op, size, **sizes)
-    testing.check(case, "pallas", transformation="jit")
+    testing.check(testing.case(op, size, **sizes), "pallas", transformation="jit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["weighted_lookup", "lookup", "scored_lut"])
+@pytest.mark.usefixtures("interpreted", "small_blocks")
+def test_updates_in_several_blocks(op):
+    case = testing.case(op, "groups", batch=130, detectors=9, outputs=130)
     testing.check_update(case, "pallas")
 
 
@@ -243,6 +249,6 @@ def test_blocks_of_a_layer_fit_every_generation():
     """Blocks of the smallest memory are smaller; whole registers of tables, and products of 512 rows."""
     call = scored()
     small, large = _row_blocks.of_scored(call, V4), _row_blocks.of_scored(call, V6E)
-    assert (large.tables, large.together, large.samples, large.outputs) == (8, 2, 512, 128)
+    assert (large.tables, large.together, large.samples, large.outputs) == (8, 2, 256, 128)
     assert (small.tables, small.together) == (8, 2)
     assert small.samples <= large.samples
