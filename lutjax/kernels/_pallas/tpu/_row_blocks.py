@@ -168,7 +168,7 @@ def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
     n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
     # Sums of a product of integers are exact in float32: at most 128 rows, each 2**7 times a coefficient of 2**10.
     together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
-    for samples in (_SAMPLES, _SAMPLES // 2, LANES):
+    for samples in (_SAMPLES // 2, LANES):  # a block has several products, all written out
         blocks = RowBlocks.of(
             call.weights.shape, batch, call.groups, in_registers=True, together=together, samples=samples
         )
