@@ -301,7 +301,8 @@ def in_units(coefficient: jax.Array) -> jax.Array:
 def in_floats(call: ScoredLut, total: jax.Array, unknown: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
     assert call.exponents is not None
-    y = jnp.where(unknown[..., None], jnp.nan, jnp.ldexp(total.astype(dtype), call.exponents[None] - _SHIFT))
+    scaled = total.astype(dtype) * _quantised.power(call.exponents - _SHIFT, dtype)[None]
+    y = jnp.where(unknown[..., None], jnp.nan, scaled)
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
 
 
