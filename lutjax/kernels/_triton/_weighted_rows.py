@@ -18,7 +18,7 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla._weighted_rows import Way
+from lutjax.kernels._xla.weighted_lookup import Way
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
@@ -189,42 +189,46 @@ def weighted_add(
     return add(addition, reads, dy, how, device, accumulate)
 
 
-# ------------------------------------------------------------------------------------- of ways, as in plain JAX
-def sum_rows(
-    weights: jax.Array, ways: Sequence[Way], groups: int, device: Device, accumulate: FixedPoint | None
+# ------------------------------------------------------------------------------------- of ways, as `_row_gathers` has them
+def sum_ways(
+    weights: jax.Array,
+    ways: Sequence[Way],
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> jax.Array:
-    """Return the sum over tables and ways of ``coefficient * row``, ``[n, G, O]``, of addends.
+    """Sum ``coefficient * row`` over the tables of each group and all ways, of which there is one at least: ``[n, G * O]``.
 
-    There is at least one way. Coefficients that are integers are multiplied and summed as such.
+    Coefficients that are integers are multiplied and summed as such.
     """
-    return weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
+    y = weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
+    return y.reshape(len(y), groups * weights.shape[2])
 
 
 def products(
     weights: jax.Array,
-    index: Sequence[jax.Array],
+    index: tuple[jax.Array, ...],
     dy: jax.Array,
-    groups: int,
     device: Device,
     accumulate: FixedPoint | None,
-) -> list[jax.Array]:
-    """Return ``<dy, row>`` of each way, ``[T, n]``s, for ``dy [n, G, O]``."""
+    groups: int = 1,
+) -> tuple[jax.Array, ...]:
+    """``<dy, row>`` of each way to read: ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s."""
     if not index:
-        return []
-    return list(
-        jnp.unstack(products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate), axis=1)
-    )
+        return ()
+    found = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
+    return tuple(jnp.unstack(found, axis=1))
 
 
-def add_rows(
+def add_ways(
     total: jax.Array,
     ways: Sequence[Way],
     dy: jax.Array,
-    groups: int,
     device: Device,
     accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> jax.Array:
-    """Return tables of sums plus the addends of ``coefficient * dy`` at every row that was read."""
+    """Tables of sums plus the addends of ``coefficient * dy`` at every row that was read, with ``dy [n, G * O]``."""
     if not ways:
         return total
     addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
