@@ -612,7 +612,7 @@ def test_small_updates_are_left_to_plain_jax():
 
 @pytest.mark.usefixtures("launches")
 def test_numbers_of_an_update_are_counted_in_ways_and_groups():
-    """Of two ways, one has a value: 2048 samples of it are 2**24 numbers in one group as in two."""
+    """2048 samples of one way with a value are 2**24 numbers, in one group as in two."""
     device = Device(lutjax.Backend.GPU, GPUS[90])
     weights = jax.ShapeDtypeStruct((4, 4, 2048), jnp.float32)
 

@@ -54,7 +54,7 @@ class Reads:
 
     @property
     def in_integers(self) -> bool:
-        """Whether rows of integers are multiplied by integers, and summed as such."""
+        """Return whether rows of integers are multiplied by integers, and summed as such."""
         return self.coefficients is not None and jnp.issubdtype(self.coefficients.dtype, jnp.integer)
 
     def sizes(self, weights: jax.Array | jax.ShapeDtypeStruct) -> Sizes:
