@@ -75,7 +75,7 @@ def powers_of_two(m, j, s, n_ways):
 
 
 def ways_of(name, u, s):
-    """For each way: row, coefficient, the part of it that reads, and the derivatives of its surrogate."""
+    """Row, coefficient, and the derivatives of its surrogate, of each way."""
     m, j = np.abs(u), int(np.abs(u).argmin())
     row = sum(1 << i for i, v in enumerate(u) if v > 0)
     rows = row, row ^ (1 << j)
@@ -275,7 +275,7 @@ def test_nan_shows_in_its_sample_alone():
 # ------------------------------------------------------------------------------------- integers
 @pytest.mark.parametrize("name", ["powers", "powers, one way"])
 def test_the_integer_read_is_the_trained_one(name):
-    """Of sums that floats hold exactly: bit for bit."""
+    """Bit for bit, where floats hold the sums exactly."""
     how = LAYERS[name]
     x, weights, anchors, s, _, _ = layer(name, how, seed=1)
     x, weights = jnp.asarray(x, jnp.float32), jnp.asarray(weights, jnp.float32)
