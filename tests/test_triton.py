@@ -314,12 +314,13 @@ def test_rows_of_integers():
 
 @pytest.mark.usefixtures("interpreted")
 def test_blocks_of_detectors_in_several_groups(monkeypatch):
-    """Sums of updates that begin in the middle of a group, and launches that own detectors of two groups."""
-    from lutjax.kernels._triton import _row_additions
+    """Sums of updates that begin in the middle of a group, launches that own detectors of two groups, a last block alone."""
+    from lutjax.kernels._triton import _row_additions, _weighted_rows
 
     case = testing.case("weighted_lookup", "groups", detectors=9)
     n_rows, n_outputs = case.differentiable["weights"].shape[1:]
     monkeypatch.setattr(_row_additions, "_SUMS", 4 * n_rows * n_outputs)
+    monkeypatch.setattr(_weighted_rows, "_TOGETHER", 4 * 4 * n_rows * n_outputs)
     launch = tuning.Launch(rows=4, outputs=4, detectors=2, warps=1)
     with tuning.use(
         dict.fromkeys(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import triton
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
@@ -20,6 +21,9 @@ from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._weighted_rows import Way
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
+
+# Bytes of tables that programs add to at the same time: they stay in the cache, and few additions meet at one row.
+_TOGETHER = 2**25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,7 @@ def weighted_sums(
     finished: bool = True,
 ) -> jax.Array:
     """Return `sums` as launches of weighted reads are chosen."""
-    how = launch_of("weighted_lookup.forward", reads.sizes(weights), device, _forward_rule)
+    how = launch_of("weighted_lookup.forward", reads.sizes(weights), device, forward_rule)
     return sums(weights, reads, how, device, accumulate, finished=finished)
 
 
@@ -165,7 +169,11 @@ def add(
     n_tables, n_rows, n_outputs = addition.total.shape
     tile = reads.tile(how, n_outputs, device, n_tables=n_tables)
     arguments = reads.arguments(tile, n_rows, accumulator(dy.dtype), accumulate)
-    return addition(_add_rows, *reads.arrays, dy, **arguments)
+    size = tile.detectors * n_rows * n_outputs * addition.total.dtype.itemsize
+    together = min(max(_TOGETHER // max(size, 1), 1), tile.detector_blocks)
+    blocks = triton.cdiv(tile.detector_blocks, together) * together
+    arguments["programs"] = arguments["programs"] // tile.detector_blocks * blocks
+    return addition(_add_rows, *reads.arrays, dy, TOGETHER=together, **arguments)
 
 
 def weighted_add(
@@ -177,7 +185,7 @@ def weighted_add(
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
     """Do as `add`, as launches of weighted reads of these tables are chosen."""
-    how = launch_of("weighted_lookup.table", reads.sizes(weights), device, _table_rule)
+    how = launch_of("weighted_lookup.table", reads.sizes(weights), device, table_rule)
     return add(addition, reads, dy, how, device, accumulate)
 
 
@@ -225,16 +233,21 @@ def add_rows(
 
 
 # ------------------------------------------------------------------------------------- launches
-def _forward_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=8, outputs=64, detectors=split(sizes, 512), warps=1)
+def forward_rule(sizes: Sizes) -> Launch:
+    rows = _rows(sizes, 8, 32)
+    return Launch(rows=rows, outputs=32, detectors=split(sizes, rows * 32), warps=1)
 
 
 def _products_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=32, outputs=64, detectors=min(split(sizes, 2048), 16), warps=1)
+    rows = _rows(sizes, 32, 64)
+    return Launch(rows=rows, outputs=64, detectors=min(split(sizes, rows * 64), 16), warps=1)
 
 
-def _table_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=16, outputs=64, detectors=1, warps=1)
+def table_rule(sizes: Sizes) -> Launch:
+    if sizes["outputs"] <= 64:
+        return Launch(rows=_rows(sizes, 16, 64), outputs=64, detectors=1, warps=1)
+    rows = _rows(sizes, 32, 128)
+    return Launch(rows=rows, outputs=128, detectors=min(split(sizes, rows * 128), 16), warps=4)
 
 
 def split(sizes: Sizes, tile: int) -> int:
@@ -242,6 +255,14 @@ def split(sizes: Sizes, tile: int) -> int:
     groups = sizes.get("groups", 1)
     programs = sizes["samples"] * sizes["outputs"] * groups // tile
     return _row_tiles.split(programs, sizes["detectors"] // groups)
+
+
+def _rows(sizes: Sizes, rows: int, outputs: int) -> int:
+    """Return so many rows of a tile, or fewer where programs of one detector each would not fill a device."""
+    numbers = sizes["samples"] * sizes["outputs"] * sizes["detectors"]
+    while rows > 1 and numbers < 1024 * rows * outputs:
+        rows //= 2
+    return rows
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -292,7 +313,7 @@ def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
 @kernel
 def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
     sample, sample_exists, output, output_exists, block = _row_tiles.place(
-        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
+        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS, c.TOGETHER
     )
     exists = sample_exists[:, None] & output_exists[None, :]
     factor = tl.load(step)
