@@ -29,6 +29,7 @@ NAMES = {
     "bfloat16": "bf16",
     "int32": "i32",
     "int16": "i16",
+    "int8": "i8",
 }
 _ONE_AT_A_TIME = threading.Lock()
 

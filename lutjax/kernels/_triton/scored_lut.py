@@ -1,0 +1,652 @@
+"""`lutjax.scored_lut` in Triton: margins, addresses, scores and weighted rows in one kernel each way.
+
+For sample ``b``, table ``t`` of group ``g``, the margins ``u`` of its comparisons, and the coefficients ``c`` of the ways ``k`` of a read::
+
+    y[b, g] = sum over t of g and k of keep[b, t] * c[k] * weights[t, i[k]]
+    dc[k] = keep[b, t] * <dy[b, g], weights[t, i[k]]>;   du and dscalars: the derivatives of c[k] in them times dc[k]
+    dx[b, g, a] += du;   dx[b, g, b] -= du;   dweights[t, i[k]] += keep[b, t] * c[k] * dy[b, g]
+
+A program owns a tile of samples and some tables of one group, one after the other, and compares and scores by itself: nothing is
+saved for the backward pass. Inputs are transposed to ``[H, I, B]``, so that the samples of a tile lie side by side. Cotangents of
+tables and inputs are added by atomics, those of scalars as a part of each program.
+
+Rounded tables are read as int8. Their coefficients are powers of two: sums are of integers, but for those with `keep`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax import _quantised, reads
+from lutjax._compat import zeros_varying
+from lutjax._row_rules import RowState
+from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels._xla import scored_lut as plain
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+from lutjax.ops.scored_lut import ScoredLut
+from lutjax.tuning import Launch, Sizes, launch_of
+
+_SHIFT = 6  # the least coefficient of a sum of integers is 2**-6
+_UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
+
+
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+    if not _is_known(call.read):
+        return plain.forward(call, device=device)
+    tile = _Tile.of("forward", _forward_rule, call, device)
+    in_integers = tile.in_integers
+    dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
+    part = dtype if tile.parts == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
+    in_parts = in_integers and tile.parts > 1
+    shape = (tile.parts, len(call.x), call.groups, call.weights.shape[2])
+    (sums,) = launch(
+        _sum_rows,
+        *_inputs(call),
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.int32 if in_parts else part)],
+        **tile.arguments,
+        IN_PARTS=in_parts,
+    )
+    y = _of_parts(sums, call) if in_parts else _row_tiles.sum_of_parts(sums)
+    return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(dtype)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if not _is_known(call.read) or call.weights.dtype == jnp.int8:
+        return plain.backward(call, cotangent, needs, device=device)
+    tile = _Tile.of("backward", _backward_rule, call, device)
+    n, n_inputs_of, n_inputs = call.x.shape
+    n_scalars = len(call.scalars)
+    nothing = jax.ShapeDtypeStruct((1,), "float32")
+
+    def where(name: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, "float32") if name in needs else nothing
+
+    d_scalars, d_keep, dx, d_weights = launch(
+        _differentiate,
+        *_inputs(call),
+        cotangent,
+        outputs=[
+            where("scalars", max(n_scalars, 1), tile.programs),
+            where("keep", tile.output_blocks, call.weights.shape[0], n),
+        ],
+        zeroed=[where("x", n_inputs_of, n_inputs, n), where("weights", *call.weights.shape)],
+        **tile.arguments,
+        **{f"OF_{name.upper()}": name in needs for name in ("x", "weights", "scalars", "keep")},
+    )
+    found: dict[str, Callable[[], jax.Array]] = {
+        "x": lambda: dx.transpose(2, 0, 1),
+        "weights": lambda: d_weights,
+        "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
+        "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
+    }
+    return {name: cotangent() for name, cotangent in found.items() if name in needs}
+
+
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    if not _is_known(call.read):
+        return plain.update(call, cotangent, step, device=device)
+    tile = _Tile.of("update", _update_rule, call, device)
+    rate = step.rate.astype(jnp.float32)
+    factor = -rate if step.factor is None else -rate * step.factor.astype(jnp.float32)
+    x, _, ends, scalars, keep, _ = _inputs(call, reads_tables=False)
+    (weights,) = launch(
+        _add_rows,
+        x,
+        ends,
+        scalars,
+        keep,
+        cotangent,
+        factor.reshape(1),
+        in_place=[call.weights],
+        **tile.arguments,
+    )
+    return weights, step.state
+
+
+# ------------------------------------------------------------------------------------- calls
+@dataclasses.dataclass(frozen=True)
+class _Formula:
+    """A read as kernels know it: the family of its coefficients, the number of its ways, and whether the second has no value."""
+
+    family: str
+    ways: int = 2
+    hard: bool = False
+
+
+def _formula(read: reads.Read) -> _Formula | None:
+    """Return the formula of a read of lutjax; None of another, also of one that is derived from them."""
+    if type(read) in (reads.Hard, reads.Blend):
+        return _Formula("blend", hard=type(read) is reads.Hard)
+    if type(read) is reads.SoftSign:
+        return _Formula("soft_sign", hard=read.hard)
+    if type(read) is reads.Confidence:
+        return _Formula("confidence", read.ways)
+    if type(read) is reads.PowersOfTwo:
+        return _Formula("powers", read.ways)
+    return None
+
+
+def _is_known(read: reads.Read) -> bool:
+    return _formula(read) is not None
+
+
+def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]:
+    """Return the arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
+    n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
+    if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
+        weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
+    n_inputs_of, n_inputs = call.x.shape[1:]
+    ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
+    if n_inputs_of > 1:
+        group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
+        ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
+    return (
+        call.x.transpose(1, 2, 0),
+        weights,
+        ends,
+        call.scalars if len(call.scalars) else nothing.astype(jnp.float32),
+        nothing if call.keep is None else call.keep.T,
+        nothing if call.exponents is None else call.exponents,
+    )
+
+
+def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
+    """Return the outputs that sums of integers stand for."""
+    assert call.exponents is not None
+    y = jnp.ldexp(jnp.sum(sums, 0, dtype=sums.dtype).astype(jnp.float32), call.exponents - _SHIFT)
+    return jnp.where(jnp.any(sums == _UNKNOWN, 0), jnp.nan, y)
+
+
+# ------------------------------------------------------------------------------------- launches
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """Programs of a call: tiles of samples and outputs, and a part of the tables of a group.
+
+    Attributes:
+      rows: those of one group.
+    """
+
+    call: ScoredLut
+    rows: _row_tiles.RowTile
+
+    @classmethod
+    def of(cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device) -> "_Tile":
+        n_tables, _, n_outputs = call.weights.shape
+        n, each = len(call.x), n_tables // call.groups
+        sizes = _row_tiles.sizes(call.weights, samples=n, detectors=each, groups=call.groups)
+        how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
+        return cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
+
+    @property
+    def parts(self) -> int:
+        """Parts of the tables of a group."""
+        return self.rows.groups
+
+    @property
+    def output_blocks(self) -> int:
+        return self.rows.output_blocks
+
+    @property
+    def programs(self) -> int:
+        return self.rows.programs * self.call.groups
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether sums are of integers."""
+        return self.call.exponents is not None and self.call.keep is None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `launch`, and constants of kernels."""
+        call, formula = self.call, _formula(self.call.read)
+        assert formula is not None
+        n_tables, n_rows, n_outputs = call.weights.shape
+        first, second = _pieces(n_outputs) if self.output_blocks == 1 else (self.rows.outputs, 0)
+        largest = max(a.size for a in (call.x, call.weights)) + len(call.x) * call.groups * n_outputs
+        return {
+            "programs": self.programs if call.weights.size else 0,
+            "device": self.rows.device,
+            "warps": self.rows.how.warps,
+            "n_samples": len(call.x),
+            "n_groups": call.groups,
+            "n_tables": n_tables,
+            "n_each": n_tables // call.groups,
+            "n_rows": n_rows,
+            "n_outputs": n_outputs,
+            "n_comparisons": call.anchors.shape[1],
+            "n_ends": 2 if call.anchors.ndim == 3 else 1,
+            "n_scalars": len(call.scalars),
+            "n_programs": self.programs,
+            "ROWS": self.rows.rows,
+            "FIRST": first,
+            "SECOND": second,
+            "PIECES": 2 if second else 1,
+            "BLOCKS": self.output_blocks,
+            "DETECTORS": self.rows.detectors,
+            "PARTS": self.parts,
+            "FAMILY": formula.family,
+            "SCORED": formula.family in ("confidence", "powers"),
+            "WAYS": formula.ways,
+            "HARD": formula.hard,
+            "KEEP": call.keep is not None,
+            "ROUNDED": call.exponents is not None,
+            "INTEGERS": self.in_integers,
+            "SUM": tl.int32 if self.in_integers else tl.float32,
+            "SHIFT": -_SHIFT,
+            "UNKNOWN": _UNKNOWN,
+            "SUM_GROUPS": call.sum_groups,
+            "INDEX": tl.int32 if largest < 2**31 else tl.int64,
+        }
+
+
+def _pieces(n: int) -> tuple[int, int]:
+    """Return the sizes of one or two tiles that hold `n` outputs with little room left; 0: there is no second."""
+    whole = triton.next_power_of_2(n)
+    first = whole // 2
+    second = triton.next_power_of_2(max(n - first, 1))
+    return (whole, 0) if n <= 8 or second == first else (first, second)
+
+
+def _forward_rule(sizes: Sizes) -> Launch:
+    return _rule(sizes, rows=32, enough=4096, most=sizes["detectors"])
+
+
+def _backward_rule(sizes: Sizes) -> Launch:
+    return _rule(sizes, rows=32, enough=8192, most=32)
+
+
+def _update_rule(sizes: Sizes) -> Launch:
+    return _rule(sizes, rows=32, enough=8192, most=32)
+
+
+_OUTPUTS = 128  # of one program
+
+
+def _rule(sizes: Sizes, rows: int, enough: int, most: int) -> Launch:
+    """Return tiles of so many rows, and parts of the tables such that there are enough programs."""
+    outputs = min(triton.next_power_of_2(max(sizes["outputs"], 1)), _OUTPUTS)
+    programs = triton.cdiv(sizes["samples"], rows) * sizes["groups"] * triton.cdiv(sizes["outputs"], outputs)
+    detectors = _row_tiles.split(programs, sizes["detectors"], enough)
+    return Launch(rows, outputs, min(detectors, most), warps=max(rows * outputs // 2048, 1))
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr):
+    sample, exists, block, part, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    outputs = _outputs(block, c)
+    totals = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
+    unknown = tl.zeros((c.ROWS,), tl.int32)
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        found = _coefficients(u, closest, s, c)
+        factors = _kept(found, keep, t, sample, exists, c)
+        if c.INTEGERS:
+            unknown |= (factors[0] != factors[0]).to(tl.int32)
+        row = index
+        for k in tl.static_range(1 if c.HARD else c.WAYS):
+            factor = _as_integer(factors[k]) if c.INTEGERS else factors[k]
+            at = _start(t, row, c)
+            reads = exists & (factor != 0)
+            sums = _gate_tiles.nothing()
+            for p in tl.static_range(c.PIECES):
+                value = _read(weights, at, reads, outputs[p], c).to(c.SUM)
+                sums += (totals[p] + factor[:, None] * value,)
+            totals = sums
+            row = index ^ flip
+    to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
+    for p in tl.static_range(c.PIECES):
+        total = totals[p]
+        if c.IN_PARTS:
+            total = tl.where(unknown[:, None] != 0, c.UNKNOWN, total)
+        elif c.INTEGERS:
+            scale = _scales(exponents, group, outputs[p], c.SHIFT, c)
+            total = tl.where(unknown[:, None] != 0, float("nan"), total.to(tl.float32) * scale[None, :])
+        elif c.ROUNDED:
+            total *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+        mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
+        tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _differentiate(
+    x, weights, ends, scalars, keep, exponents, dy, d_scalars, d_keep, dx, d_weights, c: tl.constexpr
+):
+    sample, exists, block, part, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    outputs = _outputs(block, c)
+    cotangents = _cotangents(dy, sample, exists, group, outputs, c)
+    nothing = tl.zeros((c.ROWS,), tl.float32)
+    of_scalars = (nothing, nothing, nothing)
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        found = _coefficients(u, closest, s, c)
+        factors = _kept(found, keep, t, sample, exists, c)
+        starts = (_start(t, index, c), _start(t, index ^ flip, c))
+        if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
+            products = _gate_tiles.nothing()
+            for k in tl.static_range(c.WAYS):
+                product = tl.zeros((c.ROWS,), tl.float32)
+                for p in tl.static_range(c.PIECES):
+                    value = _read(weights, starts[k], exists, outputs[p], c).to(tl.float32)
+                    if c.ROUNDED:
+                        value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+                    product += tl.sum(value * cotangents[p], 1)
+                products += (product,)
+        if c.OF_WEIGHTS:
+            for k in tl.static_range(1 if c.HARD else c.WAYS):
+                _add(d_weights, starts[k], factors[k], exists, cotangents, outputs, c)
+        if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
+            here = t.to(c.INDEX) * c.n_samples + sample
+            if c.OF_KEEP:
+                of_keep = found[0] * products[0]
+                if c.WAYS == 2 and not c.HARD:
+                    of_keep += found[1] * products[1]
+                to = d_keep + block * c.n_tables * c.n_samples + here
+                tl.store(to, of_keep, mask=exists)
+            if c.KEEP:
+                products = _times(products, tl.load(keep + here, mask=exists, other=0).to(tl.float32), c)
+            if c.OF_X or c.OF_SCALARS:
+                of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
+                of_scalars = _plus(of_scalars, of_each)
+                if c.OF_X:
+                    _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c)
+    if c.OF_SCALARS:
+        for n in tl.static_range(c.n_scalars):
+            value = tl.sum(tl.where(exists, of_scalars[n], 0.0), 0)
+            tl.store(d_scalars + n * c.n_programs + tl.program_id(0), value)
+
+
+@kernel
+def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
+    sample, exists, block, part, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    outputs = _outputs(block, c)
+    cotangents = _cotangents(dy, sample, exists, group, outputs, c)
+    rate = tl.load(step)
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        row = index
+        for k in tl.static_range(1 if c.HARD else c.WAYS):
+            _add(total, _start(t, row, c), rate * factors[k], exists, cotangents, outputs, c)
+            row = index ^ flip
+
+
+# ------------------------------------------------------------------------------------- places
+@kernel
+def _place(c: tl.constexpr):
+    """Samples, block of outputs, part of the tables, group, and the first and last table of this program."""
+    sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
+    program = tl.program_id(0)
+    sample, exists = _row_tiles.block(c.ROWS, c.n_samples, program % sample_blocks)
+    rest = program // sample_blocks
+    block = (rest % c.BLOCKS).to(c.INDEX)
+    rest = rest // c.BLOCKS
+    part, group = (rest % c.PARTS).to(c.INDEX), (rest // c.PARTS).to(c.INDEX)
+    first = (rest // c.PARTS) * c.n_each + (rest % c.PARTS) * c.DETECTORS
+    last = tl.minimum(first + c.DETECTORS, (rest // c.PARTS + 1) * c.n_each)
+    return sample.to(c.INDEX), exists, block, part, group, first, last
+
+
+@kernel
+def _outputs(block, c: tl.constexpr):
+    """The outputs of this program, in one or two tiles."""
+    first = block.to(tl.int32) * c.FIRST + tl.arange(0, c.FIRST)
+    if c.PIECES == 1:
+        return (first,)
+    else:
+        return (first, c.FIRST + tl.arange(0, c.SECOND))
+
+
+@kernel
+def _start(t, row, c: tl.constexpr):
+    """Where a row of a table starts."""
+    return (t.to(c.INDEX) * c.n_rows + row) * c.n_outputs
+
+
+# ------------------------------------------------------------------------------------- reading and adding
+@kernel
+def _read(weights, start, reads, output, c: tl.constexpr):
+    """Tile of the outputs of rows; 0 for those that are not read."""
+    mask = reads[:, None] & (output < c.n_outputs)[None, :]
+    return tl.load(weights + (start[:, None] + output[None, :]), mask=mask, other=0)
+
+
+@kernel
+def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
+    """Tiles of the cotangent of the outputs."""
+    if c.SUM_GROUPS:
+        start = sample * c.n_outputs
+    else:
+        start = (sample * c.n_groups + group) * c.n_outputs
+    found = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        found += (_read(dy, start, exists, outputs[p], c).to(tl.float32),)
+    return found
+
+
+@kernel
+def _add(total, start, factor, exists, cotangents, outputs, c: tl.constexpr):
+    """Add the cotangents times a factor to rows; a factor of 0 adds nothing."""
+    adds = exists & (factor != 0)
+    for p in tl.static_range(c.PIECES):
+        mask = adds[:, None] & (outputs[p] < c.n_outputs)[None, :]
+        to = total + (start[:, None] + outputs[p][None, :])
+        tl.atomic_add(to, factor[:, None] * cotangents[p], mask=mask, sem="relaxed")
+
+
+@kernel
+def _scales(exponents, group, output, shift: tl.constexpr, c: tl.constexpr):
+    """Scale of each output of a group, times a power of two."""
+    mask = output < c.n_outputs
+    return _power(tl.load(exponents + group * c.n_outputs + output, mask=mask, other=0) + shift)
+
+
+@kernel
+def _power(exponent):
+    """``2**exponent``, for normal numbers."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@kernel
+def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c: tl.constexpr):
+    """Add to the inputs of each comparison the cotangent of its margin."""
+    for j in tl.static_range(c.n_comparisons):
+        du = tl.where(flip == (1 << j), of_closest, 0.0)
+        if c.SCORED:
+            m = tl.abs(u[j])
+            e = tl.exp(-s[0] * m)
+            du += of_total + of_logs * s[0] * (e / (1 + e))
+        du = tl.where(u[j] > 0, du, -du)
+        for side in tl.static_range(c.n_ends):
+            end = tl.load(ends + (t * c.n_comparisons + j) * c.n_ends + side)
+            to = dx + end.to(c.INDEX) * c.n_samples + sample
+            tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
+
+
+# ------------------------------------------------------------------------------------- margins and coefficients
+@kernel
+def _scalars(scalars, c: tl.constexpr):
+    """Exponentials of the learned scalars, as the formulas have them; three, whatever the read."""
+    one = tl.full((), 1.0, tl.float32)
+    if c.FAMILY == "soft_sign":
+        return tl.exp(tl.load(scalars)), tl.exp(-tl.load(scalars + 1)), one
+    elif c.SCORED:
+        rate = one
+        if c.WAYS == 2:
+            rate = tl.exp(-tl.load(scalars + 2))
+        return tl.exp(tl.load(scalars)), tl.exp(tl.load(scalars + 1)), rate
+    else:
+        return one, one, one
+
+
+@kernel
+def _margins(x, ends, t, sample, exists, c: tl.constexpr):
+    """The margins of a table's comparisons."""
+    found = _gate_tiles.nothing()
+    for j in tl.static_range(c.n_comparisons):
+        end = ends + (t * c.n_comparisons + j) * c.n_ends
+        at = tl.load(end).to(c.INDEX) * c.n_samples + sample
+        margin = tl.load(x + at, mask=exists, other=0).to(tl.float32)
+        if c.n_ends == 2:
+            at = tl.load(end + 1).to(c.INDEX) * c.n_samples + sample
+            margin -= tl.load(x + at, mask=exists, other=0).to(tl.float32)
+        found += (margin,)
+    return found
+
+
+@kernel
+def _address(u, c: tl.constexpr):
+    """Row, bit of the closest comparison, and its distance: the first of equals, and NaN before any number."""
+    index, flip, closest = (u[0] > 0).to(tl.int32), tl.full((c.ROWS,), 1, tl.int32), tl.abs(u[0])
+    for j in tl.static_range(1, c.n_comparisons):
+        index |= (u[j] > 0).to(tl.int32) << j
+        distance = tl.abs(u[j])
+        closer = (distance < closest) | ((distance != distance) & (closest == closest))
+        closest = tl.where(closer, distance, closest)
+        flip = tl.where(closer, 1 << j, flip)
+    return index, flip, closest
+
+
+@kernel
+def _kept(found, keep, t, sample, exists, c: tl.constexpr):
+    """Coefficients of both ways times the factor of the table."""
+    if c.KEEP:
+        factor = tl.load(keep + t.to(c.INDEX) * c.n_samples + sample, mask=exists, other=0).to(tl.float32)
+        return found[0] * factor, found[1] * factor
+    else:
+        return found[0], found[1]
+
+
+@kernel
+def _as_integer(coefficient):
+    """A power of two, or 0, in units of the least one; 0 for NaN."""
+    return tl.where(coefficient == coefficient, coefficient * 64, 0.0).to(tl.int32)
+
+
+@kernel
+def _coefficients(u, closest, s, c: tl.constexpr):
+    """Coefficients of both ways, and what their derivatives are made of.
+
+    The neighbour's share; then of scores the score, the sum of the logarithms, the score over the sum of the distances, and of
+    powers of two their ratios to the exact coefficients.
+    """
+    zero = tl.zeros((c.ROWS,), tl.float32)
+    if c.SCORED:
+        total, product = tl.abs(u[0]), 1 + tl.exp(-s[0] * tl.abs(u[0]))
+        for j in tl.static_range(1, c.n_comparisons):
+            total += tl.abs(u[j])
+            product *= 1 + tl.exp(-s[0] * tl.abs(u[j]))
+        logs = -tl.log(product)
+        discount = tl.exp(s[1] * logs)
+        score = total * discount
+        share, a, b = zero, score, zero
+        if c.WAYS == 2:
+            share = 1 / (1 + tl.exp(2 * closest * s[2]))
+            a, b = score * (1 - share), score * share
+        if c.FAMILY == "powers":
+            return _powers(a, b, share, closest, total, score, logs, discount, s, c)
+        else:
+            return a, b, share, score, logs, discount, zero, zero
+    else:
+        if c.FAMILY == "blend":
+            share = 0.5 / (1 + closest)
+        else:
+            share = 1 / (1 + tl.exp(2 * (closest / (s[0] + closest)) * s[1]))
+        a, b = 1 - share, share
+        if c.HARD:
+            a, b = tl.where(share == share, 1.0, share), zero
+        return a, b, share, zero, zero, zero, zero, zero
+
+
+@kernel
+def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constexpr):
+    """Coefficients rounded to powers of two: `lutjax.reads.PowersOfTwo`."""
+    LN2: tl.constexpr = 0.6931471805599453
+    exponent = tl.log2(total) + s[1] * logs / LN2
+    q = tl.zeros((c.ROWS,), tl.int32)
+    if c.WAYS == 2:
+        rounded = tl.floor(2 * closest * s[2] / LN2 + 0.5)
+        q = tl.where(rounded < 64, rounded, tl.where(rounded == rounded, 64.0, 0.0)).to(tl.int32)
+        exponent -= tl.where(q < 8, tl.log2(1 + _power(-q)), 0.0)
+    k = tl.floor(exponent + 0.5)
+    exists = k >= -3
+    k = tl.where(exists, tl.minimum(k, 4.0), -3.0).to(tl.int32)
+    main, other = _power(k), _power(k - q)
+    ratios = tl.minimum(main / tl.maximum(a, 1e-30), 256.0), tl.minimum(other / tl.maximum(b, 1e-30), 256.0)
+    # NaN, and also an infinity, whose gradient is not a number.
+    known = (a - a == 0) & (b - b == 0)
+    nan = float("nan")
+    main = tl.where(known, tl.where(exists, main, 0.0), nan)
+    other = tl.where(known, tl.where(exists & (q <= 3), other, 0.0), nan)
+    return main, other, share, score, logs, discount, ratios[0], ratios[1]
+
+
+@kernel
+def _times(products, factor, c: tl.constexpr):
+    if c.WAYS == 1:
+        return (products[0] * factor,)
+    else:
+        return products[0] * factor, products[1] * factor
+
+
+@kernel
+def _pull(u, closest, found, products, s, c: tl.constexpr):
+    """Cotangents of the smallest distance, of the sum of distances, of that of logarithms, and of the scalars.
+
+    Args:
+      found: see `_coefficients`. products: cotangents of the coefficients.
+    """
+    share, score, logs, discount = found[2], found[3], found[4], found[5]
+    zero = tl.zeros((c.ROWS,), tl.float32)
+    if c.FAMILY == "blend":
+        distance = 1 + closest
+        return (products[0] - products[1]) * 0.5 / (distance * distance), zero, zero, (zero, zero, zero)
+    elif c.FAMILY == "soft_sign":
+        distance = s[0] + closest
+        of_ratio = (products[1] - products[0]) * 2 * share * (1 - share) * s[1]
+        slope = of_ratio * s[0] / (distance * distance)
+        return -slope, zero, zero, (slope * closest, of_ratio * (closest / distance), zero)
+    else:
+        main, other = products[0], zero
+        if c.WAYS == 2:
+            other = products[1]
+        if c.FAMILY == "powers":
+            main *= found[6]
+            if c.WAYS == 2:
+                other *= found[7]
+        of_score, of_closest, of_tau = main, zero, zero
+        if c.WAYS == 2:
+            of_score = main + share * (other - main)
+            slope = score * (other - main) * share * (1 - share) * 2 * s[2]
+            of_closest, of_tau = -slope, slope * closest
+        of_logs = of_score * score * s[1]
+        by_beta = zero
+        for j in tl.static_range(c.n_comparisons):
+            m = tl.abs(u[j])
+            e = tl.exp(-s[0] * m)
+            by_beta += m * (e / (1 + e))
+        return of_closest, of_score * discount, of_logs, (of_logs * s[0] * by_beta, of_logs * logs, of_tau)
+
+
+@kernel
+def _plus(a, b):
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
