@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lutjax._dtypes import FLOATS
 from lutjax._row_rules import SGD
@@ -60,27 +59,14 @@ def unsupported(request: Request) -> str | None:
 def unsupported_arguments(request: Request) -> str | None:
     """Return why no kernel computes a call, whatever the device; None if one does."""
     call, step = request.call, request.step
-    if isinstance(call, ScoredLut):
-        return _unsupported_scores(call, step)
+    integers = ("int8", "int32") if isinstance(call, ScoredLut) else ("int32",)
     for leaf in jax.tree.leaves((call, step)):
-        if leaf.dtype.name not in (*FLOATS, "int32"):
+        if leaf.dtype.name not in (*FLOATS, *integers):
             return f"has no kernel for {leaf.dtype}"
     if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
-    return None
-
-
-def _unsupported_scores(call: ScoredLut, step: Step | None) -> str | None:
-    """Return why no kernel compares, scores and reads rows by itself."""
-    for leaf in jax.tree.leaves((call, step)):
-        if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32", "int8"):
-            return f"has no kernel for {leaf.dtype}"
-    if call.accumulate is not None:
-        return "has no sums of fixed point"
-    if step is not None and not (step.rule.additive and call.weights.dtype == jnp.float32):
-        return f"moves float32 tables by SGD without weight decay only, not {call.weights.dtype} by {step.rule}"
     return None
 
 

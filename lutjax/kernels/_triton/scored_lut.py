@@ -38,7 +38,7 @@ _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
-    if not _is_known(call.read):
+    if not _is_fused(call):
         return plain.forward(call, device=device)
     tile = _Tile.of("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
@@ -60,7 +60,7 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
 def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    if not _is_known(call.read) or call.weights.dtype == jnp.int8:
+    if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward(call, cotangent, needs, device=device)
     tile = _Tile.of("backward", _backward_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
@@ -94,7 +94,8 @@ def backward(
 def update(
     call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    if not _is_known(call.read):
+    adds = step.rule.additive and call.weights.dtype == jnp.float32
+    if not (adds and _is_fused(call)):
         return plain.update(call, cotangent, step, device=device)
     tile = _Tile.of("update", _update_rule, call, device)
     rate = step.rate.astype(jnp.float32)
@@ -137,8 +138,10 @@ def _formula(read: reads.Read) -> _Formula | None:
     return None
 
 
-def _is_known(read: reads.Read) -> bool:
-    return _formula(read) is not None
+def _is_fused(call: ScoredLut) -> bool:
+    """Return whether one kernel computes a call: a read of lutjax in float32."""
+    wide = any(a is not None and a.dtype == jnp.float64 for a in (call.x, call.weights, call.keep))
+    return _formula(call.read) is not None and call.accumulate is None and not wide
 
 
 def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]:
@@ -164,7 +167,7 @@ def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
     """Return the outputs that sums of integers stand for."""
     assert call.exponents is not None
-    y = jnp.ldexp(jnp.sum(sums, 0, dtype=sums.dtype).astype(jnp.float32), call.exponents - _SHIFT)
+    y = jnp.ldexp(jnp.sum(sums, 0, dtype=sums.dtype).astype(jnp.float32), (call.exponents - _SHIFT)[None])
     return jnp.where(jnp.any(sums == _UNKNOWN, 0), jnp.nan, y)
 
 
@@ -551,11 +554,14 @@ def _coefficients(u, closest, s, c: tl.constexpr):
     """
     zero = tl.zeros((c.ROWS,), tl.float32)
     if c.SCORED:
-        total, product = tl.abs(u[0]), 1 + tl.exp(-s[0] * tl.abs(u[0]))
+        # One logarithm for all comparisons: of the product of 1 + exp(-beta m), without losing the digits beside the 1.
+        total, excess = tl.abs(u[0]), tl.exp(-s[0] * tl.abs(u[0]))
         for j in tl.static_range(1, c.n_comparisons):
+            e = tl.exp(-s[0] * tl.abs(u[j]))
             total += tl.abs(u[j])
-            product *= 1 + tl.exp(-s[0] * tl.abs(u[j]))
-        logs = -tl.log(product)
+            excess += e + excess * e
+        product = 1 + excess
+        logs = -tl.where(product == 1, excess, tl.log(product) * (excess / (product - 1)))
         discount = tl.exp(s[1] * logs)
         score = total * discount
         share, a, b = zero, score, zero
