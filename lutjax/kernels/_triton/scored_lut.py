@@ -154,6 +154,8 @@ def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]
     if n_inputs_of > 1:
         group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
         ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
+    if _index(call) == jnp.int32:
+        ends *= len(call.x)
     return (
         call.x.transpose(1, 2, 0),
         weights,
@@ -162,6 +164,13 @@ def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]
         nothing if call.keep is None else call.keep.T,
         nothing if call.exponents is None else call.exponents,
     )
+
+
+def _index(call: ScoredLut) -> Any:
+    """Dtype that counts the elements of every array."""
+    n, n_outputs = len(call.x), call.weights.shape[2]
+    sizes = call.x.size, call.weights.size, len(call.weights) * n * triton.cdiv(max(n_outputs, 1), _OUTPUTS)
+    return jnp.int32 if max(*sizes, n * call.groups * n_outputs) < 2**31 else jnp.int64
 
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
@@ -216,7 +225,6 @@ class _Tile:
         assert formula is not None
         n_tables, n_rows, n_outputs = call.weights.shape
         first, second = _pieces(n_outputs) if self.output_blocks == 1 else (self.rows.outputs, 0)
-        largest = max(a.size for a in (call.x, call.weights)) + len(call.x) * call.groups * n_outputs
         return {
             "programs": self.programs if call.weights.size else 0,
             "device": self.rows.device,
@@ -245,11 +253,12 @@ class _Tile:
             "KEEP": call.keep is not None,
             "ROUNDED": call.exponents is not None,
             "INTEGERS": self.in_integers,
+            "ONES": formula.hard and call.keep is None,
             "SUM": tl.int32 if self.in_integers else tl.float32,
             "SHIFT": -_SHIFT,
             "UNKNOWN": _UNKNOWN,
             "SUM_GROUPS": call.sum_groups,
-            "INDEX": tl.int32 if largest < 2**31 else tl.int64,
+            "INDEX": tl.int32 if _index(call) == jnp.int32 else tl.int64,
         }
 
 
@@ -299,29 +308,21 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
-        if c.INTEGERS:
+        if c.INTEGERS or c.ONES:
             unknown |= (factors[0] != factors[0]).to(tl.int32)
         row = index
         for k in tl.static_range(1 if c.HARD else c.WAYS):
-            factor = _as_integer(factors[k]) if c.INTEGERS else factors[k]
-            at = _start(t, row, c)
-            reads = exists & (factor != 0)
-            sums = _gate_tiles.nothing()
-            for p in tl.static_range(c.PIECES):
-                value = _read(weights, at, reads, outputs[p], c).to(c.SUM)
-                sums += (totals[p] + factor[:, None] * value,)
-            totals = sums
+            totals = _plus_row(totals, weights, _start(t, row, c), factors[k], exists, outputs, c)
             row = index ^ flip
     to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
     for p in tl.static_range(c.PIECES):
         total = totals[p]
-        if c.IN_PARTS:
-            total = tl.where(unknown[:, None] != 0, c.UNKNOWN, total)
-        elif c.INTEGERS:
-            scale = _scales(exponents, group, outputs[p], c.SHIFT, c)
-            total = tl.where(unknown[:, None] != 0, float("nan"), total.to(tl.float32) * scale[None, :])
-        elif c.ROUNDED:
+        if c.INTEGERS and not c.IN_PARTS:
+            total = total.to(tl.float32) * _scales(exponents, group, outputs[p], c.SHIFT, c)[None, :]
+        elif c.ROUNDED and not c.INTEGERS:
             total *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+        if c.INTEGERS or c.ONES:
+            total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
         mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
         tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
 
@@ -434,6 +435,28 @@ def _read(weights, start, reads, output, c: tl.constexpr):
 
 
 @kernel
+def _plus_row(totals, weights, start, factor, exists, outputs, c: tl.constexpr):
+    """Sums plus rows times a factor; a factor of 0 reads nothing."""
+    sums = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        if c.ONES:  # every row exists, also of samples that do not
+            sums += (totals[p] + _read(weights, start, exists | True, outputs[p], c).to(tl.float32),)
+        elif c.INTEGERS:
+            units = _in_units(factor, c)
+            sums += (totals[p] + units[:, None] * _read(weights, start, exists & (units != 0), outputs[p], c),)
+        else:
+            value = _read(weights, start, exists & (factor != 0), outputs[p], c).to(tl.float32)
+            sums += (totals[p] + factor[:, None] * value,)
+    return sums
+
+
+@kernel
+def _in_units(coefficient, c: tl.constexpr):
+    """A power of two, or 0, as a multiple of the least one; 0 for NaN."""
+    return tl.where(coefficient == coefficient, coefficient * (1 << -c.SHIFT), 0.0).to(tl.int32)
+
+
+@kernel
 def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
     """Tiles of the cotangent of the outputs."""
     if c.SUM_GROUPS:
@@ -472,6 +495,7 @@ def _power(exponent):
 @kernel
 def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c: tl.constexpr):
     """Add to the inputs of each comparison the cotangent of its margin."""
+    of_samples = dx + sample
     for j in tl.static_range(c.n_comparisons):
         du = tl.where(flip == (1 << j), of_closest, 0.0)
         if c.SCORED:
@@ -480,8 +504,7 @@ def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, 
             du += of_total + of_logs * s[0] * (e / (1 + e))
         du = tl.where(u[j] > 0, du, -du)
         for side in tl.static_range(c.n_ends):
-            end = tl.load(ends + (t * c.n_comparisons + j) * c.n_ends + side)
-            to = dx + end.to(c.INDEX) * c.n_samples + sample
+            to = of_samples + _offset(ends + (t * c.n_comparisons + j) * c.n_ends + side, c)
             tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
 
 
@@ -507,13 +530,26 @@ def _margins(x, ends, t, sample, exists, c: tl.constexpr):
     found = _gate_tiles.nothing()
     for j in tl.static_range(c.n_comparisons):
         end = ends + (t * c.n_comparisons + j) * c.n_ends
-        at = tl.load(end).to(c.INDEX) * c.n_samples + sample
-        margin = tl.load(x + at, mask=exists, other=0).to(tl.float32)
+        margin = _input(x, end, sample, exists, c)
         if c.n_ends == 2:
-            at = tl.load(end + 1).to(c.INDEX) * c.n_samples + sample
-            margin -= tl.load(x + at, mask=exists, other=0).to(tl.float32)
+            margin -= _input(x, end + 1, sample, exists, c)
         found += (margin,)
     return found
+
+
+@kernel
+def _input(x, end, sample, exists, c: tl.constexpr):
+    """The compared input of the samples."""
+    return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
+
+
+@kernel
+def _offset(end, c: tl.constexpr):
+    """Start of an input, whose samples follow."""
+    if c.INDEX == tl.int32:
+        return tl.load(end)  # multiplied already
+    else:
+        return tl.load(end).to(tl.int64) * c.n_samples
 
 
 @kernel
@@ -537,12 +573,6 @@ def _kept(found, keep, t, sample, exists, c: tl.constexpr):
         return found[0] * factor, found[1] * factor
     else:
         return found[0], found[1]
-
-
-@kernel
-def _as_integer(coefficient):
-    """A power of two, or 0, in units of the least one; 0 for NaN."""
-    return tl.where(coefficient == coefficient, coefficient * 64, 0.0).to(tl.int32)
 
 
 @kernel
