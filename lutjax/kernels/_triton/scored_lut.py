@@ -299,21 +299,14 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
     sample, exists, block, part, group, first, last = _place(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
-    totals = _gate_tiles.nothing()
-    for p in tl.static_range(c.PIECES):
-        totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
-    unknown = tl.zeros((c.ROWS,), tl.int32)
-    for t in range(first, last):
-        u = _margins(x, ends, t, sample, exists, c)
-        index, flip, closest = _address(u, c)
-        found = _coefficients(u, closest, s, c)
-        factors = _kept(found, keep, t, sample, exists, c)
-        if c.INTEGERS or c.ONES:
-            unknown |= (factors[0] != factors[0]).to(tl.int32)
-        row = index
-        for k in tl.static_range(1 if c.HARD else c.WAYS):
-            totals = _plus_row(totals, weights, _start(t, row, c), factors[k], exists, outputs, c)
-            row = index ^ flip
+    totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, False, c)
+    if not (c.INTEGERS or c.ONES):
+        # Rows were read whatever their coefficients: if that made a number of none, those of 0 are left out.
+        strange = tl.zeros((c.ROWS,), tl.int32)
+        for p in tl.static_range(c.PIECES):
+            strange += tl.sum(((tl.abs(totals[p]) < float("inf")) == 0).to(tl.int32), 1)
+        if tl.sum(strange, 0) != 0:
+            totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
     to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
     for p in tl.static_range(c.PIECES):
         total = totals[p]
@@ -325,6 +318,28 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
             total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
         mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
         tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _sums(
+    x, weights, ends, keep, first, last, sample, exists, outputs, s, SKIP: tl.constexpr, c: tl.constexpr
+):
+    """Weighted sums of rows, and whether a sum of ones or of integers is not a number; SKIP: leave out coefficients of 0."""
+    totals = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
+    unknown = tl.zeros((c.ROWS,), tl.int32)
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        if c.INTEGERS or c.ONES:
+            unknown |= (factors[0] != factors[0]).to(tl.int32)
+        row = index
+        for k in tl.static_range(1 if c.HARD else c.WAYS):
+            totals = _plus_row(totals, weights, _start(t, row, c), factors[k], outputs, SKIP, c)
+            row = index ^ flip
+    return totals, unknown
 
 
 @kernel
@@ -348,7 +363,7 @@ def _differentiate(
             for k in tl.static_range(c.WAYS):
                 product = tl.zeros((c.ROWS,), tl.float32)
                 for p in tl.static_range(c.PIECES):
-                    value = _read(weights, starts[k], exists, outputs[p], c).to(tl.float32)
+                    value = _read(weights, starts[k], outputs[p], c).to(tl.float32)
                     if c.ROUNDED:
                         value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
                     product += tl.sum(value * cotangents[p], 1)
@@ -428,25 +443,37 @@ def _start(t, row, c: tl.constexpr):
 
 # ------------------------------------------------------------------------------------- reading and adding
 @kernel
-def _read(weights, start, reads, output, c: tl.constexpr):
+def _read(weights, start, output, c: tl.constexpr):
+    """Tile of the outputs of rows, all of which exist."""
+    at = weights + (start[:, None] + output[None, :])
+    if c.BLOCKS == 1 and c.FIRST + c.SECOND == c.n_outputs:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(output < c.n_outputs)[None, :], other=0)
+
+
+@kernel
+def _read_some(weights, start, reads, output, c: tl.constexpr):
     """Tile of the outputs of rows; 0 for those that are not read."""
     mask = reads[:, None] & (output < c.n_outputs)[None, :]
     return tl.load(weights + (start[:, None] + output[None, :]), mask=mask, other=0)
 
 
 @kernel
-def _plus_row(totals, weights, start, factor, exists, outputs, c: tl.constexpr):
-    """Sums plus rows times a factor; a factor of 0 reads nothing."""
+def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl.constexpr):
+    """Sums plus rows times a factor."""
     sums = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        if c.ONES:  # every row exists, also of samples that do not
-            sums += (totals[p] + _read(weights, start, exists | True, outputs[p], c).to(tl.float32),)
+        if c.ONES:
+            sums += (totals[p] + _read(weights, start, outputs[p], c).to(tl.float32),)
         elif c.INTEGERS:
             units = _in_units(factor, c)
-            sums += (totals[p] + units[:, None] * _read(weights, start, exists & (units != 0), outputs[p], c),)
-        else:
-            value = _read(weights, start, exists & (factor != 0), outputs[p], c).to(tl.float32)
+            sums += (totals[p] + units[:, None] * _read_some(weights, start, units != 0, outputs[p], c),)
+        elif SKIP:
+            value = _read_some(weights, start, factor != 0, outputs[p], c).to(tl.float32)
             sums += (totals[p] + factor[:, None] * value,)
+        else:
+            sums += (totals[p] + factor[:, None] * _read(weights, start, outputs[p], c).to(tl.float32),)
     return sums
 
 
@@ -465,7 +492,7 @@ def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
         start = (sample * c.n_groups + group) * c.n_outputs
     found = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        found += (_read(dy, start, exists, outputs[p], c).to(tl.float32),)
+        found += (_read_some(dy, start, exists, outputs[p], c).to(tl.float32),)
     return found
 
 
@@ -628,8 +655,8 @@ def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constex
     k = tl.where(exists, tl.minimum(k, 4.0), -3.0).to(tl.int32)
     main, other = _power(k), _power(k - q)
     ratios = tl.minimum(main / tl.maximum(a, 1e-30), 256.0), tl.minimum(other / tl.maximum(b, 1e-30), 256.0)
-    # NaN, and also an infinity, whose gradient is not a number.
-    known = (a - a == 0) & (b - b == 0)
+    # Not known of NaN, and of an infinity, whose gradient is not a number.
+    known = (a < float("inf")) & (b < float("inf"))
     nan = float("nan")
     main = tl.where(known, tl.where(exists, main, 0.0), nan)
     other = tl.where(known, tl.where(exists & (q <= 3), other, 0.0), nan)
