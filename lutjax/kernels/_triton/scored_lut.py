@@ -357,20 +357,23 @@ def _differentiate(
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
-        starts = (_start(t, index, c), _start(t, index ^ flip, c))
-        if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
-            products = _gate_tiles.nothing()
-            for k in tl.static_range(c.WAYS):
-                product = tl.zeros((c.ROWS,), tl.float32)
+        # The ways in a loop: what is in registers for one is not there for the other.
+        row, product, factor = index, tl.zeros((c.ROWS,), tl.float32), factors[0]
+        previous = product
+        for k in range(c.WAYS):
+            start = _start(t, row, c)
+            if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
+                previous, product = product, tl.zeros((c.ROWS,), tl.float32)
                 for p in tl.static_range(c.PIECES):
-                    value = _read(weights, starts[k], outputs[p], c).to(tl.float32)
+                    value = _read(weights, start, outputs[p], c).to(tl.float32)
                     if c.ROUNDED:
                         value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
                     product += tl.sum(value * cotangents[p], 1)
-                products += (product,)
-        if c.OF_WEIGHTS:
-            for k in tl.static_range(1 if c.HARD else c.WAYS):
-                _add(d_weights, starts[k], factors[k], exists, cotangents, outputs, c)
+                product = _one_by_one(product, c)
+            if c.OF_WEIGHTS:
+                _add(d_weights, start, factor, exists, cotangents, outputs, c)
+            row, factor = index ^ flip, factors[1]
+        products = (previous, product) if c.WAYS == 2 else (product,)
         if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
             here = t.to(c.INDEX) * c.n_samples + sample
             if c.OF_KEEP:
@@ -484,6 +487,12 @@ def _in_units(coefficient, c: tl.constexpr):
 
 
 @kernel
+def _one_by_one(value, c: tl.constexpr):
+    """The same values of the samples, one in each thread: a sum over a tile leaves several there, and each in many threads."""
+    return tl.gather(value, tl.arange(0, c.ROWS), 0)
+
+
+@kernel
 def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
     """Tiles of the cotangent of the outputs."""
     if c.SUM_GROUPS:
@@ -501,8 +510,10 @@ def _add(total, start, factor, exists, cotangents, outputs, c: tl.constexpr):
     """Add the cotangents times a factor to rows; a factor of 0 adds nothing."""
     adds = exists & (factor != 0)
     for p in tl.static_range(c.PIECES):
-        mask = adds[:, None] & (outputs[p] < c.n_outputs)[None, :]
         to = total + (start[:, None] + outputs[p][None, :])
+        mask = adds[:, None]
+        if not (c.BLOCKS == 1 and c.FIRST + c.SECOND == c.n_outputs):
+            mask = mask & (outputs[p] < c.n_outputs)[None, :]
         tl.atomic_add(to, factor[:, None] * cotangents[p], mask=mask, sem="relaxed")
 
 
