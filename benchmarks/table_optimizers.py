@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--png", type=Path, help="write the curves to this file")
     arguments = parser.parse_args()
-    demo = PRESETS["demo"]
+    demo = PRESETS["lut"]["demo"]
     model = LUTTransformerConfig(**_of(LUTTransformerConfig, demo))
     text = load_text(arguments.text, context=model.context)
     figure = Figure(figsize=(8, 5), layout="constrained")

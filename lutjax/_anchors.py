@@ -1,5 +1,7 @@
 """Drawing anchor pairs, and checking ids that are known before anything runs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +17,15 @@ def sample_anchors(
     n_anchors: int,
     *,
     candidates: Int[Array, "#detectors candidates"] | None = None,
+    distinct: bool = False,
+    groups: int | None = None,
 ) -> Int[jax.Array, "{n_detectors} {n_anchors} 2"]:
     """Draws the anchor pairs of detectors.
 
     Each pair is drawn uniformly from the ``n * (n - 1)`` ordered pairs of distinct candidate inputs,
-    independently and with replacement: a detector can hold a pair twice.
+    independently and with replacement: a detector can hold a pair twice. With `distinct` the ``n * (n - 1) / 2`` pairs
+    ``a < b`` are drawn without replacement, detector after detector: every pair is drawn once before one is drawn
+    again, and no detector holds a pair twice, unless it has more pairs than there are.
 
     Args:
       key: a key of `jax.random`.
@@ -28,12 +34,17 @@ def sample_anchors(
       n_anchors: pairs per detector, ``C``.
       candidates: int32 ``[T or 1, W]``, the inputs each detector may compare; -1 is an unused slot. All
         inputs if not given. Not traced: it is checked here.
+      distinct: draw without replacement; detectors of the same candidates share a pool of pairs. Takes memory for
+        all pairs of inputs.
+      groups: number of groups of detectors that follow each other, ``G``, each with a pool of its own; matters only with
+        `distinct`.
 
     Returns:
       int32 ``[T, C, 2]``, for `lutjax.detect`.
 
     Raises:
-      ValueError: a size is negative, a detector has fewer than two candidates, or a candidate is not an input.
+      ValueError: a size is negative, a detector has fewer than two candidates, a candidate is not an input, or groups
+        do not divide the detectors.
 
     Source: docs/semantics.md, section 10.
 
@@ -44,6 +55,9 @@ def sample_anchors(
       (2, 3, 2)
       >>> bool((anchors[..., 0] != anchors[..., 1]).all())
       True
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), 4, 2, 3, distinct=True)
+      >>> sorted(anchors.reshape(-1, 2).tolist())
+      [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
     for name, size in (("n_inputs", n_inputs), ("n_detectors", n_detectors), ("n_anchors", n_anchors)):
         if size < 0:
@@ -57,6 +71,14 @@ def sample_anchors(
         ids, count = None, jnp.full((n_detectors, 1), n_inputs, jnp.int32)
     else:
         ids, count = _packed(np.asarray(candidates), n_inputs, n_detectors)
+    n_groups = 1 if groups is None else groups
+    if n_groups < 1 or n_detectors % n_groups:
+        raise ValueError(
+            f"sample_anchors: groups is {groups}; it must divide the number of detectors, {n_detectors}."
+        )
+    if distinct:
+        rows = np.arange(n_inputs)[None] if candidates is None else np.asarray(candidates)
+        return _distinct(key, n_detectors, n_anchors, rows, n_groups)
     a_key, b_key = jax.random.split(key)
     shape = (n_detectors, n_anchors)
     a = jax.random.randint(a_key, shape, 0, count)
@@ -65,6 +87,67 @@ def sample_anchors(
     if ids is None:
         return pairs
     return jnp.take_along_axis(ids, pairs.reshape(n_detectors, -1), -1).reshape(pairs.shape)
+
+
+def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int) -> jax.Array:
+    """Pairs without replacement, from a pool for each group and each set of candidates."""
+    sets = [np.unique(row[row >= 0]) for row in candidates]
+    for t, ids in enumerate(sets):
+        if len(ids) < 2:
+            raise ValueError(
+                f"sample_anchors: detector {t} has {len(ids)} different candidate input; it compares two different "
+                "inputs, so it needs at least 2."
+            )
+    pools: dict[tuple[int, bytes], list[int]] = {}
+    for t in range(n_detectors if n_anchors else 0):
+        of_group = t * groups // n_detectors
+        pools.setdefault((of_group, sets[t % len(sets)].tobytes()), []).append(t)
+    alike: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
+    for pool, detectors in enumerate(pools.values()):
+        size = len(sets[detectors[0] % len(sets)])
+        alike.setdefault((size, len(detectors)), []).append((pool, detectors))
+    pairs = jnp.zeros((n_detectors, n_anchors, 2), jnp.int32)
+    keys = jax.random.split(key, max(len(pools), 1))
+    for (size, tables), members in alike.items():
+        drawn = _permuted_pairs(keys[np.asarray([pool for pool, _ in members])], size, tables, n_anchors)
+        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members])
+        named = jnp.take_along_axis(jnp.asarray(ids, jnp.int32), drawn.reshape(len(members), -1), 1)
+        every = np.concatenate([detectors for _, detectors in members])
+        pairs = pairs.at[every].set(named.reshape(-1, n_anchors, 2))
+    return pairs
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int) -> jax.Array:
+    """Pairs ``a < b`` of each key, ``[keys, T, C, 2]``: one permutation of all pairs after another."""
+    n_pairs = n_inputs * (n_inputs - 1) // 2
+    starts = n_pairs * np.arange(-(-n_detectors * n_anchors // n_pairs) + 1)
+    # Pairs that a detector has before a permutation begins: the first ones of the permutation must be others.
+    before = starts % n_anchors if n_anchors <= n_pairs else np.zeros_like(starts)
+    missing = np.where(before > 0, n_anchors - before, 0)
+    places = jnp.arange(n_pairs)
+
+    def permuted(held: jax.Array, step: tuple[Array, Array, Array]) -> tuple[jax.Array, jax.Array]:
+        key, missing, held_after = step
+        first, rest = jax.random.uniform(key, (2, n_pairs))
+        rank = jnp.zeros_like(places).at[jnp.lexsort((first, held))].set(places)
+        order = jnp.lexsort((rest, jnp.where(rank < missing, rank, n_pairs)))
+        return jnp.zeros_like(held).at[order].set(places >= n_pairs - held_after), order
+
+    def of_key(key: Array) -> jax.Array:
+        keys = jax.random.split(key, len(starts) - 1)
+        if missing[:-1].any():
+            steps = (keys, jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
+            _, orders = jax.lax.scan(permuted, jnp.zeros((n_pairs,), bool), steps)
+        else:
+            orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
+        p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
+        # Pairs of neighbours on a circle come first, then those two apart, and so on: each pair once.
+        a, b = p % n_inputs, (p % n_inputs + p // n_inputs + 1) % n_inputs
+        pairs = jnp.stack([jnp.minimum(a, b), jnp.maximum(a, b)], -1)
+        return pairs.reshape(n_detectors, n_anchors, 2)
+
+    return jax.vmap(of_key)(keys)
 
 
 def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[jax.Array, jax.Array]:

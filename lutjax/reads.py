@@ -28,7 +28,7 @@ __all__ = [
     "straight_through",
 ]
 
-Scalars = Mapping[str, Array]
+Scalars = Mapping[str, Any]
 Way = tuple[jax.Array, jax.Array]
 """Row ids and coefficients of one way to read, of one shape."""
 

@@ -8,7 +8,6 @@ values are those of fixed-point sums, bit for bit; derivatives are those of the 
 mode, so an op's cotangents differ from them by up to one resolution for each addend.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -144,10 +143,21 @@ def lookup(
     weights: Float[Array, "detectors rows outputs"],
     detection: Detection,
     *,
+    groups: int | None = None,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch outputs"]:
+) -> Float[Array, "*any outputs"]:
     weights, d = jnp.asarray(weights), detection
-    return _sum(_read(weights, d.index, [(d.margin, d.flip)]), -2, weights.dtype, accumulate)
+    return _sum_groups(_read(weights, d.index, [(d.margin, d.flip)]), groups, weights.dtype, accumulate)
+
+
+def _sum_groups(
+    values: jax.Array, groups: int | None, dtype: Any, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Sums over the detectors of each group, ``[..., T, O]`` -> ``[..., G, O]``, or ``[..., O]``."""
+    if groups is None:
+        return _sum(values, -2, dtype, accumulate)
+    *batch, n_detectors, n_outputs = values.shape
+    return _sum(values.reshape(*batch, groups, n_detectors // groups, n_outputs), -2, dtype, accumulate)
 
 
 def sparse_lookup(
@@ -156,8 +166,9 @@ def sparse_lookup(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    groups: int | None = None,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch {n_outputs}"]:
+) -> Float[Array, "*any {n_outputs}"]:
     weights = jnp.asarray(weights)
     n_detectors, n_rows, n_slots = weights.shape
     targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
@@ -166,7 +177,7 @@ def sparse_lookup(
     full = jnp.where(targets[..., None] == output, weights[..., None], 0)
     full = jnp.moveaxis(full, 2, 1).reshape(n_detectors * n_slots, n_rows, n_outputs)
     of_slots = jax.tree.map(lambda a: jnp.repeat(a, n_slots, axis=-1), detection)
-    return lookup(full, of_slots, accumulate=accumulate)
+    return lookup(full, of_slots, groups=groups, accumulate=accumulate)
 
 
 # ------------------------------------------------------------------------------------- weighted reads
@@ -189,10 +200,9 @@ def weighted_lookup(
     # Where nothing is read the value is 0 whatever the row, and the coefficient still has its derivative.
     value = jnp.where(reads, c, 0) * jnp.where(reads, rows, 0)
     value = value + (c - jax.lax.stop_gradient(c)) * jax.lax.stop_gradient(jnp.where(reads, 0, rows))
-    n_groups = groups or 1
-    shape = (*value.shape[:-3], n_groups, math.prod(value.shape[-3:-1]) // n_groups, value.shape[-1])
-    y = _sum(value.reshape(shape), -2, weights.dtype, accumulate)
-    return y[..., 0, :] if groups is None else y
+    *batch, n_detectors, n_ways, n_outputs = value.shape
+    value = value.reshape(*batch, n_detectors * n_ways, n_outputs)
+    return _sum_groups(value, groups, weights.dtype, accumulate)
 
 
 def margins(
@@ -392,10 +402,12 @@ def lut(
     weights: Float[Array, "detectors rows outputs"],
     anchors: Anchors,
     *,
+    groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch outputs"]:
-    return lookup(weights, detect(x, anchors, epsilon=epsilon), accumulate=accumulate)
+) -> Float[Array, "*any outputs"]:
+    d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
+    return lookup(weights, d, groups=groups, accumulate=accumulate)
 
 
 def sparse_lut(
@@ -405,11 +417,12 @@ def sparse_lut(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*batch {n_outputs}"]:
-    d = detect(x, anchors, epsilon=epsilon)
-    return sparse_lookup(weights, d, targets, n_outputs, accumulate=accumulate)
+) -> Float[Array, "*any {n_outputs}"]:
+    d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
+    return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 
 
 def lut_attention(

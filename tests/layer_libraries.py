@@ -11,16 +11,24 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lutjax.layers import _logic, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.layers import _logic, _projection, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 
 LIBRARIES = ("nnx", "linen", "haiku")
 KINDS = {
-    "params": nnx.Param,
+    "tables": lutjax_nnx.Tables,
+    "scalars": lutjax_nnx.Scalars,
+    "params": nnx.All(nnx.Param, nnx.Not(nnx.Any(lutjax_nnx.Tables, lutjax_nnx.Scalars))),
     "anchors": lutjax_nnx.Anchors,
     "targets": lutjax_nnx.Targets,
     "wires": lutjax_nnx.Wires,
     "thresholds": lutjax_nnx.Thresholds,
+    "quantised": lutjax_nnx.Quantised,
 }
+
+
+def spec_type_of(layer: str) -> Any:
+    name = f"{layer}Spec"
+    return next(getattr(m, name) for m in (_tables, _projection, _logic) if hasattr(m, name))
 
 
 class Case(NamedTuple):
@@ -35,7 +43,7 @@ class Case(NamedTuple):
 
     @property
     def spec_type(self) -> Any:
-        return getattr(_tables, f"{self.layer}Spec", None) or getattr(_logic, f"{self.layer}Spec")
+        return spec_type_of(self.layer)
 
     @property
     def spec(self) -> Any:
@@ -49,7 +57,7 @@ def inputs_of(case: Case, dtype: Any = jnp.float32, seed: int = 1) -> jax.Array:
 def by_kind(case: Case, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     kinds: dict[str, dict[str, Any]] = {}
     for v in case.spec.variables():
-        kinds.setdefault(v.kind, {})[v.name] = arrays[v.name]
+        kinds.setdefault(v.collection, {})[v.name] = arrays[v.name]
     return kinds
 
 
@@ -138,13 +146,18 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
 
 def assert_drawn(case: Case, x: jax.Array) -> list[dict[str, jax.Array]]:
     """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
-    want = {v.name: (v.kind, v.shape, v.dtype) for v in case.spec.variables()}
     every = []
     for library in LIBRARIES:
+        want = {
+            v.name: (v.kind if library == "nnx" else v.collection, v.shape, v.dtype)
+            for v in case.spec.variables()
+        }
         drawn = drawn_by(library, case, x)
         kinds = {n: kind or want[n][0] for n, (kind, _) in drawn.items()}
         assert {n: (kinds[n], a.shape, a.dtype) for n, (_, a) in drawn.items()} == want, library
-        assert all((kind == "params") == (want[n][0] == "params") for n, (kind, _) in drawn.items()), library
+        assert all(
+            (kind == "") == (library == "haiku" and kinds[n] != "params") for n, (kind, _) in drawn.items()
+        )
         every.append({n: a for n, (_, a) in drawn.items()})
         case.spec.check(every[-1])
     return every

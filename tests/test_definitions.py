@@ -110,28 +110,35 @@ def of_samples(d: lutjax.Detection) -> Arrays:
 
 
 def lookup() -> Example:
-    d, _ = detected(7, 3, 2)
+    d, _ = detected(7, 4, 2)
     return Example(
         of_samples(d),
-        {"weights": grid(3, 4, 5)},
-        lambda a: {"y": lutjax.lookup(a["weights"], with_margin(d, a["margin"]))},
-        lambda a: {"weights": a["weights"], "detection": with_margin(d, a["margin"], a["sample"])},
+        {"weights": grid(4, 4, 5)},
+        lambda a: {"y": lutjax.lookup(a["weights"], with_margin(d, a["margin"]), groups=2)},
+        lambda a: {
+            "weights": a["weights"],
+            "detection": with_margin(d, a["margin"], a["sample"]),
+            "groups": 2,
+        },
         {"margin": "dmargin", "weights": "dweights"},
     )
 
 
 def sparse_lookup() -> Example:
-    d, _ = detected(7, 3, 2)
-    targets = ids(-1, 5, 3, 1, 6)
+    d, _ = detected(7, 4, 2)
+    targets = ids(-1, 5, 4, 1, 6)
     return Example(
         of_samples(d),
-        {"weights": grid(3, 4, 6)},
-        lambda a: {"y": lutjax.sparse_lookup(a["weights"], with_margin(d, a["margin"]), targets, 5)},
+        {"weights": grid(4, 4, 6)},
+        lambda a: {
+            "y": lutjax.sparse_lookup(a["weights"], with_margin(d, a["margin"]), targets, 5, groups=2)
+        },
         lambda a: {
             "weights": a["weights"],
             "detection": with_margin(d, a["margin"], a["sample"]),
             "targets": targets,
             "n_outputs": 5,
+            "groups": 2,
         },
         {"margin": "dmargin", "weights": "dweights"},
     )
@@ -324,11 +331,21 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     epsilon, segments = {"epsilon": 0.5}, ids(0, 2, 2, 6)
     attention = {**epsilon, "window": 3, "segments": segments}
     return {
-        "lut": ({"x": grid(5, 4), "weights": grid(3, 4, 3)}, {"anchors": pairs}, epsilon),
+        "lut": ({"x": grid(5, 4), "weights": grid(3, 4, 3)}, {"anchors": pairs}, {**epsilon, "groups": None}),
+        "lut, groups": (
+            {"x": grid(5, 3, 4), "weights": grid(3, 4, 3)},
+            {"anchors": pairs},
+            {**epsilon, "groups": 3},
+        ),
         "sparse_lut": (
             {"x": grid(5, 4), "weights": grid(3, 4, 2)},
             {"anchors": pairs, "targets": targets, "n_outputs": 5},
-            epsilon,
+            {**epsilon, "groups": None},
+        ),
+        "sparse_lut, shared input": (
+            {"x": grid(5, 1, 4), "weights": grid(3, 4, 2)},
+            {"anchors": pairs, "targets": targets, "n_outputs": 5},
+            {**epsilon, "groups": 3},
         ),
         "lut_attention": (
             {"x": grid(2, 6, 4), "weights": grid(3, 2**5, 3), "positions": grid(3, 3, 1)},
@@ -339,9 +356,12 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     }
 
 
-@pytest.mark.parametrize("name", ["lut", "sparse_lut", "lut_attention", "logic_gates"])
+@pytest.mark.parametrize(
+    "name",
+    ["lut", "lut, groups", "sparse_lut", "sparse_lut, shared input", "lut_attention", "logic_gates"],
+)
 def test_compositions_are_their_definitions(name):
-    op = getattr(lutjax, name)
+    op = getattr(lutjax, name.split(",")[0])
     code = definition(op)
     differentiable, fixed, keywords = compositions()[name]
     differentiable = {k: jnp.asarray(v) for k, v in differentiable.items()}

@@ -97,7 +97,11 @@ def test_long_sequences():
 
 @pytest.mark.parametrize(
     ("op", "sizes"),
-    [("lookup", {"batch": 512, "detectors": 8}), ("lookup_attention", {"batch": 8, "queries": 64})],
+    [
+        ("lookup", {"batch": 512, "detectors": 8}),
+        ("weighted_lookup", {"batch": 512, "detectors": 8}),
+        ("lookup_attention", {"batch": 8, "queries": 64}),
+    ],
 )
 def test_fixed_point_is_the_same_every_time(op, sizes):
     """Sums by atomics, in whatever order they happen."""

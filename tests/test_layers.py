@@ -27,10 +27,11 @@ from layer_libraries import (
     inputs_of,
     nnx_layer,
     options_of,
+    spec_type_of,
 )
 
 import lutjax
-from lutjax.layers import _logic, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.layers import _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
@@ -495,7 +496,7 @@ def test_linen_has_the_options_of_the_spec(layer):
 @pytest.mark.parametrize("layer", linen.__all__)
 def test_constructors_are_the_same(layer):
     """Names, order, kinds, defaults and annotations of arguments are those of the spec in every library."""
-    spec_type = getattr(_tables, f"{layer}Spec", None) or getattr(_logic, f"{layer}Spec")
+    spec_type = spec_type_of(layer)
     found = inspect.signature(spec_type).parameters.values()
     want = [p for p in found if p.name not in spec_type.implied]
     assert all(p.annotation is not p.empty for p in want)

@@ -15,7 +15,7 @@ from flax import nnx
 
 import lutjax.models
 from lutjax.layers.nnx import check
-from lutjax.models import LUTTransformer, LUTTransformerConfig, transformer
+from lutjax.models import LUTTransformer, LUTTransformerConfig, _decoder, transformer
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORDED = sorted(GOLDEN.glob("gt_tr_*.npz")) + sorted(GOLDEN.glob("ext_tr_*.npz"))
@@ -237,9 +237,9 @@ def test_generates_where_integers_are_int64():
 def test_generate_does_not_compile_twice():
     model = model_of()
     one = model.generate(tokens_of(2, 3), 4, key=jax.random.key(0))
-    compiled = transformer._generate._cache_size()
+    compiled = _decoder._generate._cache_size()
     two = model.generate(tokens_of(2, 3, seed=1), 4, key=jax.random.key(1), temperature=0.5)
-    assert transformer._generate._cache_size() == compiled
+    assert _decoder._generate._cache_size() == compiled
     assert one.shape == two.shape == (2, 4)
     assert one.dtype == jnp.int32
 
@@ -421,7 +421,7 @@ def test_tokens():
 
 
 def test_names_of_the_package():
-    assert {"LUTTransformer", "LogicClassifier", "LogicCA"} < set(dir(lutjax.models))
+    assert {"GPT", "LUTTransformer", "LogicClassifier", "LogicCA"} < set(dir(lutjax.models))
     for name in dir(lutjax.models):
         assert getattr(lutjax.models, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Transformer'"):

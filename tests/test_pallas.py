@@ -69,10 +69,10 @@ def test_shapes(op, shape):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Look-ups in several blocks along every axis, of tables read row by row: as of far larger ones."""
-    from lutjax.kernels._pallas.tpu import _products, _resident
+    from lutjax.kernels._pallas.tpu import _resident, _row_blocks
 
     for name in ("_ROWS", "_SAMPLES", "_OUTPUTS"):
-        monkeypatch.setattr(_products, name, 128 if name != "_ROWS" else 8)
+        monkeypatch.setattr(_row_blocks, name, 128 if name != "_ROWS" else 8)
     monkeypatch.setattr(_resident, "resident_outputs", lambda shape, device: 128)
     monkeypatch.setattr(_resident, "_READS", 16)
     monkeypatch.setattr(_resident, "_TOGETHER", 2)

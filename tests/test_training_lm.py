@@ -218,7 +218,7 @@ def test_vocabulary_must_be_bytes() -> None:
         ("cooldown", 1.5),
         ("seed", -1),
         ("optimizer", "lion"),
-        ("schedule", "cosine"),
+        ("schedule", "linear"),
         ("loss", "max"),
         ("table_gradient", "sparse"),
         ("table_optimizer", "adam"),

@@ -51,7 +51,8 @@ GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute 
 def is_fast(op, shape):
     """Return whether a size shows much in little time: programs run one after the other in the interpreter."""
     size = testing.cases_of(op).sizes[shape]
-    return Tag.SLOW not in size.tags and (bool({Tag.FAST, Tag.DTYPES} & set(size.tags)) or 0 in size.values())
+    shows = bool({Tag.FAST, Tag.DTYPES} & set(size.tags)) or 0 in size.values() or shape == "groups"
+    return Tag.SLOW not in size.tags and shows
 
 
 def compiled_size(op):
@@ -254,6 +255,79 @@ def test_sparse_lookup_of_any_ids(monkeypatch, compared):
         return lutjax.sparse_lookup(weights, d, targets, 6, implementation=implementation)
 
     same_as_plain_jax(look_up, weights, margin)
+
+
+def ways_of_rows(dtype, coefficient_dtype):
+    """Return tables of 2 groups, two ways to read them, and cotangents: some coefficients are 0, and their rows infinite."""
+    rng = np.random.default_rng(0)
+    weights, dy = (jnp.asarray(rng.integers(-8, 9, shape), dtype) for shape in ((6, 5, 7), (13, 2, 7)))
+    if jnp.issubdtype(dtype, jnp.floating):
+        weights = weights.at[:, -1].set(jnp.inf)
+    ways = []
+    for _ in range(2):
+        index = rng.integers(-3, 9, (6, 13))
+        coefficients = np.where(index >= 4, 0, rng.integers(-2, 3, index.shape))
+        ways.append((jnp.asarray(index, jnp.int32), jnp.asarray(coefficients, coefficient_dtype)))
+    return weights, ways, dy
+
+
+@pytest.mark.parametrize("accumulate", [None, lutjax.FixedPoint(2.0**8)])
+@pytest.mark.usefixtures("interpreted")
+def test_rows_in_ways(accumulate):
+    """Functions that have the signatures of those in plain JAX, for reads that users write themselves."""
+    from lutjax.kernels._triton import _weighted_rows as in_triton
+    from lutjax.kernels._xla import _weighted_rows as in_plain_jax
+
+    weights, ways, dy = ways_of_rows(jnp.float32, jnp.float32)
+    device = Device(lutjax.Backend.CPU, "cpu")
+    finite = jnp.where(jnp.isinf(weights), 9, weights)
+    total = jnp.ones(weights.shape, jnp.float32 if accumulate is None else jnp.int32)
+
+    def results(rows):
+        index = [index for index, _ in ways]
+        first, second = rows.products(finite, index, dy, 2, device, accumulate)
+        assert rows.products(finite, [], dy, 2, device, accumulate) == []
+        return {
+            "sums": rows.sum_rows(weights, ways, 2, device, accumulate),
+            "products of the first way": first,
+            "products of the second way": second,
+            "additions": rows.add_rows(total, ways, dy, 2, device, accumulate),
+            "no additions": rows.add_rows(total, [], dy, 2, device, accumulate),
+        }
+
+    actual, expected = (jax.jit(functools.partial(results, rows))() for rows in (in_triton, in_plain_jax))
+    assert jnp.isfinite(expected["sums"]).all()
+    testing.assert_all_close("rows in ways", actual, expected)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_rows_of_integers():
+    from lutjax.kernels._triton import _weighted_rows as in_triton
+    from lutjax.kernels._xla import _weighted_rows as in_plain_jax
+
+    weights, ways, _ = ways_of_rows(jnp.int8, jnp.int32)
+    device = Device(lutjax.Backend.CPU, "cpu")
+    actual, expected = (rows.sum_rows(weights, ways, 2, device, None) for rows in (in_triton, in_plain_jax))
+    assert actual.dtype == expected.dtype == jnp.int32
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_blocks_of_detectors_in_several_groups(monkeypatch):
+    """Sums of updates that begin in the middle of a group, and launches that own detectors of two groups."""
+    from lutjax.kernels._triton import _row_additions
+
+    case = testing.case("weighted_lookup", "groups", detectors=9)
+    n_rows, n_outputs = case.differentiable["weights"].shape[1:]
+    monkeypatch.setattr(_row_additions, "_SUMS", 4 * n_rows * n_outputs)
+    launch = tuning.Launch(rows=4, outputs=4, detectors=2, warps=1)
+    with tuning.use(
+        dict.fromkeys(
+            ("weighted_lookup.forward", "weighted_lookup.products", "weighted_lookup.table"), launch
+        )
+    ):
+        testing.check(case, "triton", transformation="jit")
+        testing.check_update(case, "triton", tables.SGD(weight_decay=0.25))
 
 
 @pytest.mark.parametrize(
@@ -534,3 +608,22 @@ def test_small_updates_are_left_to_plain_jax():
     assert resolve(4097).platform == "triton"
     assert resolve(4096, implementation="triton").platform == "triton"
     assert resolve(4097, rule=tables.RowAdagrad()).platform == "xla"
+
+
+@pytest.mark.usefixtures("launches")
+def test_numbers_of_an_update_are_counted_in_ways_and_groups():
+    """Of two ways, one has a value: 2048 samples of it are 2**24 numbers in one group as in two."""
+    device = Device(lutjax.Backend.GPU, GPUS[90])
+    weights = jax.ShapeDtypeStruct((4, 4, 2048), jnp.float32)
+
+    def resolve(batch, **options):
+        index, coefficients = (jax.ShapeDtypeStruct((batch, 4, 2), d) for d in (jnp.int32, jnp.float32))
+        return lutjax.kernel_registry.resolve(
+            "weighted_lookup", weights, index, coefficients, direction="update", device=device, **options
+        ).platform
+
+    for groups in (1, 2):
+        assert resolve(2048, groups=groups, valued=1) == "xla"
+        assert resolve(2049, groups=groups, valued=1) == "triton"
+        assert resolve(1024, groups=groups) == "xla"
+        assert resolve(1025, groups=groups) == "triton"

@@ -27,7 +27,12 @@ class Step:
     """
 
     def __init__(self, batch: int, table_gradient: str, **model: Any):
-        values = {**PRESETS["reference"], **model, "batch_size": batch, "table_gradient": table_gradient}
+        values = {
+            **PRESETS["lut"]["reference"],
+            **model,
+            "batch_size": batch,
+            "table_gradient": table_gradient,
+        }
         text = np.random.default_rng(0).integers(0, 256, 2**20).astype(np.uint8)
         self.run = Run(_of(LUTTransformerConfig, values), _of(TrainingConfig, values), text)
         self._text = jnp.asarray(text)

@@ -22,6 +22,7 @@ SIZES = {
     "empty_batch": Size(batch=0, detectors=3, bits=2, outputs=4),
     "repeats": Size(Tag.DTYPES, batch=64, detectors=2, bits=1, outputs=3),
     "many_detectors": Size(batch=5, detectors=37, bits=4, outputs=33),
+    "groups": Size(batch=5, detectors=6, bits=2, outputs=5, groups=3),
     "ffn": FULLY_CONNECTED.size(4096, 32, 32, 16, 10, tags=_ON_CPU),
     "unembed": FULLY_CONNECTED.size(4096, 32, 256, 16, 10, tags=_ON_CPU),
     "mid": FULLY_CONNECTED.size(16384, 512, 512, 64, 6),
@@ -38,7 +39,7 @@ def case(draw: Draw, s: Sizes) -> Case:
         d.ids,
         {"weights": Axes(detector=0), **d.axes},
         {"y": Axes(0)},
-        lambda op, a: {"y": op(a["weights"], d.of("detection", a))},
+        lambda op, a: {"y": op(a["weights"], d.of("detection", a), groups=s.get("groups"))},
         table="weights",
     )
 

@@ -31,6 +31,7 @@ SIZES = {
     "no_slots": Size(batch=2, detectors=2, bits=1, slots=0, outputs=3),
     "empty_batch": Size(batch=0, detectors=3, bits=2, slots=2, outputs=4),
     "more_slots_than_outputs": Size(batch=5, detectors=2, bits=2, slots=7, outputs=3),
+    "groups": Size(batch=5, detectors=6, bits=2, slots=2, outputs=5, groups=3, table_lists=0),
     "sparse": SPARSE.size(4096, 512, 512, 64, 6, 32),
 }
 
@@ -45,7 +46,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
     def addresses(reference: Any, a: Arrays) -> jax.Array:
         # Slots that are not used pass no cotangent on, and yet their rows are looked up.
-        y: jax.Array = reference.lookup(a["weights"], d.of("detection", a))
+        y: jax.Array = reference.lookup(a["weights"], d.of("detection", a), groups=s.get("groups"))
         return y
 
     return draw.case(
@@ -57,7 +58,9 @@ def case(draw: Draw, s: Sizes) -> Case:
             **d.axes,
         },
         {"y": Axes(0)},
-        lambda op, a: {"y": op(a["weights"], d.of("detection", a), a["targets"], n_outputs)},
+        lambda op, a: {
+            "y": op(a["weights"], d.of("detection", a), a["targets"], n_outputs, groups=s.get("groups"))
+        },
         table="weights",
         addresses=addresses,
     )

@@ -11,7 +11,7 @@ import click
 
 
 class FieldsCommand(click.Command):
-    """A command with one option for every field of the dataclasses that `configs` returns.
+    """A command with one option for every field of the dataclasses, or unions of dataclasses, that `configs` returns.
 
     The classes are asked for when options are needed, not when the command is defined: their modules import
     JAX. The command receives only the fields that were given, as ``fields``. A field without a default is no option:
@@ -26,7 +26,7 @@ class FieldsCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and those of the fields."""
         if self._fields is None:
-            self._fields = [option for config in self._configs() for option in _options(config)]
+            self._fields = [option for config in self._configs() for option in _options_of(config)]
         return [*super().get_params(ctx), *self._fields]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -34,6 +34,20 @@ class FieldsCommand(click.Command):
         values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
         ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
         return super().invoke(ctx)
+
+
+def _options_of(config: Any) -> list[click.Option]:
+    """Return the options of a dataclass; of a union one for each name, which says which of its classes have it."""
+    classes = typing.get_args(config) or (config,)
+    found: dict[str, click.Option] = {}
+    for one in classes:
+        for option in _options(one):
+            found.setdefault(str(option.name), option)
+    for name, option in found.items():
+        having = [one.__name__.removesuffix("Config") for one in classes if name in one.__dataclass_fields__]
+        if len(having) < len(classes):
+            option.help = f"{' and '.join(having)}: {option.help}"
+    return list(found.values())
 
 
 def _options(config: type) -> list[click.Option]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.training.presets import PRESETS
+from lutjax.training import presets
 
 
 @_run.training_command("lutjax.training.lm_runs:LanguageModel", "runs/lm")
@@ -18,10 +18,16 @@ from lutjax.training.presets import PRESETS
     help="A file, or a folder of text files. Default: the source of Python's standard library.",
 )
 @click.option(
+    "--model",
+    type=click.Choice(list(presets.PRESETS)),
+    help="gpt: softmax attention, with a feed-forward layer that --feed-forward chooses. lut: tables for everything, "
+    f"without matrix products. Default: {presets.MODEL}.",
+)
+@click.option(
     "--preset",
-    type=click.Choice(list(PRESETS)),
-    help="Sizes and rates; the options below override them. demo (default): 10.7 M parameters, about 3 minutes on two CPU "
-    "cores. small: 811 M parameters (3.2 GB), 2.6 minutes on an H100. reference, the published model: 813 M parameters "
+    type=click.Choice(list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))),
+    help="Sizes and rates; the options below override them. demo (default): about 3 minutes on two CPU cores. small: "
+    "minutes on an H100; of lut 811 M parameters (3.2 GB). reference, the published model of lut: 813 M parameters "
     "(3.3 GB), a minute on an H100. --dry-run measures it here.",
 )
 @click.option(
@@ -32,6 +38,7 @@ from lutjax.training.presets import PRESETS
 def lm(
     kind: Any,
     text_path: Path | None,
+    model: str | None,
     preset: str | None,
     huge_pages: bool,
     fields: Mapping[str, Any],
@@ -48,15 +55,17 @@ def lm(
 
     if huge_pages:
         restart_with_huge_pages()
-    same = (
-        PRESETS[preset] if resume and preset else {}
-    )  # the steps of a run are its own, unless they are asked for
+    try:
+        same = presets.preset(model or presets.MODEL, preset) if resume and preset else {}
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     experiment: Any = _run.train(
         kind,
         fields,
         option="--text",
-        source={"path": text_path},
+        source={"path": text_path, "model": model},
         preset={"preset": preset or "demo"},
+        # The steps of a run are its own, unless they are asked for.
         same={name: value for name, value in same.items() if name != "steps"},
         out=out,
         resume=resume,

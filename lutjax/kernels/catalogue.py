@@ -50,8 +50,8 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "detect_signs": {XLA: GRADIENT, TENSORCORE: GRADIENT},
     "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "margins": {XLA: GRADIENT},
-    "weighted_lookup": {XLA: ALL},
-    "scored_lut": {XLA: ALL, TRITON: ALL},
+    "weighted_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
+    "scored_lut": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "lookup_attention": {
         XLA: ALL,

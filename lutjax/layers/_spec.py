@@ -31,8 +31,8 @@ class Variable:
 
     Attributes:
       name: the same in every library.
-      kind: ``"params"`` (trained), or ``"anchors"``, ``"targets"``, ``"wires"`` (ids) or ``"thresholds"``:
-        kept, never trained.
+      kind: ``"params"``, ``"tables"`` or ``"scalars"``, which are trained, or ``"anchors"``, ``"targets"``, ``"wires"`` (ids),
+        ``"thresholds"`` or ``"quantised"`` (tables of integers): kept, never trained.
       shape: its shape.
       dtype: its dtype.
       init: draws it from a key of `jax.random`.
@@ -45,6 +45,11 @@ class Variable:
     dtype: Any
     init: Callable[[Any], Any]
     derive: Callable[[Arrays], Any] | None = None
+
+    @property
+    def collection(self) -> str:
+        """``"params"`` for all that is trained, or else its kind."""
+        return "params" if self.kind in ("tables", "scalars") else self.kind
 
     def make(self, key: Callable[[], Any], before: Arrays) -> Any:
         """Return its first value; `key` is called only if it is drawn."""
@@ -65,6 +70,7 @@ class Spec:
     example: ClassVar[Example]
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
     implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
+    stream: ClassVar[str] = "gates"  # of random numbers, where the library has streams
 
     @property
     def random(self) -> bool:
@@ -174,9 +180,11 @@ class Spec:
         wanted = getattr(self, "dtype", None) or getattr(self, "param_dtype", jnp.float32)
         return jnp.asarray(x).astype(wanted)
 
-    def _trained(self, name: str, shape: tuple[int, ...], init: Initializer) -> Variable:
+    def _trained(
+        self, name: str, shape: tuple[int, ...], init: Initializer, kind: str = "params"
+    ) -> Variable:
         dtype = self.param_dtype  # type: ignore[attr-defined]
-        return Variable(name, "params", shape, dtype, lambda key: init(key, shape, dtype))
+        return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype))
 
     def _cast(self, array: Any) -> Any:
         dtype = self.dtype  # type: ignore[attr-defined]

@@ -125,7 +125,7 @@ class LUTSpec(LUTArguments, Spec):
         anchors = Variable(
             "anchors", "anchors", (self.n_detectors, self.n_anchors, 2), jnp.dtype("int32"), draw
         )
-        return (anchors, self._trained("weights", self.weights_shape, self.weights_init))
+        return (anchors, self._trained("weights", self.weights_shape, self.weights_init, "tables"))
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])

@@ -1,4 +1,4 @@
-"""Models made of the layers (Flax NNX): `LUTTransformer`, `LogicClassifier`, `LogicCA`."""
+"""Models made of the layers (Flax NNX): `GPT`, `LUTTransformer`, `LogicClassifier`, `LogicCA`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,13 @@ from lutjax._extras import needed_by
 if TYPE_CHECKING:
     from lutjax.models.automaton import LogicCA, LogicCAConfig
     from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
+    from lutjax.models.gpt import GPT, GPTConfig
     from lutjax.models.packed import PackedClassifier, pack
     from lutjax.models.transformer import LUTTransformer, LUTTransformerConfig
 
 __all__ = [
+    "GPT",
+    "GPTConfig",
     "LUTTransformer",
     "LUTTransformerConfig",
     "LogicCA",
@@ -23,6 +26,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "GPT": "gpt",
+    "GPTConfig": "gpt",
     "LUTTransformer": "transformer",
     "LUTTransformerConfig": "transformer",
     "LogicCA": "automaton",

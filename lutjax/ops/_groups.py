@@ -4,8 +4,9 @@ import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from lutjax._ids import as_jax
+from lutjax._ids import as_int32, as_jax
 from lutjax.ops import _checks
 
 
@@ -23,6 +24,40 @@ def number(op: str, groups: Any, n_detectors: int) -> int:
     rule = f"it must divide the number of detectors, {n_detectors}"
     _checks.require(n_detectors % n == 0, op, "groups", n, rule)
     return n
+
+
+def of_each(y: jax.Array, groups: int | None) -> jax.Array:
+    """Return an output ``[..., G * O]`` as ``[..., G, O]``, or as it is without groups."""
+    return y if groups is None else y.reshape(*y.shape[:-1], groups, y.shape[-1] // groups)
+
+
+def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: int) -> jax.Array:
+    """Return targets ``[T or 1, R or 1, K]`` in the outputs of a group as targets in those of all groups, ``[T, R or 1, K]``."""
+    if groups == 1:
+        return targets
+    first = n_outputs * of_detector(n_detectors, groups)[:, None, None]
+    return jnp.where(targets < 0, -1, jnp.minimum(targets, n_outputs - 1) + first)
+
+
+def of_detector(n_detectors: int, groups: int) -> jax.Array:
+    """Return the number of each detector's group, ``[T]``."""
+    return jnp.arange(n_detectors, dtype=jnp.int32) // max(n_detectors // groups, 1)
+
+
+def inputs_joined(op: str, x: Any, anchors: Any, groups: int | None) -> tuple[Any, Any]:
+    """Return the inputs of all groups side by side, ``[..., I]``, and the anchor pairs in them.
+
+    Args:
+      x: ``[..., I]``, or with groups ``[..., G or 1, I]``. anchors: ``[T, C, 2]``.
+    """
+    if groups is None:
+        return x, anchors
+    _checks.anchors(op, anchors)
+    x, n = inputs(op, x, anchors, groups)
+    n_inputs, n_inputs_of = x.shape[-1], x.shape[-2]
+    first = of_detector(anchors.shape[0], n) % n_inputs_of * n_inputs
+    anchors = jnp.clip(as_int32(anchors), 0, max(n_inputs - 1, 0)) + first[:, None, None]
+    return x.reshape(*x.shape[:-2], n_inputs_of * n_inputs), anchors
 
 
 def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:

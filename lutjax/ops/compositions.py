@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Positions
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _groups
 from lutjax.ops.detect import detect
 from lutjax.ops.detect_signs import detect_signs
 from lutjax.ops.lookup import lookup
@@ -19,22 +19,29 @@ def lut(
     weights: Float[Array, "detectors rows outputs"],
     anchors: Anchors,
     *,
+    groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
-) -> Float[jax.Array, "*batch outputs"]:
+) -> Float[jax.Array, "*any outputs"]:
     """A fully connected layer of look-up tables: `lutjax.detect`, then `lutjax.lookup`.
 
     Definition::
 
-        y = lutjax.lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon))
+        if groups is not None:  # the inputs of all groups side by side; those of a detector's group begin at `first`
+            first = np.arange(len(anchors)) // (len(anchors) // groups) % x.shape[-2] * x.shape[-1]
+            x, anchors = x.reshape(*x.shape[:-2], -1), anchors + first[:, None, None]
+        y = lutjax.lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon), groups=groups)
 
     Args:
-      x: ``[..., I]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``.
+      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input. weights: ``[T, 2**C, O]``.
+      anchors: int32 ``[T, C, 2]``, of the inputs of a group.
+      groups: number of groups, ``G``: the first ``T / G`` detectors read the first input and add to the first output, and so on. None: one
+        group, without an axis.
       epsilon, accumulate, implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]`` of the dtype of `weights`.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`.
 
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup`.
@@ -47,8 +54,9 @@ def lut(
       >>> lutjax.lut(jnp.ones((2, 8)), jnp.ones((4, 2**3, 5)), anchors).shape
       (2, 5)
     """
+    x, anchors = _groups.inputs_joined("lut", x, anchors, groups)
     detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
-    return lookup(weights, detection, accumulate=accumulate, implementation=implementation)
+    return lookup(weights, detection, groups=groups, accumulate=accumulate, implementation=implementation)
 
 
 def sparse_lut(
@@ -58,23 +66,30 @@ def sparse_lut(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
-) -> Float[jax.Array, "*batch {n_outputs}"]:
+) -> Float[jax.Array, "*any {n_outputs}"]:
     """A sparsely connected layer of look-up tables: `lutjax.detect`, then `lutjax.sparse_lookup`.
 
     Definition::
 
-        y = lutjax.sparse_lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon), targets, n_outputs)
+        if groups is not None:  # as in `lutjax.lut`
+            first = np.arange(len(anchors)) // (len(anchors) // groups) % x.shape[-2] * x.shape[-1]
+            x, anchors = x.reshape(*x.shape[:-2], -1), anchors + first[:, None, None]
+        d = lutjax.detect(x, anchors, epsilon=epsilon)
+        y = lutjax.sparse_lookup(weights, d, targets, n_outputs, groups=groups)
 
     Args:
-      x: ``[..., I]``. weights: ``[T, 2**C, K]``. anchors: int32 ``[T, C, 2]``.
-      targets: int32 ``[T or 1, 2**C or 1, K]``, -1 for an unused slot. n_outputs: ``O``.
+      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input. weights: ``[T, 2**C, K]``.
+      anchors: int32 ``[T, C, 2]``, of the inputs of a group.
+      targets: int32 ``[T or 1, 2**C or 1, K]`` in the outputs of a group, -1 for an unused slot. n_outputs: ``O``.
+      groups: number of groups, as `lutjax.lut` takes it.
       epsilon, accumulate, implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]`` of the dtype of `weights`.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`.
 
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.sparse_lookup`.
@@ -87,9 +102,16 @@ def sparse_lut(
       >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), table, jnp.array([[[0, 1]]]), targets, 3)
       Array([0., 0., 7.], dtype=float32)
     """
+    x, anchors = _groups.inputs_joined("sparse_lut", x, anchors, groups)
     detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
     return sparse_lookup(
-        weights, detection, targets, n_outputs, accumulate=accumulate, implementation=implementation
+        weights,
+        detection,
+        targets,
+        n_outputs,
+        groups=groups,
+        accumulate=accumulate,
+        implementation=implementation,
     )
 
 

@@ -11,7 +11,7 @@ from lutjax._ids import as_jax
 from lutjax._typing import Array
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _nan
+from lutjax.ops import _checks, _groups, _nan
 from lutjax.ops._transforms import apply
 
 
@@ -22,13 +22,14 @@ class Lookup(Call, op="lookup", table="weights"):
     Attributes:
       weights: ``[T, R, O]`` floats.
       detection: arrays ``[B, T]``; ids may lie beyond the rows.
-      accumulate: as the op takes it.
+      groups: ``G``, whose detectors follow each other. accumulate: as the op takes it.
 
-    Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
+    Output and its cotangent: ``[B, G * O]``. Differentiable: `weights`, `detection`.
     """
 
     weights: jax.Array = shared()
     detection: Detection = batched(1)
+    groups: int = static(default=1)
     accumulate: FixedPoint | None = static(default=None)
 
 
@@ -36,33 +37,38 @@ def lookup(
     weights: Float[Array, "detectors rows outputs"],
     detection: Detection,
     *,
+    groups: int | None = None,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
-) -> Float[jax.Array, "*batch outputs"]:
+) -> Float[jax.Array, "*any outputs"]:
     """Sums the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
 
     Rows do not change continuously, so the gradient of a margin is a surrogate: what the sum would lose if the closest
     comparison changed, times the *surrogate derivative*, which is large where that comparison is close.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``::
+    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``, and `groups` are 1
+    for None::
 
         t, index, margin = np.arange(len(weights)), detection.index, detection.margin
         row, flipped = weights[t, index], weights[t, index ^ detection.flip]
-        y = row.sum(axis=0)
+        y = row.reshape(groups, len(t) // groups, -1).sum(axis=1)
 
         surrogate_derivative = 0.5 * np.where(margin > 0, 1, -1) / (1 + np.abs(margin)) ** 2
-        dmargin = surrogate_derivative * ((row - flipped) @ dy)
+        dy = dy[t // (len(t) // groups)]
+        dmargin = surrogate_derivative * ((row - flipped) * dy).sum(axis=1)
         dweights = np.zeros_like(weights)
         dweights[t, index] = dy  # of all samples: their sum
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``. Indices out of range are clamped.
+      groups: number of groups, ``G``: the first ``T / G`` tables are summed to the first output, and so on. None: all tables to one
+        output, without an axis.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
 
     Large rows are safe on CPUs and GPUs: two rows are subtracted, in at least float32, before they are multiplied by `dy`,
     so the error is a rounding of ``sum(|dy| |row - flipped row|)``, and only a difference that is itself too large for the
@@ -71,7 +77,8 @@ def lookup(
     ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of these sums must be finite.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
+      ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or groups that do not divide the
+        detectors.
 
     Source: docs/semantics.md, sections 2 and 3.
 
@@ -83,5 +90,11 @@ def lookup(
     """
     detection = _checks.detection("lookup", "detection", detection, 1, "[..., detectors]")
     _checks.table("lookup", weights, detection.shape[-1], detection.bits, "detection")
-    call = Lookup(as_jax(weights), detection, accumulate=_checks.accumulation("lookup", accumulate))
-    return _nan.shown(apply(call, implementation=implementation), detection.margin)
+    call = Lookup(
+        as_jax(weights),
+        detection,
+        groups=_groups.number("lookup", groups, weights.shape[0]),
+        accumulate=_checks.accumulation("lookup", accumulate),
+    )
+    y = _groups.of_each(apply(call, implementation=implementation), groups)
+    return _nan.shown(y, detection.margin)

@@ -82,4 +82,5 @@ def margins(
         groups=n_groups,
         accumulate=_checks.accumulation("margins", accumulate),
     )
-    return apply(call, implementation=implementation)
+    u: jax.Array = apply(call, implementation=implementation)
+    return u

@@ -157,7 +157,7 @@ def scored_lut(
         sum_groups=bool(sum_groups),
         accumulate=_checks.accumulation(op, accumulate),
     )
-    y = apply(call, implementation=implementation)
+    y: jax.Array = apply(call, implementation=implementation)
     return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
 
 

@@ -12,7 +12,7 @@ from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _nan
+from lutjax.ops import _checks, _groups, _nan
 from lutjax.ops._transforms import apply
 
 
@@ -42,23 +42,26 @@ def sparse_lookup(
     targets: Int[Array, "#detectors #rows slots"],
     n_outputs: int,
     *,
+    groups: int | None = None,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
-) -> Float[jax.Array, "*batch {n_outputs}"]:
+) -> Float[jax.Array, "*any {n_outputs}"]:
     """Sums addressed rows whose slots reach chosen outputs only.
 
     Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output ``targets[t, r, k]``. Equal to
     `lutjax.lookup` of a table that is zero elsewhere.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``::
+    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``, and `groups` are 1
+    for None::
 
         targets = np.broadcast_to(targets, weights.shape)
         t, index, margin = np.arange(len(weights)), detection.index, detection.margin
+        group = np.broadcast_to((t // (len(t) // groups))[:, None, None], targets.shape)
         used = targets[t, index] >= 0
-        y = np.zeros(n_outputs)
-        np.add.at(y, targets[t, index][used], weights[t, index][used])
+        y = np.zeros((groups, n_outputs))
+        np.add.at(y, (group[t, index][used], targets[t, index][used]), weights[t, index][used])
 
-        of_slots = np.where(targets >= 0, dy[targets], 0)  # the cotangent of the output that a slot reaches
+        of_slots = np.where(targets >= 0, dy[group, targets], 0)  # the cotangent of the output that a slot reaches
         of_rows = (weights * of_slots).sum(axis=-1)
         surrogate_derivative = 0.5 * np.where(margin > 0, 1, -1) / (1 + np.abs(margin)) ** 2
         dmargin = surrogate_derivative * (of_rows[t, index] - of_rows[t, index ^ detection.flip])
@@ -70,17 +73,20 @@ def sparse_lookup(
       detection: arrays ``[..., T]``.
       targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Ids beyond the outputs are clamped.
       n_outputs: number of outputs, ``O``.
+      groups: number of groups, ``G``: the first ``T / G`` tables reach the ``O`` outputs of the first group, and so on. None: one
+        group, without an axis.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
 
     Large rows are safe as for `lutjax.lookup`, where slot ``k`` of both rows has one target: then their values are subtracted
     before they are multiplied. Of slots with different targets two products are subtracted, which must be finite.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the detection's bits.
+      ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or groups that do not divide the
+        detectors.
 
     Source: docs/semantics.md, section 4.
 
@@ -104,7 +110,13 @@ def sparse_lookup(
     n_outputs = operator.index(n_outputs)
     _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
     accumulate = _checks.accumulation(op, accumulate)
+    n_groups = _groups.number(op, groups, n_detectors)
     call = SparseLookup(
-        as_jax(weights), detection, as_int32(targets), n_outputs=n_outputs, accumulate=accumulate
+        as_jax(weights),
+        detection,
+        _groups.outputs_apart(as_int32(targets), n_outputs, n_groups, n_detectors),
+        n_outputs=n_groups * n_outputs,
+        accumulate=accumulate,
     )
-    return _nan.shown(apply(call, implementation=implementation), detection.margin)
+    y = _groups.of_each(apply(call, implementation=implementation), groups)
+    return _nan.shown(y, detection.margin)

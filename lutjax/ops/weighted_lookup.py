@@ -121,7 +121,7 @@ def weighted_lookup(
         valued=_valued(valued, index.shape[-1]),
         accumulate=_checks.accumulation(op, accumulate),
     )
-    y = apply(call, implementation=implementation)
+    y: jax.Array = apply(call, implementation=implementation)
     return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
 
 

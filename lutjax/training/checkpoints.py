@@ -224,11 +224,13 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """A phrase for every field of `wanted` that has another value in `saved`."""
+    """A phrase for every field of `wanted` that has another value in `saved`, or is not there."""
     return [
-        f"{field} is {saved.get(field)!r} in the checkpoint, not {value!r}"
+        f"{field} is {saved[field]!r} in the checkpoint, not {value!r}"
+        if field in saved
+        else f"the checkpoint has no {field}"
         for field, value in wanted.items()
-        if saved.get(field) != value
+        if field not in saved or saved[field] != value
     ]
 
 

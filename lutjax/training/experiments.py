@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from types import UnionType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -59,12 +60,12 @@ class Configs(NamedTuple):
     """Classes of dataclasses that hold all that can be chosen of a run of one kind.
 
     Attributes:
-      model: sizes of the model.
+      model: sizes of the model; a union of classes where a run is one of several models.
       training: everything else that decides what is learnt: a `lutjax.training.configs.Training`.
       options: what may change while a run goes on; the record's `options` are its fields.
     """
 
-    model: type
+    model: type | UnionType
     training: type
     options: type[Intervals]
 
@@ -114,14 +115,18 @@ class Experiment(ABC):
         """
 
     @classmethod
-    def made(cls, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    def made(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
         """Return the configs of those fields that they have, in the order of `configs`.
+
+        Args:
+          model: the class of the model's config, where there are several.
 
         Raises:
           ValueError: a value is impossible.
         """
-        model, training, options = (presets.make(config, fields) for config in cls.configs)
-        return model, training, options
+        classes: tuple[Any, ...] = (model or cls.configs.model, cls.configs.training, cls.configs.options)
+        made, training, options = (presets.make(config, fields) for config in classes)
+        return made, training, options
 
     @abstractmethod
     def describe(self) -> str:
@@ -332,7 +337,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
     saved = {**dataclasses.asdict(record.model), **dataclasses.asdict(record.training)}
     if hasattr(record.model, "to_dict"):
         saved.update(record.model.to_dict())
-    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k in saved})
+    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k not in record.options})
     if different:
         raise CheckpointError(
             f"the checkpoint in {folder} belongs to another configuration: {'; '.join(different)}. "

@@ -1,16 +1,17 @@
 """Training of the byte language model: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
-from lutjax.models import LUTTransformer, LUTTransformerConfig
+from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, tables
 from lutjax.training.configs import Training
 from lutjax.training.loop import Repeated
@@ -26,7 +27,19 @@ EVALUATION_BATCH = 64
 """Windows that are evaluated together; it bounds the memory and changes no result beyond rounding."""
 
 
+VALIDATION_WINDOWS = 256
+"""Windows of the validation part that choose the state that is kept."""
+
 TABLE_GRADIENTS = ("factored", "dense")
+
+SAME = "same"
+"""Tables move as all other parameters do."""
+
+ModelConfig = LUTTransformerConfig | GPTConfig
+LanguageModel = LUTTransformer | GPT
+
+CONFIGS: dict[str, type[ModelConfig]] = {"lut": LUTTransformerConfig, "gpt": GPTConfig}
+"""Classes of the configs of models, by the names under which they are trained."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,14 +52,23 @@ class TrainingConfig(Training):
       table_gradient: factored, the rows that were looked up and their cotangents, or dense, arrays of the tables'
         shapes; both give the same results up to rounding. Only factored ones know of rows that were looked up and have
         a gradient of exactly 0: row_adam counts these look-ups, and momentum and weight decay move such rows.
-      table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam.
+      table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam; or same, as all other
+        parameters do, by dense gradients.
       table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
-      optimizer: of everything else: sgd, momentum, adam, adagrad or row_adagrad.
+      optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
+      weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
+        none.
+      clip: largest norm of all gradients together; larger ones are scaled to it. Default: no limit.
+      total_variation: weight in the loss of the mean squared differences between rows of a table whose addresses differ in
+        one bit; needs dense gradients.
       microbatches: parts of a batch that are computed one after the other, to save memory.
-      schedule: constant or published: the rate between warm-up and cool-down.
+      schedule: constant, published or cosine: the rate between warm-up and cool-down.
       warmup: fraction of the steps over which the rate rises linearly.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
       loss: mean or sum, of the cross-entropies of all bytes that a batch predicts.
+      validate: whether the validation part is kept to choose sizes, rates and states with, or is trained on, too.
+      select_every: steps between two tests on the validation part; the state with the lowest loss there is kept, tested at
+        the end and loaded. 0 (default): the last state is.
       seed: of the model, the data order and dropout.
     """
 
@@ -60,59 +82,168 @@ class TrainingConfig(Training):
     warmup: float = 0.0
     cooldown: float = 0.5
     loss: str = "mean"
+    weight_decay: float = 0.0
+    clip: float | None = None
+    total_variation: float = 0.0
+    validate: bool = True
+    select_every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(microbatches=1)
+        self.check_least(microbatches=1, select_every=0)
         self.check_fractions("warmup", "cooldown")
         if self.batch_size % self.microbatches:
             raise ValueError(
                 f"microbatches is {self.microbatches}; it must divide the batch size, {self.batch_size}."
             )
-        if self.table_weight_decay < 0:
-            raise ValueError(f"table_weight_decay is {self.table_weight_decay}; it must not be negative.")
+        for name in ("table_weight_decay", "weight_decay", "total_variation"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is {self.clip}; it must be above 0.")
         for name, known in (
             ("table_gradient", TABLE_GRADIENTS),
-            ("table_optimizer", tuple(optimizers.TABLE_OPTIMIZERS)),
+            ("table_optimizer", (*optimizers.TABLE_OPTIMIZERS, SAME)),
             ("optimizer", optimizers.OPTIMIZERS),
             ("schedule", optimizers.SCHEDULES),
             ("loss", ("mean", "sum")),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
+        if self.weight_decay and self.optimizer != "adamw":
+            raise ValueError(
+                f"weight_decay is {self.weight_decay} and optimizer {self.optimizer!r}; only adamw has weight decay."
+            )
+        if self.table_optimizer == SAME and self.table_weight_decay:
+            raise ValueError(
+                f"table_weight_decay is {self.table_weight_decay}; rules for rows have it, not {SAME!r}."
+            )
+        if self.select_every and not self.validate:
+            raise ValueError(
+                f"select_every is {self.select_every}; it needs the validation part, so validate."
+            )
+        for name, asked in (
+            ("table_optimizer", self.table_optimizer == SAME),
+            ("total_variation", self.total_variation),
+        ):
+            if asked and self.table_gradient != "dense":
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it needs table_gradient 'dense'.")
 
     def rate(self) -> optax.Schedule:
         """Return the learning rate of every step, counted from 0."""
         return self.scheduled(self.schedule, warmup=self.warmup, cooldown=self.cooldown)
 
 
-def structure_of(config: LUTTransformerConfig) -> Structure[LUTTransformer]:
+def structure_of(config: ModelConfig) -> Structure[LanguageModel]:
     """Return how arrays make a model of this config."""
+    if isinstance(config, GPTConfig):
+        return Structure(lambda rngs: GPT(config, rngs=rngs))
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
-class Run(ModelRun[LUTTransformer]):
+class Selected(NamedTuple):
+    """State of an optimiser, and the model with the lowest validation loss so far.
+
+    Attributes:
+      optimizer: its state.
+      params, others: arrays of the model.
+      step: steps done when it was found.
+      loss: its validation loss, in nats per byte.
+    """
+
+    optimizer: Any
+    params: Any
+    others: Any
+    step: Array
+    loss: Array
+
+
+class Run(ModelRun[LanguageModel]):
     """A model and how it is trained, without the arrays that training changes.
 
     Args:
       model: sizes of the model.
       training: everything else that decides the run.
       train: the bytes to train on.
+      validation: the bytes that choose the state that is kept, where the training says so.
 
     Raises:
-      ValueError: the vocabulary is not that of bytes.
+      ValueError: the vocabulary is not that of bytes, or there is nothing to choose with.
     """
 
-    def __init__(self, model: LUTTransformerConfig, training: TrainingConfig, train: Bytes):
+    def __init__(
+        self, model: ModelConfig, training: TrainingConfig, train: Bytes, validation: Bytes | None = None
+    ):
         if model.vocab_size != 256:
             raise ValueError(f"vocab_size is {model.vocab_size}; a language model of bytes needs 256.")
         self.config, self.training = model, training
         rate = training.rate()
-        rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer](weight_decay=training.table_weight_decay)
-        self._optimizer = tables.Optimizer(rule, rate, rest=optimizers.optimizer(training.optimizer, rate))
+        rest = optimizers.optimizer(training.optimizer, rate, weight_decay=training.weight_decay)
+        if training.table_optimizer == SAME:
+            self._optimizer = tables.Optimizer(
+                tables.SGD(), rate, rest=rest, tables=lambda name, array: False
+            )
+        else:
+            rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
+            self._optimizer = tables.Optimizer(
+                rule(weight_decay=training.table_weight_decay), rate, rest=rest
+            )
         super().__init__(structure_of(model), self._optimizer.init, training.seed)
-        self.advance = Repeated(self.step, jnp.asarray(train))
         self._evaluate = jax.jit(self._total_loss)
+        self.advance = Repeated(self.step, jnp.asarray(train))
+        if training.select_every:
+            if validation is None:
+                raise ValueError(
+                    f"select_every is {training.select_every}; give the validation part to select on."
+                )
+            windows = _evaluation_windows(validation.size, model.context, VALIDATION_WINDOWS)
+            self._n_validated = windows.n_counted
+            self.advance = Repeated(
+                self._step_and_select,
+                jax.tree.map(jnp.asarray, (train, validation, windows.starts, windows.skipped)),
+            )
+
+    def init(self) -> State:
+        """The state before the first step."""
+        return self._with_selected(super().init())
+
+    def abstract(self) -> State:
+        """The state's shapes and dtypes, for reading a checkpoint."""
+        state: State = jax.eval_shape(self._with_selected, super().abstract())
+        return state
+
+    def _with_selected(self, state: State) -> State:
+        if not self.training.select_every:
+            return state
+        # Copies: the state's memory is reused, and no array may be in it twice.
+        params, others = jax.tree.map(jnp.copy, (state.params, state.others))
+        selected = Selected(state.optimizer, params, others, jnp.int32(0), jnp.float32(jnp.inf))
+        return state._replace(optimizer=selected)
+
+    def selected(self, state: State) -> State:
+        """Return the state with the arrays of the model that is kept."""
+        if not self.training.select_every:
+            return state
+        return state._replace(params=state.optimizer.params, others=state.optimizer.others)
+
+    def _step_and_select(
+        self, state: State, number: Array, data: tuple[Array, Array, Array, Array]
+    ) -> tuple[State, Array]:
+        """Return the state after one step, with the model that is kept, and the loss. See `lutjax.training.loop.Step`."""
+        train, *validation = data
+        kept: Selected = state.optimizer
+        state, loss = self.step(state._replace(optimizer=kept.optimizer), number, train)
+        done = number + 1
+
+        def select(state: State, kept: Selected) -> Selected:
+            total = self._total_loss(state.params, state.others, *validation).sum() / self._n_validated
+            found = Selected(kept.optimizer, state.params, state.others, done, total.astype(jnp.float32))
+            better: Selected = jax.tree.map(lambda a, b: jnp.where(found.loss < kept.loss, a, b), found, kept)
+            return better
+
+        due = (done % self.training.select_every == 0) | (done == self.training.steps)
+        kept = jax.lax.cond(due, select, lambda state, kept: kept, state, kept._replace(optimizer=None))
+        return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
         """Return the state after one step, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
@@ -129,7 +260,8 @@ class Run(ModelRun[LUTTransformer]):
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
             total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
-            return total if training.loss == "sum" else mean, (mean, arrays(model)[1])
+            objective = (total if training.loss == "sum" else mean) + self._penalty(params)
+            return objective, (mean, arrays(model)[1])
 
         value_and_grad = (
             jax.value_and_grad if training.table_gradient == "dense" else tables.value_and_grad
@@ -140,8 +272,22 @@ class Run(ModelRun[LUTTransformer]):
         (_, (losses, others)), gradients = value_and_grad(state.params, batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
-        params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)
+        if training.clip is not None:
+            gradients = tables.clip_by_global_norm(gradients, training.clip)
+        with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
+            params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)
         return State(params, others, optimizer), jnp.mean(losses)
+
+    def _penalty(self, params: Any) -> Any:
+        """Weighted mean of the total variations of the tables."""
+        if not self.training.total_variation:
+            return 0.0
+        found = [
+            lutjax.cell_total_variation(leaf)
+            for path, leaf in jax.tree.leaves_with_path(params)
+            if tables.is_table(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        ]
+        return self.training.total_variation * sum(found) / max(len(found), 1)
 
     def evaluate(self, state: State, part: Bytes, *, max_windows: int | None = None) -> float:
         """Mean loss over a part of a text, in nats per byte, without dropout.
@@ -152,21 +298,9 @@ class Run(ModelRun[LUTTransformer]):
         Args:
           max_windows: takes only so many windows, spread evenly over the part.
         """
-        context = self.config.context
-        first = np.arange(0, part.size - 1, context)  # the first input of every window
-        starts = np.minimum(first, part.size - 1 - context)
-        skipped = first - starts  # only in the last window: what the one before it has predicted
-        if max_windows is not None and len(first) > max_windows:
-            chosen = np.linspace(0, len(first) - 1, max_windows).astype(int)
-            starts, skipped = starts[chosen], skipped[chosen]
-        count = int((context - skipped).sum())
-        padding = -len(starts) % EVALUATION_BATCH
-        starts = np.pad(starts, (0, padding)).reshape(-1, EVALUATION_BATCH)
-        skipped = np.pad(skipped, (0, padding), constant_values=context).reshape(-1, EVALUATION_BATCH)
-        totals = self._evaluate(
-            state.params, state.others, part, jnp.asarray(starts, jnp.int32), jnp.asarray(skipped, jnp.int32)
-        )
-        return float(np.asarray(totals, np.float64).sum() / count)
+        windows = _evaluation_windows(part.size, self.config.context, max_windows)
+        totals = self._evaluate(state.params, state.others, part, windows.starts, windows.skipped)
+        return float(np.asarray(totals, np.float64).sum() / windows.n_counted)
 
     def _total_loss(
         self,
@@ -185,6 +319,35 @@ class Run(ModelRun[LUTTransformer]):
 
         totals: Array = jax.lax.map(batch, (starts, skipped))
         return totals
+
+
+class _Windows(NamedTuple):
+    """Windows of a part of a text that are evaluated, in batches.
+
+    Attributes:
+      starts: the first input of each.
+      skipped: inputs at its beginning that do not count.
+      n_counted: inputs that count, of all windows.
+    """
+
+    starts: Int[np.ndarray, "batches batch"]
+    skipped: Int[np.ndarray, "batches batch"]
+    n_counted: int
+
+
+def _evaluation_windows(size: int, context: int, max_windows: int | None) -> _Windows:
+    """Windows that follow each other through a part of this many bytes, or so many of them, spread evenly."""
+    first = np.arange(0, size - 1, context)  # the first input of every window
+    starts = np.minimum(first, size - 1 - context)
+    skipped = first - starts  # only in the last window: what the one before it has predicted
+    if max_windows is not None and len(first) > max_windows:
+        chosen = np.linspace(0, len(first) - 1, max_windows).astype(int)
+        starts, skipped = starts[chosen], skipped[chosen]
+    count = int((context - skipped).sum())
+    padding = -len(starts) % EVALUATION_BATCH
+    starts = np.pad(starts, (0, padding)).reshape(-1, EVALUATION_BATCH)
+    skipped = np.pad(skipped, (0, padding), constant_values=context).reshape(-1, EVALUATION_BATCH)
+    return _Windows(starts.astype(np.int32), skipped.astype(np.int32), count)
 
 
 def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:

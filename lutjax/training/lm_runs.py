@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.training import models, runs
+from lutjax.models import GPTConfig, LUTTransformerConfig
+from lutjax.training import lm, models, presets, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
-from lutjax.training.lm import Run, TrainingConfig, structure_of
+from lutjax.training.lm import CONFIGS, Run, TrainingConfig, structure_of
 from lutjax.training.models import State
-from lutjax.training.presets import PRESETS
 from lutjax.training.text import Text, TextError, bigram_loss, load_text
 
 EVALUATION_WINDOWS = 1024
@@ -37,7 +36,7 @@ class Record(runs.Record):
 
     kind: ClassVar[str] = "lm"
 
-    model: LUTTransformerConfig
+    model: LUTTransformerConfig | GPTConfig
     training: TrainingConfig
     text: runs.Source
     bigram: float
@@ -45,18 +44,28 @@ class Record(runs.Record):
     history: runs.History
 
 
-def _language_model(folder: Path, step: int, record: Record) -> LUTTransformer:
-    return models.load(folder, step, structure_of(record.model))
+def _language_model(folder: Path, step: int, record: Record) -> lm.LanguageModel:
+    if not record.training.select_every:
+        return models.load(folder, step, structure_of(record.model))
+    nothing = np.zeros(record.model.context + 2, np.uint8)  # no step is taken
+    run = Run(record.model, record.training, nothing, nothing)
+    state = run.selected(models.restore(folder, step, run))
+    return run.structure.model(state.params, state.others)
 
 
 load_model = models.Loader(Record, _language_model)
 """Loads the model of a run, ready to generate, and its record; see `lutjax.training.models.Loader`."""
 
 
+def _run(record: Record, text: Text) -> Run:
+    train = text.train if record.training.validate else np.concatenate([text.train, text.validation])
+    return Run(record.model, record.training, train, text.validation)
+
+
 class LanguageModel(Experiment):
     """A language model on a text: an `Experiment`."""
 
-    configs = Configs(LUTTransformerConfig, TrainingConfig, Intervals)
+    configs = Configs(LUTTransformerConfig | GPTConfig, TrainingConfig, Intervals)
     kept = Record
     refuses = TextError
     curves = ("training loss", "test loss")
@@ -69,31 +78,47 @@ class LanguageModel(Experiment):
 
     @classmethod
     def new(
-        cls, fields: Mapping[str, Any], path: Path | None = None, preset: str = "demo"
+        cls,
+        fields: Mapping[str, Any],
+        path: Path | None = None,
+        model: str | None = None,
+        preset: str = "demo",
     ) -> "LanguageModel":
-        """Return a run that has no step yet, on the text at `path`, with fields in place of those of the preset."""
-        model, training, options = cls.made({**PRESETS[preset], **fields})
-        text = load_text(path, context=model.context)
+        """Return a run that has no step yet, on the text at `path`, with fields in place of those of the preset.
+
+        Raises:
+          ValueError: the model has no such preset, or a field is one of another model.
+        """
+        name = model or presets.MODEL
+        known = [set(config.__dataclass_fields__) for config in (CONFIGS[name], TrainingConfig, Intervals)]
+        others = sorted(set(fields).difference(*known))
+        if others:
+            raise ValueError(f"{others[0]} is {fields[others[0]]}; the model {name} has no such option.")
+        config, training, options = cls.made({**presets.preset(name, preset), **fields}, CONFIGS[name])
+        text = load_text(path, context=config.context)
         record = Record(
-            model=model,
+            model=config,
             training=training,
             text=runs.Source.of(path, text.size, text.digest),
             bigram=bigram_loss(text.train, text.test),
             options=dataclasses.asdict(options),
             history=runs.History(),
         )
-        return cls(record, Run(model, training, text.train), text)
+        return cls(record, _run(record, text), text)
 
     @classmethod
-    def of(cls, record: Record, path: Path | None = None) -> "LanguageModel":
-        """Return the run of a record, with the text at `path` or where it was."""
+    def of(cls, record: Record, path: Path | None = None, model: str | None = None) -> "LanguageModel":
+        """Return the run of a record, with the text at `path` or where it was; of this model, if one is named."""
+        if model is not None and not isinstance(record.model, CONFIGS[model]):
+            found = next(name for name, config in CONFIGS.items() if isinstance(record.model, config))
+            raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:
             raise CheckpointError(
                 f"the run belongs to another text: it was {record.text.size} bytes of "
                 f"{record.text.path or 'the standard library'}, now {text.size} other bytes of {text.name}."
             )
-        return cls(record, Run(record.model, record.training, text.train), text)
+        return cls(record, _run(record, text), text)
 
     def describe(self) -> str:
         training = self.record.training
@@ -129,8 +154,15 @@ class LanguageModel(Experiment):
         return next((line for line in lines if line.strip()), " ")
 
     def _test(self, state: State, path: Path) -> list[str]:
-        loss = self.run.evaluate(state, self.text.test)
-        return [f"test loss {loss:.4f} nats per byte, bigram baseline {self.record.bigram:.4f}."]
+        loss = self.run.evaluate(self.run.selected(state), self.text.test)
+        line = f"test loss {loss:.4f} nats per byte, bigram baseline {self.record.bigram:.4f}."
+        if not self.record.training.select_every:
+            return [line]
+        chosen = state.optimizer
+        return [
+            line,
+            f"tested after {chosen.step} steps, where the validation loss is lowest: {chosen.loss:.4f}.",
+        ]
 
     def _draw_losses(self, path: Path) -> list[str]:
         from lutjax.training.pictures import plot_losses
@@ -139,14 +171,15 @@ class LanguageModel(Experiment):
         return []
 
     def _sample(self, state: State, path: Path) -> list[str]:
-        model = self.run.structure.model(state.params, state.others)
+        chosen = self.run.selected(state)
+        model = self.run.structure.model(chosen.params, chosen.others)
         text = self.prompt + sample(model, self.prompt, SAMPLE_BYTES)
         path.write_text(text)
         return ["sample:", "", text, ""]
 
 
 def sample(
-    model: LUTTransformer,
+    model: lm.LanguageModel,
     prompt: str,
     n_bytes: int,
     *,

@@ -1,7 +1,7 @@
 """Optimisers and learning-rate schedules, chosen by name."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ with needed_by(__name__):
     import optax
 
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "row_adagrad")
-SCHEDULES = ("constant", "published")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad", "row_adagrad")
+SCHEDULES = ("constant", "published", "cosine")
 
 TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
     "sgd": tables.SGD,
@@ -33,8 +33,8 @@ def learning_rate(
 ) -> optax.Schedule:
     """The rate of every step, counted from 0.
 
-    `constant` is ``rate``; `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the
-    samples seen so far (docs/semantics.md, section 9; meant for ``rate = 1`` and the summed loss). Both
+    `constant` is ``rate``; `cosine` falls from ``rate`` after the warm-up to a tenth of it after the last step; `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the
+    samples seen so far (docs/semantics.md, section 9; meant for ``rate = 1`` and the summed loss). All
     rise linearly over the first ``warmup * steps`` steps and fall linearly to 0 over the last
     ``cooldown * steps``.
 
@@ -50,6 +50,10 @@ def learning_rate(
         if schedule == "published":
             t = step * batch_size
             value *= jnp.minimum(1 / jnp.sqrt(1 + t), t / (4000 * 4000**0.5))
+        if schedule == "cosine":
+            first = warmup * steps
+            share = jnp.clip((step - first) / max(steps - first, 1.0), 0.0, 1.0)
+            value *= 0.55 + 0.45 * jnp.cos(jnp.pi * share)
         if warmup:
             value *= jnp.minimum(1.0, (step + 1) / (warmup * steps))
         if cooldown:
@@ -59,8 +63,13 @@ def learning_rate(
     return schedule_of
 
 
-def optimizer(name: str, rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+def optimizer(
+    name: str, rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
     """An optimiser by name.
+
+    Args:
+      weight_decay: of `adamw`, on matrices alone: not on tables, scales, biases and scalars.
 
     Raises:
       ValueError: an unknown name.
@@ -72,12 +81,19 @@ def optimizer(name: str, rate: optax.ScalarOrSchedule) -> optax.GradientTransfor
             return optax.sgd(rate, momentum=0.9)
         case "adam":
             return optax.adam(rate)
+        case "adamw":
+            # The second moment forgets sooner than usual: runs are short.
+            return optax.adamw(rate, b2=0.99, weight_decay=weight_decay, mask=_matrices)
         case "adagrad":
             return optax.adagrad(rate, initial_accumulator_value=0.0, eps=_EPS)
         case "row_adagrad":
             return optax.chain(scale_by_row_rss(), optax.scale_by_learning_rate(rate))
         case _:
             raise ValueError(f"optimizer is {name!r}; the known ones are {', '.join(OPTIMIZERS)}.")
+
+
+def _matrices(params: optax.Params) -> Any:
+    return jax.tree.map(lambda p: p.ndim == 2, params)
 
 
 class RowRssState(NamedTuple):

@@ -11,7 +11,17 @@ _PUBLISHED = {
     "schedule": "published",
     "loss": "sum",
 }
-PRESETS: dict[str, dict[str, Any]] = {
+_ADAMW = {
+    "optimizer": "adamw",
+    "table_optimizer": "same",
+    "table_gradient": "dense",
+    "weight_decay": 0.1,
+    "clip": 1.0,
+    "schedule": "cosine",
+    "warmup": 0.1,
+    "cooldown": 0.0,
+}
+_LUT: dict[str, dict[str, Any]] = {
     # Minutes on two CPU cores.
     "demo": {
         "n_layers": 1,
@@ -56,7 +66,48 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 500,
     },
 }
-"""Values of the fields of `LUTTransformerConfig`, `TrainingConfig` and the intervals, by preset."""
+
+_GPT: dict[str, dict[str, Any]] = {
+    # Minutes on two CPU cores.
+    "demo": {
+        "features": 128,
+        "context": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "dropout": 0.0,
+        "steps": 3200,
+        "batch_size": 12,
+        "learning_rate": 2e-3,
+        **_ADAMW,
+        "select_every": 400,
+        "log_every": 50,
+        "eval_every": 800,
+        "checkpoint_every": 800,
+    },
+    # Minutes on a data-centre GPU.
+    "small": {
+        "features": 256,
+        "context": 256,
+        "n_layers": 4,
+        "n_heads": 4,
+        "dropout": 0.2,
+        "dtype": "bfloat16",
+        "steps": 2500,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+        **_ADAMW,
+        "select_every": 125,
+        "log_every": 50,
+        "eval_every": 500,
+        "checkpoint_every": 500,
+    },
+}
+
+PRESETS = {"lut": _LUT, "gpt": _GPT}
+"""Values of the fields of the model's config, `TrainingConfig` and the intervals, by model and preset."""
+
+MODEL = "lut"
+"""The model that is trained by default."""
 
 _CHECKERBOARD = {"start": "random", "channels": 8, "kernels": 16, "perception": (8, 4, 2), "hard_share": 0.2}
 EXPERIMENTS: dict[str, dict[str, Any]] = {
@@ -121,6 +172,17 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     },
 }
 """Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
+
+
+def preset(model: str, name: str) -> dict[str, Any]:
+    """Return the values of a preset of a model.
+
+    Raises:
+      ValueError: the model has no such preset.
+    """
+    if name not in PRESETS[model]:
+        raise ValueError(f"preset is {name!r}; the model {model} has {', '.join(PRESETS[model])}.")
+    return PRESETS[model][name]
 
 
 def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import UnionType
 from typing import Any, ClassVar, TypeVar
 
 import lutjax
@@ -338,13 +339,20 @@ def restore(folder: Path, step: int, name: str, template: Any) -> Any:
     return checkpoints.restore(folder / FOLDER, step, name, template)
 
 
+def _is_made(hint: Any) -> bool:
+    return any(map(dataclasses.is_dataclass, typing.get_args(hint) or [hint]))
+
+
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
+    if isinstance(kind, UnionType):  # the class that has all these fields
+        known = [(one, {field.name for field in dataclasses.fields(one)}) for one in typing.get_args(kind)]
+        kind = next((one for one, names in known if names >= set(fields)), known[0][0])
     if hasattr(kind, "from_dict"):
         return kind.from_dict(fields)
     hints = typing.get_type_hints(kind)
     return kind(
         **{
-            name: _made(hints[name], value) if dataclasses.is_dataclass(hints.get(name)) else value
+            name: _made(hints[name], value) if _is_made(hints.get(name)) else value
             for name, value in fields.items()
         }
     )

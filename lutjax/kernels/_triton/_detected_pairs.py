@@ -97,7 +97,7 @@ class DetectedPairs:
     def arguments(self, tile: _row_tiles.RowTile, *, queries: int = 1) -> dict[str, Any]:
         """Arguments of `launch`, and constants of kernels whose programs own so many queries each."""
         n_samples, n_queries = self.queries
-        programs = n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.groups
+        programs = n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.detector_blocks
         return {
             **tile.arguments,
             **_row_tiles.arithmetic(self),

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -19,7 +20,7 @@ from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes
 
-TYPES = {"float32": tl.float32, "float64": tl.float64}
+TYPES = {"float32": tl.float32, "float64": tl.float64, "int32": tl.int32}
 
 
 @runtime_checkable
@@ -39,6 +40,7 @@ class RowTile:
     Attributes:
       n_reads, n_outputs, n_detectors: numbers of reads of each detector, of outputs and of detectors.
       all_outputs: a program visits all outputs, block by block.
+      n_groups: number of groups of detectors with outputs of their own; a block of detectors lies in one group.
 
     Raises:
       ValueError: a tile does not fit the shared memory of the device.
@@ -50,6 +52,7 @@ class RowTile:
     n_detectors: int
     device: Device
     all_outputs: bool = False
+    n_groups: int = 1
 
     def __post_init__(self) -> None:
         size, most = 4 * self.rows * self.outputs, shared_memory(self.device)
@@ -70,12 +73,13 @@ class RowTile:
     @property
     def detectors(self) -> int:
         """Detectors of one program."""
-        return max(min(self.how.detectors or self.n_detectors, self.n_detectors), 1)
+        of_group = self.n_detectors // self.n_groups
+        return max(min(self.how.detectors or of_group, of_group), 1)
 
     @property
-    def groups(self) -> int:
-        """Groups of detectors."""
-        return max(triton.cdiv(self.n_detectors, self.detectors), 1)
+    def detector_blocks(self) -> int:
+        """Blocks of detectors of each group."""
+        return max(triton.cdiv(self.n_detectors // self.n_groups, self.detectors), 1)
 
     @property
     def output_blocks(self) -> int:
@@ -84,7 +88,8 @@ class RowTile:
     @property
     def programs(self) -> int:
         """Number of programs whose places `place` returns."""
-        return triton.cdiv(self.n_reads, self.rows) * self.output_blocks * self.groups
+        blocks = self.output_blocks * self.detector_blocks * self.n_groups
+        return triton.cdiv(self.n_reads, self.rows) * blocks
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
     return triton.cdiv(n_detectors, groups)
 
 
-def sizes(weights: jax.Array, **others: int) -> Sizes:
+def sizes(weights: jax.Array | jax.ShapeDtypeStruct, **others: int) -> Sizes:
     """Return the sizes that launches are chosen by; `others` add to those of the tables, or replace them."""
     detectors, rows, outputs = weights.shape
     bits = 8 * weights.dtype.itemsize
@@ -121,12 +126,17 @@ def sizes(weights: jax.Array, **others: int) -> Sizes:
 
 def arithmetic(call: TableCall) -> dict[str, Any]:
     """Constants of kernels: rows of a table, types of numbers and sums, and scale of addends, 0 for sums of numbers."""
-    number = TYPES[accumulator(call.weights.dtype).name]
+    return arithmetic_of(call.weights.shape[1], accumulator(call.weights.dtype), call.accumulate)
+
+
+def arithmetic_of(n_rows: int, dtype: np.dtype, accumulate: FixedPoint | None) -> dict[str, Any]:
+    """Constants of kernels, as `arithmetic`, that compute in numbers of this dtype."""
+    number = TYPES[dtype.name]
     return {
-        "n_rows": call.weights.shape[1],
+        "n_rows": n_rows,
         "ACC": number,
-        "SUM": number if call.accumulate is None else tl.int32,
-        "SCALE": 0.0 if call.accumulate is None else call.accumulate.scale,
+        "SUM": number if accumulate is None else tl.int32,
+        "SCALE": 0.0 if accumulate is None else accumulate.scale,
     }
 
 
@@ -141,9 +151,9 @@ def sum_rows(
     """Return the outputs of a call, ``[*batch, O]``: sums of rows, from a kernel that reads the tables and `inputs`."""
     dtype = call.weights.dtype
     # Several programs for one sum write a part of it each.
-    if tile.groups > 1 or call.accumulate is not None:
+    if tile.detector_blocks > 1 or call.accumulate is not None:
         dtype = addend_dtype(dtype, call.accumulate)
-    parts = jax.ShapeDtypeStruct((tile.groups, *batch, tile.n_outputs), dtype)
+    parts = jax.ShapeDtypeStruct((tile.detector_blocks, *batch, tile.n_outputs), dtype)
     (total,) = launch(kernel, call.weights, *inputs, outputs=[parts], **arguments)
     return result(sum_of_parts(total), call.weights.dtype, call.accumulate)
 
@@ -158,7 +168,7 @@ def block(size: tl.constexpr, n: tl.constexpr, number):
 
 @kernel
 def place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Samples, outputs (or inputs, or slots) and group of detectors of this program: samples first."""
+    """Samples, outputs (or inputs, or slots) and block of detectors of this program: samples first."""
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
     output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
@@ -172,7 +182,7 @@ def place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, 
 def place_of_queries(
     n_queries: tl.constexpr, n_outputs: tl.constexpr, c: tl.constexpr, QUERIES: tl.constexpr = 1
 ):
-    """Block of queries, sample, outputs and group of detectors of this program: late queries first."""
+    """Block of queries, sample, outputs and block of detectors of this program: late queries first."""
     query_blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
     output_blocks: tl.constexpr = (n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     program = tl.program_id(0)

@@ -18,6 +18,7 @@ from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.ops.scored_lut import ScoredLut
+from lutjax.ops.weighted_lookup import WeightedLookup
 
 
 def version(package: str) -> tuple[int, ...]:
@@ -87,7 +88,10 @@ def _slower_update(request: Request, step: Step) -> str | None:
     call: Any = request.call
     dy = request.cotangent
     assert dy is not None
-    reads = dy.size // max(dy.shape[-1], 1) * call.weights.shape[0]
+    n_samples = dy.size // max(dy.shape[-1], 1)
+    if isinstance(call, WeightedLookup):
+        n_samples = dy.shape[0] * call.valued
+    reads = n_samples * call.weights.shape[0]
     if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
         n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)
         reads = reads * n_keys // 2

@@ -64,7 +64,7 @@ def backward(
     tile = _row_tiles.RowTile(how, *shape, n_detectors, device, all_outputs=not compared)
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(shape, dtype)]}
     if compared:
-        changed = {"outputs": [jax.ShapeDtypeStruct((tile.groups, *shape[::-1]), dtype)]}
+        changed = {"outputs": [jax.ShapeDtypeStruct((tile.detector_blocks, *shape[::-1]), dtype)]}
     (dx,) = launch(
         _collect if compared else _scatter,
         call.anchors,

@@ -1,18 +1,16 @@
 """`lutjax.lookup` in Triton.
 
-For sample ``b``, with ``i = index[b, t]`` and ``j = i ^ flip[b, t]``::
+For sample ``b``, group ``g`` and detectors ``t`` of the group, with ``i = index[b, t]`` and ``j = i ^ flip[b, t]``::
 
-    y[b] = sum over t of weights[t, i]
-    dmargin[b, t] = slope(margin[b, t]) * <dy[b], weights[t, i] - weights[t, j]>
-    dweights[t, i] += dy[b]
+    y[b, g] = sum over t of weights[t, i]
+    dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, i] - weights[t, j]>
+    dweights[t, i] += dy[b, g]
 
-Programs own tiles of samples and outputs, of a group of detectors: samples first, then outputs, then groups, so that
-programs that run at the same time read the same part of the same tables.
+`_weighted_rows` sums and adds, in one way without coefficients.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import triton.language as tl
@@ -20,7 +18,7 @@ import triton.language as tl
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._triton import _row_additions, _row_tiles
+from lutjax.kernels._triton import _row_additions, _row_tiles, _weighted_rows
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.kernels.contract import Step
@@ -30,9 +28,9 @@ from lutjax.tuning import Launch, Sizes, launch_of
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
-    tile = _tile("forward", _forward_rule, call, device)
-    index = call.detection.index
-    return _row_tiles.sum_rows(_sum_rows, call, tile, index.shape[:1], index.T, **_arguments(tile, call))
+    how = _launch("forward", _forward_rule, call, device)
+    y = _weighted_rows.sums(call.weights, _reads(call), how, device, call.accumulate)
+    return y.reshape(len(y), y.shape[1] * y.shape[2])
 
 
 def backward(
@@ -49,8 +47,9 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 
 def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
-    d, weights = call.detection, call.weights
-    tile = _tile("margins", _margins_rule, call, device)
+    d, weights, reads = call.detection, call.weights, _reads(call)
+    how = _launch("margins", _margins_rule, call, device)
+    tile = reads.tile(how, weights.shape[2], device)
     # Programs of different outputs write a part each.
     shape = (tile.output_blocks, tile.n_detectors, tile.n_reads)
     (products,) = launch(
@@ -60,7 +59,7 @@ def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
         d.flip.T,
         dy,
         outputs=[jax.ShapeDtypeStruct(shape, addend_dtype(weights.dtype, call.accumulate))],
-        **_arguments(tile, call),
+        **reads.arguments(tile, weights.shape[1], accumulator(weights.dtype), call.accumulate),
     )
     products = _row_tiles.sum_of_parts(products)
     difference = result(products.T, accumulator(weights.dtype), call.accumulate)
@@ -70,79 +69,45 @@ def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
 def _add_to_rows(
     call: Lookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    tile = _tile("table", _table_rule, call, device, addition.total.shape[0])
-    return addition(_add_rows, call.detection.index.T, dy, **_arguments(tile, call))
+    how = _launch("table", _table_rule, call, device)
+    return _weighted_rows.add(addition, _reads(call), dy, how, device, call.accumulate)
+
+
+def _reads(call: Lookup) -> _weighted_rows.Reads:
+    return _weighted_rows.Reads(call.detection.index.T[:, None], None, call.groups)
 
 
 # ------------------------------------------------------------------------------------- launches
-def _tile(
-    kernel: str,
-    rule: Callable[[Sizes], Launch],
-    call: Lookup,
-    device: Device,
-    n_tables: int | None = None,
-) -> _row_tiles.RowTile:
-    n_detectors, _, n_outputs = call.weights.shape
-    n_samples = len(call.detection.index)
-    how = launch_of(f"lookup.{kernel}", _row_tiles.sizes(call.weights, samples=n_samples), device, rule)
-    return _row_tiles.RowTile(how, n_samples, n_outputs, n_tables or n_detectors, device)
-
-
-def _arguments(tile: _row_tiles.RowTile, call: Lookup) -> dict[str, Any]:
-    return {**tile.arguments, **_row_tiles.arithmetic(call), "n_samples": tile.n_reads}
+def _launch(kernel: str, rule: Callable[[Sizes], Launch], call: Lookup, device: Device) -> Launch:
+    return launch_of(f"lookup.{kernel}", _reads(call).sizes(call.weights), device, rule)
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    programs = sizes["samples"] * sizes["outputs"] // 256
-    return Launch(rows=8, outputs=32, detectors=_row_tiles.split(programs, sizes["detectors"]), warps=1)
+    return Launch(rows=8, outputs=32, detectors=_weighted_rows.split(sizes, 256), warps=1)
 
 
 def _margins_rule(sizes: Sizes) -> Launch:
-    detectors = _row_tiles.split(sizes["samples"] * sizes["outputs"] // 1024, sizes["detectors"])
-    return Launch(rows=32, outputs=32, detectors=min(detectors, 16), warps=1)
+    return Launch(rows=32, outputs=32, detectors=min(_weighted_rows.split(sizes, 1024), 16), warps=1)
 
 
 def _table_rule(sizes: Sizes) -> Launch:
     if sizes["outputs"] <= 64:
         return Launch(rows=16, outputs=32, detectors=1, warps=1)
-    detectors = _row_tiles.split(sizes["samples"] * sizes["outputs"] // 4096, sizes["detectors"])
-    return Launch(rows=32, outputs=128, detectors=min(detectors, 16), warps=4)
+    return Launch(rows=32, outputs=128, detectors=min(_weighted_rows.split(sizes, 4096), 16), warps=4)
 
 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
-def _sum_rows(weights, index, parts, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, group = _row_tiles.place(
-        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
-    )
-    last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
-    total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
-    for t0 in range(group * c.DETECTORS, last, 4):
-        for u in tl.static_range(4):
-            t = t0 + u
-            exists = sample_exists & (t < last)
-            row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=exists, other=0)
-            at = _row_tiles.offset(row, c)[:, None] + output[None, :]
-            table = _row_tiles.table(weights, t, c)
-            value = tl.load(table + at, mask=exists[:, None] & output_exists[None, :], other=0)
-            total += _row_tiles.addend(value.to(c.ACC), c)
-    at = (group.to(tl.int64) * c.n_samples + sample)[:, None] * c.n_outputs + output[None, :]
-    exists = sample_exists[:, None] & output_exists[None, :]
-    tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
-
-
-@kernel
 def _multiply_rows(weights, index, flip, dy, products, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, group = _row_tiles.place(
+    sample, sample_exists, output, output_exists, block = _row_tiles.place(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
-    part = (tl.program_id(0) // ((c.n_samples + c.ROWS - 1) // c.ROWS)) % (
-        (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
-    )
-    products += part.to(tl.int64) * c.n_detectors * c.n_samples
+    group, _, first, last = _weighted_rows.detectors(block, c)
+    products += _weighted_rows.part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
-    cotangent = tl.load(dy + sample[:, None] * c.n_outputs + output[None, :], mask=exists, other=0).to(c.ACC)
-    for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
+    at = _weighted_rows.of_group(sample, group, c)[:, None] + output[None, :]
+    cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
+    for t in range(first, last):
         table = _row_tiles.table(weights, t, c)
         here = t.to(tl.int64) * c.n_samples + sample
         main = tl.load(index + here, mask=sample_exists, other=0)
@@ -150,21 +115,3 @@ def _multiply_rows(weights, index, flip, dy, products, c: tl.constexpr):
         row = _row_tiles.read(table, _row_tiles.offset(main, c), output, c).to(c.ACC)
         row -= _row_tiles.read(table, _row_tiles.offset(other, c), output, c).to(c.ACC)
         tl.store(products + here, tl.sum(_row_tiles.addend(row * cotangent, c), 1), mask=sample_exists)
-
-
-@kernel
-def _add_rows(index, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, group = _row_tiles.place(
-        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
-    )
-    exists = sample_exists[:, None] & output_exists[None, :]
-    value = tl.load(dy + sample[:, None] * c.n_outputs + output[None, :], mask=exists, other=0).to(c.ACC)
-    value = _row_tiles.addend(value * tl.load(step), c)
-    index += tl.load(first).to(tl.int64) * c.n_samples
-    for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
-        row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=sample_exists, other=0)
-        at = _row_tiles.offset(row, c)[:, None] + output[None, :]
-        table = _row_tiles.table(total, t, c)
-        if c.TOUCH:
-            _row_tiles.touch(touched, t, row, sample_exists, c)
-        tl.atomic_add(table + at, value, mask=exists, sem="relaxed")

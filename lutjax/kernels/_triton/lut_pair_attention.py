@@ -181,7 +181,7 @@ class ComparedPairs:
         n_pairs, n_detectors, n_samples, n_queries = self.terms.query.shape
         keys = _row_tiles.fitted(min(tile.rows, _KEYS), self._most_keys)
         queries = tile.rows // keys
-        programs = triton.cdiv(n_queries, queries) * n_samples * tile.output_blocks * tile.groups
+        programs = triton.cdiv(n_queries, queries) * n_samples * tile.output_blocks * tile.detector_blocks
         return {
             **tile.arguments,
             **_row_tiles.arithmetic(self.call),

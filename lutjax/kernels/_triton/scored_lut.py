@@ -203,7 +203,7 @@ class _Tile:
     @property
     def parts(self) -> int:
         """Parts of the tables of a group."""
-        return self.rows.groups
+        return self.rows.detector_blocks
 
     @property
     def output_blocks(self) -> int:

@@ -40,7 +40,7 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
     dtype = addend_dtype(weights.dtype, call.accumulate)
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct((n_samples, n_outputs), dtype)]}
     if compared:
-        changed = {"outputs": [jax.ShapeDtypeStruct((tile.groups, n_outputs, n_samples), dtype)]}
+        changed = {"outputs": [jax.ShapeDtypeStruct((tile.detector_blocks, n_outputs, n_samples), dtype)]}
     (y,) = launch(
         _collect if compared else _scatter,
         weights,

@@ -85,19 +85,29 @@ def flat(index: jax.Array) -> jax.Array:
 
 
 def sum_rows(
-    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+    weights: jax.Array,
+    index: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> jax.Array:
-    """Sum over detectors of the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``, a sum of addends."""
+    """Sum over the detectors of each group the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, G * O]``, sums of addends."""
     dtype = addend_dtype(weights.dtype, accumulate)
-    index = clamped(weights, index)
+    n_detectors, n_rows, n_outputs = weights.shape
+    index, each = clamped(weights, index), n_detectors // groups
+    n = index.shape[1]
     if by_one_hot(weights, accumulate, device):
-        return _multiply("tnr,stro->nso", _one_hot(weights, index), weights, axis=1)
+        of_groups = _one_hot(weights, index).reshape(groups, each, n, n_rows)
+        tables = weights.reshape(groups, each, n_rows, n_outputs)
+        return _multiply("gpnr,sgpro->ngso", of_groups, tables, axis=2).reshape(n, groups * n_outputs)
 
     def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return y + addends(read(weights, *of), accumulate), None
+        place, row = of
+        return y + addends(read(weights, tables_at(place, each, groups), row), accumulate), None
 
-    y = zeros_varying(index, (index.shape[1], weights.shape[2]), dtype)
-    return jax.lax.scan(step, y, (detectors(weights), index), unroll=_UNROLLED)[0]
+    y = zeros_varying(index, (groups, n, n_outputs), dtype)
+    y, _ = jax.lax.scan(step, y, (places(each), by_place(index, groups)), unroll=_UNROLLED)
+    return y.transpose(1, 0, 2).reshape(n, groups * n_outputs)
 
 
 def differences(
@@ -106,25 +116,29 @@ def differences(
     dy: jax.Array,
     device: Device,
     accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> tuple[jax.Array, ...]:
     """``<dy, row - other row>`` of each read: the first way to read against each other one.
 
-    ``[T, R, O]``, ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s. Rows are subtracted before they are multiplied: products of large
+    ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s. Rows are subtracted before they are multiplied: products of large
     rows would lose their difference, or overflow. `_differences_by_products` alone multiplies first.
     """
     dtype, sum_dtype = accumulator(weights.dtype), addend_dtype(weights.dtype, accumulate)
-    index, dy = tuple(clamped(weights, i) for i in index), dy.astype(dtype)
+    n_detectors, _, n_outputs = weights.shape
+    index, each, n = tuple(clamped(weights, i) for i in index), n_detectors // groups, dy.shape[0]
+    dy = dy.astype(dtype).reshape(n, groups, n_outputs)
     if by_one_hot(weights, accumulate, device):
         return _differences_by_products(weights, index, dy)
     if not in_sequence(device):
         row, *other_rows = (_gather_all(weights, i) for i in index)
-        sums = [jnp.sum(addends((row - o) * dy[None], accumulate), -1, dtype=sum_dtype) for o in other_rows]
+        of_tables = of_each_table(dy, n_detectors)
+        sums = [jnp.sum(addends((row - o) * of_tables, accumulate), -1, dtype=sum_dtype) for o in other_rows]
         return tuple(result(s, dtype, accumulate) for s in sums)
 
     # The sum over outputs is written out, block by block: the compiler then keeps it in registers, where a
     # reduction would first write the products of whole rows to memory (3 times slower).
-    blocks, rest = divmod(weights.shape[2], _OUTPUT_BLOCK)
-    by_output = dy.T
+    blocks, rest = divmod(n_outputs, _OUTPUT_BLOCK)
+    by_output = dy.transpose(2, 1, 0)
 
     def add_block(
         sums: list[jax.Array], t: jax.Array, rows: list[jax.Array], first: Any, size: int
@@ -139,8 +153,9 @@ def differences(
         return sums
 
     def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
-        t, *rows = of
-        sums = [zeros_varying(dy, dy.shape[:1], sum_dtype) for _ in rows[1:]]
+        place, *rows = of
+        t = tables_at(place, each, groups)
+        sums = [zeros_varying(dy, (groups, n), sum_dtype) for _ in rows[1:]]
         if blocks == 1:
             sums = add_block(sums, t, rows, 0, _OUTPUT_BLOCK)
         elif blocks:
@@ -150,26 +165,67 @@ def differences(
         sums = add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest)
         return None, tuple(result(s, dtype, accumulate) for s in sums)
 
-    return jax.lax.scan(one, None, (detectors(weights), *index))[1]
+    _, found = jax.lax.scan(one, None, (places(each), *(by_place(i, groups) for i in index)))
+    return tuple(f.transpose(1, 0, 2).reshape(n_detectors, n) for f in found)
 
 
-def add_rows(total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
-    """Tables plus values at every row that was read: ``[T, R, O]``, ``[T, n]``, ``[n or T, n, O]``."""
+def add_rows(
+    total: jax.Array, index: jax.Array, values: jax.Array, device: Device, groups: int = 1
+) -> jax.Array:
+    """Tables plus values at every row that was read.
+
+    ``[T, R, O]``, ``[T, n]``, ``[n, G * O]`` or, for each table, ``[T, n, O]``.
+    """
     values = values.astype(total.dtype)
-    index = clamped(total, index)
+    n_detectors, n_rows, n_outputs = total.shape
+    index, each = clamped(total, index), n_detectors // groups
+    n = index.shape[1]
+    if values.ndim == 2:
+        values = values.reshape(n, groups, n_outputs)
+        if in_sequence(device):
+            by_group = values.transpose(1, 0, 2)
+
+            def step(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
+                place, row = of
+                return add(total, (tables_at(place, each, groups), row), by_group), None
+
+            return jax.lax.scan(step, total, (places(each), by_place(index, groups)))[0]
+        if total.dtype == jnp.float32 and by_one_hot(total, None, device):
+            of_groups = _one_hot(total, index).reshape(groups, each, n, n_rows)
+            return total + _multiply("gpnr,sngo->gpsro", of_groups, values, axis=2).reshape(total.shape)
+        return add(total, (detectors(total)[:, None], index), of_each_table(values, n_detectors))
     if in_sequence(device):
-        each = values if values.ndim == 3 else None
 
-        def step(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
-            t, row, of_detector = of
-            return add(total, (t, row), values if of_detector is None else of_detector), None
+        def step_of_table(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
+            t, row, of_table = of
+            return add(total, (t, row), of_table), None
 
-        return jax.lax.scan(step, total, (detectors(total), index, each))[0]
+        return jax.lax.scan(step_of_table, total, (detectors(total), index, values))[0]
     if total.dtype == jnp.float32 and by_one_hot(total, None, device):
-        layout = "sno" if values.ndim == 2 else "stno"
-        return total + _multiply(f"tnr,{layout}->tsro", _one_hot(total, index), values, axis=1)
-    values = jnp.broadcast_to(values, (total.shape[0], *values.shape[-2:]))
+        return total + _multiply("tnr,stno->tsro", _one_hot(total, index), values, axis=1)
     return add(total, (detectors(total)[:, None], index), values)
+
+
+def places(each: int) -> jax.Array:
+    """The places of tables in their group."""
+    return jnp.arange(each, dtype=jnp.int32)
+
+
+def tables_at(place: jax.Array, each: int, groups: int) -> jax.Array:
+    """The tables at one place of every group, ``[G, 1]``."""
+    return (jnp.arange(groups, dtype=jnp.int32) * each + place)[:, None]
+
+
+def by_place(a: jax.Array, groups: int) -> jax.Array:
+    """``[T, n]`` -> ``[T / G, G, n]``."""
+    return a.reshape(groups, a.shape[0] // groups, a.shape[1]).transpose(1, 0, 2)
+
+
+def of_each_table(values: jax.Array, n_tables: int) -> jax.Array:
+    """Those of a table's group: ``[n, G, O]`` -> ``[T, n, O]``."""
+    n, groups, n_outputs = values.shape
+    every = (groups, n_tables // groups, n, n_outputs)
+    return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(n_tables, n, n_outputs)
 
 
 def _gather_all(weights: jax.Array, index: jax.Array) -> jax.Array:
@@ -197,7 +253,9 @@ def _differences_by_products(
 ) -> tuple[jax.Array, ...]:
     """Return `differences` from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
     is never stored. The error is that of the products: see `lutjax.lookup`."""
-    every = jnp.einsum("no,tro->tnr", dy, weights.astype(dy.dtype), precision="highest")
+    n, groups, _ = dy.shape
+    tables = weights.astype(dy.dtype).reshape(groups, -1, *weights.shape[1:])
+    every = jnp.einsum("ngo,gpro->gpnr", dy, tables, precision="highest").reshape(-1, n, weights.shape[1])
     main, *others = (jnp.where(_hits(weights, i), every, 0) for i in index)
     return tuple(jnp.sum(main - other, -1) for other in others)
 

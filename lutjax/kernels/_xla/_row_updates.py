@@ -64,6 +64,15 @@ def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[D
     return visit, pairs.n_visited
 
 
+def of_groups(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detectors], jax.Array]:
+    """Return the cotangents that a group of detectors receives, from ``[n, G * O]``: ``[n, O]``, or ``[group, n, O]``."""
+    if groups == 1:
+        return lambda detectors: dy
+    by_group = dy.reshape(len(dy), groups, dy.shape[1] // groups).transpose(1, 0, 2)
+    number = jnp.arange(n_detectors, dtype=jnp.int32) // (n_detectors // groups)
+    return lambda detectors: _row_gathers.read(by_group, detectors(number))
+
+
 def update(
     call: Reads, step: Step, visit: Visit, n_hits: int, *, device: Device
 ) -> tuple[jax.Array, RowState]:

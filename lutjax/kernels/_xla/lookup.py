@@ -1,7 +1,7 @@
 """`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_row_gathers` does.
 
-``y[b] = sum_t weights[t, index[b, t]]``; ``dweights[t, index[b, t]] += dy[b]``; ``dmargin[b, t] = slope(margin[b, t]) *
-<dy[b], weights[t, index] - weights[t, index ^ flip]>``. Ids are detector-major, ``[T, B]``.
+``y[b, g] = sum over tables t of g of weights[t, index[b, t]]``; ``dweights[t, index[b, t]] += dy[b, g]``; ``dmargin[b, t] =
+slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>``. Ids are detector-major, ``[T, B]``.
 """
 
 import functools
@@ -20,7 +20,7 @@ from lutjax.ops.lookup import Lookup
 
 
 def forward_by(rows: ModuleType, call: Lookup, *, device: Device) -> jax.Array:
-    y = rows.sum_rows(call.weights, call.detection.index.T, device, call.accumulate)
+    y = rows.sum_rows(call.weights, call.detection.index.T, device, call.accumulate, call.groups)
     return result(y, call.weights.dtype, call.accumulate)
 
 
@@ -32,10 +32,13 @@ def backward_by(
     found = {}
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
-        found["weights"] = _row_gathers.add_rows(zeros, index, addends(cotangent, call.accumulate), device)
+        values = addends(cotangent, call.accumulate)
+        found["weights"] = _row_gathers.add_rows(zeros, index, values, device, call.groups)
     if "detection" in needs:
         main_and_flipped = index, index ^ d.flip.T
-        (difference,) = rows.differences(weights, main_and_flipped, cotangent, device, call.accumulate)
+        (difference,) = rows.differences(
+            weights, main_and_flipped, cotangent, device, call.accumulate, call.groups
+        )
         found["detection"] = (_row_gathers.slope(margin) * difference.astype(margin.dtype)).T
     return found
 
@@ -51,8 +54,9 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
     index = call.detection.index.T
+    values = _row_updates.of_groups(cotangent, len(index), call.groups)
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
-        return body(carry, detectors(index), cotangent, None)
+        return body(carry, detectors(index), values(detectors), None)
 
     return visit, cotangent.shape[0]

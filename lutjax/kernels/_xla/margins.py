@@ -42,7 +42,7 @@ def cotangent_of_inputs(
     du: list[jax.Array],
     anchors: jax.Array,
     groups: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     accumulate: FixedPoint | None,
 ) -> jax.Array:
     """Return the cotangent of inputs ``[n, H, I]``, a sum of addends, from those of all margins, ``[T, n]``s."""

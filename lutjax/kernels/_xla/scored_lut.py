@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from lutjax import _quantised
 from lutjax._compat import zeros_varying
@@ -19,6 +20,7 @@ from lutjax.kernels._xla.weighted_lookup import hits_of_ways
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
+from lutjax.reads import Read
 
 _SHIFT = 6  # the least coefficient of an integer read is 2**-6
 
@@ -27,7 +29,7 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     ways = _ways(call)[: call.read.valued]
     if call.weights.dtype == jnp.int8:
         return _sum_of_integers(call, ways, device)
-    y = _weighted_rows.sum_rows(_tables(call), ways, call.groups, device, call.accumulate)
+    y = _weighted_rows.sum_rows(tables(call), ways, call.groups, device, call.accumulate)
     if call.sum_groups:
         y = jnp.sum(y, 1, keepdims=True, dtype=y.dtype)
     return result(y, call.weights.dtype, call.accumulate)
@@ -40,7 +42,8 @@ def backward(
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
     u = margins.comparisons(call.x, call.anchors, call.groups)
     keep = None if call.keep is None else call.keep.T
-    coefficients, of_coefficients, index = _linearised(call, u, keep)
+    scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
+    coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep)
     dy = _of_every_group(call, cotangent)
     found = {}
     if "weights" in needs:
@@ -50,7 +53,7 @@ def backward(
         ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
         found["weights"] = _weighted_rows.add_rows(zeros, ways, dy, call.groups, device, call.accumulate)
     if needs - {"weights"}:
-        products = _weighted_rows.products(_tables(call), index, dy, call.groups, device, call.accumulate)
+        products = _weighted_rows.products(tables(call), index, dy, call.groups, device, call.accumulate)
         du, d_scalars, d_keep = of_coefficients(
             [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
         )
@@ -90,13 +93,12 @@ def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updat
 def _ways(call: ScoredLut) -> list[_weighted_rows.Way]:
     """Row ids and coefficients of every way, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
-    scalars = _named(call, [call.scalars[i] for i in range(call.scalars.shape[0])])
-    ways = call.read.select(u, scalars)
+    ways = call.read.select(u, named(call.read, list(call.scalars)))
     return ways if call.keep is None else [(i, call.keep.T.astype(c.dtype) * c) for i, c in ways]
 
 
-def _linearised(
-    call: ScoredLut, u: list[jax.Array], keep: jax.Array | None
+def linearised(
+    read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
 ) -> tuple[
     list[jax.Array],
     Callable[[list[jax.Array]], tuple[list[jax.Array], list[jax.Array], Any]],
@@ -104,27 +106,28 @@ def _linearised(
 ]:
     """Return the coefficients, the function from their cotangents to those of margins, scalars and keep, and row ids.
 
-    Cotangents of scalars are those of each element, ``[T, n]``: sums of addends are made of them.
+    Args:
+      scalars: of each element, as margins are, and so are their cotangents: sums of addends are made of them.
     """
-    each = [jnp.broadcast_to(call.scalars[i], u[0].shape) for i in range(call.scalars.shape[0])]
 
     def coefficients(u: list[jax.Array], scalars: list[jax.Array], keep: Any) -> Any:
-        ways = call.read.select(u, _named(call, scalars))
+        ways = read.select(u, named(read, scalars))
         index = [i for i, _ in ways]
         if keep is None:
             return [c for _, c in ways], index
         return [keep.astype(c.dtype) * c for _, c in ways], index
 
-    values, pull, index = jax.vjp(coefficients, u, each, keep, has_aux=True)
+    values, pull, index = jax.vjp(coefficients, u, scalars, keep, has_aux=True)
     return values, pull, index
 
 
-def _named(call: ScoredLut, scalars: list[jax.Array]) -> dict[str, jax.Array]:
-    return dict(zip(call.read.initial(), scalars, strict=True))
+def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
+    """Return the scalars of a read by name."""
+    return dict(zip(read.initial(), scalars, strict=True))
 
 
-def _tables(call: ScoredLut) -> jax.Array:
-    """The tables that are read: rounded ones where the read rounds them."""
+def tables(call: ScoredLut) -> jax.Array:
+    """Return the tables that are read: rounded ones where the read rounds them."""
     if call.exponents is None:
         return call.weights
     scale = jnp.repeat(call.exponents, call.weights.shape[0] // call.groups, axis=0)[:, None]
@@ -138,12 +141,22 @@ def _of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
 
 
 def _sum_of_integers(call: ScoredLut, ways: list[_weighted_rows.Way], device: Device) -> jax.Array:
-    """The sum of integers, each shifted by its coefficient's exponent, times the scale of the output."""
-    assert call.exponents is not None
-    dtype = ways[0][1].dtype
-    shifted = [(i, jnp.where(jnp.isnan(c), 0, c * 2**_SHIFT).astype(jnp.int32)) for i, c in ways]
+    """The sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
+    shifted = [(i, in_units(c)) for i, c in ways]
     total = _weighted_rows.sum_rows(call.weights, shifted, call.groups, device, None)
-    y = jnp.ldexp(total.astype(dtype), call.exponents - _SHIFT)
-    unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, y.shape[0]).any(1).T[..., None]
-    y = jnp.where(unknown, jnp.nan, y)
+    unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, call.x.shape[0]).any(1).T
+    return in_floats(call, total, unknown, ways[0][1].dtype)
+
+
+def in_units(coefficient: jax.Array) -> jax.Array:
+    """Return coefficients in units of the smallest one of an integer read, int32; 0 for NaN."""
+    return jnp.where(jnp.isnan(coefficient), 0, coefficient * 2**_SHIFT).astype(jnp.int32)
+
+
+def in_floats(call: ScoredLut, total: jax.Array, unknown: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
+    assert call.exponents is not None
+    y = jnp.where(
+        unknown[..., None], jnp.nan, jnp.ldexp(total.astype(dtype), (call.exponents - _SHIFT)[None])
+    )
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y

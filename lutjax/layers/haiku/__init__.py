@@ -1,12 +1,13 @@
 """Layers for Haiku.
 
-Trained variables are parameters: tables, positions, logits, scores, and thresholds if they are learnable. All others are
-state, so use `haiku.transform_with_state`. State belongs to the model as much as parameters do, and is never trained:
+Trained variables are parameters: tables, scalars of reads, projections, positions, logits, scores, and thresholds if they are
+learnable. All others are state, so use `haiku.transform_with_state`. State belongs to the model as much as parameters do, and is never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
 - ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
 - ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
+- ``weights`` and ``exponents`` of tables of integers;
 - ``cached_...`` and ``cache_index``: the latest keys, only for attention with ``decode=True``.
 
 `init` returns parameters and state, both drawn from its key. `apply` takes both and returns the state again: unchanged,
@@ -37,9 +38,10 @@ from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.haiku"):
     from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.haiku._projection import ProjectionLUT
     from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT", "SparseLUT",
-    "Thermometer",
+    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT", "SoftLUT",
+    "SparseLUT", "Thermometer",
 ]  # fmt: skip

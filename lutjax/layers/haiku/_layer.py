@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import haiku as hk
 import jax
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
@@ -48,7 +48,7 @@ class Layer(hk.Module):
         arrays: dict[str, jax.Array] = {}
 
         def array(v: _spec.Variable) -> jax.Array:
-            get = hk.get_parameter if v.kind == "params" else hk.get_state
+            get = hk.get_parameter if v.collection == "params" else hk.get_state
             return get(v.name, v.shape, v.dtype, init=lambda shape, dtype: v.make(hk.next_rng_key, arrays))
 
         for v in self._variables:
@@ -67,3 +67,17 @@ class Layer(hk.Module):
           ValueError: a variable has a wrong shape or holds an id that does not exist.
         """
         self.spec.check(self._arrays())
+
+
+class Switched(Layer):
+    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
+
+    def __call__(
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
+        arrays = self._arrays()
+        calm = self.spec.deterministic if deterministic is None else deterministic
+        noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
+        y: jax.Array = self.spec(arrays, x, deterministic=calm, **noise)
+        return y

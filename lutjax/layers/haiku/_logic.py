@@ -2,30 +2,15 @@
 
 import dataclasses
 
-import haiku as hk
 import jax
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic
-from lutjax.layers.haiku._layer import Layer
+from lutjax.layers.haiku._layer import Layer, Switched
 
 
-class _Hardened(Layer):
-    """Base of layers that have a soft and a hard form; noise needs a key in `apply`."""
-
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
-        arrays = self._arrays()
-        hard = self.spec.deterministic if deterministic is None else deterministic
-        noise = {"key": hk.next_rng_key()} if self.spec.random and not hard else {}
-        y: jax.Array = self.spec(arrays, x, deterministic=hard, **noise)
-        return y
-
-
-class _Wired(_Hardened):
+class _Wired(Switched):
     """Base of layers whose gates read inputs of a vector."""
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
@@ -61,7 +46,7 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LogicTree(_Hardened, _logic.LogicTreeArguments):
+class LogicTree(Switched, _logic.LogicTreeArguments):
     """Layer that convolves an image with trees of gates."""
 
 
@@ -76,7 +61,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Thermometer(_Hardened, _logic.ThermometerArguments):
+class Thermometer(Switched, _logic.ThermometerArguments):
     """Layer that turns numbers into bits.
 
     Example:

@@ -1,12 +1,13 @@
 """Layers for Flax Linen.
 
-A layer keeps its variables in collections. Those in ``params`` are trained: tables, positions, logits, scores, and
-thresholds if they are learnable. All others belong to the model as much as ``params`` does, and are never trained:
+A layer keeps its variables in collections. Those in ``params`` are trained: tables, scalars of reads, projections, positions,
+logits, scores, and thresholds if they are learnable. All others belong to the model as much as ``params`` does, and are never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
 - ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
 - ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
+- ``quantised``: tables of integers, ``weights`` and ``exponents``;
 - ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.
 
 `init` makes all of them, drawn from the stream ``params``. `apply` needs all of them. Take the gradient with respect to
@@ -35,9 +36,10 @@ from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.linen"):
     from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.linen._projection import ProjectionLUT
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT", "SparseLUT",
-    "Thermometer",
+    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT", "SoftLUT",
+    "SparseLUT", "Thermometer",
 ]  # fmt: skip

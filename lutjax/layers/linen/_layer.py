@@ -5,7 +5,9 @@ from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
+from jaxtyping import Float, Shaped
 
+from lutjax._typing import Array
 from lutjax.layers import _spec
 
 _NOTE = """In Flax Linen a trained variable is in the collection ``params``; the others are in collections of their own,
@@ -41,7 +43,7 @@ class Layer(nn.Module):
         arrays: dict[str, jax.Array] = {}
 
         def array(v: _spec.Variable) -> Any:
-            if v.kind == "params":
+            if v.collection == "params":
                 return self.param(v.name, lambda key: v.make(lambda: key, arrays))
             return self.variable(
                 v.kind, v.name, lambda: v.make(lambda: self.make_rng("params"), arrays)
@@ -61,6 +63,21 @@ class Layer(nn.Module):
           ValueError: a variable has a wrong shape or holds an id that does not exist.
         """
         self._build()[0].check(merged(variables))
+
+
+class Switched(Layer):
+    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
+
+    @nn.compact
+    def __call__(
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs; `deterministic` takes precedence over the field."""
+        spec, arrays = self._bound()
+        calm = spec.deterministic if deterministic is None else deterministic
+        noise = {"key": self.make_rng(spec.stream)} if spec.random and not calm else {}
+        y: jax.Array = spec(arrays, x, deterministic=calm, **noise)
+        return y
 
 
 def merged(variables: Mapping[str, Any]) -> dict[str, Any]:

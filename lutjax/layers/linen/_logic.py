@@ -9,25 +9,10 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic
-from lutjax.layers.linen._layer import Layer, merged
+from lutjax.layers.linen._layer import Layer, Switched, merged
 
 
-class _Hardened(Layer):
-    """Base of layers that have a soft and a hard form; the stream ``gates`` draws their noise."""
-
-    @nn.compact
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` takes precedence over the field."""
-        spec, arrays = self._bound()
-        hard = spec.deterministic if deterministic is None else deterministic
-        noise = {"key": self.make_rng("gates")} if spec.random and not hard else {}
-        y: jax.Array = spec(arrays, x, deterministic=hard, **noise)
-        return y
-
-
-class _Wired(_Hardened):
+class _Wired(Switched):
     """Base of layers whose gates read inputs of a vector."""
 
     def truth_tables(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +48,7 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
     """Layer of tables addressed by the signs of inputs."""
 
 
-class LogicTree(_Hardened, _logic.LogicTreeArguments):
+class LogicTree(Switched, _logic.LogicTreeArguments):
     """Layer that convolves an image with trees of gates."""
 
 
@@ -78,7 +63,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
         return y
 
 
-class Thermometer(_Hardened, _logic.ThermometerArguments):
+class Thermometer(Switched, _logic.ThermometerArguments):
     """Layer that turns numbers into bits.
 
     Example:

@@ -1,18 +1,29 @@
 """Layers for Flax NNX.
 
-Trained variables are `nnx.Param`: tables, positions, logits, scores, and thresholds if they are learnable. The others,
-`Anchors`, `Targets`, `Wires` and `Thresholds`, are saved and restored with the model, and left alone by
-``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that decodes keeps its latest keys in `nnx.Cache`.
+Trained variables are `nnx.Param`: positions, logits, scores, projections, and thresholds if they are learnable; of tables and of the
+scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The others, `Anchors`, `Targets`, `Wires`, `Thresholds` and
+`Quantised`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
+decodes keeps its latest keys in `nnx.Cache`.
 """
 
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
-    from lutjax.layers.nnx._layer import Anchors, Targets, Thresholds, Wires, check
+    from lutjax.layers.nnx._layer import (
+        Anchors,
+        Quantised,
+        Scalars,
+        Tables,
+        Targets,
+        Thresholds,
+        Wires,
+        check,
+    )
     from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.nnx._projection import ProjectionLUT, quantised
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "SoftLUT",
-    "SparseLUT", "Targets", "Thermometer", "Thresholds", "Wires", "check",
+    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
+    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "Tables", "Targets", "Thermometer", "Thresholds", "Wires", "check", "quantised",
 ]  # fmt: skip

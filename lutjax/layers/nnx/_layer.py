@@ -8,10 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
+
+
+class Tables(nnx.Param[Any]):
+    """Tables, trained: ``[tables, rows, outputs]``."""
+
+
+class Scalars(nnx.Param[Any]):
+    """Learned scalars of a read of tables."""
 
 
 class Anchors(nnx.Variable[Any]):
@@ -30,18 +38,25 @@ class Thresholds(nnx.Variable[Any]):
     """Thresholds of an encoder that are not learned."""
 
 
+class Quantised(nnx.Variable[Any]):
+    """Tables of integers, and their scale. They are read, never trained."""
+
+
 _VARIABLES = {
     "params": nnx.Param,
+    "tables": Tables,
+    "scalars": Scalars,
     "anchors": Anchors,
     "targets": Targets,
     "wires": Wires,
     "thresholds": Thresholds,
+    "quantised": Quantised,
 }
 
 
-_NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained, and otherwise an `Anchors`,
-`Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param` leaves alone. The
-stream ``params`` of `rngs` draws variables."""
+_NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained (tables are `Tables`), and
+otherwise an `Anchors`, `Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param`
+leaves alone. The stream ``params`` of `rngs` draws variables."""
 
 _EXAMPLE = """Example:
   >>> import jax.numpy as jnp
@@ -154,6 +169,58 @@ class Drawn(Layer):
 
     _: dataclasses.KW_ONLY
     rngs: dataclasses.InitVar[nnx.Rngs]
+
+
+class Switched(Layer):
+    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
+
+    def __call__(
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
+        return self._run(x, deterministic)
+
+    def _run(self, x: Any, deterministic: bool | None, rngs: Any = None) -> jax.Array:
+        spec = self.spec
+        calm, noise = spec.deterministic if deterministic is None else deterministic, {}
+        if spec.random and not calm:
+            stream = self.rngs if rngs is None else rngs
+            noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
+        y: jax.Array = spec(self._arrays(), x, deterministic=calm, **noise)
+        return y
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Change the mode of the layer, for ``nnx.view``.
+
+        Args:
+          deterministic: whether calls run the hard network, or without dropout.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+class Random(Switched, Drawn):
+    """Base of layers with noise, which a fork of the stream of their spec draws: ``gates`` or ``dropout``."""
+
+    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        super().__post_init__(rngs)
+        self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
+
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs.
+
+        Args:
+          x: inputs.
+          deterministic: whether to run the hard network, or without dropout; takes precedence over the layer's own.
+          rngs: for the noise, instead of the layer's own stream.
+        """
+        return self._run(x, deterministic, rngs)
 
 
 def check(model: nnx.Module) -> None:

@@ -1,70 +1,16 @@
 """Differentiable logic for Flax NNX; `lutjax.layers._logic` has the arguments of the layers."""
 
 import dataclasses
-from typing import Any
 
 import jax
-from flax import nnx
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic
-from lutjax.layers.nnx._layer import Drawn, Layer
+from lutjax.layers.nnx._layer import Layer, Random, Switched
 
 
-class _Hardened(Layer):
-    """Base of layers that have a soft and a hard form."""
-
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
-        return self._run(x, deterministic)
-
-    def _run(self, x: Any, deterministic: bool | None, rngs: Any = None) -> jax.Array:
-        spec = self.spec
-        hard, noise = spec.deterministic if deterministic is None else deterministic, {}
-        if spec.random and not hard:
-            stream = self.rngs if rngs is None else rngs
-            noise["key"] = stream["gates"]() if isinstance(stream, nnx.Rngs) else stream()
-        y: jax.Array = spec(self._arrays(), x, deterministic=hard, **noise)
-        return y
-
-    def set_view(self, deterministic: bool | None = None) -> None:
-        """Change the mode of the layer, for ``nnx.view``.
-
-        Args:
-          deterministic: whether calls run the hard network.
-        """
-        if deterministic is not None:
-            self.deterministic = deterministic
-
-
-class _Gates(_Hardened, Drawn):
-    """Base of layers with wires and estimators; a fork of the stream ``gates`` draws their noise."""
-
-    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
-        super().__post_init__(rngs)
-        self.rngs = rngs["gates"].fork() if rngs is not None and self.spec.random else nnx.data(None)
-
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs.
-
-        Args:
-          x: inputs.
-          deterministic: whether to run the hard network; takes precedence over the layer's own.
-          rngs: for the noise of the estimator ``"gumbel"``, instead of the layer's own stream ``gates``.
-        """
-        return self._run(x, deterministic, rngs)
-
-
-class _Wired(_Gates):
+class _Wired(Random):
     """Base of layers whose gates read inputs of a vector."""
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +51,7 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LogicTree(_Gates, _logic.LogicTreeArguments):
+class LogicTree(Random, _logic.LogicTreeArguments):
     """Layer that convolves an image with trees of gates."""
 
 
@@ -127,7 +73,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Thermometer(_Hardened, _logic.ThermometerArguments):
+class Thermometer(Switched, _logic.ThermometerArguments):
     """Layer that turns numbers into bits.
 
     Example:

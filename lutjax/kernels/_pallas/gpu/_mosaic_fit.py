@@ -84,6 +84,8 @@ def _unsupported_lookup(request: Request) -> str | None:
     assert isinstance(call, Lookup)
     if call.accumulate is not None:
         return "adds in float32, not in fixed point"
+    if call.groups > 1:
+        return f"sums all detectors to one output, here {call.groups} groups"
     if step is not None and not (isinstance(step.rule, SGD) and step.rule.additive):
         return f"moves rows by SGD without weight decay only, not by {step.rule}"
     n_detectors, n_rows, n_outputs = call.weights.shape

@@ -13,12 +13,12 @@ from lutjax.kernels.registry import Device
 
 
 def sum_rows(
-    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+    weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None, groups: int = 1
 ) -> jax.Array:
     """Sum over detectors the rows that they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_detectors, n_samples = index.shape
     if 0 in (n_samples, *weights.shape):
-        return plain.sum_rows(weights, index, device, accumulate)
+        return plain.sum_rows(weights, index, device, accumulate, groups)
     cores = _sizes.sparse_cores(device)
     table = rows_of(weights)
     block = _sizes.samples(n_samples, table.shape[1], cores)
@@ -32,6 +32,7 @@ def differences(
     dy: jax.Array,
     device: Device,
     accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> tuple[jax.Array, ...]:
     """Return ``<dy, row - other row>`` of each read: the first way to read against each other one.
 
@@ -39,7 +40,7 @@ def differences(
     """
     n_detectors, n_samples = index[0].shape
     if 0 in (n_samples, *weights.shape):
-        return plain.differences(weights, index, dy, device, accumulate)
+        return plain.differences(weights, index, dy, device, accumulate, groups)
     cores = _sizes.sparse_cores(device)
     table = rows_of(weights)
     block = _sizes.samples(n_samples, _sizes.numbers_of_differences(weights.shape[2]), cores)

@@ -1,268 +1,396 @@
-"""Rows read and added as products with one-hot matrices, made on chip and multiplied on the matrix unit.
+"""Rows read and added as products with matrices of coefficients, made on chip and multiplied on the matrix unit.
 
-Arrays are detector-major with samples last, ``[T, 1, B]``, so that a one-hot matrix ``[rows, samples]`` is a comparison
-without a transposition. A block is some detectors with all their rows, or, of larger tables, some rows of one detector.
+A read is a row id and a coefficient for each table and sample. The coefficients of some tables, each at its row, are a matrix
+``[rows, samples]``: a comparison of ids with the numbers of all rows, into which several ways to read are added. Its product with the
+tables is the sum of the rows, its product with cotangents the gradient of the tables. The cotangent of a coefficient is picked from the
+products of the tables with cotangents. Where a factor is float32 it is multiplied in terms of bfloat16, in every digit.
 Sizes are padded to whole blocks: what lies outside an array may be NaN, and would poison every sum.
 """
 
-import dataclasses
-import functools
-import math
+import abc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from lutjax.kernels._pallas import _call
+from lutjax.kernels._pallas.tpu._limits import params
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._xla._row_gathers import terms
 from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
 
-_ROWS = 512  # of a block, over its detectors
-_SAMPLES = 512
-_OUTPUTS = 512
+Way = tuple[jax.Array, jax.Array | None]
+"""Row ids, negative where nothing is read, and coefficients, ``[lines, samples]``; None: 1."""
+Order = Callable[..., tuple[Any, Any, Any]]
+"""Function from a point of a grid to the numbers of its blocks of rows, samples and outputs."""
+Output = tuple[jax.ShapeDtypeStruct, pl.BlockSpec]
 
 
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """Blocks of a call.
+class Reads(abc.ABC):
+    """The reads of a call in a kernel.
 
     Attributes:
-      group: detectors of a block. rows: of each of them in it.
-      samples, outputs: of a block. detectors, n_rows, batch, n_outputs: of the whole, padded.
+      inputs: arrays that a kernel is given for them.
     """
 
-    group: int
-    rows: int
-    samples: int
-    outputs: int
-    detectors: int
-    n_rows: int
-    batch: int
-    n_outputs: int
+    inputs: tuple[jax.Array, ...]
 
-    @classmethod
-    def of(cls, shape: tuple[int, ...], batch: int) -> "Blocks":
-        n_detectors, n_rows, n_outputs = shape
-        rows = min(n_rows, _ROWS)
-        group = min(n_detectors, _ROWS // rows)
-        samples = min(_SAMPLES, up(batch, 128))
-        outputs = min(_OUTPUTS, up(n_outputs, 128))
-        return cls(
-            group,
-            rows,
-            samples,
-            outputs,
-            up(n_detectors, group),
-            up(n_rows, rows),
-            up(batch, samples),
-            up(n_outputs, outputs),
-        )
+    @abc.abstractmethod
+    def specs(self, order: Order) -> list[pl.BlockSpec]:
+        """Return the blocks of the inputs."""
 
-    @property
-    def parts(self) -> int:
-        """Number of blocks that the rows of a detector are cut into."""
-        return self.n_rows // self.rows
+    @abc.abstractmethod
+    def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
+        """Return the ways that have values of a block of rows and one of samples."""
 
-    @property
-    def row_blocks(self) -> int:
-        return self.detectors // self.group * self.parts
+    @abc.abstractmethod
+    def index(self, refs: Sequence[Any], block: Any, samples: Any) -> list[jax.Array]:
+        """Return the row ids of all ways."""
 
-    def table(self, a: jax.Array) -> jax.Array:
-        """``[..., T, R, O]`` -> ``[..., blocks * rows of a block, O]``."""
-        a = padded(a, (*a.shape[:-3], self.detectors, self.n_rows, self.n_outputs))
-        return a.reshape(*a.shape[:-3], -1, self.n_outputs)
+    @abc.abstractmethod
+    def cotangents(self, order: Order) -> list[Output]:
+        """Return what `pull` writes."""
 
-    def unpadded_table(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        a = a.reshape(self.detectors, self.n_rows, self.n_outputs)
-        return a[: shape[0], : shape[1], : shape[2]]
-
-    def ids(self, index: jax.Array, n_rows: int) -> jax.Array:
-        """``[B, T]`` -> ``[T, 1, B]``: rows that exist, and none for samples and detectors that do not."""
-        index = jnp.clip(index, 0, n_rows - 1).T[:, None]
-        pads = [(0, self.detectors - index.shape[0], 0), (0, 0, 0), (0, self.batch - index.shape[2], 0)]
-        return jax.lax.pad(index, jnp.int32(-1), pads)
-
-    def samples_of(self, a: jax.Array) -> jax.Array:
-        """``[..., B, O]``, padded."""
-        return padded(a, (*a.shape[:-2], self.batch, self.n_outputs))
-
-    # ---- blocks; each takes the numbers of the block of rows, of samples and of outputs
-    def table_spec(self, order: Any, n_terms: int) -> pl.BlockSpec:
-        shape = (n_terms, self.group * self.rows, self.outputs)
-        return pl.BlockSpec(shape, lambda *at: (0, order(*at)[0], order(*at)[2]))
-
-    def total_spec(self, order: Any) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (self.group * self.rows, self.outputs), lambda *at: (order(*at)[0], order(*at)[2])
-        )
-
-    def ids_spec(self, order: Any) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (self.group, 1, self.samples), lambda *at: (order(*at)[0] // self.parts, 0, order(*at)[1])
-        )
-
-    def samples_spec(self, order: Any, n_terms: int) -> pl.BlockSpec:
-        shape = (n_terms, self.samples, self.outputs)
-        return pl.BlockSpec(shape, lambda *at: (0, *order(*at)[1:]))
-
-    def y_spec(self, order: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((self.samples, self.outputs), lambda *at: order(*at)[1:])
-
-    def hits(self, ids: jax.Array, row_block: Any) -> jax.Array:
-        """Compare ids with the rows of a block: ``[group, 1, samples]`` -> bool ``[group * rows, samples]``."""
-        first = row_block % self.parts * self.rows
-        row = jax.lax.broadcasted_iota(jnp.int32, (self.group, self.rows, self.samples), 1)
-        return (row == ids - first).reshape(self.group * self.rows, self.samples)
+    @abc.abstractmethod
+    def pull(
+        self,
+        refs: Sequence[Any],
+        outputs: Sequence[Any],
+        products: Sequence[jax.Array],
+        block: Any,
+        samples: Any,
+    ) -> None:
+        """Write the cotangents that belong to the products of the rows of all ways with the cotangent of the sums."""
 
 
-def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Sum the rows that samples read: ``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
-    blocks = Blocks.of(weights.shape, len(index))
-    parts = blocks.table(jnp.stack(terms(weights)))
+class GivenReads(Reads):
+    """Reads whose ids and coefficients are arrays.
 
-    def order(b: Any, o: Any, u: Any) -> tuple[Any, Any, Any]:
-        return u, b, o
+    Args:
+      index: ``[K, B, T]``, of each of K ways. coefficients: likewise; None: 1. n_rows: of a table.
+      valued: number of first ways with a value.
+    """
+
+    def __init__(
+        self,
+        blocks: RowBlocks,
+        index: jax.Array,
+        n_rows: int,
+        coefficients: jax.Array | None = None,
+        valued: int | None = None,
+    ):
+        self._blocks, self._n_ways, self._valued = blocks, len(index), valued
+        inputs = [blocks.of_elements(jnp.clip(index, 0, n_rows - 1), -1)]
+        if coefficients is not None:
+            inputs.append(blocks.of_elements(coefficients.astype(jnp.float32)))
+        self.inputs = tuple(inputs)
+
+    def specs(self, order: Order) -> list[pl.BlockSpec]:
+        return [of_elements(self._blocks, order, self._n_ways) for _ in self.inputs]
+
+    def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
+        index, *coefficients = refs
+        return [
+            (index[k, 0], coefficients[0][k, 0] if coefficients else None)
+            for k in range(self._n_ways)[: self._valued]
+        ]
+
+    def index(self, refs: Sequence[Any], block: Any, samples: Any) -> list[jax.Array]:
+        return [refs[0][k, 0] for k in range(self._n_ways)]
+
+    def cotangents(self, order: Order) -> list[Output]:
+        shape = jax.ShapeDtypeStruct(self.inputs[0].shape, jnp.float32)
+        return [(shape, of_elements(self._blocks, order, self._n_ways))]
+
+    def pull(
+        self,
+        refs: Sequence[Any],
+        outputs: Sequence[Any],
+        products: Sequence[jax.Array],
+        block: Any,
+        samples: Any,
+    ) -> None:
+        for k, product in enumerate(products):
+            outputs[0][k, 0] = product
+
+
+# ------------------------------------------------------------------------------------- blocks
+def of_elements(blocks: RowBlocks, order: Order, n: int) -> pl.BlockSpec:
+    """Return the block of `n` arrays with an element for each table and sample."""
+
+    def at(*at: Any) -> tuple[Any, ...]:
+        row_block, samples, _ = order(*at)
+        return 0, row_block // blocks.parts, 0, samples
+
+    return pl.BlockSpec((n, 1, blocks.lines, blocks.samples), at)
+
+
+def group(blocks: RowBlocks, row_block: Any, n_groups: int) -> Any:
+    """Return the group of a block of rows in an array of so many groups: all of them, or one that they share."""
+    return row_block // (blocks.of_group * blocks.parts) if n_groups > 1 else 0
+
+
+def of_tables(blocks: RowBlocks, order: Order, n_terms: int) -> pl.BlockSpec:
+    def at(*at: Any) -> tuple[Any, ...]:
+        row_block, _, outputs = order(*at)
+        return 0, row_block, 0, outputs
+
+    return pl.BlockSpec((n_terms, 1, blocks.tables * blocks.rows, blocks.outputs), at)
+
+
+def of_samples(blocks: RowBlocks, order: Order, n_terms: int, n_groups: int) -> pl.BlockSpec:
+    def at(*at: Any) -> tuple[Any, ...]:
+        row_block, samples, outputs = order(*at)
+        return 0, group(blocks, row_block, n_groups), samples, outputs
+
+    return pl.BlockSpec((n_terms, 1, blocks.samples, blocks.outputs), at)
+
+
+def sums(blocks: RowBlocks, n_groups: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+    """Return the sums of all samples and outputs in so many groups."""
+    shape = (1, n_groups, blocks.n_samples * blocks.samples, blocks.n_of_outputs * blocks.outputs)
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+# ------------------------------------------------------------------------------------- kernels
+def sum_rows(
+    reads: Reads, weights: jax.Array, blocks: RowBlocks, device: Device, *, shared: bool = False
+) -> jax.Array:
+    """Sum the rows ``[T, R, O]`` that are read: ``[B, groups, O]`` float32.
+
+    Args:
+      shared: the groups have one sum together, ``[B, 1, O]``.
+    """
+    n_groups = 1 if shared else blocks.groups
+    table = blocks.of_tables(jnp.stack(terms(weights)))
+
+    def order(b: Any, o: Any, v: Any) -> tuple[Any, Any, Any]:
+        return v, b, o
+
+    def kernel(*refs: Any) -> None:
+        *given, table_ref, y_ref = refs
+        samples, block = pl.program_id(0), pl.program_id(2)
+
+        @pl.when(block % (blocks.n_rows // n_groups) == 0)
+        def _() -> None:
+            y_ref[...] = jnp.zeros_like(y_ref)
+
+        ways = reads.ways(given, block, samples)
+        for tables in products_of(blocks):
+            factors = [table_ref[i, 0, rows_of(blocks, tables)] for i in range(len(table))]
+            y_ref[0, 0] += multiply(matrix(blocks, ways, tables, block), factors, 0, 0)
 
     (y,) = _call.call(
-        functools.partial(_sum_rows, blocks),
-        blocks.ids(index, weights.shape[1]),
-        parts,
-        outputs=[jax.ShapeDtypeStruct((blocks.batch, blocks.n_outputs), jnp.float32)],
-        name="lookup",
-        grid=(blocks.batch // blocks.samples, blocks.n_outputs // blocks.outputs, blocks.row_blocks),
-        in_specs=[blocks.ids_spec(order), blocks.table_spec(order, len(parts))],
-        out_specs=[blocks.y_spec(order)],
+        kernel,
+        *reads.inputs,
+        table,
+        outputs=[sums(blocks, n_groups, jnp.float32)],
+        name="rows",
+        grid=(blocks.n_samples, blocks.n_of_outputs, blocks.n_rows),
+        in_specs=[*reads.specs(order), of_tables(blocks, order, len(table))],
+        out_specs=[of_samples(blocks, order, 1, n_groups)],
+        compiler_params=params(device),
     )
-    return y[: len(index), : weights.shape[2]]
-
-
-def _sum_rows(blocks: Blocks, ids_ref: Any, parts_ref: Any, y_ref: Any) -> None:
-    @pl.when(pl.program_id(2) == 0)
-    def _() -> None:
-        y_ref[...] = jnp.zeros_like(y_ref)
-
-    one_hot = _as_bfloat16(blocks.hits(ids_ref[...], pl.program_id(2)))
-    for i in range(parts_ref.shape[0]):
-        y_ref[...] += _dot(one_hot, parts_ref[i], 0, 0)
+    return blocks.to_samples(y[0])
 
 
 def add_rows(
-    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array
+    total: jax.Array | None,
+    shape: tuple[int, ...],
+    reads: Reads,
+    values: jax.Array,
+    blocks: RowBlocks,
+    device: Device,
 ) -> jax.Array:
-    """Return tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
-    blocks = Blocks.of(shape, len(index))
-    parts = blocks.samples_of(jnp.stack(terms(values)))
+    """Return tables of a shape, or zeros, plus values at each row that was read, times coefficients: ``[T, R, O]`` float32.
 
-    def order(u: Any, o: Any, b: Any) -> tuple[Any, Any, Any]:
-        return u, b, o
-
-    started = [] if total is None else [blocks.table(total)]
-    (total,) = _call.call(
-        functools.partial(_add_rows, blocks),
-        blocks.ids(index, shape[1]),
-        parts,
-        *started,
-        outputs=[jax.ShapeDtypeStruct((blocks.detectors * blocks.n_rows, blocks.n_outputs), jnp.float32)],
-        name="lookup_add",
-        grid=(blocks.row_blocks, blocks.n_outputs // blocks.outputs, blocks.batch // blocks.samples),
-        in_specs=[
-            blocks.ids_spec(order),
-            blocks.samples_spec(order, len(parts)),
-            *(blocks.total_spec(order) for _ in started),
-        ],
-        out_specs=[blocks.total_spec(order)],
-        input_output_aliases={2: 0} if started else {},
-    )
-    return blocks.unpadded_table(total, shape)
-
-
-def _add_rows(blocks: Blocks, ids_ref: Any, parts_ref: Any, *refs: Any) -> None:
-    *started, total_ref = refs
-
-    @pl.when(pl.program_id(2) == 0)
-    def _() -> None:
-        total_ref[...] = started[0][...] if started else jnp.zeros_like(total_ref)
-
-    one_hot = _as_bfloat16(blocks.hits(ids_ref[...], pl.program_id(0)))
-    for i in range(parts_ref.shape[0]):
-        total_ref[...] += _dot(one_hot, parts_ref[i], 1, 0)
-
-
-def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
-    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32.
-
-    From the products with every row: the error is relative to them, not to what the rows differ by.
+    Args:
+      values: ``[B, groups, O]``, or ``[B, 1, O]``: all groups share them.
     """
-    blocks = Blocks.of(weights.shape, len(index))
+    addends = blocks.of_samples(jnp.stack(terms(values)))
+    n_terms, n_groups = addends.shape[:2]
+    started = [] if total is None else [blocks.of_tables(total[None])]
 
-    def order(b: Any, u: Any, o: Any) -> tuple[Any, Any, Any]:
-        return u, b, o
+    def order(v: Any, o: Any, b: Any) -> tuple[Any, Any, Any]:
+        return v, b, o
 
-    (sums,) = _call.call(
-        functools.partial(_differences, blocks),
-        blocks.ids(index, weights.shape[1]),
-        blocks.ids(other, weights.shape[1]),
-        blocks.table(weights.astype(jnp.float32)),
-        blocks.samples_of(dy.astype(jnp.float32)),
-        outputs=[jax.ShapeDtypeStruct((blocks.detectors, 1, blocks.batch), jnp.float32)],
-        name="lookup_margins",
-        grid=(blocks.batch // blocks.samples, blocks.row_blocks, blocks.n_outputs // blocks.outputs),
+    def kernel(*refs: Any) -> None:
+        given, (values_ref, *started, total_ref) = refs[: len(reads.inputs)], refs[len(reads.inputs) :]
+        block, samples = pl.program_id(0), pl.program_id(2)
+
+        @pl.when(samples == 0)
+        def _() -> None:
+            total_ref[...] = started[0][...] if started else jnp.zeros_like(total_ref)
+
+        ways, factors = reads.ways(given, block, samples), [values_ref[i, 0] for i in range(n_terms)]
+        for tables in products_of(blocks):
+            coefficients = matrix(blocks, ways, tables, block)
+            total_ref[0, 0, rows_of(blocks, tables)] += multiply(coefficients, factors, 1, 0)
+
+    padded = (1, blocks.n_rows, blocks.tables * blocks.rows, blocks.n_of_outputs * blocks.outputs)
+    of_total = of_tables(blocks, order, 1)
+    (total,) = _call.call(
+        kernel,
+        *reads.inputs,
+        addends,
+        *started,
+        outputs=[jax.ShapeDtypeStruct(padded, jnp.float32)],
+        name="rows_add",
+        grid=(blocks.n_rows, blocks.n_of_outputs, blocks.n_samples),
         in_specs=[
-            blocks.ids_spec(order),
-            blocks.ids_spec(order),
-            blocks.total_spec(order),
-            blocks.y_spec(order),
+            *reads.specs(order),
+            of_samples(blocks, order, n_terms, n_groups),
+            *(of_total for _ in started),
         ],
-        out_specs=[blocks.ids_spec(order)],
+        out_specs=[of_total],
+        input_output_aliases={len(reads.inputs) + 1: 0} if started else {},
+        compiler_params=params(device),
     )
-    return sums[: index.shape[1], 0, : len(index)].T
+    return blocks.to_tables(total, shape)
 
 
-def _differences(
-    blocks: Blocks, main_ref: Any, other_ref: Any, table_ref: Any, dy_ref: Any, sums_ref: Any
-) -> None:
-    unit, output = pl.program_id(1), pl.program_id(2)
+def pulled(
+    reads: Reads, weights: jax.Array, n_ways: int, dy: jax.Array, blocks: RowBlocks, device: Device
+) -> tuple[jax.Array, ...]:
+    """Return the cotangents of reads, from the products of the rows of each way ``[T, R, O]`` with ``dy [B, groups or 1, O]``.
 
-    @pl.when((unit % blocks.parts == 0) & (output == 0))
-    def _() -> None:
-        sums_ref[...] = jnp.zeros_like(sums_ref)
+    From the products with every row: the error is relative to them, not to what two rows differ by.
+    """
+    table = blocks.of_tables(jnp.stack(terms(weights)))
+    cotangents = blocks.of_samples(jnp.stack(terms(dy)))
+    n_terms, n_groups = cotangents.shape[:2]
 
-    products = _dot(table_ref[...], dy_ref[...], 1, 1, precision=jax.lax.Precision.HIGHEST)
-    picked = jnp.where(blocks.hits(main_ref[...], unit), products, 0)
-    picked -= jnp.where(blocks.hits(other_ref[...], unit), products, 0)
-    picked = picked.reshape(blocks.group, blocks.rows, blocks.samples)
-    sums_ref[...] += jnp.sum(picked, 1, keepdims=True)
+    def order(b: Any, v: Any, o: Any) -> tuple[Any, Any, Any]:
+        return v, b, o
+
+    outputs = reads.cotangents(order)
+
+    def kernel(*refs: Any) -> None:
+        n = len(reads.inputs)
+        given, (table_ref, dy_ref, *found, picked) = refs[:n], refs[n:]
+        samples, block, output = (pl.program_id(axis) for axis in range(3))
+        part = block % blocks.parts
+
+        @pl.when((output == 0) & (part == 0))
+        def _() -> None:
+            picked[...] = jnp.zeros_like(picked)
+
+        index, factors = reads.index(given, block, samples), [dy_ref[i, 0] for i in range(n_terms)]
+        for tables in products_of(blocks):
+            rows = [table_ref[i, 0, rows_of(blocks, tables)] for i in range(len(table))]
+            products = multiply(rows, factors, 1, 1)
+            for k, ids in enumerate(index):
+                picked[k, tables] += _picked(blocks, products, ids[tables], part)
+
+        @pl.when((output == blocks.n_of_outputs - 1) & (part == blocks.parts - 1))
+        def _() -> None:
+            reads.pull(given, found, [picked[k] for k in range(n_ways)], block, samples)
+
+    return _call.call(
+        kernel,
+        *reads.inputs,
+        table,
+        cotangents,
+        outputs=[shape for shape, _ in outputs],
+        name="rows_pull",
+        grid=(blocks.n_samples, blocks.n_rows, blocks.n_of_outputs),
+        in_specs=[
+            *reads.specs(order),
+            of_tables(blocks, order, len(table)),
+            of_samples(blocks, order, n_terms, n_groups),
+        ],
+        out_specs=[spec for _, spec in outputs],
+        scratch_shapes=[pltpu.VMEM((n_ways, blocks.lines, blocks.samples), jnp.float32)],
+        compiler_params=params(device),
+    )
 
 
-def moved(weights: jax.Array, gradient: jax.Array, index: jax.Array, step: Step) -> jax.Array:
-    """Return tables after a step of a rule without state, which moves rows that were read."""
+def moved(weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable[[], jax.Array]) -> jax.Array:
+    """Return tables after a step of a rule without state, which moves rows that were read.
+
+    Args:
+      touched: returns how often each row was read, ``[T, R, 1]``.
+    """
     if step.factor is not None:
         gradient = gradient * step.factor
     new, _ = step.rule.step(weights.astype(gradient.dtype), gradient, {}, step.rate)
     new = new.astype(weights.dtype)
-    if not step.rule.moves_without_gradient:
-        return new
-    ones = jnp.ones((len(index), 1), jnp.bfloat16)
-    touched = add_rows(None, (*weights.shape[:2], 1), index, ones) > 0
-    return jnp.where(touched, new, weights)
+    return jnp.where(touched() > 0, new, weights) if step.rule.moves_without_gradient else new
 
 
-def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, **options: Any) -> jax.Array:
+# ------------------------------------------------------------------------------------- in a kernel
+def products_of(blocks: RowBlocks) -> list[slice]:
+    """Return the tables of each product of a block."""
+    return [slice(t, t + blocks.together) for t in range(0, blocks.tables, blocks.together)]
+
+
+def rows_of(blocks: RowBlocks, tables: slice) -> slice:
+    """Return the rows of such tables."""
+    return slice(tables.start * blocks.rows, tables.stop * blocks.rows)
+
+
+def matrix(
+    blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any, n_terms: int = 3
+) -> list[jax.Array]:
+    """Return the coefficients of some tables at their rows, ``[rows, samples]``, in terms."""
+    total: Any = 0
+    for ids, coefficients in ways:
+        hits = _hits(blocks, ids[tables], block % blocks.parts)
+        if coefficients is None:
+            total = total + hits.astype(jnp.float32)
+        else:
+            total = total + jnp.where(hits, _over_rows(blocks, coefficients[tables]), 0)
+    total = total.reshape(blocks.together * blocks.rows, blocks.samples)
+    if all(coefficients is None for _, coefficients in ways):
+        return [total.astype(jnp.bfloat16)]  # small whole numbers
+    return split(total, n_terms)
+
+
+def _picked(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
+    """Return the elements of ``[rows, samples]`` at row ids ``[tables, samples]``, 0 where there is none."""
+    hits = _hits(blocks, ids, part)
+    return jnp.sum(jnp.where(hits, products.reshape(hits.shape), 0), 1)
+
+
+def _hits(blocks: RowBlocks, ids: jax.Array, part: Any) -> jax.Array:
+    """Compare ids with the numbers of rows: ``[tables, samples]`` -> bool ``[tables, rows, samples]``."""
+    shape = (blocks.together, blocks.rows, blocks.samples)
+    row = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    return row == _over_rows(blocks, ids - part * blocks.rows)
+
+
+def _over_rows(blocks: RowBlocks, a: jax.Array) -> jax.Array:
+    """``[tables, samples]`` -> ``[tables, rows, samples]``."""
+    shape = (blocks.together, blocks.rows, blocks.samples)
+    return jnp.broadcast_to(a.reshape(blocks.together, 1, blocks.samples), shape)
+
+
+def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
+    """Return terms of bfloat16 whose sum is a float32 array, as `lutjax.kernels._xla._row_gathers.terms`, but cut, not rounded."""
+    found = []
+    for _ in range(n_terms):
+        upper = jax.lax.bitcast_convert_type(a, jnp.int32) & jnp.int32(-(2**16))
+        term = jax.lax.bitcast_convert_type(upper, jnp.float32)
+        found.append(term.astype(jnp.bfloat16))
+        a = a - term
+    return found
+
+
+def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b: int) -> jax.Array:
+    """Return the product of two matrices in terms, without what lies below the digits of float32."""
+    most = max(len(a), len(b))
+    pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < most]
+    total: Any = 0
+    for i, j in sorted(pairs, key=sum, reverse=True):  # the smallest products first
+        total = total + _dot(a[i], b[j], axis_a, axis_b)
+    return jnp.asarray(total)
+
+
+def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
     contracted = (((axis_a,), (axis_b,)), ((), ()))
-    return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32, **options)
-
-
-def _as_bfloat16(hits: jax.Array) -> jax.Array:
-    return hits.astype(jnp.float32).astype(jnp.bfloat16)
-
-
-def up(n: int, multiple: int) -> int:
-    return math.ceil(n / multiple) * multiple
-
-
-def padded(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    if a.shape == shape:
-        return a
-    pads = [(0, wanted - size, 0) for wanted, size in zip(shape, a.shape, strict=True)]
-    return jax.lax.pad(a, jnp.zeros((), a.dtype), pads)
+    return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.kernels._pallas import _call, _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels._pallas.tpu._products import padded, up
+from lutjax.kernels._pallas.tpu._row_blocks import padded, up
 from lutjax.kernels._pallas.tpu._tables import resident_bytes, resident_outputs
 from lutjax.kernels.registry import Device
 

@@ -29,9 +29,9 @@ def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
     return 4 * outputs * n_detectors * n_rows
 
 
-def resident(shape: tuple[int, ...], device: Device) -> bool:
+def resident(shape: tuple[int, ...], device: Device, groups: int = 1) -> bool:
     """Return whether tables are read from vector memory row by row."""
-    return shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
+    return groups == 1 and shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
 
 
 _WHOLE = 2**24  # numbers of the largest sparse table that is made whole
@@ -58,10 +58,12 @@ def unsupported(request: Request) -> str | None:
 
 def slower(request: Request) -> str | None:
     """Return why the next implementation comes first for a call that would fit; None if this one does."""
-    shape, step = _whole_shape(request), request.step
-    if resident(shape, request.device):
+    shape, step, groups = _whole_shape(request), request.step, getattr(request.call, "groups", 1)
+    if resident(shape, request.device, groups):
         return None
     if shape[1] > MANY_ROWS // 2:
+        if groups > 1:
+            return f"gathers are faster: one-hot matrices of {shape[1]} rows are slow, and groups are multiplied with them only"
         return (
             f"gathers are faster: tables of {list(shape)} do not fit vector memory, and one-hot matrices of "
             f"{shape[1]} rows are slow"

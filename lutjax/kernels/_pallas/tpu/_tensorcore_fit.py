@@ -6,13 +6,15 @@ import jax
 
 from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _lanes, _shifts, _tables
+from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _lanes, _row_blocks, _shifts, _tables
 from lutjax.kernels.registry import Request
 
 # Modules that know the sizes of an op's blocks. An update is cut as its op.
 _SIZES: dict[str, ModuleType] = {
     "lookup": _tables,
     "sparse_lookup": _tables,
+    "weighted_lookup": _row_blocks,
+    "scored_lut": _row_blocks,
     "lookup_attention": _attention_blocks,
     "lut_pair_attention": _shifts,
     "bilinear_gates": _gate_blocks,
@@ -21,6 +23,7 @@ _SIZES: dict[str, ModuleType] = {
     "packed_lut": _gate_blocks,
 }
 _DTYPES = ("float32", "bfloat16", "int32", "uint32")
+_OTHERS = (("packed_lut", "bool"), ("scored_lut", "int8"))
 
 
 def unsupported(request: Request) -> str | None:
@@ -33,7 +36,7 @@ def unsupported(request: Request) -> str | None:
 def unsupported_arguments(request: Request) -> str | None:
     """Return why the arrays or options of a call do not fit, on whatever device."""
     for leaf in jax.tree.leaves((request.call, request.cotangent, request.step)):
-        if leaf.dtype.name not in _DTYPES and (request.op, leaf.dtype.name) != ("packed_lut", "bool"):
+        if leaf.dtype.name not in _DTYPES and (request.op, leaf.dtype.name) not in _OTHERS:
             return f"has no kernel for {leaf.dtype}: TensorCores compute in float32 and bfloat16"
     if getattr(request.call, "accumulate", None) is not None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"

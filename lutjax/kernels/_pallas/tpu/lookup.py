@@ -1,9 +1,9 @@
 """`lutjax.lookup` on TensorCores.
 
-``y[b] = sum_t weights[t, index[b, t]]`` and ``dmargin[b, t] = slope(margin) <dy[b], row - flipped row>``; ``dweights[t, r]`` is the sum of
-``dy[b]`` over the samples with ``index[b, t] == r``. Tables of many rows stay in vector memory while blocks of samples pass
-(`_resident`); of others blocks of rows, samples and outputs are multiplied with one-hot matrices (`_products`). An update adds ``-rate * factor * dy`` to the
-rows, or moves the table by its gradient where rows move once.
+``y[b] = sum_t weights[t, index[b, t]]`` over the tables of a group and ``dmargin[b, t] = slope(margin) <dy[b], row - flipped row>``;
+``dweights[t, r]`` is the sum of ``dy[b]`` over the samples with ``index[b, t] == r``. Tables of many rows stay in vector memory while blocks of samples pass
+(`_resident`); of others blocks of rows, samples and outputs are multiplied with one-hot matrices, which are reads in one way without
+coefficients (`_products`). An update adds ``-rate * factor * dy`` to the rows, or moves the table by its gradient where rows move once.
 """
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from lutjax._row_rules import RowState
 from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _resident
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
@@ -24,10 +25,12 @@ def forward(call: Lookup, *, device: Device) -> jax.Array:
     if _empty(call):
         return plain.forward(call, device=device)
     weights, index = call.weights, call.detection.index
-    if resident(weights.shape, device):
+    if resident(weights.shape, device, call.groups):
         y = _resident.sum_rows(weights, index, device)
     else:
-        y = _products.sum_rows(weights, index)
+        blocks = RowBlocks.of(weights.shape, len(index), call.groups)
+        y = _products.sum_rows(_reads(blocks, weights.shape, index), weights, blocks, device)
+        y = y.reshape(len(index), -1)
     return y.astype(weights.dtype)
 
 
@@ -38,12 +41,16 @@ def backward(
         return plain.backward(call, cotangent, needs, device=device)
     weights, d, found = call.weights, call.detection, {}
     if "weights" in needs:
-        found["weights"] = add_rows(None, weights.shape, d.index, cotangent, device)
+        found["weights"] = _added(None, call, cotangent, device)
     if "detection" in needs:
-        if resident(weights.shape, device):
-            difference = _resident.differences(weights, d.index, d.index ^ d.flip, cotangent, device)
+        other = d.index ^ d.flip
+        if resident(weights.shape, device, call.groups):
+            difference = _resident.differences(weights, d.index, other, cotangent, device)
         else:
-            difference = _products.differences(weights, d.index, d.index ^ d.flip, cotangent)
+            blocks = RowBlocks.of(weights.shape, len(d.index), call.groups)
+            reads = _reads(blocks, weights.shape, d.index, other)
+            (each,) = _products.pulled(reads, weights, 2, _of_groups(call, cotangent), blocks, device)
+            difference = blocks.to_elements(each[0] - each[1])
         found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
     return found
 
@@ -54,18 +61,35 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     weights, index = call.weights, call.detection.index
     if step.rule.additive and weights.dtype == jnp.float32:
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
-        return add_rows(weights, weights.shape, index, values, device), step.state
-    gradient = add_rows(None, weights.shape, index, cotangent, device)
-    return _products.moved(weights, gradient, index, step), step.state
+        return _added(weights, call, values, device), step.state
+    gradient = _added(None, call, cotangent, device)
+    return _products.moved(weights, gradient, step, lambda: read_counts(weights, index, device)), step.state
 
 
-def add_rows(
-    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
-) -> jax.Array:
-    """Return tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
-    if resident(shape, device):
+def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
+    """Return how often each row is read, ``[T, R, 1]``."""
+    shape, ones = (*weights.shape[:2], 1), jnp.ones((len(index), 1, 1), jnp.bfloat16)
+    blocks = RowBlocks.of(shape, len(index))
+    return _products.add_rows(None, shape, _reads(blocks, shape, index), ones, blocks, device)
+
+
+def _added(total: jax.Array | None, call: Lookup, values: jax.Array, device: Device) -> jax.Array:
+    """Return the tables, or zeros, plus values, one for each output, at each row that was read, float32."""
+    shape, index = call.weights.shape, call.detection.index
+    if resident(shape, device, call.groups):
         return _resident.add_rows(total, shape, index, values, device)
-    return _products.add_rows(total, shape, index, values)
+    blocks = RowBlocks.of(shape, len(index), call.groups)
+    reads = _reads(blocks, shape, index)
+    return _products.add_rows(total, shape, reads, _of_groups(call, values), blocks, device)
+
+
+def _of_groups(call: Lookup, a: jax.Array) -> jax.Array:
+    """``[B, groups * O]`` -> ``[B, groups, O]``."""
+    return a.reshape(len(a), call.groups, -1)
+
+
+def _reads(blocks: RowBlocks, shape: tuple[int, ...], *index: jax.Array) -> _products.GivenReads:
+    return _products.GivenReads(blocks, jnp.stack(index), shape[1])
 
 
 def _empty(call: Lookup) -> bool:

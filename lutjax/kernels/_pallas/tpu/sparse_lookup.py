@@ -30,4 +30,9 @@ def update(
     if 0 in (call.weights.size, call.detection.index.size, cotangent.size):
         return plain.update(call, cotangent, step, device=device)
     gradient = backward(call, cotangent, frozenset({"weights"}), device=device)["weights"]
-    return _products.moved(call.weights, gradient, call.detection.index, step), step.state
+    index = call.detection.index
+
+    def touched() -> jax.Array:
+        return lookup.read_counts(call.weights, index, device)
+
+    return _products.moved(call.weights, gradient, step, touched), step.state

@@ -1,0 +1,192 @@
+"""Feed-forward layers of a GPT at equal steps: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
+
+Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a table in Markdown: mean losses of all
+seeds (and of each) on the whole test part, where the validation loss is lowest; parameters; seconds of the steps alone. With
+several `--rates` the first seed chooses the learning rate of each layer on the validation part. A preset's values are
+overridden by `--set name=value`.
+"""
+
+import argparse
+import ast
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from lutjax.models import GPTConfig
+from lutjax.models.gpt import FEED_FORWARD
+from lutjax.training import presets
+from lutjax.training.experiments import Intervals
+from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.text import Text, load_text
+
+N_TESTS = 16
+"""Tests on the validation part, the best of which is kept."""
+
+
+class Result(NamedTuple):
+    """Result of one training.
+
+    Attributes:
+      validation, test: losses in nats per byte, of the state with the lowest validation loss.
+      seconds: of all steps, without compilation and tests.
+      parameters, in_layers, n_bytes: of the model; of them in feed-forward layers; size of all of them.
+      curve: steps, training loss and validation loss.
+    """
+
+    validation: float
+    test: float
+    seconds: float
+    parameters: int
+    in_layers: int
+    n_bytes: int
+    curve: list[tuple[int, float, float]]
+
+
+def train(values: dict[str, Any], text: Text) -> Result:
+    """Train one model of a preset's values."""
+    run = Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), text.train)
+    steps = run.training.steps
+    every = max(steps // N_TESTS, 1)
+    _, advance = run.advance.compiled(run.abstract())
+    state, seconds = run.init(), 0.0
+    curve: list[tuple[int, float, float]] = []
+    for first in range(0, steps, every):
+        start = time.perf_counter()
+        state, loss = advance(state, first, min(every, steps - first))
+        value = float(loss)
+        seconds += time.perf_counter() - start
+        validation = run.evaluate(state, text.validation)
+        if all(validation < before for _, _, before in curve):
+            best = jax.tree.map(jnp.copy, state)
+        curve.append((min(first + every, steps), value, validation))
+    leaves = jax.tree.leaves_with_path(state.params)
+    return Result(
+        validation=min(loss for _, _, loss in curve),
+        test=run.evaluate(best, text.test),
+        seconds=seconds,
+        parameters=sum(leaf.size for _, leaf in leaves),
+        in_layers=sum(leaf.size for path, leaf in leaves if "'feed_forward'" in jax.tree_util.keystr(path)),
+        n_bytes=sum(leaf.nbytes for _, leaf in leaves),
+        curve=curve,
+    )
+
+
+def compare(
+    layers: list[str], values: dict[str, Any], text: Text, rates: list[float], seeds: list[int]
+) -> dict[str, tuple[float, list[Result]]]:
+    """Return the learning rate of each layer and a result for each seed."""
+    found = {}
+    for layer in layers:
+        tried = {}
+        for rate in rates:
+            tried[rate] = train(
+                values | {"feed_forward": layer, "learning_rate": rate, "seed": seeds[0]}, text
+            )
+            report(layer, rate, seeds[0], tried[rate])
+        rate = min(tried, key=lambda rate: tried[rate].validation)
+        results = [tried[rate]]
+        for seed in seeds[1:]:
+            results.append(train(values | {"feed_forward": layer, "learning_rate": rate, "seed": seed}, text))
+            report(layer, rate, seed, results[-1])
+        found[layer] = rate, results
+    return found
+
+
+def report(layer: str, rate: float, seed: int, result: Result) -> None:
+    """Print one result."""
+    print(
+        f"{layer}, rate {rate:g}, seed {seed}: validation {result.validation:.4f}, test {result.test:.4f}, "
+        f"{result.seconds:.0f} s",
+        flush=True,
+    )
+
+
+def table(found: dict[str, tuple[float, list[Result]]]) -> str:
+    """Return the comparison in Markdown."""
+    rows = [
+        "| feed-forward | parameters | of them in these layers | MB | rate | ms/step | seconds | validation | test | test of each seed |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for layer, (rate, results) in found.items():
+        first, seconds = results[0], float(np.mean([r.seconds for r in results]))
+        validation, test = (np.mean([getattr(r, part) for r in results]) for part in ("validation", "test"))
+        each = ", ".join(f"{r.test:.3f}" for r in results)
+        rows.append(
+            f"| `{layer}` | {first.parameters:,} | {first.in_layers:,} | {first.n_bytes / 1e6:.1f} | {rate:g} | "
+            f"{1e3 * seconds / first.curve[-1][0]:.1f} | {seconds:.0f} | {validation:.4f} | {test:.4f} | {each} |"
+        )
+    return "\n".join(rows)
+
+
+def draw(found: dict[str, tuple[float, list[Result]]], path: Path) -> None:
+    """Draw validation losses by steps and by seconds, the mean of all seeds."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_step, by_second = figure.subplots(1, 2, sharey=True)
+    for layer, (_, results) in found.items():
+        steps = [step for step, _, _ in results[0].curve]
+        losses = np.mean([[loss for _, _, loss in r.curve] for r in results], 0)
+        per_step = np.mean([r.seconds for r in results]) / steps[-1]
+        by_step.plot(steps, losses, marker=".", label=layer)
+        by_second.plot(per_step * np.array(steps), losses, marker=".", label=layer)
+    for axes, label in ((by_step, "training steps"), (by_second, "seconds of training")):
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    by_step.set_ylabel("validation loss (nats per byte)")
+    by_step.legend()
+    figure.savefig(path, dpi=110)
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, help="file or folder; default: Python's standard library")
+    parser.add_argument("--preset", choices=list(presets.PRESETS["gpt"]), default="demo")
+    parser.add_argument("--steps", type=int, help="default: those of the preset")
+    parser.add_argument("--seeds", default="0,1,2", help="numbers with commas between them")
+    parser.add_argument("--rates", help="learning rates to choose from, with commas; default: the preset's")
+    parser.add_argument("--layers", default=",".join(FEED_FORWARD), help="default: all")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model or training"
+    )
+    parser.add_argument("--png", type=Path, help="draw the losses into this file")
+    arguments = parser.parse_args()
+
+    values = dict(presets.preset("gpt", arguments.preset))
+    values |= {name: _value(text) for name, _, text in (word.partition("=") for word in arguments.set)}
+    configs: tuple[Any, ...] = (GPTConfig, TrainingConfig, Intervals)
+    unknown = set(values) - {name for config in configs for name in config.__dataclass_fields__}
+    if unknown:
+        parser.error(f"--set: there is no {', '.join(sorted(unknown))}")
+    values["steps"] = arguments.steps or values["steps"]
+    values["select_every"] = 0  # chosen here, outside of the time of the steps
+    rates = (
+        [float(rate) for rate in arguments.rates.split(",")] if arguments.rates else [values["learning_rate"]]
+    )
+    text = load_text(arguments.text, context=values["context"])
+    print(f"{text.name}, preset {arguments.preset}, {values['steps']} steps of {values['batch_size']} x {values['context']} "
+          f"bytes, {jax.devices()[0].device_kind}, jax {jax.__version__}", flush=True)  # fmt: skip
+    found = compare(
+        arguments.layers.split(","), values, text, rates, [int(seed) for seed in arguments.seeds.split(",")]
+    )
+    print(f"\n{table(found)}")
+    if arguments.png:
+        draw(found, arguments.png)
+
+
+if __name__ == "__main__":
+    main()

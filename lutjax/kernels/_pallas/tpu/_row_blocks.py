@@ -1,0 +1,220 @@
+"""Blocks of tables, samples and outputs in which rows are read and added as products. Imports no Pallas."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES, vmem_budget
+from lutjax.kernels.registry import Device, Request
+from lutjax.ops.scored_lut import ScoredLut
+from lutjax.ops.weighted_lookup import WeightedLookup
+
+_ROWS = 512  # of one product, over its tables
+_SAMPLES = 512
+_OUTPUTS = 512
+_EXACT = 128
+_WAYS = 4  # of a read, which are known when it is called
+
+
+@dataclasses.dataclass(frozen=True)
+class RowBlocks:
+    """Blocks of a call: some tables of a group with all their rows, or, of larger tables, some rows of one table.
+
+    Attributes:
+      groups: of tables. each: tables of a group.
+      together: tables of one product. tables: of a block. lines: of an array ``[lines, samples]`` with an element for each of them.
+      rows: of a table in a block. parts: blocks that the rows of a table are cut into.
+      samples, outputs: of a block. batch, n_outputs: of the call.
+    """
+
+    groups: int
+    each: int
+    together: int
+    tables: int
+    lines: int
+    rows: int
+    parts: int
+    samples: int
+    outputs: int
+    batch: int
+    n_outputs: int
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, ...],
+        batch: int,
+        groups: int = 1,
+        *,
+        in_registers: bool = False,
+        together: int = _ROWS,
+        samples: int = 0,
+    ) -> "RowBlocks":
+        """Return the blocks of tables of a shape.
+
+        Args:
+          in_registers: the elements of a block's tables are computed, in whole registers, so a block has at least 8 tables if it can.
+          together: most tables of a product. samples: most of a block; 0: the default.
+        """
+        n_detectors, n_rows, n_outputs = shape
+        each, rows = n_detectors // groups, min(n_rows, _ROWS)
+        together = _evenly(each, max(min(_ROWS // rows, together), 1))
+        tables = up(_evenly(each, max(SUBLANES, together)), together) if in_registers else together
+        outputs = max(min(_OUTPUTS, _ROWS * _OUTPUTS // (tables * rows)), LANES)
+        return cls(
+            groups,
+            each,
+            together,
+            tables,
+            up(tables, SUBLANES) if in_registers else tables,
+            rows,
+            -(-n_rows // rows),
+            min(samples or _SAMPLES, up(batch, LANES)),
+            up(_evenly(n_outputs, outputs), LANES),
+            batch,
+            n_outputs,
+        )
+
+    def bytes(self, n_ways: int) -> int:
+        """Return the bytes that a kernel needs for blocks, two of each, and for a product."""
+        of_table = 2 * 6 * self.tables * self.rows * self.outputs
+        of_sums = 2 * 6 * self.samples * self.outputs
+        of_product = 18 * self.together * self.rows * self.samples
+        return of_table + of_sums + of_product + 20 * n_ways * self.lines * self.samples
+
+    # ---- numbers of blocks
+    @property
+    def of_group(self) -> int:
+        """Number of blocks of tables of a group."""
+        return -(-self.each // self.tables)
+
+    @property
+    def n_tables(self) -> int:
+        """Number of blocks of tables."""
+        return self.groups * self.of_group
+
+    @property
+    def n_rows(self) -> int:
+        """Number of blocks of rows: the parts of all blocks of tables."""
+        return self.n_tables * self.parts
+
+    @property
+    def n_samples(self) -> int:
+        return -(-self.batch // self.samples)
+
+    @property
+    def n_of_outputs(self) -> int:
+        return -(-self.n_outputs // self.outputs)
+
+    # ---- layouts
+    def of_tables(self, a: jax.Array) -> jax.Array:
+        """``[..., T, R, O]`` -> ``[..., blocks of rows, rows of a block, O]``, zeros beyond."""
+        *front, _, n_rows, n_outputs = a.shape
+        tables = self.of_group * self.tables
+        a = a.reshape(*front, self.groups, self.each, n_rows, n_outputs)
+        wanted = (*front, self.groups, tables, self.parts * self.rows, self.n_of_outputs * self.outputs)
+        return padded(a, wanted).reshape(*front, self.n_rows, self.tables * self.rows, wanted[-1])
+
+    def to_tables(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Undo `of_tables`."""
+        a = a.reshape(self.groups, self.of_group * self.tables, self.parts * self.rows, -1)
+        return a[:, : self.each, : shape[1], : shape[2]].reshape(shape)
+
+    def of_elements(self, a: jax.Array, fill: int = 0) -> jax.Array:
+        """``[..., B, T]`` -> ``[..., blocks of tables, lines, B]``."""
+        *front, _, n_detectors = a.shape
+        a = padded(a, (*front, self.n_samples * self.samples, n_detectors), fill)
+        return jnp.moveaxis(self.of_detectors(jnp.moveaxis(a, -1, 0), fill), (0, 1), (-3, -2))
+
+    def of_detectors(self, a: jax.Array, fill: int = 0) -> jax.Array:
+        """``[T, ...]`` -> ``[blocks of tables, lines, ...]``."""
+        a = a.reshape(self.groups, self.each, *a.shape[1:])
+        a = padded(a, (self.groups, self.of_group * self.tables, *a.shape[2:]), fill)
+        a = a.reshape(self.n_tables, self.tables, *a.shape[2:])
+        return padded(a, (self.n_tables, self.lines, *a.shape[2:]), fill)
+
+    def to_elements(self, a: jax.Array) -> jax.Array:
+        """``[..., blocks of tables, lines, B]`` -> ``[..., B, T]``."""
+        front = a.shape[:-3]
+        a = a[..., : self.tables, : self.batch].reshape(*front, self.groups, -1, self.batch)
+        return jnp.swapaxes(a[..., : self.each, :].reshape(*front, -1, self.batch), -1, -2)
+
+    def of_samples(self, a: jax.Array) -> jax.Array:
+        """``[..., B, groups or 1, O]`` -> ``[..., groups or 1, B, O]``, zeros beyond."""
+        a = jnp.swapaxes(a, -2, -3)
+        wanted = self.n_samples * self.samples, self.n_of_outputs * self.outputs
+        return padded(a, (*a.shape[:-2], *wanted))
+
+    def to_samples(self, a: jax.Array) -> jax.Array:
+        """Undo `of_samples`."""
+        return jnp.swapaxes(a[..., : self.batch, : self.n_outputs], -2, -3)
+
+
+def of_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
+    """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
+    batch, _, n_ways = call.index.shape
+    for samples in (_SAMPLES, _SAMPLES // 2, LANES):
+        blocks = RowBlocks.of(call.weights.shape, batch, call.groups, samples=samples)
+        if blocks.bytes(n_ways) <= vmem_budget(device):
+            return blocks
+    return None
+
+
+def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
+    """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
+    batch, _, n_inputs = call.x.shape
+    n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
+    # Sums of a product of integers are exact in float32: at most 128 rows, each 2**7 times a coefficient of 2**10.
+    together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
+    for samples in (_SAMPLES, _SAMPLES // 2, LANES):
+        blocks = RowBlocks.of(
+            call.weights.shape, batch, call.groups, in_registers=True, together=together, samples=samples
+        )
+        of_inputs = 24 * n_inputs * blocks.samples + 6 * n_inputs * ends * blocks.lines
+        of_scores = 4 * (ends + 16 * n_comparisons) * blocks.lines * blocks.samples
+        if blocks.bytes(_WAYS) + of_inputs + of_scores <= vmem_budget(device):
+            return blocks
+    return None
+
+
+def unsupported(request: Request) -> str | None:
+    """Return why a call cannot run; None if it can."""
+    call = request.call
+    if isinstance(call, ScoredLut):
+        n_rows = call.weights.shape[1]
+        if n_rows > _ROWS:
+            return f"weights has {n_rows} rows: each coefficient is compared with every row, up to {_ROWS}"
+        if 0 in (*call.weights.shape, *call.x.shape) or of_scored(call, request.device) is not None:
+            return None
+        return f"x has {call.x.shape[2]} inputs: a block of samples with all of them does not fit the memory of the chip"
+    assert isinstance(call, WeightedLookup)
+    if 0 in (*call.weights.shape, *call.index.shape) or of_weighted(call, request.device) is not None:
+        return None
+    return f"index has {call.index.shape[2]} ways: a block of samples with all of them does not fit the memory of the chip"
+
+
+def slower(request: Request) -> str | None:
+    """Return why the next implementation comes first for a call that would fit; None if this one does."""
+    n_rows = request.call.weights.shape[1]
+    return (
+        f"gathers are faster: matrices of coefficients of {n_rows} rows are slow" if n_rows > _ROWS else None
+    )
+
+
+def up(n: int, multiple: int) -> int:
+    return math.ceil(n / multiple) * multiple
+
+
+def _evenly(n: int, most: int) -> int:
+    """Return the size of blocks that hold n things, as few and as equal blocks of at most so many as there can be."""
+    return -(-n // -(-n // most))
+
+
+def padded(a: jax.Array, shape: tuple[int, ...], fill: int = 0) -> jax.Array:
+    """Return an array with `fill` beyond its ends."""
+    if a.shape == shape:
+        return a
+    pads = [(0, wanted - size, 0) for wanted, size in zip(shape, a.shape, strict=True)]
+    return jax.lax.pad(a, jnp.asarray(fill, a.dtype), pads)

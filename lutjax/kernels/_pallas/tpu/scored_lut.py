@@ -1,0 +1,334 @@
+"""`lutjax.scored_lut` on TensorCores: margins, the read and weighted rows in one kernel for each result.
+
+Margins, ids and coefficients are arrays ``[tables, samples]`` in registers. The compared inputs are products of a block of inputs
+``[inputs, samples]`` with one-hot matrices, in every digit, so margins are those of plain JAX; the read is its own elementwise function, and
+its gradient that of `jax.vjp` inside the kernel. Rows are those of `_products`: y is summed over tables, the gradient of the tables over
+samples, and the cotangents of margins are multiplied with the incidence matrix of the anchors. Every kernel makes margins and scores again:
+nothing is saved. Tables of integers are multiplied with coefficients as integers: products of bfloat16, summed in int32.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas import _call, _steps
+from lutjax.kernels._pallas.tpu import _products
+from lutjax.kernels._pallas.tpu._limits import params
+from lutjax.kernels._pallas.tpu._products import Order, Output, Way
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_scored, padded, up
+from lutjax.kernels._xla import scored_lut as plain
+from lutjax.kernels._xla._row_gathers import terms
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+from lutjax.ops.scored_lut import ScoredLut
+
+_INPUTS = 16  # of bfloat16 in a register
+
+
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+    if _empty(call):
+        return plain.forward(call, device=device)
+    blocks = _blocks(call, device)
+    if call.weights.dtype == jnp.int8:
+        return _sum_of_integers(call, blocks, device)
+    y = _products.sum_rows(_Scored(call, blocks), _tables(call), blocks, device, shared=call.sum_groups)
+    return y.astype(call.weights.dtype)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if _empty(call) or call.weights.dtype == jnp.int8:
+        return plain.backward(call, cotangent, needs, device=device)
+    blocks, found = _blocks(call, device), {}
+    if "weights" in needs:
+        reads = _Scored(call, blocks)
+        found["weights"] = _products.add_rows(None, call.weights.shape, reads, cotangent, blocks, device)
+    others = needs - {"weights"}
+    if others:
+        reads = _Scored(call, blocks, others)
+        pulled = _products.pulled(reads, _tables(call), reads.n_ways, cotangent, blocks, device)
+        found |= reads.named(pulled)
+        if "scalars" in needs and not call.scalars.size:
+            found["scalars"] = jnp.zeros_like(call.scalars)
+    return found
+
+
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    if _empty(call) or call.weights.dtype == jnp.int8:
+        return plain.update(call, cotangent, step, device=device)
+    weights, blocks = call.weights, _blocks(call, device)
+    reads = _Scored(call, blocks)
+    if step.rule.additive and weights.dtype == jnp.float32:
+        values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
+        return _products.add_rows(weights, weights.shape, reads, values, blocks, device), step.state
+
+    def touched() -> jax.Array:
+        reads, ones = _Scored(call, blocks, counts=True), jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
+        return _products.add_rows(None, (*weights.shape[:2], 1), reads, ones, blocks, device)
+
+    gradient = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
+    return _products.moved(weights, gradient, step, touched), step.state
+
+
+def _blocks(call: ScoredLut, device: Device) -> RowBlocks:
+    blocks = of_scored(call, device)
+    assert blocks is not None, "a call that does not fit is not chosen"
+    return blocks
+
+
+def _empty(call: ScoredLut) -> bool:
+    return 0 in (call.weights.size, call.x.size)
+
+
+def _tables(call: ScoredLut) -> jax.Array:
+    """Return the tables that are read; those that are rounded to 8 bits are bfloat16."""
+    return plain.tables(call) if call.exponents is None else plain.tables(call).astype(jnp.bfloat16)
+
+
+class _Scored(_products.Reads):
+    """Reads that a kernel makes of inputs.
+
+    Args:
+      needs: whose cotangents are pulled.
+      counts: each row that is read counts once for each way, whatever its coefficient.
+    """
+
+    def __init__(
+        self, call: ScoredLut, blocks: RowBlocks, needs: frozenset[str] = frozenset(), counts: bool = False
+    ):
+        self._call, self._blocks, self._counts = call, blocks, counts
+        # The cotangents of a read without scalars are made where they are returned.
+        self._needs = [
+            name for name in ("x", "scalars", "keep") if name in needs and getattr(call, name).size
+        ]
+        self._n_inputs = up(call.x.shape[2], _INPUTS)
+        self._ends = 1 if call.anchors.ndim == 2 else 2
+        self._n_scalars = call.scalars.shape[0]
+        inputs = [
+            padded(call.scalars.astype(jnp.float32), (max(self._n_scalars, 1),)),
+            self._ids(),
+            self._x(),
+        ]
+        if call.keep is not None:
+            inputs.append(blocks.of_elements(call.keep.astype(jnp.float32)[None]))
+        self.inputs = tuple(inputs)
+
+    @property
+    def n_ways(self) -> int:
+        """Number of ways of the read."""
+        one = jax.ShapeDtypeStruct((), jnp.float32)
+        u, scalars = [one] * self._call.anchors.shape[1], [one] * self._n_scalars
+        read = self._call.read
+        ways: list[Way] = jax.eval_shape(
+            lambda u, scalars: read.select(u, plain.named(read, scalars)), u, scalars
+        )
+        return len(ways)
+
+    def _ids(self) -> jax.Array:
+        """Return the ids of the inputs that each block of tables compares, ``[blocks, 1, ends * comparisons * lines]``."""
+        anchors, blocks = self._call.anchors, self._blocks
+        ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(*anchors.shape[:2], self._ends)
+        ids = blocks.of_detectors(ids, -1)  # [blocks, lines, comparisons, ends]
+        return ids.transpose(0, 3, 2, 1).reshape(blocks.n_tables, 1, -1)
+
+    def _x(self) -> jax.Array:
+        """Return the terms of the inputs, ``[terms, groups or 1, inputs, samples]``."""
+        x = jnp.stack(terms(self._call.x)).transpose(0, 2, 3, 1)
+        return padded(x, (*x.shape[:2], self._n_inputs, self._blocks.n_samples * self._blocks.samples))
+
+    # ---- around a kernel
+    def specs(self, order: Order) -> list[pl.BlockSpec]:
+        _, ids, x, *keep = self.inputs
+        return [
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            pl.BlockSpec((1, *ids.shape[1:]), lambda *at: (order(*at)[0], 0, 0)),
+            self._of_inputs(order, len(x)),
+            *(_products.of_elements(self._blocks, order, 1) for _ in keep),
+        ]
+
+    def _of_inputs(self, order: Order, n_terms: int) -> pl.BlockSpec:
+        n_groups = self._call.x.shape[1]
+
+        def at(*at: Any) -> tuple[Any, ...]:
+            block, samples, _ = order(*at)
+            return 0, _products.group(self._blocks, block, n_groups), 0, samples
+
+        return pl.BlockSpec((n_terms, 1, self._n_inputs, self._blocks.samples), at)
+
+    def cotangents(self, order: Order) -> list[Output]:
+        blocks, x = self._blocks, self.inputs[2]
+        of_element = (blocks.lines, blocks.samples)
+        batch = blocks.n_samples * blocks.samples
+        every = {
+            "x": ((1, *x.shape[1:]), self._of_inputs(order, 1)),
+            # Sums over all blocks, element by element.
+            "scalars": (
+                (self._n_scalars, *of_element),
+                pl.BlockSpec((self._n_scalars, *of_element), lambda *at: (0, 0, 0)),
+            ),
+            "keep": ((1, blocks.n_tables, blocks.lines, batch), _products.of_elements(blocks, order, 1)),
+        }
+        return [(jax.ShapeDtypeStruct(every[n][0], jnp.float32), every[n][1]) for n in self._needs]
+
+    def named(self, found: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        """Return cotangents as kernels of the op return them, of those that `pull` wrote."""
+        every = dict(zip(self._needs, found, strict=True))
+        batch, _, n_inputs = self._call.x.shape
+        layouts = {
+            "x": lambda a: a[0, :, :n_inputs, :batch].transpose(2, 0, 1),
+            "scalars": lambda a: jnp.sum(a, (1, 2)),
+            "keep": lambda a: self._blocks.to_elements(a[0]),
+        }
+        return {name: layouts[name](a) for name, a in every.items()}
+
+    # ---- in a kernel
+    def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
+        u, scalars, keep = self._arguments(refs)
+        ways = self._call.read.select(u, plain.named(self._call.read, scalars))[: self._call.read.valued]
+        if keep is not None:
+            ways = [(index, keep * coefficient) for index, coefficient in ways]
+        if self._counts:
+            ways = [(index, (coefficient != 0).astype(jnp.float32)) for index, coefficient in ways]
+        return [(self._existing(index, block, samples), coefficient) for index, coefficient in ways]
+
+    def index(self, refs: Sequence[Any], block: Any, samples: Any) -> list[jax.Array]:
+        u, scalars, _ = self._arguments(refs)
+        ways = self._call.read.select(u, plain.named(self._call.read, scalars))
+        return [self._existing(index, block, samples) for index, _ in ways]
+
+    def pull(
+        self,
+        refs: Sequence[Any],
+        outputs: Sequence[Any],
+        products: Sequence[jax.Array],
+        block: Any,
+        samples: Any,
+    ) -> None:
+        found = dict(zip(self._needs, outputs, strict=True))
+        _, pull, _ = plain.linearised(self._call.read, *self._arguments(refs))
+        du, scalars, keep = pull(list(products))
+        exist = self._exist(block, samples)
+        if "x" in found:
+            ref, blocks_of_x = found["x"], self._blocks.n_rows // self._call.x.shape[1]
+
+            @pl.when(block % blocks_of_x == 0)
+            def _() -> None:
+                ref[...] = jnp.zeros_like(ref)
+
+            of_margins = _products.split(jnp.concatenate([jnp.where(exist, d, 0) for d in du]), 3)
+            ref[0, 0] += _products.multiply([self._incidence(refs)], of_margins, 1, 0)
+        if "scalars" in found:
+            of_scalars = found["scalars"]
+
+            @pl.when((block == 0) & (samples == 0))
+            def _() -> None:
+                of_scalars[...] = jnp.zeros_like(of_scalars)
+
+            for i, scalar in enumerate(scalars):
+                of_scalars[i] += jnp.where(exist, scalar, 0)
+        if "keep" in found:
+            found["keep"][0, 0] = keep
+
+    def _arguments(self, refs: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array], jax.Array | None]:
+        """Return margins, scalars and factors of coefficients, each ``[lines, samples]``."""
+        scalars_ref, ids_ref, x_ref, *keep_ref = refs
+        lines, shape = self._blocks.lines, (self._blocks.lines, self._blocks.samples)
+        ends = _products.multiply(
+            [self._one_hot(ids_ref[0])], [x_ref[i, 0] for i in range(len(self.inputs[2]))], 0, 0
+        )
+        of_ends = [ends[first : first + lines] for first in range(0, len(ends), lines)]
+        n = self._call.anchors.shape[1]
+        u = of_ends if self._ends == 1 else [a - b for a, b in zip(of_ends[:n], of_ends[n:], strict=True)]
+        scalars = [jnp.full(shape, scalars_ref[i]) for i in range(self._n_scalars)]
+        return u, scalars, keep_ref[0][0, 0] if keep_ref else None
+
+    def _incidence(self, refs: Sequence[Any]) -> jax.Array:
+        """Return which inputs a margin has, with their signs: ``[inputs, comparisons * lines]``."""
+        ids = refs[1][0]
+        if self._ends == 1:
+            return self._one_hot(ids)
+        half = ids.shape[1] // 2
+        return self._one_hot(ids[:, :half]) - self._one_hot(ids[:, half:])
+
+    def _one_hot(self, ids: jax.Array) -> jax.Array:
+        """``[1, n]`` -> bfloat16 ``[inputs, n]``."""
+        inputs = jax.lax.broadcasted_iota(jnp.int32, (self._n_inputs, ids.shape[1]), 0)
+        return (inputs == ids).astype(jnp.float32).astype(jnp.bfloat16)
+
+    def _exist(self, block: Any, samples: Any) -> jax.Array:
+        """Return which elements ``[lines, samples]`` are of a table and a sample of the call."""
+        blocks = self._blocks
+        shape = (blocks.lines, blocks.samples)
+        line, sample = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+        table = block % blocks.of_group * blocks.tables + line
+        return (
+            (line < blocks.tables)
+            & (table < blocks.each)
+            & (samples * blocks.samples + sample < blocks.batch)
+        )
+
+    def _existing(self, index: jax.Array, block: Any, samples: Any) -> jax.Array:
+        """Return row ids that exist, negative where there is no table or sample."""
+        index = jnp.clip(index, 0, self._call.weights.shape[1] - 1)
+        return jnp.where(self._exist(block, samples), index, -1)
+
+
+def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.Array:
+    """Return the sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
+    assert call.exponents is not None
+    reads, table = _Scored(call, blocks), blocks.of_tables(call.weights[None])
+    per_group = blocks.n_rows // blocks.groups
+
+    def order(b: Any, o: Any, v: Any) -> tuple[Any, Any, Any]:
+        return v, b, o
+
+    def kernel(*refs: Any) -> None:
+        *given, table_ref, y_ref, unknown_ref = refs
+        samples, block = pl.program_id(0), pl.program_id(2)
+
+        @pl.when(block % per_group == 0)
+        def _() -> None:
+            y_ref[...] = jnp.zeros_like(y_ref)
+            unknown_ref[...] = jnp.zeros_like(unknown_ref)
+
+        ways = reads.ways(given, block, samples)
+        unknown = jnp.where(ways[0][0] < 0, 0, jnp.isnan(ways[0][1]).astype(jnp.float32))
+        unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
+        whole = [(index, plain.in_units(coefficient).astype(jnp.float32)) for index, coefficient in ways]
+        for tables in _products.products_of(blocks):
+            rows = table_ref[0, 0, _products.rows_of(blocks, tables)].astype(jnp.float32).astype(jnp.bfloat16)
+            matrix = _products.matrix(blocks, whole, tables, block, 2)
+            y_ref[0, 0] += _products.multiply(matrix, [rows], 0, 0).astype(jnp.int32)
+
+    def of_unknown(*at: Any) -> tuple[Any, ...]:
+        block, samples, _ = order(*at)
+        return _products.group(blocks, block, blocks.groups), 0, samples
+
+    total, unknown = _call.call(
+        kernel,
+        *reads.inputs,
+        table,
+        outputs=[
+            _products.sums(blocks, blocks.groups, jnp.int32),
+            jax.ShapeDtypeStruct((blocks.groups, 1, blocks.n_samples * blocks.samples), jnp.float32),
+        ],
+        name="rows_of_integers",
+        grid=(blocks.n_samples, blocks.n_of_outputs, blocks.n_rows),
+        in_specs=[*reads.specs(order), _products.of_tables(blocks, order, 1)],
+        out_specs=[
+            _products.of_samples(blocks, order, 1, blocks.groups),
+            pl.BlockSpec((1, 1, blocks.samples), of_unknown),
+        ],
+        compiler_params=params(device),
+    )
+    return plain.in_floats(
+        call, blocks.to_samples(total[0]), unknown[:, 0, : blocks.batch].T > 0, call.scalars.dtype
+    )

@@ -1,0 +1,80 @@
+"""`lutjax.weighted_lookup` on TensorCores: products of tables with the coefficients at their rows, block by block, see `_products`.
+
+``y[b, g] = sum over tables t of g and ways k of c[b, t, k] weights[t, i[b, t, k]]``; ``dc[b, t, k] = <dy[b, g], weights[t, i]>``;
+``dweights[t, i] += c[b, t, k] dy[b, g]``. An update adds ``-rate * factor * c * dy`` to the rows, or moves the table by its gradient where rows
+move once.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._row_rules import RowState
+from lutjax.kernels._pallas import _steps
+from lutjax.kernels._pallas.tpu import _products
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_weighted
+from lutjax.kernels._xla import weighted_lookup as plain
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+from lutjax.ops.weighted_lookup import WeightedLookup
+
+
+def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
+    if _empty(call):
+        return plain.forward(call, device=device)
+    blocks = _blocks(call, device)
+    y = _products.sum_rows(_reads(call, blocks), call.weights, blocks, device)
+    return y.astype(call.weights.dtype)
+
+
+def backward(
+    call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    found = {}
+    if _empty(call):
+        return plain.backward(call, cotangent, needs, device=device)
+    weights, blocks = call.weights, _blocks(call, device)
+    reads = _reads(call, blocks)
+    if "weights" in needs:
+        found["weights"] = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
+    if "coefficients" in needs:
+        (each,) = _products.pulled(reads, weights, call.index.shape[2], cotangent, blocks, device)
+        found["coefficients"] = jnp.moveaxis(blocks.to_elements(each), 0, -1)
+    return found
+
+
+def update(
+    call: WeightedLookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    if _empty(call):
+        return plain.update(call, cotangent, step, device=device)
+    weights, blocks = call.weights, _blocks(call, device)
+    reads = _reads(call, blocks)
+    if step.rule.additive and weights.dtype == jnp.float32:
+        values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
+        return _products.add_rows(weights, weights.shape, reads, values, blocks, device), step.state
+
+    def touched() -> jax.Array:
+        shape = (*weights.shape[:2], 1)
+        counted = call.replace(weights=jax.ShapeDtypeStruct(shape, weights.dtype))
+        blocks = _blocks(counted, device)
+        ones = jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
+        reads = _reads(call.replace(coefficients=(call.coefficients != 0).astype(jnp.float32)), blocks)
+        return _products.add_rows(None, shape, reads, ones, blocks, device)
+
+    gradient = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
+    return _products.moved(weights, gradient, step, touched), step.state
+
+
+def _blocks(call: WeightedLookup, device: Device) -> RowBlocks:
+    blocks = of_weighted(call, device)
+    assert blocks is not None, "a call that does not fit is not chosen"
+    return blocks
+
+
+def _reads(call: WeightedLookup, blocks: RowBlocks) -> _products.GivenReads:
+    index, coefficients = (jnp.moveaxis(a, -1, 0) for a in (call.index, call.coefficients))
+    return _products.GivenReads(blocks, index, call.weights.shape[1], coefficients, call.valued)
+
+
+def _empty(call: WeightedLookup) -> bool:
+    return call.valued == 0 or 0 in (call.weights.size, call.index.size)

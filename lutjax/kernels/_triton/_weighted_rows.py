@@ -1,0 +1,358 @@
+"""Weighted sums of rows in ways and groups, their products with cotangents, and weighted additions to rows.
+
+A look-up is one way whose coefficients are 1. Row ids and coefficients are detector-major, ``[T, K, n]`` of ``K`` ways. Programs
+own tiles of samples and outputs, of a block of the detectors of one group: samples first, then outputs, then blocks, so that
+programs that run at the same time read the same part of the same tables.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton.language as tl
+
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, result
+from lutjax.kernels._triton import _row_additions, _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels._xla._weighted_rows import Way
+from lutjax.kernels.registry import Device
+from lutjax.tuning import Launch, Sizes, launch_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """Rows that are read.
+
+    Attributes:
+      index: ``[T, K, n]``, ids that may lie beyond the rows.
+      coefficients: of the same shape; None: every one is 1.
+      groups: number of groups of tables that follow each other, each with outputs of its own.
+    """
+
+    index: jax.Array
+    coefficients: jax.Array | None = None
+    groups: int = 1
+
+    @classmethod
+    def of(cls, ways: Sequence[Way], groups: int) -> "Reads":
+        """Return the reads of at least one way."""
+        index, coefficients = (jnp.stack(arrays, 1) for arrays in zip(*ways, strict=True))
+        return cls(index, coefficients, groups)
+
+    @property
+    def arrays(self) -> tuple[jax.Array, jax.Array]:
+        """Arrays that kernels read; missing coefficients are replaced by an array that is not looked at."""
+        return self.index, self.index if self.coefficients is None else self.coefficients
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether rows of integers are multiplied by integers, and summed as such."""
+        return self.coefficients is not None and jnp.issubdtype(self.coefficients.dtype, jnp.integer)
+
+    def sizes(self, weights: jax.Array | jax.ShapeDtypeStruct) -> Sizes:
+        """Return the sizes that launches are chosen by."""
+        groups = {"groups": self.groups} if self.groups > 1 else {}
+        ways = {} if self.coefficients is None else {"ways": self.index.shape[1]}
+        return _row_tiles.sizes(weights, samples=self.index.shape[2], **ways, **groups)
+
+    def tile(
+        self, how: Launch, n_outputs: int, device: Device, *, n_tables: int | None = None
+    ) -> _row_tiles.RowTile:
+        """Return tiles of blocks of the detectors of each group; or of so many tables, of whatever groups."""
+        n_detectors, _, n_samples = self.index.shape
+        n, groups = (n_detectors, self.groups) if n_tables is None else (n_tables, 1)
+        return _row_tiles.RowTile(how, n_samples, n_outputs, n, device, n_groups=groups)
+
+    def arguments(
+        self, tile: _row_tiles.RowTile, n_rows: int, dtype: Any, accumulate: FixedPoint | None
+    ) -> dict[str, Any]:
+        """Return arguments of `launch`, and constants of kernels that compute in numbers of this dtype."""
+        n_detectors, n_ways, n_samples = self.index.shape
+        return {
+            **tile.arguments,
+            # Without reads nothing runs: sums are then zeros.
+            "programs": tile.programs if self.index.size else 0,
+            **_row_tiles.arithmetic_of(n_rows, jnp.dtype(dtype), accumulate),
+            "n_samples": n_samples,
+            "n_ways": n_ways,
+            "n_groups": self.groups,
+            "n_of_group": max(n_detectors // self.groups, 1),
+            "WEIGHTED": self.coefficients is not None,
+        }
+
+
+# ------------------------------------------------------------------------------------- of reads
+def sums(
+    weights: jax.Array,
+    reads: Reads,
+    how: Launch,
+    device: Device,
+    accumulate: FixedPoint | None,
+    *,
+    finished: bool = True,
+) -> jax.Array:
+    """Return the sum over tables and ways of ``coefficient * row``, ``[n, G, O]``, or, not finished, of its addends."""
+    _, n_rows, n_outputs = weights.shape
+    dtype = jnp.dtype(jnp.int32) if reads.in_integers else accumulator(weights.dtype)
+    tile = reads.tile(how, n_outputs, device)
+    # Several programs for one sum write a part of it each.
+    whole = finished and tile.detector_blocks == 1 and accumulate is None
+    shape = (tile.detector_blocks, tile.n_reads, reads.groups, n_outputs)
+    (parts,) = launch(
+        _sum_rows,
+        weights,
+        *reads.arrays,
+        outputs=[jax.ShapeDtypeStruct(shape, weights.dtype if whole else addend_dtype(dtype, accumulate))],
+        **reads.arguments(tile, n_rows, dtype, accumulate),
+    )
+    total = _row_tiles.sum_of_parts(parts)
+    return result(total, weights.dtype, accumulate) if finished else total
+
+
+def weighted_sums(
+    weights: jax.Array,
+    reads: Reads,
+    device: Device,
+    accumulate: FixedPoint | None,
+    *,
+    finished: bool = True,
+) -> jax.Array:
+    """Return `sums` as launches of weighted reads are chosen."""
+    how = launch_of("weighted_lookup.forward", reads.sizes(weights), device, _forward_rule)
+    return sums(weights, reads, how, device, accumulate, finished=finished)
+
+
+def products_of(
+    weights: jax.Array,
+    index: jax.Array,
+    dy: jax.Array,
+    groups: int,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> jax.Array:
+    """Return ``<dy, row>`` of every read, ``[T, K, n]``, for ``dy [n, G, O]``."""
+    reads = Reads(index, None, groups)
+    _, n_rows, n_outputs = weights.shape
+    dtype = accumulator(weights.dtype)
+    sizes = {**reads.sizes(weights), "ways": index.shape[1]}
+    how = launch_of("weighted_lookup.products", sizes, device, _products_rule)
+    tile = reads.tile(how, n_outputs, device)
+    # Programs of different outputs write a part each.
+    shape = (tile.output_blocks, *index.shape)
+    (parts,) = launch(
+        _multiply_rows,
+        weights,
+        index,
+        dy,
+        outputs=[jax.ShapeDtypeStruct(shape, addend_dtype(dtype, accumulate))],
+        **reads.arguments(tile, n_rows, dtype, accumulate),
+    )
+    return result(_row_tiles.sum_of_parts(parts), dtype, accumulate)
+
+
+def add(
+    addition: _row_additions.Addition,
+    reads: Reads,
+    dy: jax.Array,
+    how: Launch,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> tuple[jax.Array, ...]:
+    """Add ``coefficient * dy`` to the row of every read, for ``dy [n, G, O]``; a coefficient of 0 adds nothing."""
+    n_tables, n_rows, n_outputs = addition.total.shape
+    tile = reads.tile(how, n_outputs, device, n_tables=n_tables)
+    arguments = reads.arguments(tile, n_rows, accumulator(dy.dtype), accumulate)
+    return addition(_add_rows, *reads.arrays, dy, **arguments)
+
+
+def weighted_add(
+    weights: jax.Array | jax.ShapeDtypeStruct,
+    addition: _row_additions.Addition,
+    reads: Reads,
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> tuple[jax.Array, ...]:
+    """Do as `add`, as launches of weighted reads of these tables are chosen."""
+    how = launch_of("weighted_lookup.table", reads.sizes(weights), device, _table_rule)
+    return add(addition, reads, dy, how, device, accumulate)
+
+
+# ------------------------------------------------------------------------------------- of ways, as in plain JAX
+def sum_rows(
+    weights: jax.Array, ways: Sequence[Way], groups: int, device: Device, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Return the sum over tables and ways of ``coefficient * row``, ``[n, G, O]``, of addends.
+
+    There is at least one way. Coefficients that are integers are multiplied and summed as such.
+    """
+    return weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
+
+
+def products(
+    weights: jax.Array,
+    index: Sequence[jax.Array],
+    dy: jax.Array,
+    groups: int,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> list[jax.Array]:
+    """Return ``<dy, row>`` of each way, ``[T, n]``s, for ``dy [n, G, O]``."""
+    if not index:
+        return []
+    return list(
+        jnp.unstack(products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate), axis=1)
+    )
+
+
+def add_rows(
+    total: jax.Array,
+    ways: Sequence[Way],
+    dy: jax.Array,
+    groups: int,
+    device: Device,
+    accumulate: FixedPoint | None,
+) -> jax.Array:
+    """Return tables of sums plus the addends of ``coefficient * dy`` at every row that was read."""
+    if not ways:
+        return total
+    addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
+    weights = jax.ShapeDtypeStruct(total.shape, dy.dtype)
+    return weighted_add(weights, addition, Reads.of(ways, groups), dy, device, accumulate)[0]
+
+
+# ------------------------------------------------------------------------------------- launches
+def _forward_rule(sizes: Sizes) -> Launch:
+    return Launch(rows=8, outputs=64, detectors=split(sizes, 512), warps=1)
+
+
+def _products_rule(sizes: Sizes) -> Launch:
+    return Launch(rows=32, outputs=64, detectors=min(split(sizes, 2048), 16), warps=1)
+
+
+def _table_rule(sizes: Sizes) -> Launch:
+    return Launch(rows=16, outputs=64, detectors=1, warps=1)
+
+
+def split(sizes: Sizes, tile: int) -> int:
+    """Return how many detectors of a group one program takes, for tiles of so many numbers, to fill a device."""
+    groups = sizes.get("groups", 1)
+    programs = sizes["samples"] * sizes["outputs"] * groups // tile
+    return _row_tiles.split(programs, sizes["detectors"] // groups)
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
+    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
+    )
+    group, part, first, last = detectors(block, c)
+    total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
+    for r0 in range(first * c.n_ways, last * c.n_ways, 4):
+        for u in tl.static_range(4):
+            r = r0 + u
+            reads = sample_exists & (r < last * c.n_ways)
+            at = r.to(tl.int64) * c.n_samples + sample
+            row = tl.load(index + at, mask=reads, other=0)
+            if c.WEIGHTED:
+                coefficient = tl.load(coefficients + at, mask=reads, other=0).to(c.ACC)
+                reads = coefficient != 0
+            at = _row_tiles.offset(row, c)[:, None] + output[None, :]
+            table = _row_tiles.table(weights, r // c.n_ways, c)
+            value = tl.load(table + at, mask=reads[:, None] & output_exists[None, :], other=0).to(c.ACC)
+            if c.WEIGHTED:
+                value = coefficient[:, None] * value
+            total += _row_tiles.addend(value, c)
+    at = of_group(part.to(tl.int64) * c.n_samples + sample, group, c)[:, None] + output[None, :]
+    exists = sample_exists[:, None] & output_exists[None, :]
+    tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
+
+
+@kernel
+def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
+    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
+    )
+    group, _, first, last = detectors(block, c)
+    products += part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_ways * c.n_samples
+    exists = sample_exists[:, None] & output_exists[None, :]
+    at = of_group(sample, group, c)[:, None] + output[None, :]
+    cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
+    for r in range(first * c.n_ways, last * c.n_ways):
+        here = r.to(tl.int64) * c.n_samples + sample
+        row = _row_tiles.offset(tl.load(index + here, mask=sample_exists, other=0), c)
+        value = _row_tiles.read(_row_tiles.table(weights, r // c.n_ways, c), row, output, c).to(c.ACC)
+        tl.store(products + here, tl.sum(_row_tiles.addend(value * cotangent, c), 1), mask=sample_exists)
+
+
+@kernel
+def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
+    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
+    )
+    exists = sample_exists[:, None] & output_exists[None, :]
+    factor = tl.load(step)
+    first_detector = tl.load(first)
+    # A block may have detectors of several groups: `total` begins at any detector.
+    if c.n_groups == 1:
+        value = _cotangent(dy, sample, 0, output, exists, factor, c)
+    for t in range(block * c.DETECTORS, tl.minimum((block + 1) * c.DETECTORS, c.n_tables)):
+        if c.n_groups > 1:
+            value = _cotangent(dy, sample, (first_detector + t) // c.n_of_group, output, exists, factor, c)
+        table = _row_tiles.table(total, t, c)
+        for k in range(c.n_ways):
+            here = ((first_detector + t).to(tl.int64) * c.n_ways + k) * c.n_samples + sample
+            row = tl.load(index + here, mask=sample_exists, other=0)
+            reads = sample_exists
+            weighted = value
+            if c.WEIGHTED:
+                coefficient = tl.load(coefficients + here, mask=sample_exists, other=0).to(c.ACC)
+                reads = coefficient != 0
+                weighted = _row_tiles.addend(coefficient[:, None] * value, c)
+            at = _row_tiles.offset(row, c)[:, None] + output[None, :]
+            if c.TOUCH:
+                _row_tiles.touch(touched, t, row, reads, c)
+            tl.atomic_add(table + at, weighted, mask=reads[:, None] & output_exists[None, :], sem="relaxed")
+
+
+@kernel
+def _cotangent(dy, sample, group, output, exists, factor, c: tl.constexpr):
+    """Cotangent of the outputs of a group times a factor: as it is added, unless a coefficient comes first."""
+    at = of_group(sample, group, c)[:, None] + output[None, :]
+    value = tl.load(dy + at, mask=exists, other=0).to(c.ACC) * factor
+    return value if c.WEIGHTED else _row_tiles.addend(value, c)
+
+
+@kernel
+def detectors(block, c: tl.constexpr):
+    """Group and part of it that a block of detectors is, its first detector, and the one after its last."""
+    if c.n_groups == 1:
+        first = block * c.DETECTORS
+        return 0, block, first, tl.minimum(first + c.DETECTORS, c.n_detectors)
+    else:
+        blocks: tl.constexpr = (c.n_of_group + c.DETECTORS - 1) // c.DETECTORS
+        group = block // blocks
+        part = block % blocks
+        first = group * c.n_of_group + part * c.DETECTORS
+        return group, part, first, tl.minimum(first + c.DETECTORS, (group + 1) * c.n_of_group)
+
+
+@kernel
+def of_group(sample, group, c: tl.constexpr):
+    """Start of the outputs of a group in arrays ``[n, G, O]``."""
+    if c.n_groups == 1:
+        return sample * c.n_outputs
+    else:
+        return (sample * c.n_groups + group) * c.n_outputs
+
+
+@kernel
+def part_of_outputs(c: tl.constexpr):
+    """Number of the block of outputs of this program."""
+    sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
+    output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
+    return (tl.program_id(0) // sample_blocks) % output_blocks

@@ -1,0 +1,64 @@
+"""`lutjax.weighted_lookup` in Triton.
+
+For sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``, with ``i = index[b, t, k]``::
+
+    y[b, g] = sum over t and k of coefficients[b, t, k] * weights[t, i]
+    dcoefficients[b, t, k] = <dy[b, g], weights[t, i]>
+    dweights[t, i] += coefficients[b, t, k] * dy[b, g]
+
+Coefficients of 0 are masked: their rows are neither read nor added to. `_weighted_rows` has the kernels.
+"""
+
+import functools
+
+import jax
+
+from lutjax._compat import zeros_varying
+from lutjax._row_rules import RowState
+from lutjax.kernels._triton import _row_additions, _weighted_rows
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+from lutjax.ops.weighted_lookup import WeightedLookup
+
+
+def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
+    weights = call.weights
+    if call.valued == 0:
+        shape = (len(call.index), call.groups, weights.shape[2])
+        return zeros_varying(call.coefficients, shape, weights.dtype)
+    return _weighted_rows.weighted_sums(weights, _valued(call), device, call.accumulate)
+
+
+def backward(
+    call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    found = {}
+    if "weights" in needs:
+        add = functools.partial(_add_to_rows, call, cotangent, device)
+        found["weights"] = _row_additions.gradient(call, add)
+    if "coefficients" in needs:
+        index = call.index.transpose(1, 2, 0)
+        each = _weighted_rows.products_of(
+            call.weights, index, cotangent, call.groups, device, call.accumulate
+        )
+        found["coefficients"] = each.transpose(2, 0, 1)
+    return found
+
+
+def update(
+    call: WeightedLookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    add = functools.partial(_add_to_rows, call, cotangent, device)
+    return _row_additions.update(call, step, add, device=device)
+
+
+def _add_to_rows(
+    call: WeightedLookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
+) -> tuple[jax.Array, ...]:
+    return _weighted_rows.weighted_add(call.weights, addition, _valued(call), dy, device, call.accumulate)
+
+
+def _valued(call: WeightedLookup) -> _weighted_rows.Reads:
+    """Reads that have values."""
+    index, coefficients = (a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients))
+    return _weighted_rows.Reads(index, coefficients, call.groups)

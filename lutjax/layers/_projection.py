@@ -1,0 +1,310 @@
+"""Layer of scored tables between two projections: arguments, variables and forward pass, for all libraries."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+import lutjax
+from lutjax._anchors import check_anchors
+from lutjax._dtypes import accumulator
+from lutjax._typing import Array
+from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.ops._checks import MAX_BITS, accumulation
+from lutjax.reads import Confidence, Read
+
+INT32, INT8 = jnp.dtype("int32"), jnp.dtype("int8")
+
+
+def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Return tables drawn from uniform(-0.001, 0.001)."""
+    return jax.random.uniform(key, shape, dtype, -1e-3, 1e-3)
+
+
+@dataclasses.dataclass(eq=False)
+class ProjectionLUTArguments(Arguments):
+    """Layer of look-up tables to put in place of a feed-forward layer: a projection, heads of tables, a projection.
+
+    The first projection makes the inputs of the heads, ``width`` for each. The tables of a head compare pairs of its inputs, and add
+    the rows that they read, weighted by a score of how sure the comparisons are: see `lutjax.scored_lut`. The second
+    projection starts at zero, so that a residual block with a new layer is the identity.
+
+    Variables:
+      compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and zeros.
+      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, different pairs ``a < b`` as far as there are.
+      weights: the tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001) at first.
+      log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
+      decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
+      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      heads: groups of tables.
+      tables: tables of each head.
+      bits: anchor pairs of each table.
+      width: inputs of a head; by default heads share `in_features` out, rounded up, or each sees as many with `share_input`.
+      outputs: outputs of a head; by default heads share `out_features` out, rounded up, or each has as many with `sum_heads`.
+      read: how tables are read, one of `lutjax.reads` or your own.
+      share_input: all heads read the same inputs.
+      sum_heads: the outputs of all heads are added.
+      compress: whether there is a first projection; without it the inputs are those of the heads, one after the other.
+      decompress: whether there is a second projection.
+      table_dropout: share of tables that a sample does not read in training; others count more.
+      deterministic: no dropout.
+      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep
+        their own, and scores are at least float32.
+      param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
+      weights_init, compress_init, decompress_init: draw tables and projections, as in `jax.nn.initializers`.
+      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the look-up; see `lutjax.scored_lut`.
+      anchors: int32 ``[heads * tables, bits, 2]``, instead of drawn ones.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not an input of a head.
+
+    Source: docs/semantics.md, section 12.
+    """
+
+    in_features: int
+    out_features: int
+    _: dataclasses.KW_ONLY
+    heads: int = 8
+    tables: int = 64
+    bits: int = 8
+    width: int | None = None
+    outputs: int | None = None
+    read: Read = Confidence()  # noqa: RUF009
+    share_input: bool = False
+    sum_heads: bool = False
+    compress: bool = True
+    decompress: bool = True
+    table_dropout: float | int = 0.0
+    deterministic: bool = False
+    quantised: bool = False
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    weights_init: Initializer = small_tables
+    compress_init: Initializer = jax.nn.initializers.normal(0.02)  # noqa: RUF009
+    decompress_init: Initializer = jax.nn.initializers.zeros
+    accumulate: lutjax.FixedPoint | None = None
+    implementation: str | tuple[str, ...] | None = None
+    anchors: Any = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
+    """Spec of `ProjectionLUT`.
+
+    Source: docs/semantics.md, section 12.
+    """
+
+    example: ClassVar[Example] = ("16, 16, heads=4, tables=8, bits=3", (32, 16), (32, 16))
+    given: ClassVar[tuple[str, ...]] = ("anchors",)
+    stream: ClassVar[str] = "dropout"
+
+    def __post_init__(self) -> None:
+        for name in ("in_features", "out_features", "heads", "tables", "bits"):
+            self._require_size(name, 1)
+        if not isinstance(self.read, Read):
+            raise ValueError(
+                f"{self.layer}: read is {self.read!r}; expected one of lutjax.reads, such as Confidence()."
+            )
+        if not (self.compress or self.decompress):
+            raise ValueError(
+                f"{self.layer}: compress and decompress are both False; for tables alone use LUT or lutjax.scored_lut."
+            )
+        if self.bits > MAX_BITS:
+            raise ValueError(
+                f"{self.layer}: bits is {self.bits}, so a table has 2**{self.bits} rows; at most 2**{MAX_BITS} are "
+                "possible. Use fewer bits, and more tables if needed."
+            )
+        if not 0 <= self.table_dropout < 1:
+            raise ValueError(
+                f"{self.layer}: table_dropout is {self.table_dropout}; it must be at least 0 and below 1."
+            )
+        if self.quantised and not self.read.rounds_tables:
+            raise ValueError(
+                f"{self.layer}: quantised is True but read is {self.read!r}; tables of integers are read by "
+                "lutjax.reads.PowersOfTwo, with which the layer has to be trained."
+            )
+        accumulation(self.layer, self.accumulate)
+        self._normalise_dtypes()
+        self._size("width", "in_features", self.n_inputs, self.compress, "compress")
+        self._size("outputs", "out_features", self.n_outputs, self.decompress, "decompress")
+        if self.width < 2:  # type: ignore[operator]
+            raise ValueError(f"{self.layer}: width is {self.width}; a comparison needs at least 2 inputs.")
+        names = {v.name for v in self._arrays_of_layer()}
+        taken = names & set(self.read.initial())
+        if taken:
+            raise ValueError(
+                f"{self.layer}: {self.read!r} has scalars called {sorted(taken)}, as variables of the layer are; "
+                "give them other names."
+            )
+
+    def _size(self, name: str, features: str, n: int, projected: bool, projection: str) -> None:
+        """Fill in a size of heads, or check it where the features are those of the heads."""
+        total = getattr(self, features)
+        if getattr(self, name) is None:
+            setattr(self, name, -(-total // n))
+        self._require_size(name, 1)
+        if not projected and n * getattr(self, name) != total:
+            raise ValueError(
+                f"{self.layer}: {features} is {total} and {projection} is False, so it must be that of {n} heads with "
+                f"{name}={getattr(self, name)}, {n * getattr(self, name)}."
+            )
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of heads with inputs of their own."""
+        return 1 if self.share_input else self.heads
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of heads with outputs of their own."""
+        return 1 if self.sum_heads else self.heads
+
+    @property
+    def random(self) -> bool:
+        return self.table_dropout > 0 and not self.quantised
+
+    def _arrays_of_layer(self) -> tuple[Variable, ...]:
+        """The variables but for the scalars of the read."""
+        n_tables, width, outputs = self.heads * self.tables, self.width, self.outputs
+        assert width is not None
+        assert outputs is not None
+
+        def draw(key: Array) -> jax.Array:
+            return lutjax.sample_anchors(key, width, n_tables, self.bits, distinct=True, groups=self.heads)
+
+        def projection(name: str, shape: tuple[int, int], init: Initializer) -> tuple[Variable, Variable]:
+            bias = self._trained(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)
+            return self._trained(f"{name}_kernel", shape, init), bias
+
+        def quantised(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
+            return Variable(name, "quantised", shape, dtype, lambda key: jnp.zeros(shape, dtype))
+
+        shape = (n_tables, 2**self.bits, outputs)
+        variables: list[Variable] = []
+        if self.compress:
+            inside = (self.in_features, self.n_inputs * width)
+            variables += projection("compress", inside, self.compress_init)
+        variables.append(Variable("anchors", "anchors", (n_tables, self.bits, 2), INT32, draw))
+        if self.quantised:
+            variables.append(quantised("weights", shape, INT8))
+            variables.append(quantised("exponents", (self.heads, outputs), INT32))
+        else:
+            variables.append(self._trained("weights", shape, self.weights_init, "tables"))
+        if self.decompress:
+            inside = (self.n_outputs * outputs, self.out_features)
+            variables += projection("decompress", inside, self.decompress_init)
+        return tuple(variables)
+
+    def variables(self) -> tuple[Variable, ...]:
+        scalars = tuple(
+            Variable(name, "scalars", (), value.dtype, lambda key, value=value: value)  # type: ignore[misc]
+            for name, value in self.read.initial().items()
+        )
+        return self._arrays_of_layer() + scalars
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
+        if len(weights) != 3 or len(anchors) != 3 or weights[0] % self.heads:
+            return {}
+        return {"tables": weights[0] // self.heads, "bits": anchors[1]}
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if variable.kind == "anchors":
+            assert self.width is not None
+            check_anchors(arrays[variable.name], self.width, where=self.layer)
+        elif variable.kind == "scalars" and not np.isfinite(np.asarray(arrays[variable.name])):
+            raise ValueError(f"{self.layer}: {variable.name} is {arrays[variable.name]}; it must be finite.")
+
+    @names_layer
+    def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, Array]]:
+        """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
+
+        Args:
+          weights: tables of floats, with any axes in front of stacked layers.
+
+        Raises:
+          ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
+        """
+        spec = dataclasses.replace(self, quantised=True)
+
+        def quantise(weights: Array) -> dict[str, Array]:
+            tables = lutjax.quantise_tables(weights, groups=self.heads)
+            return {"weights": tables.values, "exponents": tables.exponents}
+
+        for _ in range(weights.ndim - 3):
+            quantise = jax.vmap(quantise)
+        return spec, quantise(weights)
+
+    @names_layer
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Float[Array, "*batch inputs"],
+        *,
+        deterministic: bool | None = None,
+        key: Array | None = None,
+    ) -> Float[jax.Array, "*batch outputs"]:
+        if not x.ndim or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"{self.layer}: x has shape {list(x.shape)}; expected [..., {self.in_features}]."
+            )
+        if self.dtype is None:
+            dtype = jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype)
+        else:
+            dtype = jnp.dtype(self.dtype)
+        batch, tables = x.shape[:-1], self._tables(arrays)
+        z = jnp.asarray(x).astype(dtype)
+        if self.compress:
+            z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
+        z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
+        y = lutjax.scored_lut(
+            z.reshape(*batch, self.n_inputs, self.width),
+            tables,
+            arrays["anchors"],
+            {name: arrays[name] for name in self.read.initial()},
+            read=self.read,
+            groups=self.heads,
+            sum_groups=self.sum_heads,
+            keep=None if self._all_tables(deterministic) else self._keep(key, batch, z.dtype),
+            accumulate=None if self.quantised else self.accumulate,
+            implementation=self.implementation,
+        )
+        y = y.reshape(*batch, y.shape[-2] * y.shape[-1]).astype(dtype)
+        if self.decompress:
+            y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])
+        return y
+
+    def _tables(self, arrays: Arrays) -> Any:
+        weights = arrays["weights"]  # the array itself: see lutjax.training.tables
+        return lutjax.QuantisedTables(weights, arrays["exponents"]) if self.quantised else weights
+
+    def _all_tables(self, deterministic: bool | None) -> bool:
+        return not self.random or (self.deterministic if deterministic is None else deterministic)
+
+    def _keep(self, key: Array | None, batch: tuple[int, ...], dtype: Any) -> jax.Array:
+        """Draw factors of tables, of mean 1."""
+        if key is None:
+            raise ValueError(
+                f"{self.layer}: table_dropout is {self.table_dropout}, which needs a key; or pass deterministic=True."
+            )
+        kept = 1 - self.table_dropout
+        drawn = jax.random.bernoulli(key, kept, (*batch, self.heads * self.tables))
+        return drawn.astype(dtype) / jnp.asarray(kept, dtype)
+
+
+def _projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    y = jnp.dot(x, kernel.astype(x.dtype))
+    return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+
+
+ProjectionLUTArguments.spec_type = ProjectionLUTSpec

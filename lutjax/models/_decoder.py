@@ -1,0 +1,174 @@
+"""Decoders: causal language models that generate with a cache."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float, Int
+
+from lutjax._typing import Array
+
+
+class Decoder(nnx.Module):
+    """Base of causal language models, with what they generate.
+
+    A decoder has the methods ``embed(tokens)``, ``hidden(z, deterministic=, rngs=, decode=)``, ``unembed(hidden)`` and
+    ``init_cache(batch_shape)``, and a ``config`` with ``vocab_size``.
+    """
+
+    config: Any
+    embed: Any
+    hidden: Any
+    unembed: Any
+    init_cache: Any
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*batch length"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length vocab"]:
+        """Logits of the token after each.
+
+        Args:
+          tokens: token ids, of any length. An id that does not exist is taken for the nearest that does.
+          deterministic: no dropout, and the running averages in batch normalisation. Takes precedence
+            over the model's own mode: training, unless `nnx.view` or `eval` changed it.
+          rngs: what dropout draws from: its ``dropout`` stream, or a key, with which a training step is a
+            function of its arguments alone.
+          decode: `tokens` continue what the caches hold; see `init_cache`.
+
+        Raises:
+          ValueError: `tokens` is not an array of integers with at least one axis.
+        """
+        return self.from_embedded(self.embed(tokens), deterministic=deterministic, rngs=rngs, decode=decode)
+
+    def from_embedded(
+        self,
+        z: Float[Array, "*batch length features"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length vocab"]:
+        """Logits for vectors in place of tokens; the rest as in a call."""
+        hidden = self.hidden(z, deterministic=deterministic, rngs=rngs, decode=decode)
+        return self.unembed(hidden).astype(hidden.dtype)
+
+    def generate(
+        self,
+        prompt_tokens: Int[Array, "*batch prompt"],
+        n_tokens: int,
+        *,
+        key: Array,
+        temperature: float | int = 1.0,
+        top_k: int | None = None,
+    ) -> Int[jax.Array, "*batch {n_tokens}"]:
+        """Continues texts.
+
+        The prompt fills the caches of the layers, and then each token costs one row of pairs. The model
+        is not changed, and compiled once for each shape, `n_tokens` and `top_k`.
+
+        Args:
+          prompt_tokens: the texts so far, at least one token each; longer than the context is fine.
+          n_tokens: how many tokens to add.
+          key: a key of `jax.random`.
+          temperature: logits are divided by it before drawing; 0 takes the likeliest token.
+          top_k: draws only from that many of the likeliest tokens; from all by default.
+
+        Returns:
+          The new tokens, int32.
+
+        Raises:
+          ValueError: an argument is out of range, or a prompt is empty.
+        """
+        check_tokens("generate", prompt_tokens)
+        vocab = self.config.vocab_size
+        if prompt_tokens.shape[-1] == 0:
+            raise ValueError("generate: the prompt is empty; give at least one token to continue.")
+        if n_tokens < 0:
+            raise ValueError(f"generate: n_tokens is {n_tokens}; it must not be negative.")
+        if not temperature >= 0:
+            raise ValueError(
+                f"generate: temperature is {temperature}; it must not be negative (0: the likeliest token)."
+            )
+        if top_k is not None and not 1 <= top_k <= vocab:
+            raise ValueError(
+                f"generate: top_k is {top_k}; it must be from 1 to the {vocab} tokens there are."
+            )
+        if n_tokens == 0:
+            return jnp.zeros((*prompt_tokens.shape[:-1], 0), jnp.int32)
+        graphdef, state = nnx.split(self)
+        return _generate(
+            graphdef,
+            state,
+            jnp.asarray(prompt_tokens),
+            key,
+            None if temperature == 0 else jnp.float32(temperature),
+            n_tokens=n_tokens,
+            top_k=top_k,
+        )
+
+
+def check_tokens(where: str, tokens: Array) -> None:
+    """Raise ValueError if tokens are not an array of integers with at least one axis."""
+    if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
+        raise ValueError(
+            f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
+        )
+
+
+def dropout_stream(rngs: nnx.Rngs | Array | None) -> nnx.Rngs | None:
+    """Return what dropout draws from: a key becomes a stream, so that each layer draws another mask."""
+    if rngs is None or isinstance(rngs, nnx.Rngs):
+        return rngs
+    return nnx.Rngs(dropout=jnp.asarray(rngs))
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "n_tokens", "top_k"))
+def _generate(
+    graphdef: Any,
+    state: Any,
+    prompt: Array,
+    key: Array,
+    temperature: Array | None,
+    *,
+    n_tokens: int,
+    top_k: int | None,
+) -> jax.Array:
+    model = nnx.merge(graphdef, state)
+    model.init_cache(prompt.shape[:-1])
+    parts: Any = nnx.split(model, nnx.Cache, ...)
+    graphdef, cache, kept = parts
+
+    def feed(cache: Any, tokens: Array) -> tuple[Any, jax.Array]:
+        """Logits of the token after the last."""
+        model = nnx.merge(graphdef, cache, kept)
+        z = model.hidden(model.embed(tokens), deterministic=True, decode=True)
+        return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
+
+    def draw(logits: Array, key: Array) -> jax.Array:
+        logits = logits.astype(jnp.float32)
+        if temperature is None:
+            return jnp.argmax(logits, -1).astype(jnp.int32)
+        if top_k is None:
+            return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
+        likeliest, tokens = jax.lax.top_k(logits, top_k)
+        choice = jax.random.categorical(key, likeliest / temperature)
+        return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
+
+    def step(carry: tuple[Any, Array], key: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+        cache, token = carry
+        cache, logits = feed(cache, token[..., None])
+        token = draw(logits, key)
+        return (cache, token), token
+
+    keys = jax.random.split(key, n_tokens)
+    cache, logits = feed(cache, prompt)
+    first = draw(logits, keys[0])
+    _, others = jax.lax.scan(step, (cache, first), keys[1:])
+    return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)

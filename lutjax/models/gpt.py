@@ -1,0 +1,289 @@
+"""A causal language model of softmax attention whose feed-forward layers are dense or made of tables."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float, Int
+
+from lutjax._dtypes import FLOATS, accumulator
+from lutjax._typing import Array
+from lutjax.models._config import Config
+from lutjax.models._decoder import Decoder, check_tokens, dropout_stream
+
+FEED_FORWARD = ("dense",)
+
+_STANDARD_DEVIATION = 0.02
+_ROTARY_BASE = 10000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig(Config):
+    """The sizes of a `GPT`.
+
+    Attributes:
+      vocab_size: tokens; 256 for bytes.
+      features: size of a token's vector.
+      context: longest text that is attended as a whole; longer ones through a sliding window.
+      n_layers: layers of attention and feed-forward.
+      n_heads: heads of attention, each of ``features / n_heads`` features.
+      feed_forward: ``"dense"``, two matrices with a GELU between 4 times as many features.
+      dropout: rate of dropout after the embedding, attention and feed-forward.
+      dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
+        Parameters, sums of layers, normalisation and logits are float32 (or float64).
+      remat: whether the backward pass computes each layer again instead of keeping what its forward pass made.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Example:
+      >>> from lutjax.models import GPTConfig
+      >>> config = GPTConfig(n_layers=2, features=64)
+      >>> GPTConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    vocab_size: int = 256
+    features: int = 128
+    context: int = 64
+    n_layers: int = 3
+    n_heads: int = 4
+    feed_forward: str = "dense"
+    dropout: float | int = 0.0
+    dtype: str = "float32"
+    remat: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"vocab_size": 1, "features": 2, "context": 2, "n_layers": 1, "n_heads": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(
+                    f"GPTConfig: {name} is {getattr(self, name)}; it must be at least {smallest}."
+                )
+        if self.features % (2 * self.n_heads):
+            raise ValueError(
+                f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
+                f"number of features, so features must be a multiple of {2 * self.n_heads}."
+            )
+        for name, known in (("feed_forward", FEED_FORWARD), ("dtype", FLOATS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"GPTConfig: {name} is {getattr(self, name)!r}; expected one of {known}.")
+        for name in ("dropout",):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"GPTConfig: {name} is {getattr(self, name)}; it is a rate, 0 <= {name} < 1."
+                )
+
+    @property
+    def param_dtype(self) -> str:
+        """Dtype of the parameters."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+
+def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> Any:
+    """Return the feed-forward layer of a block: a module called with inputs, `deterministic` and `rngs`."""
+    return _Dense(config, rngs=rngs)
+
+
+class GPT(Decoder):
+    """A causal language model of softmax attention, with a feed-forward layer that is dense or made of tables.
+
+    ``z = embedding[token]``, then in each layer ``z += attention(norm(z))`` and ``z += feed_forward(norm(z))``; the logits
+    are ``norm(z)`` times a matrix. Norms divide by the root of the mean square. Queries and keys are turned by angles
+    that grow with their positions (rotary positions), so attention sees distances, and a text longer than the
+    context is attended through a window of ``context - 1`` earlier positions. Dropout is on the vectors and on
+    what each layer adds.
+
+    All variables are `nnx.Param`, but for the anchors of tables. Matrices start normally distributed with a deviation of
+    0.02, those whose product is added to `z` with ``0.02 / sqrt(2 * n_layers)``.
+
+    Args:
+      config: the sizes.
+      implementation: which implementation runs the ops on tables; see `lutjax.lut`.
+      rngs: its ``params`` stream draws everything.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.models import GPT, GPTConfig
+      >>> config = GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2)
+      >>> model = GPT(config, rngs=nnx.Rngs(0))
+      >>> tokens = jnp.asarray([[1, 2, 3]])
+      >>> model(tokens, deterministic=True).shape
+      (1, 3, 10)
+      >>> model.generate(tokens, 5, key=jax.random.key(0)).shape
+      (1, 5)
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        implementation: str | tuple[str, ...] | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.embedding = nnx.Embed(
+            config.vocab_size,
+            config.features,
+            embedding_init=nnx.initializers.normal(_STANDARD_DEVIATION),
+            param_dtype=config.param_dtype,
+            rngs=rngs,
+        )
+        self.dropout = nnx.Dropout(config.dropout)
+        self.layers = nnx.List(
+            _Block(config, implementation=implementation, rngs=rngs) for _ in range(config.n_layers)
+        )
+        self.norm = _norm(config, rngs)
+        self.unembed = _linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
+
+    def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
+        """The vectors of tokens."""
+        check_tokens("GPT", tokens)
+        return jnp.take(self.embedding.embedding[...], jnp.asarray(tokens), axis=0, mode="clip")
+
+    def hidden(
+        self,
+        z: Float[Array, "*batch length features"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length features"]:
+        """Return the output of the layers for vectors in place of tokens: the normalised input of the last matrix."""
+        rngs = dropout_stream(rngs)
+
+        def run(layer: "_Block", z: Array, rngs: nnx.Rngs | None) -> Array:
+            return layer(z, decode=bool(decode), deterministic=deterministic, rngs=rngs)
+
+        if self.config.remat and not decode:
+            run = nnx.remat(run)
+        z = self.dropout(jnp.asarray(z), deterministic=deterministic, rngs=rngs)
+        for layer in self.layers:
+            z = run(layer, z, rngs)
+        return self.norm(z)
+
+    def init_cache(self, batch_shape: tuple[int, ...]) -> None:
+        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        for layer in self.layers:
+            layer.attention.init_cache(batch_shape)
+
+
+class _Block(nnx.Module):
+    """Attention, then feed-forward, each of its normalised input and added to it."""
+
+    def __init__(self, config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs):
+        self.attention_norm = _norm(config, rngs)
+        self.attention = _Attention(config, rngs=rngs)
+        self.feed_forward_norm = _norm(config, rngs)
+        self.feed_forward = feed_forward(config, implementation=implementation, rngs=rngs)
+        self.dropout = nnx.Dropout(config.dropout)
+
+    def __call__(self, z: Array, *, decode: bool, **mode: Any) -> Array:
+        z = z + self.dropout(self.attention(self.attention_norm(z), decode=decode).astype(z.dtype), **mode)
+        return z + self.dropout(self.feed_forward(self.feed_forward_norm(z), **mode).astype(z.dtype), **mode)
+
+
+class _Attention(nnx.Module):
+    """Causal softmax attention with rotary positions."""
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.project = _linear(config, config.features, 3 * config.features, use_bias=False, rngs=rngs)
+        self.merge = _linear(
+            config, config.features, config.features, use_bias=False, residual=True, rngs=rngs
+        )
+        self.cached_key: Any = nnx.data(None)
+        self.cached_value: Any = nnx.data(None)
+        self.cache_index: Any = nnx.data(None)
+
+    def __call__(self, x: Array, *, decode: bool) -> Array:
+        *batch, length, features = x.shape
+        window = self.config.context - 1
+        heads = (-1, length, 3 * self.config.n_heads, features // self.config.n_heads)
+        query, key, value = jnp.split(self.project(x).reshape(heads), 3, 2)
+        if decode:
+            y = self._decode(query, key, value)
+        else:
+            position = jnp.arange(length)
+            y = _attend(
+                _rotate(query, position),
+                _rotate(key, position),
+                value,
+                is_causal=True,
+                local_window_size=(window, 0) if length > window + 1 else None,
+            )
+        return self.merge(y.reshape(*batch, length, features))
+
+    def _decode(self, query: Array, key: Array, value: Array) -> jax.Array:
+        """Attend to the cached keys and the new ones, and keep the latest."""
+        if self.cache_index is None:
+            raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
+        window, length = self.config.context - 1, query.shape[1]
+        first = self.cache_index[...]
+        position = first + jnp.arange(length)
+        keys = jnp.concatenate([self.cached_key[...], _rotate(key, position)], 1)
+        values = jnp.concatenate([self.cached_value[...], value], 1)
+        key_position = first - window + jnp.arange(window + length)
+        distance = position[:, None] - key_position[None, :]
+        seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance <= window)
+        self.cached_key[...], self.cached_value[...] = keys[:, -window:], values[:, -window:]
+        self.cache_index[...] = first + length
+        return _attend(_rotate(query, position), keys, values, mask=seen[None, None])
+
+    def init_cache(self, batch_shape: tuple[int, ...]) -> None:
+        config, n = self.config, 1
+        for size in batch_shape:
+            n *= size
+        shape = (n, config.context - 1, config.n_heads, config.features // config.n_heads)
+        self.cached_key = nnx.Cache(jnp.zeros(shape, config.dtype))
+        self.cached_value = nnx.Cache(jnp.zeros(shape, config.dtype))
+        self.cache_index = nnx.Cache(jnp.int32(0))
+
+
+class _Dense(nnx.Module):
+    """Two matrices with a GELU between them."""
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+        self.up = _linear(config, config.features, 4 * config.features, rngs=rngs)
+        self.down = _linear(config, 4 * config.features, config.features, residual=True, rngs=rngs)
+
+    def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
+        return self.down(nnx.gelu(self.up(x)))
+
+
+def _linear(
+    config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any
+) -> Any:
+    """Return a matrix in the model's dtypes; `residual` if its product is added to the sum of layers."""
+    deviation = _STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else _STANDARD_DEVIATION
+    return nnx.Linear(
+        n_inputs,
+        n_outputs,
+        kernel_init=nnx.initializers.normal(deviation),
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        **options,
+    )
+
+
+def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    return nnx.RMSNorm(config.features, dtype=config.param_dtype, param_dtype=config.param_dtype, rngs=rngs)
+
+
+def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
+    with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
+        return jax.nn.dot_product_attention(query, key, value, **seen)
+
+
+def _rotate(x: Float[Array, "n length heads size"], position: Int[Array, " length"]) -> jax.Array:
+    """Turn the two halves of each vector as pairs, by angles that grow with the position."""
+    size = x.shape[-1]
+    dtype = accumulator(x.dtype)
+    rate = _ROTARY_BASE ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
+    angle = position.astype(dtype)[:, None] * rate[None, :]
+    cos, sin = jnp.cos(angle)[None, :, None, :], jnp.sin(angle)[None, :, None, :]
+    a, b = jnp.split(x.astype(dtype), 2, -1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)

@@ -1,0 +1,83 @@
+"""Anchor pairs that are drawn without replacement."""
+
+import jax
+import numpy as np
+import pytest
+
+import lutjax
+
+
+def pairs_of(pool: np.ndarray) -> set[tuple[int, int]]:
+    return {(int(a), int(b)) for a in pool for b in pool if a < b}
+
+
+def assert_without_replacement(anchors: np.ndarray, pool: np.ndarray) -> None:
+    """Every pair of the pool is drawn once before one is drawn again, and none twice for a detector."""
+    wanted, drawn = pairs_of(pool), [tuple(pair) for pair in anchors.reshape(-1, 2).tolist()]
+    for start in range(0, len(drawn), len(wanted)):
+        part = drawn[start : start + len(wanted)]
+        assert len(set(part)) == len(part)
+        assert set(part) <= wanted
+    if anchors.shape[1] <= len(wanted):
+        for detector in anchors.tolist():
+            assert len({tuple(pair) for pair in detector}) == anchors.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "detectors", "bits", "groups"),
+    [(8, 6, 4, 1), (4, 10, 5, 2), (5, 2, 20, 1), (2, 3, 1, 3)],
+)
+def test_distinct(inputs, detectors, bits, groups):
+    """Permutations that begin inside a detector, that are longer than all detectors, and shorter than one."""
+    key = jax.random.key(3)
+    anchors = lutjax.sample_anchors(key, inputs, detectors, bits, distinct=True, groups=groups)
+    assert anchors.shape == (detectors, bits, 2)
+    assert anchors.dtype == np.int32
+    each = np.asarray(anchors).reshape(groups, -1, bits, 2)
+    for group in each:
+        assert_without_replacement(group, np.arange(inputs))
+    if inputs > 2:
+        assert all(np.any(each[0] != other) for other in each[1:]), "a permutation for each group"
+        other = lutjax.sample_anchors(jax.random.key(4), inputs, detectors, bits, distinct=True)
+        assert np.any(anchors != other)
+    again = jax.jit(
+        lambda k: lutjax.sample_anchors(k, inputs, detectors, bits, distinct=True, groups=groups)
+    )(key)
+    np.testing.assert_array_equal(again, anchors)
+
+
+def test_distinct_of_candidates():
+    """Detectors of the same candidates share a pool, in any order and with slots that are not used."""
+    candidates = np.array(
+        [[5, 2, 9, 7], [0, 1, 3, -1], [9, 7, 2, 5], [3, -1, 1, 0], [2, 5, 7, 9], [6, 6, 4, -1]]
+    )
+    anchors = np.asarray(
+        lutjax.sample_anchors(jax.random.key(0), 10, 6, 2, candidates=candidates, distinct=True)
+    )
+    assert_without_replacement(anchors[[0, 2, 4]], np.array([2, 5, 7, 9]))
+    assert {tuple(p) for p in anchors[[0, 2, 4]].reshape(-1, 2).tolist()} == pairs_of(np.array([2, 5, 7, 9]))
+    assert_without_replacement(anchors[[1, 3]], np.array([0, 1, 3]))
+    np.testing.assert_array_equal(anchors[5], [[4, 6], [4, 6]])
+    shared = lutjax.sample_anchors(jax.random.key(0), 10, 5, 2, candidates=candidates[:1], distinct=True)
+    assert_without_replacement(np.asarray(shared), np.array([2, 5, 7, 9]))
+
+
+def test_pairs_that_follow_each_other_are_uniform():
+    """Each pair begins a detector as often as any other, also where a permutation begins inside of it."""
+    draw = jax.vmap(lambda key: lutjax.sample_anchors(key, 3, 3, 2, distinct=True))
+    anchors = np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
+    codes = (3 * anchors[..., 0] + anchors[..., 1]).reshape(-1, 6)  # two permutations of the pairs 01, 02, 12
+    for place in range(6):
+        _, counts = np.unique(codes[:, place], return_counts=True)
+        assert len(counts) == 3
+        assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000 * 2 / 3)
+
+
+def test_sizes_that_are_impossible():
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match="groups is 2; it must divide the number of detectors, 3"):
+        lutjax.sample_anchors(key, 4, 3, 2, distinct=True, groups=2)
+    with pytest.raises(ValueError, match="detector 0 has 1 different candidate input"):
+        lutjax.sample_anchors(key, 4, 3, 2, candidates=np.array([[2, 2]]), distinct=True)
+    assert lutjax.sample_anchors(key, 4, 0, 2, distinct=True).shape == (0, 2, 2)
+    assert lutjax.sample_anchors(key, 4, 3, 0, distinct=True).shape == (3, 0, 2)

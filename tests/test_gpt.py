@@ -1,0 +1,180 @@
+"""The GPT: its definition in NumPy, decoding with a cache, dtypes, initial values."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from lutjax.models import GPT, GPTConfig
+
+SMALL = GPTConfig(vocab_size=11, features=8, context=6, n_layers=2, n_heads=2)
+
+
+def model_of(seed: int = 0, **changes: Any) -> GPT:
+    """A model whose parameters are large enough for every part to show."""
+    model = GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(seed))
+    for i, (_, variable) in enumerate(nnx.iter_graph(model)):
+        if isinstance(variable, nnx.Param):
+            noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
+            variable.set_value(variable[...] + 0.3 * noise.astype(variable.dtype))
+    return model
+
+
+def tokens_of(*shape: int, seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), shape, 0, SMALL.vocab_size)
+
+
+@nnx.jit
+def logits_of(model: GPT, tokens: Any) -> jax.Array:
+    return model(tokens, deterministic=True)
+
+
+def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
+    """Logits of one text, in NumPy and float64, one position, head and key after the other."""
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    config, size = model.config, model.config.features // model.config.n_heads
+
+    def norm(z: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return z / np.sqrt(np.mean(z**2, -1, keepdims=True) + 1e-6) * scale
+
+    def turned(x: np.ndarray, position: int) -> np.ndarray:
+        pairs = x[: size // 2] + 1j * x[size // 2 :]
+        pairs = pairs * np.exp(1j * position * 10000.0 ** (-np.arange(0, size, 2) / size))
+        return np.concatenate([pairs.real, pairs.imag])
+
+    def gelu(x: np.ndarray) -> np.ndarray:
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    z = params["embedding"]["embedding"][tokens]
+    for layer in params["layers"].values():
+        projected = norm(z, layer["attention_norm"]["scale"]) @ layer["attention"]["project"]["kernel"]
+        query, key, value = np.split(projected.reshape(len(z), 3 * config.n_heads, size), 3, 1)
+        sums = np.zeros((len(z), config.n_heads, size))
+        for i, head in np.ndindex(sums.shape[:2]):
+            seen = range(max(0, i - config.context + 1), i + 1)
+            scores = [turned(query[i, head], i) @ turned(key[j, head], j) / np.sqrt(size) for j in seen]
+            weights = np.exp(scores) / np.exp(scores).sum()
+            sums[i, head] = weights @ value[seen, head]
+        z = z + sums.reshape(len(z), -1) @ layer["attention"]["merge"]["kernel"]
+        up, down = layer["feed_forward"]["up"], layer["feed_forward"]["down"]
+        inner = gelu(norm(z, layer["feed_forward_norm"]["scale"]) @ up["kernel"] + up["bias"])
+        z = z + inner @ down["kernel"] + down["bias"]
+    return norm(z, params["norm"]["scale"]) @ params["unembed"]["kernel"]
+
+
+def test_definition():
+    """Longer than the context, too, where attention has a window."""
+    model, tokens = model_of(), tokens_of(2, 14)
+    want = np.stack([expected(model, text) for text in np.asarray(tokens)])
+    assert np.abs(want).max() > 1
+    np.testing.assert_allclose(logits_of(model, tokens), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logits_of(model, tokens[0, :5]), want[0, :5], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decoding_in_chunks_equals_full_pass(dtype):
+    model, tokens = model_of(dtype=dtype), tokens_of(2, 14)
+    want = logits_of(model, tokens)
+    model.init_cache((2,))
+    decode = nnx.jit(lambda model, tokens: model(tokens, deterministic=True, decode=True))
+    got = [decode(model, tokens[:, i:j]) for i, j in ((0, 8), (8, 9), (9, 14))]
+    tolerance = 1e-5 if dtype == "float32" else 0.05
+    np.testing.assert_allclose(
+        jnp.concatenate(got, 1), want, rtol=tolerance, atol=tolerance * float(np.abs(want).max())
+    )
+    with pytest.raises(ValueError, match="call init_cache first"):
+        model_of()(tokens, decode=True)
+
+
+def test_generate_equals_full_passes():
+    model, prompt = model_of(), tokens_of(2, 9)
+    text = jnp.pad(prompt, ((0, 0), (0, 6)))
+    for i in range(9, 15):
+        text = text.at[:, i].set(jnp.argmax(logits_of(model, text)[:, i - 1], -1))
+    np.testing.assert_array_equal(
+        model.generate(prompt, 6, key=jax.random.key(0), temperature=0), text[:, 9:]
+    )
+
+
+def test_dtypes():
+    """Parameters and logits stay float32 around bfloat16, and the logits are those of float32 up to its rounding."""
+    tokens = tokens_of(2, 6)
+    want, half = logits_of(model_of(), tokens), model_of(dtype="bfloat16")
+    assert {a.dtype for a in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
+    got = logits_of(half, tokens)
+    assert got.dtype == jnp.float32
+    assert 0 < float(jnp.abs(got - want).max()) < 0.05 * float(jnp.abs(want).max())
+
+
+def test_remat_and_dropout_change_no_more_than_they_should():
+    tokens, key = tokens_of(2, 6), jax.random.key(0)
+
+    @nnx.jit
+    def gradients(model: GPT, key: jax.Array) -> tuple[jax.Array, Any]:
+        def loss(model: GPT) -> jax.Array:
+            logits = model(tokens[:, :-1], deterministic=False, rngs=key)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+        return nnx.value_and_grad(loss)(model)
+
+    kept = gradients(model_of(dropout=0.5), key)
+    again = gradients(model_of(dropout=0.5, remat=True), key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), kept, again)
+    other, _ = gradients(model_of(dropout=0.5), jax.random.key(1))
+    assert float(other) != float(kept[0])
+    assert all(np.any(a != 0) for a in jax.tree.leaves(kept[1]))
+    model = model_of(dropout=0.5)
+    model.eval()
+    np.testing.assert_array_equal(model(tokens), logits_of(model_of(), tokens))
+
+
+def test_initial_values():
+    config = GPTConfig(features=64, n_layers=8)
+    model = nnx.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
+    block = model.layers[0]
+    for layer, deviation in (
+        (block.attention.project, 0.02),
+        (block.attention.merge, 0.005),
+        (block.feed_forward.up, 0.02),
+        (block.feed_forward.down, 0.005),
+        (model.unembed, 0.02),
+    ):
+        assert np.std(layer.kernel[...]) == pytest.approx(deviation, rel=0.05)
+    assert np.std(model.embedding.embedding[...]) == pytest.approx(0.02, rel=0.05)
+    count = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    assert count == 2 * 256 * 64 + 64 + 8 * (12 * 64 * 64 + 7 * 64)
+
+
+def test_config_as_json():
+    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=True)
+    assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 0}, "GPTConfig: vocab_size is 0; it must be at least 1"),
+        ({"context": 1}, "context is 1; it must be at least 2"),
+        ({"n_heads": 3}, "features is 8 and n_heads 3; .* must be a multiple of 6"),
+        ({"feed_forward": "sparse"}, "feed_forward is 'sparse'; expected one of"),
+        ({"dtype": "int8"}, "dtype is 'int8'; expected one of"),
+        ({"dropout": 1.0}, "dropout is 1.0; it is a rate"),
+    ],
+)
+def test_impossible_configs(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **changes)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_tokens():
+    model = model_of()
+    np.testing.assert_array_equal(model(np.asarray([99, -1])), model(np.asarray([10, 0])))
+    with pytest.raises(ValueError, match=r"tokens is .*; expected integer ids \[..., length\]"):
+        model(np.zeros((2, 3), np.float32))

@@ -1,0 +1,224 @@
+"""Runs of the GPT: its optimiser, the state that the validation part chooses, and the command."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lutjax.cli._main import cli
+from lutjax.models import GPTConfig
+from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
+from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.models import State
+from lutjax.training.text import bigram_loss, split_text
+
+CONFIG = GPTConfig(features=8, context=8, n_layers=1, n_heads=2, dropout=0.1)
+TRAINING = TrainingConfig(
+    **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
+    | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3}
+)
+TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
+
+
+def equal(a: object, b: object) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
+
+
+def record_of(run: Run) -> lm_runs.Record:
+    text = runs.Source(None, TEXT.size, TEXT.digest)
+    return lm_runs.Record(
+        run.config, run.training, text, bigram_loss(TEXT.train, TEXT.test), {}, runs.History()
+    )
+
+
+def test_the_lowest_validation_loss_chooses(run: Run) -> None:
+    state, done, found = run.init(), 0, []
+    for until in (3, 6, 9, 12):
+        state, _ = run.advance(state, done, until - done)
+        done = until
+        found.append((run.evaluate(state, TEXT.validation), jax.tree.map(np.asarray, state.params)))
+        best = min(range(len(found)), key=lambda i: found[i][0])
+        assert float(state.optimizer.loss) == pytest.approx(found[best][0], rel=1e-5)
+        assert int(state.optimizer.step) == 3 * (best + 1)
+        assert equal(run.selected(state).params, found[best][1])
+    assert found[0][0] > found[-1][0]
+    # A state that is worse than the one before it is not kept.
+    spoilt = state._replace(params=jax.tree.map(lambda p: 9 * p, state.params))
+    spoilt, _ = run.advance(spoilt, 11, 1)
+    assert equal(run.selected(spoilt).params, found[best][1])
+
+
+def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    whole, _ = loop.run(run.advance, run.init(), first=0, steps=12)
+    part, _ = run.advance(run.init(), 0, 7)
+    models.save(tmp_path, 7, part, record_of(run))
+    step, record = runs.read(tmp_path, lm_runs.Record)
+    assert record == record_of(run)
+    resumed, _ = run.advance(models.restore(tmp_path, step, run), step, 5)
+    assert equal(whole, resumed)
+    model, _ = lm_runs.load_model(tmp_path)
+    tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
+    chosen = run.selected(models.restore(tmp_path, 7, run))
+    want = run.structure.model(chosen.params, chosen.others)(tokens, deterministic=True)
+    np.testing.assert_array_equal(model(tokens, deterministic=True), want)
+
+
+def test_selection_needs_a_part_to_select_on() -> None:
+    with pytest.raises(ValueError, match="select_every is 3; give the validation part"):
+        Run(CONFIG, TRAINING, TEXT.train)
+
+
+def test_the_validation_part_may_be_trained_on() -> None:
+    fields = dataclasses.asdict(CONFIG) | {"steps": 1, "select_every": 0}
+    parts = []
+    for validate in (True, False):
+        run = lm_runs.LanguageModel.new(fields | {"validate": validate}, model="gpt").run
+        parts.append(np.asarray(run.advance._data))
+    assert parts[1].size == pytest.approx(parts[0].size * 90 / 85, rel=1e-3)
+    np.testing.assert_array_equal(parts[1][: parts[0].size], parts[0])
+
+
+def test_only_matrices_decay() -> None:
+    params = {
+        "table": jnp.ones((2, 4, 3)),
+        "matrix": jnp.ones((2, 3)),
+        "bias": jnp.ones(3),
+        "score": jnp.ones(()),
+    }
+    optimizer = optimizers.optimizer("adamw", 0.5, weight_decay=0.1)
+    gradients = jax.tree.map(jnp.zeros_like, params)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    for name, update in updates.items():
+        np.testing.assert_allclose(update, -0.05 if name == "matrix" else 0.0)
+
+
+def test_cosine_falls_to_a_tenth() -> None:
+    rate = np.asarray(dataclasses.replace(TRAINING, steps=100, learning_rate=1.0).rate()(np.arange(101)))
+    np.testing.assert_allclose(rate[[0, 4, 9, 10, 55, 100]], [0.1, 0.5, 1.0, 1.0, 0.55, 0.1], rtol=1e-5)
+    assert (np.diff(rate[10:]) < 0).all()
+
+
+def test_clipping_bounds_the_norm_of_all_gradients() -> None:
+    moved = {}
+    for clip in (None, 0.01):
+        training = TrainingConfig(
+            steps=1, batch_size=2, learning_rate=1.0, optimizer="sgd", cooldown=0.0, clip=clip,
+            table_optimizer="same", table_gradient="dense",
+        )  # fmt: skip
+        run = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train)
+        before = jax.tree.map(np.asarray, run.init().params)
+        after: State = run.advance(run.init(), 0, 1)[0]
+        moved[clip] = jax.tree.map(lambda a, b: np.asarray(a) - b, after.params, before)
+    whole = np.sqrt(sum((a**2).sum() for a in jax.tree.leaves(moved[None])))
+    assert whole > 0.1
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b * 0.01 / whole, rtol=1e-3, atol=1e-6),
+        moved[0.01],
+        moved[None],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight_decay": -0.1}, "^weight_decay is -0.1; it must be finite"),
+        ({"optimizer": "adam"}, "^weight_decay is 0.1 and optimizer 'adam'; only adamw"),
+        ({"clip": 0.0}, "^clip is 0.0; it must be above 0"),
+        ({"total_variation": float("inf")}, "^total_variation is inf"),
+        ({"select_every": -1}, "^select_every is -1"),
+        ({"validate": False}, "^select_every is 3; it needs the validation part"),
+        ({"table_gradient": "factored"}, "^table_optimizer is 'same'; it needs table_gradient 'dense'"),
+        (
+            {"table_gradient": "factored", "table_optimizer": "row_adam", "total_variation": 1.0},
+            "^total_variation is 1.0; it needs table_gradient 'dense'",
+        ),
+        ({"table_weight_decay": 0.1}, "^table_weight_decay is 0.1; rules for rows have it"),
+    ],
+)  # fmt: skip
+def test_impossible_training(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TRAINING, **changes)
+
+
+# ------------------------------------------------------------------------------------- the command
+WORDS = [
+    "--model",
+    "gpt",
+    "--features",
+    "8",
+    "--context",
+    "8",
+    "--n-layers",
+    "1",
+    "--n-heads",
+    "2",
+    "--batch-size",
+    "4",
+    "--steps",
+    "8",
+    "--learning-rate",
+    "0.02",
+]
+
+
+def command(*words: object) -> Result:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.mark.usefixtures("compilation_cache_directory")
+def test_the_command(tmp_path: Path) -> None:
+    text, out = tmp_path / "fox.txt", tmp_path / "run"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--select-every", 4)
+    assert result.exit_code == 0, result.output
+    assert "test loss " in result.output
+    assert "tested after 8 steps, where the validation loss is lowest: " in result.output
+    assert command("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 9).output.startswith(
+        "the "
+    )
+    resumed = command("train", "lm", "--resume", "--out", out)
+    assert "is finished: all 8 steps are done. test loss" in resumed.output
+    for words, message in (
+        (["--model", "lut"], "the run trains another model: gpt, not lut."),
+        (["--n-detectors", "3"], "the checkpoint has no n_detectors"),
+        (["--model", "gpt", "--preset", "small"], "dropout is 0.0 in the checkpoint, not 0.2"),
+    ):
+        refused = command("train", "lm", "--resume", "--out", out, *words)
+        assert refused.exit_code == 1
+        assert message in " ".join(refused.output.split())
+    meta = json.loads((out / "checkpoints" / "8" / "checkpoint.json").read_text())["meta"]
+    assert meta["model"]["features"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gpt", "--n-detectors", "4"], "n_detectors is 4; the model gpt has no such option."),
+        (["--model", "lut", "--remat"], "remat is True; the model lut has no such option."),
+        (
+            ["--model", "gpt", "--preset", "reference"],
+            "preset is 'reference'; the model gpt has demo, small.",
+        ),
+        (["--model", "rnn"], "'lut', 'gpt'"),
+        (["--model", "gpt", "--n-heads", "3"], "must be a multiple of 6"),
+    ],
+)
+def test_bad_input_is_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+    result = command("train", "lm", "--out", tmp_path / "run", *words)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "run").exists()
