@@ -91,6 +91,8 @@ def _slower_update(request: Request, step: Step) -> str | None:
     n_samples = dy.size // max(dy.shape[-1], 1)
     if isinstance(call, WeightedLookup):
         n_samples = dy.shape[0] * call.valued
+    if isinstance(call, ScoredLut):
+        n_samples = dy.shape[0]
     reads = n_samples * call.weights.shape[0]
     if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
         n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)

@@ -10,10 +10,13 @@ A program owns a tile of samples and some tables of one group, one after the oth
 saved for the backward pass. Inputs are transposed to ``[H, I, B]``, so that the samples of a tile lie side by side. Cotangents of
 tables and inputs are added by atomics, those of scalars as a part of each program.
 
+Reads that users write, float64 and fixed point are margins and a read in plain JAX with the rows of `_weighted_rows`.
+
 Rounded tables are read as int8. Their coefficients are powers of two: sums are of integers, but for those with `keep`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +28,7 @@ import triton.language as tl
 from lutjax import _quantised, reads
 from lutjax._compat import zeros_varying
 from lutjax._row_rules import RowState
-from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels.contract import Step
@@ -39,7 +42,7 @@ _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if not _is_fused(call):
-        return plain.forward(call, device=device)
+        return plain.forward(call, device=device, rows=_weighted_rows)
     tile = _Tile.of("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
@@ -61,7 +64,7 @@ def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
-        return plain.backward(call, cotangent, needs, device=device)
+        return plain.backward(call, cotangent, needs, device=device, rows=_weighted_rows)
     tile = _Tile.of("backward", _backward_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
     n_scalars = len(call.scalars)
@@ -96,7 +99,9 @@ def update(
 ) -> tuple[jax.Array, RowState]:
     adds = step.rule.additive and call.weights.dtype == jnp.float32
     if not (adds and _is_fused(call)):
-        return plain.update(call, cotangent, step, device=device)
+        return _row_additions.update(
+            call, step, functools.partial(_add_ways, call, cotangent, device), device=device
+        )
     tile = _Tile.of("update", _update_rule, call, device)
     rate = step.rate.astype(jnp.float32)
     factor = -rate if step.factor is None else -rate * step.factor.astype(jnp.float32)
@@ -113,6 +118,14 @@ def update(
         **tile.arguments,
     )
     return weights, step.state
+
+
+def _add_ways(
+    call: ScoredLut, dy: jax.Array, device: Device, addition: _row_additions.Addition
+) -> tuple[jax.Array, ...]:
+    rows = _weighted_rows.Reads.of(plain.ways_of(call), call.groups)
+    dy = plain.of_every_group(call, dy)
+    return _weighted_rows.weighted_add(call.weights, addition, rows, dy, device, call.accumulate)
 
 
 # ------------------------------------------------------------------------------------- calls

@@ -25,18 +25,24 @@ from lutjax.reads import Read
 _SHIFT = 6  # the least coefficient of an integer read is 2**-6
 
 
-def forward(call: ScoredLut, *, device: Device) -> jax.Array:
-    ways = _ways(call)[: call.read.valued]
+def forward(call: ScoredLut, *, device: Device, rows: Any = _weighted_rows) -> jax.Array:
+    """Return the output; `rows` has the functions of `_weighted_rows`, those of another platform for its rows."""
+    ways = ways_of(call)
     if call.weights.dtype == jnp.int8:
-        return _sum_of_integers(call, ways, device)
-    y = _weighted_rows.sum_rows(tables(call), ways, call.groups, device, call.accumulate)
+        return _sum_of_integers(call, ways, device, rows)
+    y = rows.sum_rows(tables(call), ways, call.groups, device, call.accumulate)
     if call.sum_groups:
         y = jnp.sum(y, 1, keepdims=True, dtype=y.dtype)
     return result(y, call.weights.dtype, call.accumulate)
 
 
 def backward(
-    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: ScoredLut,
+    cotangent: jax.Array,
+    needs: frozenset[str],
+    *,
+    device: Device,
+    rows: Any = _weighted_rows,
 ) -> dict[str, jax.Array]:
     if call.weights.dtype == jnp.int8:
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
@@ -44,16 +50,16 @@ def backward(
     keep = None if call.keep is None else call.keep.T
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep)
-    dy = _of_every_group(call, cotangent)
+    dy = of_every_group(call, cotangent)
     found = {}
     if "weights" in needs:
         zeros = zeros_varying(
             call.weights, call.weights.shape, addend_dtype(call.weights.dtype, call.accumulate)
         )
         ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
-        found["weights"] = _weighted_rows.add_rows(zeros, ways, dy, call.groups, device, call.accumulate)
+        found["weights"] = rows.add_rows(zeros, ways, dy, call.groups, device, call.accumulate)
     if needs - {"weights"}:
-        products = _weighted_rows.products(tables(call), index, dy, call.groups, device, call.accumulate)
+        products = rows.products(tables(call), index, dy, call.groups, device, call.accumulate)
         du, d_scalars, d_keep = of_coefficients(
             [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
         )
@@ -85,15 +91,13 @@ def update(
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(
-        call.weights, _ways(call)[: call.read.valued], _of_every_group(call, cotangent), call.groups
-    )
+    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent), call.groups)
 
 
-def _ways(call: ScoredLut) -> list[_weighted_rows.Way]:
-    """Row ids and coefficients of every way, ``[T, n]``."""
+def ways_of(call: ScoredLut) -> list[_weighted_rows.Way]:
+    """Return row ids and coefficients of every way that has values, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
-    ways = call.read.select(u, named(call.read, list(call.scalars)))
+    ways = call.read.select(u, named(call.read, list(call.scalars)))[: call.read.valued]
     return ways if call.keep is None else [(i, call.keep.T.astype(c.dtype) * c) for i, c in ways]
 
 
@@ -134,16 +138,18 @@ def tables(call: ScoredLut) -> jax.Array:
     return jnp.ldexp(_quantised.rounded(call.weights, call.exponents), scale).astype(call.weights.dtype)
 
 
-def _of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
-    """The cotangent of each group's output, ``[n, G, O]``."""
+def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
+    """Return the cotangent of each group's output, ``[n, G, O]``."""
     n, _, n_outputs = cotangent.shape
     return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))
 
 
-def _sum_of_integers(call: ScoredLut, ways: list[_weighted_rows.Way], device: Device) -> jax.Array:
+def _sum_of_integers(
+    call: ScoredLut, ways: list[_weighted_rows.Way], device: Device, rows: Any
+) -> jax.Array:
     """The sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
     shifted = [(i, in_units(c)) for i, c in ways]
-    total = _weighted_rows.sum_rows(call.weights, shifted, call.groups, device, None)
+    total = rows.sum_rows(call.weights, shifted, call.groups, device, None)
     unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, call.x.shape[0]).any(1).T
     return in_floats(call, total, unknown, ways[0][1].dtype)
 
