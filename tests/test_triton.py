@@ -383,7 +383,7 @@ def test_scored_reads_of_integers(parts, sum_groups):
     """The same integers as plain JAX, the same output as the form that is trained, NaN where an input is NaN."""
     read = reads.PowersOfTwo()
     x, weights, anchors, scalars = scored_arrays(read)
-    x = x.at[3, 0, 2].set(jnp.nan)
+    x = x.at[3, 0].set(jnp.nan)
     tables = lutjax.quantise_tables(weights, groups=2)
 
     def run(implementation, weights):
@@ -394,7 +394,7 @@ def test_scored_reads_of_integers(parts, sum_groups):
         actual, trained, expected = run("triton", tables), run("triton", weights), run("xla", tables)
     np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(actual, trained)
-    assert np.isnan(actual[3]).any()
+    assert np.isnan(actual[3, 0]).all()
     assert np.isfinite(actual).any()
 
 

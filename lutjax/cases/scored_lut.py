@@ -26,7 +26,6 @@ READS: tuple[reads.Read, ...] = (
 """Reads by the size ``read``; 0 is the default."""
 
 
-
 def _problem(sizes: Sizes) -> str | None:
     if sizes["detectors"] % sizes["groups"]:
         return f"{sizes['groups']} groups do not divide {sizes['detectors']} detectors"

@@ -26,7 +26,6 @@ import triton
 import triton.language as tl
 
 from lutjax import _quantised, reads
-from lutjax._compat import zeros_varying
 from lutjax._row_rules import RowState
 from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows
 from lutjax.kernels._triton._triton_launch import kernel, launch
@@ -83,7 +82,10 @@ def backward(
         ],
         zeroed=[where("x", n_inputs_of, n_inputs, n), where("weights", *call.weights.shape)],
         **tile.arguments,
-        **{f"OF_{name.upper()}": name in needs for name in ("x", "weights", "scalars", "keep")},
+        OF_X="x" in needs,
+        OF_WEIGHTS="weights" in needs,
+        OF_SCALARS="scalars" in needs,
+        OF_KEEP="keep" in needs,
     )
     found: dict[str, Callable[[], jax.Array]] = {
         "x": lambda: dx.transpose(2, 0, 1),
@@ -167,7 +169,7 @@ def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]
     if n_inputs_of > 1:
         group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
         ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
-    if _index(call) == jnp.int32:
+    if _index(call) == jnp.int32:  # the start of the input, not its number
         ends *= len(call.x)
     return (
         call.x.transpose(1, 2, 0),
@@ -256,6 +258,7 @@ class _Tile:
             "FIRST": first,
             "SECOND": second,
             "PIECES": 2 if second else 1,
+            "WHOLE": self.output_blocks == 1 and first + second == n_outputs,
             "BLOCKS": self.output_blocks,
             "DETECTORS": self.rows.detectors,
             "PARTS": self.parts,
@@ -272,6 +275,7 @@ class _Tile:
             "UNKNOWN": _UNKNOWN,
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if _index(call) == jnp.int32 else tl.int64,
+            "SCALED": _index(call) == jnp.int32,
         }
 
 
@@ -359,7 +363,7 @@ def _sums(
 def _differentiate(
     x, weights, ends, scalars, keep, exponents, dy, d_scalars, d_keep, dx, d_weights, c: tl.constexpr
 ):
-    sample, exists, block, part, group, first, last = _place(c)
+    sample, exists, block, _, group, first, last = _place(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
@@ -373,7 +377,7 @@ def _differentiate(
         # The ways in a loop: what is in registers for one is not there for the other.
         row, product, factor = index, tl.zeros((c.ROWS,), tl.float32), factors[0]
         previous = product
-        for k in range(c.WAYS):
+        for _way in range(c.WAYS):
             start = _start(t, row, c)
             if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
                 previous, product = product, tl.zeros((c.ROWS,), tl.float32)
@@ -386,7 +390,7 @@ def _differentiate(
             if c.OF_WEIGHTS:
                 _add(d_weights, start, factor, exists, cotangents, outputs, c)
             row, factor = index ^ flip, factors[1]
-        products = (previous, product) if c.WAYS == 2 else (product,)
+        products = (product, previous) if c.WAYS == 1 else (previous, product)
         if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
             here = t.to(c.INDEX) * c.n_samples + sample
             if c.OF_KEEP:
@@ -396,7 +400,8 @@ def _differentiate(
                 to = d_keep + block * c.n_tables * c.n_samples + here
                 tl.store(to, of_keep, mask=exists)
             if c.KEEP:
-                products = _times(products, tl.load(keep + here, mask=exists, other=0).to(tl.float32), c)
+                factor = tl.load(keep + here, mask=exists, other=0).to(tl.float32)
+                products = (products[0] * factor, products[1] * factor)
             if c.OF_X or c.OF_SCALARS:
                 of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
                 of_scalars = _plus(of_scalars, of_each)
@@ -410,7 +415,7 @@ def _differentiate(
 
 @kernel
 def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
-    sample, exists, block, part, group, first, last = _place(c)
+    sample, exists, block, _, group, first, last = _place(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
@@ -462,7 +467,7 @@ def _start(t, row, c: tl.constexpr):
 def _read(weights, start, output, c: tl.constexpr):
     """Tile of the outputs of rows, all of which exist."""
     at = weights + (start[:, None] + output[None, :])
-    if c.BLOCKS == 1 and c.FIRST + c.SECOND == c.n_outputs:
+    if c.WHOLE:
         return tl.load(at)
     else:
         return tl.load(at, mask=(output < c.n_outputs)[None, :], other=0)
@@ -508,10 +513,7 @@ def _one_by_one(value, c: tl.constexpr):
 @kernel
 def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
     """Tiles of the cotangent of the outputs."""
-    if c.SUM_GROUPS:
-        start = sample * c.n_outputs
-    else:
-        start = (sample * c.n_groups + group) * c.n_outputs
+    start = (sample if c.SUM_GROUPS else sample * c.n_groups + group) * c.n_outputs
     found = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
         found += (_read_some(dy, start, exists, outputs[p], c).to(tl.float32),)
@@ -525,7 +527,7 @@ def _add(total, start, factor, exists, cotangents, outputs, c: tl.constexpr):
     for p in tl.static_range(c.PIECES):
         to = total + (start[:, None] + outputs[p][None, :])
         mask = adds[:, None]
-        if not (c.BLOCKS == 1 and c.FIRST + c.SECOND == c.n_outputs):
+        if not c.WHOLE:
             mask = mask & (outputs[p] < c.n_outputs)[None, :]
         tl.atomic_add(to, factor[:, None] * cotangents[p], mask=mask, sem="relaxed")
 
@@ -597,8 +599,8 @@ def _input(x, end, sample, exists, c: tl.constexpr):
 @kernel
 def _offset(end, c: tl.constexpr):
     """Start of an input, whose samples follow."""
-    if c.INDEX == tl.int32:
-        return tl.load(end)  # multiplied already
+    if c.SCALED:
+        return tl.load(end)
     else:
         return tl.load(end).to(tl.int64) * c.n_samples
 
@@ -685,14 +687,6 @@ def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constex
     main = tl.where(known, tl.where(exists, main, 0.0), nan)
     other = tl.where(known, tl.where(exists & (q <= 3), other, 0.0), nan)
     return main, other, share, score, logs, discount, ratios[0], ratios[1]
-
-
-@kernel
-def _times(products, factor, c: tl.constexpr):
-    if c.WAYS == 1:
-        return (products[0] * factor,)
-    else:
-        return products[0] * factor, products[1] * factor
 
 
 @kernel

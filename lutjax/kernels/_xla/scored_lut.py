@@ -144,9 +144,7 @@ def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
     return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))
 
 
-def _sum_of_integers(
-    call: ScoredLut, ways: list[_weighted_rows.Way], device: Device, rows: Any
-) -> jax.Array:
+def _sum_of_integers(call: ScoredLut, ways: list[_weighted_rows.Way], device: Device, rows: Any) -> jax.Array:
     """The sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
     shifted = [(i, in_units(c)) for i, c in ways]
     total = rows.sum_rows(call.weights, shifted, call.groups, device, None)
