@@ -50,7 +50,7 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     shape = (tile.parts, len(call.x), call.groups, call.weights.shape[2])
     (sums,) = launch(
         _sum_rows,
-        *_inputs(call),
+        *_inputs(tile),
         outputs=[jax.ShapeDtypeStruct(shape, jnp.int32 if in_parts else part)],
         **tile.arguments,
         IN_PARTS=in_parts,
@@ -74,7 +74,7 @@ def backward(
 
     d_scalars, d_keep, dx, d_weights = launch(
         _differentiate,
-        *_inputs(call),
+        *_inputs(tile),
         cotangent,
         outputs=[
             where("scalars", max(n_scalars, 1), tile.programs),
@@ -104,10 +104,10 @@ def update(
         return _row_additions.update(
             call, step, functools.partial(_add_ways, call, cotangent, device), device=device
         )
-    tile = _Tile.of("update", _update_rule, call, device)
+    tile = _Tile.of("update", _backward_rule, call, device)
     rate = step.rate.astype(jnp.float32)
     factor = -rate if step.factor is None else -rate * step.factor.astype(jnp.float32)
-    x, _, ends, scalars, keep, _ = _inputs(call, reads_tables=False)
+    x, _, ends, scalars, keep, _ = _inputs(tile, reads_tables=False)
     (weights,) = launch(
         _add_rows,
         x,
@@ -159,8 +159,9 @@ def _is_fused(call: ScoredLut) -> bool:
     return _formula(call.read) is not None and call.accumulate is None and not wide
 
 
-def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]:
+def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
     """Return the arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
+    call = tile.call
     n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
     if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
         weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
@@ -169,7 +170,7 @@ def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]
     if n_inputs_of > 1:
         group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
         ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
-    if _index(call) == jnp.int32:  # the start of the input, not its number
+    if tile.in_int32:  # the start of the input, not its number
         ends *= len(call.x)
     return (
         call.x.transpose(1, 2, 0),
@@ -179,13 +180,6 @@ def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]
         nothing if call.keep is None else call.keep.T,
         nothing if call.exponents is None else call.exponents,
     )
-
-
-def _index(call: ScoredLut) -> Any:
-    """Dtype that counts the elements of every array."""
-    n, n_outputs = len(call.x), call.weights.shape[2]
-    sizes = call.x.size, call.weights.size, len(call.weights) * n * triton.cdiv(max(n_outputs, 1), _OUTPUTS)
-    return jnp.int32 if max(*sizes, n * call.groups * n_outputs) < 2**31 else jnp.int64
 
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
@@ -221,12 +215,32 @@ class _Tile:
         return self.rows.detector_blocks
 
     @property
+    def pieces(self) -> tuple[int, int]:
+        """Sizes of the one or two tiles of outputs that a program has, the second smaller than the first; 0: there is none."""
+        first, n_outputs = self.rows.outputs, self.rows.n_outputs
+        rest = triton.next_power_of_2(max(n_outputs - first, 1))
+        return first, rest if first < n_outputs and rest < first else 0
+
+    @property
     def output_blocks(self) -> int:
-        return self.rows.output_blocks
+        return 1 if self.pieces[1] else self.rows.output_blocks
 
     @property
     def programs(self) -> int:
-        return self.rows.programs * self.call.groups
+        return (
+            triton.cdiv(self.rows.n_reads, self.rows.rows)
+            * self.output_blocks
+            * self.parts
+            * self.call.groups
+        )
+
+    @property
+    def in_int32(self) -> bool:
+        """Whether int32 counts the elements of every array."""
+        call, n = self.call, len(self.call.x)
+        n_tables, _, n_outputs = call.weights.shape
+        sizes = call.x.size, call.weights.size, self.output_blocks * n_tables * n, n * call.groups * n_outputs
+        return self.parts * max(sizes) < 2**31
 
     @property
     def in_integers(self) -> bool:
@@ -239,7 +253,7 @@ class _Tile:
         call, formula = self.call, _formula(self.call.read)
         assert formula is not None
         n_tables, n_rows, n_outputs = call.weights.shape
-        first, second = _pieces(n_outputs) if self.output_blocks == 1 else (self.rows.outputs, 0)
+        first, second = self.pieces
         return {
             "programs": self.programs if call.weights.size else 0,
             "device": self.rows.device,
@@ -274,40 +288,35 @@ class _Tile:
             "SHIFT": -_SHIFT,
             "UNKNOWN": _UNKNOWN,
             "SUM_GROUPS": call.sum_groups,
-            "INDEX": tl.int32 if _index(call) == jnp.int32 else tl.int64,
-            "SCALED": _index(call) == jnp.int32,
+            "INDEX": tl.int32 if self.in_int32 else tl.int64,
+            "SCALED": self.in_int32,
         }
 
 
-def _pieces(n: int) -> tuple[int, int]:
-    """Return the sizes of one or two tiles that hold `n` outputs with little room left; 0: there is no second."""
-    whole = triton.next_power_of_2(n)
-    first = whole // 2
-    second = triton.next_power_of_2(max(n - first, 1))
-    return (whole, 0) if n <= 8 or second == first else (first, second)
-
-
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, rows=32, enough=4096, most=sizes["detectors"])
+    # Two tiles leave less room unused than one.
+    return _rule(sizes, _first_of_two(sizes["outputs"]), enough=4096, most=sizes["detectors"])
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, rows=32, enough=8192, most=32)
+    return _rule(sizes, triton.next_power_of_2(max(sizes["outputs"], 1)), enough=8192, most=32)
 
 
-def _update_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, rows=32, enough=8192, most=32)
+def _first_of_two(n: int) -> int:
+    """Return the first of two powers of two that hold `n` together where one would be larger than both, or one that holds `n`."""
+    whole = triton.next_power_of_2(max(n, 1))
+    return whole // 2 if 8 < n <= whole * 3 // 4 else whole
 
 
 _OUTPUTS = 128  # of one program
 
 
-def _rule(sizes: Sizes, rows: int, enough: int, most: int) -> Launch:
-    """Return tiles of so many rows, and parts of the tables such that there are enough programs."""
-    outputs = min(triton.next_power_of_2(max(sizes["outputs"], 1)), _OUTPUTS)
-    programs = triton.cdiv(sizes["samples"], rows) * sizes["groups"] * triton.cdiv(sizes["outputs"], outputs)
+def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
+    """Return tiles of 32 samples, and parts of the tables such that there are enough programs."""
+    outputs = min(outputs, _OUTPUTS)
+    programs = triton.cdiv(sizes["samples"], 32) * sizes["groups"] * max(sizes["outputs"] // outputs, 1)
     detectors = _row_tiles.split(programs, sizes["detectors"], enough)
-    return Launch(rows, outputs, min(detectors, most), warps=max(rows * outputs // 2048, 1))
+    return Launch(32, outputs, min(detectors, most), warps=max(outputs // 64, 1))
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -352,10 +361,10 @@ def _sums(
         factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
         if c.INTEGERS or c.ONES:
             unknown |= (factors[0] != factors[0]).to(tl.int32)
-        row = index
-        for k in tl.static_range(1 if c.HARD else c.WAYS):
-            totals = _plus_row(totals, weights, _start(t, row, c), factors[k], outputs, SKIP, c)
-            row = index ^ flip
+        row, factor = index, factors[0]
+        for _way in range(1 if c.HARD else c.WAYS):
+            totals = _plus_row(totals, weights, _start(t, row, c), factor, outputs, SKIP, c)
+            row, factor = index ^ flip, factors[1]
     return totals, unknown
 
 
@@ -369,28 +378,27 @@ def _differentiate(
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
-    for t in range(first, last):
+    for i in range(first, last):
+        t = _rotated(i, first, last)
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
-        # The ways in a loop: what is in registers for one is not there for the other.
-        row, product, factor = index, tl.zeros((c.ROWS,), tl.float32), factors[0]
-        previous = product
-        for _way in range(c.WAYS):
+        # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
+        # does not change if it ends as another began: so each has a value of its own.
+        row, factor = index, factors[0]
+        main, other = tl.zeros((c.ROWS,), tl.float32), tl.zeros((c.ROWS,), tl.float32)
+        for way in range(c.WAYS):
             start = _start(t, row, c)
             if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
-                previous, product = product, tl.zeros((c.ROWS,), tl.float32)
-                for p in tl.static_range(c.PIECES):
-                    value = _read(weights, start, outputs[p], c).to(tl.float32)
-                    if c.ROUNDED:
-                        value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
-                    product += tl.sum(value * cotangents[p], 1)
-                product = _one_by_one(product, c)
+                other = _product(weights, start, exponents, group, cotangents, outputs, c)
+                main = tl.where(way == 0, other, main)
             if c.OF_WEIGHTS:
+                if c.HARD:
+                    factor = tl.where(way == 0, factor, 0.0)
                 _add(d_weights, start, factor, exists, cotangents, outputs, c)
             row, factor = index ^ flip, factors[1]
-        products = (product, previous) if c.WAYS == 1 else (previous, product)
+        products = (main, other)
         if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
             here = t.to(c.INDEX) * c.n_samples + sample
             if c.OF_KEEP:
@@ -420,14 +428,15 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
     rate = tl.load(step)
-    for t in range(first, last):
+    for i in range(first, last):
+        t = _rotated(i, first, last)
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
-        row = index
-        for k in tl.static_range(1 if c.HARD else c.WAYS):
-            _add(total, _start(t, row, c), rate * factors[k], exists, cotangents, outputs, c)
-            row = index ^ flip
+        row, factor = index, factors[0]
+        for _way in range(1 if c.HARD else c.WAYS):
+            _add(total, _start(t, row, c), rate * factor, exists, cotangents, outputs, c)
+            row, factor = index ^ flip, factors[1]
 
 
 # ------------------------------------------------------------------------------------- places
@@ -444,6 +453,12 @@ def _place(c: tl.constexpr):
     first = (rest // c.PARTS) * c.n_each + (rest % c.PARTS) * c.DETECTORS
     last = tl.minimum(first + c.DETECTORS, (rest // c.PARTS + 1) * c.n_each)
     return sample.to(c.INDEX), exists, block, part, group, first, last
+
+
+@kernel
+def _rotated(i, first, last):
+    """The tables in another order in each program: not all add to the same rows at the same time."""
+    return first + (i - first + tl.program_id(0)) % (last - first)
 
 
 @kernel
@@ -505,9 +520,16 @@ def _in_units(coefficient, c: tl.constexpr):
 
 
 @kernel
-def _one_by_one(value, c: tl.constexpr):
-    """The same values of the samples, one in each thread: a sum over a tile leaves several there, and each in many threads."""
-    return tl.gather(value, tl.arange(0, c.ROWS), 0)
+def _product(weights, start, exponents, group, cotangents, outputs, c: tl.constexpr):
+    """Products of rows with the cotangents of the outputs."""
+    total = tl.zeros((c.ROWS,), tl.float32)
+    for p in tl.static_range(c.PIECES):
+        value = _read(weights, start, outputs[p], c).to(tl.float32)
+        if c.ROUNDED:
+            value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+        total += tl.sum(value * cotangents[p], 1)
+    # A sum over a tile lies in threads as the tile does, several in each and each in many: bring one to each.
+    return tl.gather(total, tl.arange(0, c.ROWS), 0)
 
 
 @kernel
