@@ -595,6 +595,20 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
     assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
 
 
+@pytest.mark.usefixtures("kernel_cache")
+def test_products_of_both_ways_leave_their_loop(launches):
+    """Triton leaves a variable out of a loop if it ends with the value that another began with; Python does not."""
+    run_on(GPUS[90], testing.case("scored_lut", "split"))
+    ((types, common),) = (
+        (types, common)
+        for (kernel, types), common in launches.items()
+        if kernel.fn.__name__ == "_differentiate"
+    )
+    ir = compiled(common, types, 90).asm["ttir"]
+    (carried,) = re.findall(r"scf.for %way = .* iter_args\(([^)]*)\)", ir)
+    assert {"%main", "%other"} <= set(re.findall(r"%[a-z]+", carried))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "dtype", "accumulate"),
