@@ -228,7 +228,7 @@ class _Tile:
     @property
     def programs(self) -> int:
         return (
-            triton.cdiv(self.rows.n_reads, self.rows.rows)
+            triton.cdiv(self.rows.n_reads, self.rows.how.rows)
             * self.output_blocks
             * self.parts
             * self.call.groups
@@ -268,7 +268,8 @@ class _Tile:
             "n_ends": 2 if call.anchors.ndim == 3 else 1,
             "n_scalars": len(call.scalars),
             "n_programs": self.programs,
-            "ROWS": self.rows.rows,
+            # Also of fewer samples: a thread with none is better than several with the same.
+            "ROWS": self.rows.how.rows,
             "FIRST": first,
             "SECOND": second,
             "PIECES": 2 if second else 1,
