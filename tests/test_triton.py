@@ -380,7 +380,7 @@ def test_scored_reads_of_any_input(read):
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.usefixtures("interpreted")
 def test_scored_reads_of_integers(parts, sum_groups):
-    """The same integers as plain JAX, the same output as the form that is trained, NaN where an input is NaN."""
+    """Outputs are those of plain JAX and of the form that is trained, to the last bit; NaN where an input is NaN."""
     read = reads.PowersOfTwo()
     x, weights, anchors, scalars = scored_arrays(read)
     x = x.at[3, 0].set(jnp.nan)

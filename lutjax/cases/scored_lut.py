@@ -118,7 +118,8 @@ class ScoredTraffic:
     Attributes:
       table: shape of the tables. uses: reads of a table in one way.
       ways, valued: numbers of ways that a read has, and of those that have values.
-      numbers_in, numbers_out: numbers of inputs and outputs. ids: of compared inputs.
+      numbers_in: numbers that have a cotangent, beside the tables: inputs and scalars.
+      numbers_out: numbers of the output. ids: of compared inputs.
       in_bytes: rows are read as int8.
     """
 
@@ -163,7 +164,7 @@ def traffic(s: Sizes) -> ScoredTraffic:
         uses=s["batch"] * s["detectors"],
         ways=ways,
         valued=ways if read.valued is None else read.valued,
-        numbers_in=per_group * s["inputs"],
+        numbers_in=per_group * s["inputs"] + len(read.initial()),
         numbers_out=per_group * s["outputs"],
         ids=2 * s["detectors"] * s["bits"],
         in_bytes=read.rounds_tables,

@@ -236,7 +236,7 @@ class _Tile:
 
     @property
     def in_int32(self) -> bool:
-        """Whether int32 counts the elements of every array."""
+        """True if int32 counts the elements of every array."""
         call, n = self.call, len(self.call.x)
         n_tables, _, n_outputs = call.weights.shape
         sizes = call.x.size, call.weights.size, self.output_blocks * n_tables * n, n * call.groups * n_outputs
@@ -244,7 +244,7 @@ class _Tile:
 
     @property
     def in_integers(self) -> bool:
-        """Whether sums are of integers."""
+        """True if sums are of integers."""
         return self.call.exponents is not None and self.call.keep is None
 
     @property
@@ -474,7 +474,7 @@ def _outputs(block, c: tl.constexpr):
 
 @kernel
 def _start(t, row, c: tl.constexpr):
-    """Where a row of a table starts."""
+    """Start of a row."""
     return (t.to(c.INDEX) * c.n_rows + row) * c.n_outputs
 
 
