@@ -139,6 +139,11 @@ class _Formula:
     ways: int = 2
     hard: bool = False
 
+    @property
+    def valued(self) -> int:
+        """Number of ways that have values."""
+        return 1 if self.hard else self.ways
+
 
 def _formula(read: reads.Read) -> _Formula | None:
     """Return the formula of a read of lutjax; None of another, also of one that is derived from them."""
@@ -205,7 +210,11 @@ class _Tile:
     def of(cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device) -> "_Tile":
         n_tables, _, n_outputs = call.weights.shape
         n, each = len(call.x), n_tables // call.groups
-        sizes = _row_tiles.sizes(call.weights, samples=n, detectors=each, groups=call.groups)
+        formula = _formula(call.read)
+        assert formula is not None
+        sizes = _row_tiles.sizes(
+            call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
+        )
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
         return cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
 
@@ -284,7 +293,7 @@ class _Tile:
             "KEEP": call.keep is not None,
             "ROUNDED": call.exponents is not None,
             "INTEGERS": self.in_integers,
-            "ONES": formula.hard and call.keep is None,
+            "ROTATED": formula.valued == 2,
             "SUM": tl.int32 if self.in_integers else tl.float32,
             "SHIFT": -_SHIFT,
             "UNKNOWN": _UNKNOWN,
@@ -300,7 +309,11 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, triton.next_power_of_2(max(sizes["outputs"], 1)), enough=8192, most=32)
+    # Of one tile a row is added to in fewer pieces; with one addition to a table, reading counts more.
+    outputs = triton.next_power_of_2(max(sizes["outputs"], 1))
+    if sizes["ways"] == 1:
+        outputs = _first_of_two(sizes["outputs"])
+    return _rule(sizes, outputs, enough=8192, most=32)
 
 
 def _first_of_two(n: int) -> int:
@@ -326,8 +339,8 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
     sample, exists, block, part, group, first, last = _place(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
-    totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, False, c)
-    if not (c.INTEGERS or c.ONES):
+    totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, c.HARD, c)
+    if not (c.INTEGERS or c.HARD):
         # Rows were read whatever their coefficients: if that made a number of none, those of 0 are left out.
         strange = tl.zeros((c.ROWS,), tl.int32)
         for p in tl.static_range(c.PIECES):
@@ -341,7 +354,7 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
             total = total.to(tl.float32) * _scales(exponents, group, outputs[p], c.SHIFT, c)[None, :]
         elif c.ROUNDED and not c.INTEGERS:
             total *= _scales(exponents, group, outputs[p], 0, c)[None, :]
-        if c.INTEGERS or c.ONES:
+        if c.INTEGERS:
             total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
         mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
         tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
@@ -351,7 +364,7 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
 def _sums(
     x, weights, ends, keep, first, last, sample, exists, outputs, s, SKIP: tl.constexpr, c: tl.constexpr
 ):
-    """Weighted sums of rows, and whether a sum of ones or of integers is not a number; SKIP: leave out coefficients of 0."""
+    """Weighted sums of rows, and whether a sum of integers is not a number; SKIP: leave out coefficients of 0."""
     totals = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
         totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
@@ -360,7 +373,7 @@ def _sums(
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
-        if c.INTEGERS or c.ONES:
+        if c.INTEGERS:
             unknown |= (factors[0] != factors[0]).to(tl.int32)
         row, factor = index, factors[0]
         for _way in range(1 if c.HARD else c.WAYS):
@@ -380,7 +393,7 @@ def _differentiate(
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
     for i in range(first, last):
-        t = _rotated(i, first, last)
+        t = _rotated(i, first, last) if c.ROTATED else i
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
@@ -430,7 +443,7 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
     rate = tl.load(step)
     for i in range(first, last):
-        t = _rotated(i, first, last)
+        t = _rotated(i, first, last) if c.ROTATED else i
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
@@ -458,7 +471,10 @@ def _place(c: tl.constexpr):
 
 @kernel
 def _rotated(i, first, last):
-    """The tables in another order in each program: not all add to the same rows at the same time."""
+    """The tables in an order of its own in each program: not all add to the same rows at the same time.
+
+    Nor do they read the same rows then: with one addition to a table that costs more than it saves.
+    """
     return first + (i - first + tl.program_id(0)) % (last - first)
 
 
@@ -501,9 +517,7 @@ def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl
     """Sums plus rows times a factor."""
     sums = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        if c.ONES:
-            sums += (totals[p] + _read(weights, start, outputs[p], c).to(tl.float32),)
-        elif c.INTEGERS:
+        if c.INTEGERS:
             units = _in_units(factor, c)
             sums += (totals[p] + units[:, None] * _read_some(weights, start, units != 0, outputs[p], c),)
         elif SKIP:
