@@ -29,6 +29,14 @@ CASES = {
         "lookup",
         {"batch": 4096, "detectors": 16, "bits": 10, "outputs": 256},
     ),
+    "weighted_lookup 4096 x 16 x 2, 64 rows, 128 outputs": (
+        "weighted_lookup",
+        {"batch": 4096, "detectors": 16, "ways": 2, "rows": 64, "outputs": 128},
+    ),
+    "scored_lut 2048 x 8 x 16, 8 bits, 48 outputs": (
+        "scored_lut",
+        {"batch": 2048, "groups": 8, "detectors": 128, "bits": 8, "inputs": 48, "outputs": 48},
+    ),
     "lookup_attention 128 x 32 x 64, 6 + 6 + 4 bits, 32 outputs": (
         "lookup_attention",
         {"batch": 128, "queries": 32, "detectors": 64, "bits": 6, "position_bits": 4, "outputs": 32},

@@ -43,14 +43,14 @@ _READERS = {"lm": "lm_runs", "digits": "classifier", "ca": "automaton"}
 def load(folder: str | os.PathLike[str]) -> Any:
     """Return the model of a run of ``lutjax train lm``, ``digits`` or ``ca``, ready to call.
 
-    The model is that of the latest checkpoint, of an automaton the best one so far, and it is in the mode for evaluation
-    (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.
+    The model is that of the latest checkpoint, or the best one so far where a run keeps one (automata, ``--select-every``).
+    It is in the mode for evaluation (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.
 
     Args:
       folder: of the run, what ``lutjax train`` got as ``--out``.
 
     Returns:
-      A `lutjax.models.LUTTransformer`, `LogicClassifier` or `LogicCA`. Its attribute `record` says what decides the run
+      A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier` or `LogicCA`. Its attribute `record` says what decides the run
       (``model.record.training``), what was measured (``model.record.history``) and how many steps were done
       (``model.record.steps``).
 

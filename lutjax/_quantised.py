@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Int, Int8
 
 from lutjax._dtypes import accumulator
@@ -38,18 +39,26 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
     A largest entry that is a power of two does not fit: it is clamped.
     """
     weights = jax.lax.stop_gradient(weights)
-    n_tables, n_rows, n_outputs = weights.shape
-    each = jnp.abs(weights).reshape(groups, n_tables // groups * n_rows, n_outputs)
-    most = jnp.max(each, axis=1, initial=0).astype(accumulator(weights.dtype))
+    most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0).astype(accumulator(weights.dtype))
     # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), but for powers of two, where it is e - 1.
     f, e = jnp.frexp(jnp.maximum(most, _TINY))
     return (jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)).astype(jnp.int32)
 
 
+def in_groups(weights: jax.Array, groups: int) -> jax.Array:
+    """Return the rows of all tables of each group, ``[T, R, O]`` -> ``[G, T / G * R, O]``."""
+    n_tables, n_rows, n_outputs = weights.shape
+    return weights.reshape(groups, n_tables // groups * n_rows, n_outputs)
+
+
+def power(exponents: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return ``2.0**exponents``, exactly: products with it round nothing."""
+    return jnp.ldexp(jnp.ones((), dtype), exponents)
+
+
 def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
     """Return tables in units of their scale, whole numbers that fit int8, in the accumulator's dtype."""
     weights = weights.astype(accumulator(weights.dtype))
-    grouped = weights.reshape(exponents.shape[0], -1, weights.shape[-1])
-    scaled = jnp.ldexp(grouped, -exponents[:, None])
+    scaled = in_groups(weights, exponents.shape[0]) * power(-exponents[:, None], weights.dtype)
     half = 2 ** (_BITS - 1)
     return jnp.clip(jnp.floor(scaled + 0.5), -half, half - 1).reshape(weights.shape)

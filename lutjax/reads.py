@@ -80,7 +80,7 @@ class Read(abc.ABC):
 
     @property
     def rounds_tables(self) -> bool:
-        """Whether tables are rounded to int8 as they are read; see `lutjax.quantise_tables`."""
+        """True where tables are rounded to int8 as they are read; see `lutjax.quantise_tables`."""
         return False
 
     def __call__(
@@ -334,8 +334,12 @@ def _score_terms(u: Sequence[jax.Array], scalars: Scalars) -> tuple[jax.Array, j
     """The sum of the distances, and that of the logarithms of their sigmoids."""
     distances = [absolute(margin) for margin in u]
     beta = jnp.exp(scalars["log_beta"])
-    logs = [jax.nn.log_sigmoid(beta * m) for m in distances]
-    return sum(distances[1:], distances[0]), sum(logs[1:], logs[0])
+    # One logarithm: -log of the product of all 1 + exp(-beta m), of which 1 is left out to keep its digits.
+    product = jnp.zeros_like(distances[0])
+    for m in distances:
+        power = jnp.exp(-beta * m)
+        product += power * (1 + product)
+    return sum(distances[1:], distances[0]), -jnp.log1p(product)
 
 
 def _rounded(x: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lutjax
+from lutjax import reads
 from lutjax.training import tables
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
@@ -25,6 +26,16 @@ def recorded():
     return cases
 
 
+SCORED = sorted(path.stem for path in FOLDER.glob("scored_*.npz") if path.stem != "scored_cell_tv")
+READS = {
+    "gen1_soft": reads.Blend(),
+    "gen2_soft": reads.SoftSign(),
+    "gen3_n1": reads.Confidence(ways=1),
+    "gen3_n2": reads.Confidence(ways=2),
+    "p2_int8_n2": reads.PowersOfTwo(ways=2),
+}
+
+
 def close(name, actual, expected, tolerance):
     np.testing.assert_allclose(
         np.asarray(actual, np.float64), expected, rtol=tolerance, atol=tolerance, err_msg=name
@@ -32,8 +43,9 @@ def close(name, actual, expected, tolerance):
 
 
 def test_all_are_here():
-    assert len(list(FOLDER.glob("*.npz"))) == 22
+    assert len(list(FOLDER.glob("*.npz"))) == 29
     assert len(recorded()) == 18
+    assert len(SCORED) == 6
 
 
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=["ops", "reference"])
@@ -132,3 +144,49 @@ def _sparse(module, z, x, anchors, epsilon, tolerance):
     close("y", y, z["y"], tolerance)
     close("x_grad", gradients["x"], z["x_grad"], tolerance)
     close("edge_grad", dweights[source, slot], z["edge_grad"], tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [*((name, lutjax) for name in SCORED), ("scored_gen3_n2_ties_dropout", lutjax.reference)],
+)
+def test_scored(name, module):
+    with np.load(FOLDER / f"{name}.npz") as z, jax.enable_x64(True):
+        of_groups = np.asarray(z["weights"], np.float64)
+        groups, each = of_groups.shape[:2]
+        anchors = z["anchors"].reshape(groups * each, *z["anchors"].shape[2:])
+        keep = jnp.asarray(z["keep"], jnp.float64).reshape(len(z["z"]), -1) if "keep" in z else None
+        n_outputs = int(z["h_out"])
+        of_scalars = {key: float(z[key]) for key in z.files if key.startswith("scalar_")}
+        arguments = {
+            "dz": jnp.asarray(z["z"], jnp.float64),
+            "dweights": jnp.asarray(of_groups.reshape(groups * each, *of_groups.shape[2:])),
+            **{key.removeprefix("scalar_"): jnp.float64(value) for key, value in of_scalars.items()},
+        }
+
+        def op(a):
+            scalars = {key: value for key, value in a.items() if key.startswith("log_")}
+            return module.scored_lut(
+                a["dz"],
+                a["dweights"],
+                anchors,
+                scalars,
+                read=READS[str(z["read"])],
+                groups=groups,
+                sum_groups=n_outputs != groups,
+                keep=keep,
+            )
+
+        y, pullback = jax.vjp(op, arguments)
+        close("y", y, z["y"], 1e-10)
+        (found,) = pullback(jnp.asarray(z["dy"], jnp.float64))
+        for key, value in found.items():
+            close(key, value.reshape(z[f"grad_{key}"].shape), z[f"grad_{key}"], 1e-9)
+
+
+def test_cell_total_variation():
+    with np.load(FOLDER / "scored_cell_tv.npz") as z:
+        weights = jnp.asarray(z["weights"]).reshape(-1, *z["weights"].shape[2:])
+        value, gradient = jax.value_and_grad(lutjax.cell_total_variation)(weights)
+        close("value", value, z["value"], 1e-5)
+        close("gradient", gradient.reshape(z["grad"].shape), z["grad"], 1e-5)

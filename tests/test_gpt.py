@@ -9,11 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from flax import nnx
 
 from lutjax.models import GPT, GPTConfig
 
-SMALL = GPTConfig(vocab_size=11, features=8, context=6, n_layers=2, n_heads=2)
+SMALL = GPTConfig(
+    vocab_size=11,
+    features=8,
+    context=6,
+    n_layers=2,
+    n_heads=2,
+    feed_forward="dense",
+    lut_heads=2,
+    lut_tables=3,
+    lut_bits=3,
+)
+TABLES: dict[str, Any] = {"feed_forward": "projection_lut", "n_layers": 1}
 
 
 def model_of(seed: int = 0, **changes: Any) -> GPT:
@@ -77,14 +89,16 @@ def test_definition():
     np.testing.assert_allclose(logits_of(model, tokens[0, :5]), want[0, :5], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_decoding_in_chunks_equals_full_pass(dtype):
-    model, tokens = model_of(dtype=dtype), tokens_of(2, 14)
+@pytest.mark.parametrize(
+    "changes", [{}, slow({"dtype": "bfloat16"}), TABLES], ids=["dense", "bfloat16", "projection_lut"]
+)
+def test_decoding_in_chunks_equals_full_pass(changes):
+    model, tokens = model_of(**changes), tokens_of(2, 14)
     want = logits_of(model, tokens)
     model.init_cache((2,))
     decode = nnx.jit(lambda model, tokens: model(tokens, deterministic=True, decode=True))
     got = [decode(model, tokens[:, i:j]) for i, j in ((0, 8), (8, 9), (9, 14))]
-    tolerance = 1e-5 if dtype == "float32" else 0.05
+    tolerance = 0.05 if "dtype" in changes else 1e-5
     np.testing.assert_allclose(
         jnp.concatenate(got, 1), want, rtol=tolerance, atol=tolerance * float(np.abs(want).max())
     )
@@ -131,11 +145,11 @@ def test_remat_and_dropout_change_no_more_than_they_should():
     assert all(np.any(a != 0) for a in jax.tree.leaves(kept[1]))
     model = model_of(dropout=0.5)
     model.eval()
-    np.testing.assert_array_equal(model(tokens), logits_of(model_of(), tokens))
+    np.testing.assert_array_equal(model(tokens), model_of()(tokens, deterministic=True))
 
 
 def test_initial_values():
-    config = GPTConfig(features=64, n_layers=8)
+    config = GPTConfig(features=64, n_layers=8, feed_forward="dense")
     model = nnx.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
     block = model.layers[0]
     for layer, deviation in (
@@ -151,8 +165,30 @@ def test_initial_values():
     assert count == 2 * 256 * 64 + 64 + 8 * (12 * 64 * 64 + 7 * 64)
 
 
+def test_new_tables_add_nothing():
+    model, tokens = GPT(dataclasses.replace(SMALL, **TABLES), rngs=nnx.Rngs(0)), tokens_of(2, 6)
+    layer = model.layers[0].feed_forward
+    assert layer.weights.shape == (2 * 3, 2**3, 4)
+    want = logits_of(model, tokens)
+    layer.weights[...] = layer.weights[...] + 1
+    np.testing.assert_array_equal(logits_of(model, tokens), want)
+    layer.decompress_kernel[...] = layer.decompress_kernel[...] + 1
+    assert np.any(logits_of(model, tokens) != want)
+
+
+def test_dropout_of_tables_needs_a_key_and_keeps_no_state():
+    model, tokens = model_of(**TABLES, table_dropout=0.5), tokens_of(2, 6)
+    assert not jax.tree.leaves(nnx.state(model, nnx.RngState))
+    with pytest.raises(ValueError, match=r"table_dropout is 0.5, which needs rngs"):
+        model(tokens)
+    one, other = (model(tokens, rngs=jax.random.key(seed)) for seed in (0, 1))
+    assert np.any(one != other)
+    model.eval()
+    np.testing.assert_array_equal(model(tokens), model_of(**TABLES)(tokens, deterministic=True))
+
+
 def test_config_as_json():
-    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=True)
+    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=True, read="hard")
     assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
@@ -165,6 +201,9 @@ def test_config_as_json():
         ({"feed_forward": "sparse"}, "feed_forward is 'sparse'; expected one of"),
         ({"dtype": "int8"}, "dtype is 'int8'; expected one of"),
         ({"dropout": 1.0}, "dropout is 1.0; it is a rate"),
+        ({"read": "sure"}, "read is 'sure'; expected one of"),
+        ({"lut_bits": 31}, "bits is 31"),
+        ({"table_dropout": -0.5}, "table_dropout is -0.5"),
     ],
 )
 def test_impossible_configs(changes, message):

@@ -108,6 +108,27 @@ def test_variables_drawn(name):
             assert np.all(ordered[..., 1:] > ordered[..., :-1]), "targets of a row must differ"
 
 
+GROUPED = {
+    "lut": Case("LUT", {"n_detectors": 6, "n_anchors": 2, "groups": 2}, (9, 8)),
+    "sparse": Case("SparseLUT", {"n_detectors": 6, "n_anchors": 2, "groups": 2, "n_targets": 2}, (9, 8)),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_layers_side_by_side(name):
+    case = GROUPED[name]
+    arrays, x = variables_of(case), inputs_of(case)
+    options = {**case.options, "groups": None, "n_detectors": 3}
+    one = Case(case.layer, options, (9, 4), (4, 3)).spec
+    halves = [{n: a[3 * g : 3 * g + 3] for n, a in arrays.items()} for g in range(2)]
+    want = [jax.jit(one)(half, x[:, 4 * g : 4 * g + 4]) for g, half in enumerate(halves)]
+    layer = nnx_layer(case, arrays)
+    np.testing.assert_array_equal(run(layer, x), jnp.concatenate(want, -1))
+    layer.check()
+    assert (layer.out_features, layer.spec.n_inputs, layer.spec.n_outputs) == (6, 4, 3)
+    assert nnx_layer(case).anchors[...].max() < 4
+
+
 @nnx.jit
 def run(layer: Any, *inputs: Any, **options: Any) -> jax.Array:
     return layer(*inputs, **options)
@@ -341,6 +362,12 @@ IMPOSSIBLE = {
     "half an anchor": ("LUT", {"n_anchors": -1}, "LUT: n_anchors is -1; it must be at least 0"),
     "one input": ("LUT", {"in_features": 1}, "LUT: in_features is 1; .* at least 2"),
     "too many rows": ("LUTAttention", {"n_anchors": 16}, r"LUTAttention: n_anchors is 16, .* 2\*\*32 rows"),
+    "groups": ("LUT", {"groups": 5}, "LUT: groups is 5; it must divide in_features, 7"),
+    "one input in a group": (
+        "LUT",
+        {"groups": 5, "in_features": 5, "out_features": 5},
+        "LUT: groups is 5 and in_features is 5; a detector compares two",
+    ),
     "negative dead zone": ("LUT", {"epsilon": -1.0}, "LUT: epsilon is -1.0"),
     "integer tables": ("LUT", {"param_dtype": jnp.int32}, "LUT: param_dtype is int32; expected one of"),
     "float64 off": ("LUT", {"param_dtype": "float64"}, "LUT: param_dtype is float64, which .*jax_enable_x64"),
@@ -412,8 +439,8 @@ IMPOSSIBLE = {
 def test_impossible_sizes(name):
     layer, options, message = IMPOSSIBLE[name]
     options = {**TABLES, **options}
-    inputs = options.pop("in_features", 7)
-    assert_refused(Case(layer, options, (2, 3, inputs)), message)
+    inputs, outputs = options.pop("in_features", 7), options.pop("out_features", 6)
+    assert_refused(Case(layer, options, (2, 3, inputs), (inputs, outputs)), message)
 
 
 def test_unknown_option():

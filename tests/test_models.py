@@ -360,6 +360,7 @@ def test_tables_start_at_zero():
         "Anchors",
         "Embedding",
         "Param",
+        "Tables",
     }
 
 

@@ -11,7 +11,9 @@ import pytest
 import test_pallas
 from cases import split
 
-from lutjax import _ahead_of_time, testing
+import lutjax
+from lutjax import _ahead_of_time, reads, testing
+from lutjax._row_rules import SGD
 from lutjax.kernels._pallas import _tpus
 
 pytestmark = pytest.mark.slow
@@ -56,6 +58,27 @@ def test_tables_of_many_rows(tpu):
     check(case, "pallas/tpu", tpu)
     program = testing.update_program(case, "pallas/tpu")
     _ahead_of_time.compile_for_tpu(program.function, *program.shapes(), tpu=tpu)
+
+
+@pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
+def test_layers_of_scored_tables(tpu):
+    """Compile tables of 256 rows in groups, in several blocks: a training step, an update, and the read of integers."""
+    sizes = {"groups": 8, "detectors": 128, "bits": 8, "batch": 1000, "inputs": 48, "outputs": 48}
+    case = testing.case("scored_lut", "primes", **sizes)
+    check(case, "pallas/tpu", tpu)
+    program = testing.update_program(case, "pallas/tpu", SGD(weight_decay=0.5))
+    _ahead_of_time.compile_for_tpu(program.function, *program.shapes(), tpu=tpu)
+    read = reads.PowersOfTwo()
+
+    def integers(x, weights, anchors):
+        tables = lutjax.quantise_tables(weights, groups=8)
+        return lutjax.scored_lut(
+            x, tables, anchors, read.initial(), read=read, groups=8, implementation="pallas/tpu"
+        )
+
+    arrays = {**case.differentiable, **case.fixed}
+    shapes = [jax.ShapeDtypeStruct(arrays[n].shape, arrays[n].dtype) for n in ("x", "weights", "anchors")]
+    assert "tpu_custom_call" in _ahead_of_time.compile_for_tpu(integers, *shapes, tpu=tpu).as_text()
 
 
 def test_what_does_not_fit_is_refused():

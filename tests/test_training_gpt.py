@@ -10,14 +10,26 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import lutjax
 from lutjax.cli._main import cli
 from lutjax.models import GPTConfig
 from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
-from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.experiments import Intervals
+from lutjax.training.lm import CONFIGS, Run, TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.text import bigram_loss, split_text
 
-CONFIG = GPTConfig(features=8, context=8, n_layers=1, n_heads=2, dropout=0.1)
+CONFIG = GPTConfig(
+    features=8,
+    context=8,
+    n_layers=1,
+    n_heads=2,
+    dropout=0.1,
+    feed_forward="dense",
+    lut_heads=2,
+    lut_tables=2,
+    lut_bits=3,
+)
 TRAINING = TrainingConfig(
     **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
     | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3}
@@ -66,11 +78,24 @@ def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -
     assert record == record_of(run)
     resumed, _ = run.advance(models.restore(tmp_path, step, run), step, 5)
     assert equal(whole, resumed)
-    model, _ = lm_runs.load_model(tmp_path)
+    model = lutjax.load(tmp_path)
     tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
     chosen = run.selected(models.restore(tmp_path, 7, run))
     want = run.structure.model(chosen.params, chosen.others)(tokens, deterministic=True)
     np.testing.assert_array_equal(model(tokens, deterministic=True), want)
+
+
+@pytest.mark.parametrize("model", presets.PRESETS)
+def test_presets_are_complete(model: str) -> None:
+    """Every value of a preset is a field, and the presets of the GPT fit its dense twin, too."""
+    configs = (CONFIGS[model], TrainingConfig, Intervals)
+    for name in presets.PRESETS[model]:
+        values = presets.preset(model, name)
+        assert not set(values).difference(*(set(config.__dataclass_fields__) for config in configs))
+        for config in configs:
+            presets.make(config, values)
+        if model == "gpt":
+            presets.make(GPTConfig, {**values, "feed_forward": "dense"})
 
 
 def test_selection_needs_a_part_to_select_on() -> None:
@@ -129,6 +154,40 @@ def test_clipping_bounds_the_norm_of_all_gradients() -> None:
     )
 
 
+def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
+    """One rule moves rows either way; all else moves by AdamW."""
+    config = dataclasses.replace(CONFIG, feed_forward="projection_lut", dropout=0.0, table_dropout=0.2)
+    losses = {}
+    for gradient in ("factored", "dense"):
+        changes = {"table_gradient": gradient, "table_optimizer": "row_adagrad", "select_every": 0}
+        run = Run(config, dataclasses.replace(TRAINING, **changes), TEXT.train)
+        state, losses[gradient] = run.init(), []
+        for step in range(6):
+            state, loss = run.advance(state, step, 1)
+            losses[gradient].append(float(loss))
+    assert losses["factored"] == pytest.approx(losses["dense"], rel=1e-4)
+    assert losses["factored"][-1] < losses["factored"][0] - 0.5
+
+
+def test_total_variation_is_the_mean_of_the_layers() -> None:
+    """New tables have no other gradient, because the projection after them is zero."""
+    config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)
+    changes: dict = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+    run = Run(config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train)
+
+    def tables(state: State) -> dict:
+        return {
+            i: np.asarray(layer["feed_forward"]["weights"]) for i, layer in state.params["layers"].items()
+        }
+
+    before = tables(run.init())
+    gradients = jax.grad(lambda ts: sum(map(lutjax.cell_total_variation, ts.values())) / 2)(before)
+    after, loss = run.advance(run.init(), 0, 1)
+    assert loss == pytest.approx(np.log(256), rel=0.01)  # the mean loss is reported
+    for i, table in tables(after).items():
+        np.testing.assert_allclose(table, before[i] - 0.1 * 10.0 * gradients[i], atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -152,23 +211,19 @@ def test_impossible_training(changes: dict, message: str) -> None:
 
 
 # ------------------------------------------------------------------------------------- the command
+SIZES = {
+    "features": 8,
+    "context": 8,
+    "n-layers": 1,
+    "n-heads": 2,
+    "lut-heads": 2,
+    "lut-tables": 2,
+    "lut-bits": 3,
+}
 WORDS = [
-    "--model",
-    "gpt",
-    "--features",
-    "8",
-    "--context",
-    "8",
-    "--n-layers",
-    "1",
-    "--n-heads",
-    "2",
-    "--batch-size",
-    "4",
-    "--steps",
-    "8",
-    "--learning-rate",
-    "0.02",
+    "--model=gpt",
+    *(f"--{name}={value}" for name, value in SIZES.items()),
+    *("--batch-size=4", "--steps=8", "--learning-rate=0.02"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Layers that add rows of tables: arguments, variables, forward pass and decoding, for all libraries."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -25,35 +26,8 @@ def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
 
 
 @dataclasses.dataclass(eq=False)
-class LUTArguments(Arguments):
-    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
-
-    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
-    the output is the sum of these rows. There is no bias: a constant input selects rows too.
-
-    Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-
-    Args:
-      in_features: inputs.
-      out_features: outputs.
-      n_detectors: detectors, each with one table.
-      n_anchors: anchor pairs of each detector.
-      epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the
-        tables.
-      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
-      weights_init: draws the tables, as in `jax.nn.initializers`.
-      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the op; see `lutjax.lut`.
-      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
-
-    Raises:
-      ValueError: a size is impossible, or an anchor is not an input.
-
-    Source: docs/semantics.md, section 3.
-    """
+class _TableArguments(Arguments):
+    """Arguments of all layers that add rows of tables."""
 
     in_features: int
     out_features: int
@@ -69,14 +43,49 @@ class LUTArguments(Arguments):
     anchors: Any = None
 
 
-@dataclasses.dataclass(unsafe_hash=True)
-class LUTSpec(LUTArguments, Spec):
-    """Spec of `LUT`, and base of those of the other layers with tables.
+@dataclasses.dataclass(eq=False)
+class LUTArguments(_TableArguments):
+    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
+
+    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
+    the output is the sum of these rows. There is no bias: a constant input selects rows too.
+
+    With `groups` inputs, detectors and outputs fall into groups that follow each other: the detectors of a group read its inputs and
+    add to its outputs.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first; with `groups`
+        ``[..., out_features / groups]``.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the
+        tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      groups: number of groups; anchors are ids of the inputs of a group.
+
+    Raises:
+      ValueError: a size is impossible, groups do not divide a size, or an anchor is not an input.
 
     Source: docs/semantics.md, section 3.
     """
 
-    example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
+    _: dataclasses.KW_ONLY
+    groups: int | None = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _TableSpec(_TableArguments, Spec):
+    """Base of the specs of layers that add rows of tables."""
 
     min_rank: ClassVar[int] = 1  # least number of axes of the inputs
     given: ClassVar[tuple[str, ...]] = ("anchors",)
@@ -109,6 +118,11 @@ class LUTSpec(LUTArguments, Spec):
         return self.in_features
 
     @property
+    def n_outputs(self) -> int:
+        """Number of outputs to which a table adds."""
+        return self.out_features
+
+    @property
     def row_bits(self) -> int:
         """Bits of the address of a row: a table has ``2**row_bits`` rows."""
         return self.n_anchors
@@ -116,7 +130,7 @@ class LUTSpec(LUTArguments, Spec):
     @property
     def weights_shape(self) -> tuple[int, ...]:
         """Shape of the tables."""
-        return (self.n_detectors, 2**self.row_bits, self.out_features)
+        return (self.n_detectors, 2**self.row_bits, self.n_outputs)
 
     def variables(self) -> tuple[Variable, ...]:
         def draw(key: Array) -> jax.Array:
@@ -137,7 +151,7 @@ class LUTSpec(LUTArguments, Spec):
         if variable.kind == "anchors":
             check_anchors(arrays[variable.name], self.n_inputs, where=self.layer)
         elif variable.kind == "targets":
-            check_targets(arrays[variable.name], self.out_features, where=self.layer)
+            check_targets(arrays[variable.name], self.n_outputs, where=self.layer)
 
     def _inputs(self, x: Any, name: str = "x") -> Any:
         """Return inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
@@ -157,12 +171,58 @@ class LUTSpec(LUTArguments, Spec):
         """Options of ops that do not compare values."""
         return {"accumulate": self.accumulate, "implementation": self.implementation}
 
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LUTSpec(LUTArguments, _TableSpec):
+    """Spec of `LUT`.
+
+    Source: docs/semantics.md, section 3.
+    """
+
+    example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
+
+    def _check_sizes(self) -> None:
+        if self.groups is None:
+            return
+        self._require_size("groups", 1)
+        for name in ("in_features", "out_features", "n_detectors"):
+            if getattr(self, name) % self.groups:
+                raise ValueError(
+                    f"{self.layer}: groups is {self.groups}; it must divide {name}, {getattr(self, name)}."
+                )
+        if self.n_anchors and self.n_inputs < 2:
+            raise ValueError(
+                f"{self.layer}: groups is {self.groups} and in_features is {self.in_features}; a detector compares two "
+                "different inputs of its group, so there must be at least 2 for each."
+            )
+
+    @property
+    def n_inputs(self) -> int:
+        return self.in_features // (self.groups or 1)
+
+    @property
+    def n_outputs(self) -> int:
+        return self.out_features // (self.groups or 1)
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        sizes = super().sizes_of(arrays)
+        if "out_features" in sizes:
+            sizes["out_features"] *= self.groups or 1
+        return sizes
+
+    def _run(self, op: Callable[..., jax.Array], x: Any, *arguments: Any) -> jax.Array:
+        """Return the outputs of an op, those of all groups side by side."""
+        if self.groups is None:
+            return op(x, *arguments, **self._options)
+        y = op(x.reshape(*x.shape[:-1], self.groups, -1), *arguments, groups=self.groups, **self._options)
+        return y.reshape(*y.shape[:-2], self.out_features)
+
     @names_layer
     def __call__(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
         x, weights = self._inputs(x), self._cast(arrays["weights"])
-        return lutjax.lut(x, weights, arrays["anchors"], **self._options)
+        return self._run(lutjax.lut, x, weights, arrays["anchors"])
 
 
 LUTArguments.spec_type = LUTSpec
@@ -179,7 +239,7 @@ class SparseLUTArguments(LUTArguments):
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
-        implementation, anchors: as in `LUT`.
+        implementation, anchors, groups: as in `LUT`. With groups, targets are ids of the outputs of a group.
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
         ``"layer"``.
@@ -217,6 +277,7 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
         return {"targets_shape": np.shape(given["targets"])} if "targets" in given else {}
 
     def _check_sizes(self) -> None:
+        super()._check_sizes()
         if (self.n_targets is None) == (self.targets_shape is None):
             raise ValueError(
                 "SparseLUT: give either n_targets, to draw the targets, or the targets themselves."
@@ -227,9 +288,9 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
             )
         if self.n_targets is not None:
             self._require_size("n_targets", 1)
-            if self.n_targets > self.out_features:
+            if self.n_targets > self.n_outputs:
                 raise ValueError(
-                    f"SparseLUT: n_targets is {self.n_targets}; there are only {self.out_features} outputs "
+                    f"SparseLUT: n_targets is {self.n_targets}; there are only {self.n_outputs} outputs "
                     "to draw from without replacement."
                 )
         shape, (T, R, _) = self._targets_shape, self.weights_shape
@@ -264,7 +325,7 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
 
         def draw(key: Array) -> jax.Array:
             # The places of the k largest of as many random numbers as outputs: k different outputs.
-            numbers = jax.random.uniform(key, (*shape[:2], self.out_features))
+            numbers = jax.random.uniform(key, (*shape[:2], self.n_outputs))
             return jax.lax.top_k(numbers, shape[2])[1].astype(jnp.int32)
 
         anchors, weights = super().variables()
@@ -275,16 +336,14 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
         x, weights = self._inputs(x), self._cast(arrays["weights"])
-        return lutjax.sparse_lut(
-            x, weights, arrays["anchors"], arrays["targets"], self.out_features, **self._options
-        )
+        return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], arrays["targets"], self.n_outputs)
 
 
 SparseLUTArguments.spec_type = SparseLUTSpec
 
 
 @dataclasses.dataclass(eq=False)
-class LUTAttentionArguments(LUTArguments):
+class LUTAttentionArguments(_TableArguments):
     """Layer of concatenated look-up-table attention: one row per pair of positions.
 
     The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
@@ -328,7 +387,7 @@ class LUTAttentionArguments(LUTArguments):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _SequenceSpec(LUTAttentionArguments, LUTSpec):
+class _SequenceSpec(LUTAttentionArguments, _TableSpec):
     """Base of the two kinds of attention: positions, window, segments and the cache."""
 
     min_rank: ClassVar[int] = 2

@@ -8,12 +8,26 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float, Int
 
+from lutjax import reads
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array
+from lutjax.layers._projection import ProjectionLUTSpec
+from lutjax.layers.nnx import ProjectionLUT
 from lutjax.models._config import Config
 from lutjax.models._decoder import Decoder, check_tokens, dropout_stream
 
-FEED_FORWARD = ("dense",)
+FEED_FORWARD = ("projection_lut", "dense")
+
+READS: dict[str, reads.Read] = {
+    "hard": reads.Hard(),
+    "blend": reads.Blend(),
+    "soft_sign": reads.SoftSign(),
+    "confidence": reads.Confidence(),
+    "confidence_1": reads.Confidence(ways=1),
+    "powers_of_two": reads.PowersOfTwo(),
+    "powers_of_two_1": reads.PowersOfTwo(ways=1),
+}
+"""Reads of tables by name."""
 
 _STANDARD_DEVIATION = 0.02
 _ROTARY_BASE = 10000.0
@@ -29,7 +43,14 @@ class GPTConfig(Config):
       context: longest text that is attended as a whole; longer ones through a sliding window.
       n_layers: layers of attention and feed-forward.
       n_heads: heads of attention, each of ``features / n_heads`` features.
-      feed_forward: ``"dense"``, two matrices with a GELU between 4 times as many features.
+      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`), or ``"dense"``,
+        two matrices with a GELU between them and 4 times as many features inside.
+      lut_heads: heads of tables in a feed-forward layer of tables, which share its features out.
+      lut_tables: tables of each head.
+      lut_bits: comparisons of each table, which has ``2 ** lut_bits`` rows.
+      read: how tables are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
+        of integers), and of the last two with one row in place of two ``"confidence_1"``, ``"powers_of_two_1"``.
+      table_dropout: share of the tables that an element does not read in training.
       dropout: rate of dropout after the embedding, attention and feed-forward.
       dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
         Parameters, sums of layers, normalisation and logits are float32 (or float64).
@@ -50,7 +71,12 @@ class GPTConfig(Config):
     context: int = 64
     n_layers: int = 3
     n_heads: int = 4
-    feed_forward: str = "dense"
+    feed_forward: str = "projection_lut"
+    lut_heads: int = 4
+    lut_tables: int = 16
+    lut_bits: int = 6
+    read: str = "confidence"
+    table_dropout: float | int = 0.0
     dropout: float | int = 0.0
     dtype: str = "float32"
     remat: bool = False
@@ -67,24 +93,41 @@ class GPTConfig(Config):
                 f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
                 f"number of features, so features must be a multiple of {2 * self.n_heads}."
             )
-        for name, known in (("feed_forward", FEED_FORWARD), ("dtype", FLOATS)):
+        for name, known in (("feed_forward", FEED_FORWARD), ("read", tuple(READS)), ("dtype", FLOATS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"GPTConfig: {name} is {getattr(self, name)!r}; expected one of {known}.")
-        for name in ("dropout",):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"GPTConfig: {name} is {getattr(self, name)}; it is a rate, 0 <= {name} < 1."
-                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1.")
+        ProjectionLUTSpec(**self.projection_lut_options())  # checks the rest, and knows nothing of arrays
 
     @property
     def param_dtype(self) -> str:
         """Dtype of the parameters."""
         return "float64" if self.dtype == "float64" else "float32"
 
+    def projection_lut_options(self) -> dict[str, Any]:
+        """Options of each feed-forward layer of tables."""
+        return {
+            "in_features": self.features,
+            "out_features": self.features,
+            "heads": self.lut_heads,
+            "tables": self.lut_tables,
+            "bits": self.lut_bits,
+            "read": READS[self.read],
+            "table_dropout": self.table_dropout,
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+        }
+
 
 def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> Any:
     """Return the feed-forward layer of a block: a module called with inputs, `deterministic` and `rngs`."""
-    return _Dense(config, rngs=rngs)
+    if config.feed_forward == "dense":
+        return _Dense(config, rngs=rngs)
+    rngs = nnx.Rngs(params=rngs.params(), dropout=0)
+    layer = ProjectionLUT(**config.projection_lut_options(), implementation=implementation, rngs=rngs)
+    layer.rngs = nnx.data(None)  # calls say what dropout draws from, as for all dropout of the model
+    return layer
 
 
 class GPT(Decoder):
@@ -97,7 +140,7 @@ class GPT(Decoder):
     what each layer adds.
 
     All variables are `nnx.Param`, but for the anchors of tables. Matrices start normally distributed with a deviation of
-    0.02, those whose product is added to `z` with ``0.02 / sqrt(2 * n_layers)``.
+    0.02, those whose product is added to `z` with ``0.02 / sqrt(2 * n_layers)``, or with zeros after tables.
 
     Args:
       config: the sizes.
@@ -154,6 +197,11 @@ class GPT(Decoder):
     ) -> Float[jax.Array, "*batch length features"]:
         """Return the output of the layers for vectors in place of tokens: the normalised input of the last matrix."""
         rngs = dropout_stream(rngs)
+        drops = not (self.dropout.deterministic if deterministic is None else deterministic)
+        if drops and rngs is None and self.config.table_dropout and self.config.feed_forward != "dense":
+            raise ValueError(
+                f"GPT: table_dropout is {self.config.table_dropout}, which needs rngs; or pass deterministic=True."
+            )
 
         def run(layer: "_Block", z: Array, rngs: nnx.Rngs | None) -> Array:
             return layer(z, decode=bool(decode), deterministic=deterministic, rngs=rngs)

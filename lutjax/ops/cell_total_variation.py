@@ -15,12 +15,15 @@ def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Flo
 
     A regulariser of tables: rows that are seldom read follow their neighbours. Of a model with several layers, take the mean.
 
-    Definition::
+    Definition; ``dy`` is the cotangent of ``y`` and ``dweights`` that of ``weights``::
 
         n_tables, n_rows, _ = weights.shape
         rows, bits = np.arange(n_rows), n_rows.bit_length() - 1
         pairs = [((weights - weights[:, rows ^ (1 << bit)]) ** 2).sum() / 2 for bit in range(bits)]
         y = sum(pairs) / max(n_tables * bits * n_rows // 2, 1)
+
+        changes = sum(weights - weights[:, rows ^ (1 << bit)] for bit in range(bits))
+        dweights = dy * 2 * changes / max(n_tables * bits * n_rows // 2, 1)
 
     Args:
       weights: ``[T, 2**C, O]`` floats.

@@ -14,6 +14,15 @@ def quantise_tables(
 ) -> _quantised.QuantisedTables:
     """Round tables to int8 with a power of two as scale for each group and output.
 
+    Definition, with `groups` of 1 for None::
+
+        n_tables, n_rows, n_outputs = weights.shape
+        each = weights.reshape(groups, n_tables // groups * n_rows, n_outputs)
+        largest = np.maximum(np.abs(each).max(axis=1), 1e-30)
+        exponents = np.ceil(np.log2(largest)).astype(np.int32) - 7
+        scaled = each / 2.0 ** exponents[:, None]
+        values = np.clip(np.floor(scaled + 0.5), -128, 127).reshape(weights.shape).astype(np.int8)
+
     Args:
       weights: ``[T, R, O]`` floats.
       groups: as `lutjax.scored_lut` takes it.

@@ -202,11 +202,11 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
         )
     values = []
     for name in names:
-        value = jnp.asarray(scalars[name])
+        value = scalars[name]
         _checks.require(
-            value.shape == (), op, f"scalars[{name!r}]", value, "expected one number, of shape []"
+            jnp.shape(value) == (), op, f"scalars[{name!r}]", value, "expected one number, of shape []"
         )
         if not isinstance(value, jax.core.Tracer) and not np.isfinite(np.asarray(value, np.float64)):
             raise ValueError(f"{op}: scalars[{name!r}] is {float(value)}; it must be finite.")
-        values.append(value.astype(dtype))
+        values.append(jnp.asarray(value).astype(dtype))
     return jnp.stack(values) if values else jnp.zeros((0,), dtype)

@@ -52,14 +52,16 @@ def weighted_lookup(
     The primitive of scored reads (`lutjax.reads`), product-key memories, hashed n-gram tables and top-k mixtures of rows. A
     coefficient of exactly 0 reads nothing and adds nothing, whatever its row holds.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+    Definition, for one sample; ``dy`` is the cotangent of ``y``, `groups` are 1 for None, and `valued` is ``K`` for None::
 
         t = np.arange(len(weights))[:, None]
         rows = weights[t, index]  # [T, K, O]
         reads = (coefficients != 0) & (np.arange(index.shape[1]) < valued)
-        y = (np.where(reads, coefficients, 0)[..., None] * np.where(reads[..., None], rows, 0)).sum(axis=(0, 1))
+        weighted = np.where(reads, coefficients, 0)[..., None] * np.where(reads[..., None], rows, 0)
+        y = weighted.reshape(groups, len(t) // groups * index.shape[1], -1).sum(axis=1)
 
-        dcoefficients = rows @ dy
+        dy = dy[t // (len(t) // groups)]  # [T, 1, O]
+        dcoefficients = (rows * dy).sum(axis=2)
         dweights = np.zeros_like(weights)  # of all samples: their sum
         np.add.at(dweights, (t, index), np.where(reads, coefficients, 0)[..., None] * dy)
 

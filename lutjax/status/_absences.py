@@ -6,6 +6,8 @@ _FEW_COMPARISONS = "a few comparisons of each distance, which XLA makes one smal
 _WORDS = "exclusive ors and ands of words, which XLA makes one loop of, bound by memory"
 _NO_ROWS = "gathers no rows of tables: comparisons and logic are work for the vector units of TensorCores"
 _NO_ADDING = "SparseCores refuse to add to rows in HBM: XLA moves them"
+_ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
+_UNWEIGHTED = "SparseCores add rows as they arrive, without coefficients"
 _ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
 
 
@@ -46,7 +48,11 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "bilinear_gates backward": Measured("gates", "dense", 435, 324),
         "soft_lut": "bound by reads of wires from the L2 cache, which Triton makes at its bandwidth",
     },
+    "pallas/tpu": {"margins": _ONE_PRODUCT},
     "pallas/sparsecore": {
+        "weighted_lookup": _UNWEIGHTED,
+        "scored_lut": _UNWEIGHTED,
+        "margins": _NO_ROWS,
         **dict.fromkeys(
             ("detect", "detect_signs", "bilinear_gates", "soft_lut", "binary_lut", "packed_lut"), _NO_ROWS
         ),

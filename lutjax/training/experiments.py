@@ -284,7 +284,8 @@ def resume(
         return
     with runs.lock(folder):
         done, found = runs.read(folder, kind.kept, on_damage=show.line)
-        _check_same(folder, found, same or {})
+        options_given = presets.fields_of(kind.configs.options, same or {})
+        _check_same(folder, found, {n: v for n, v in (same or {}).items() if n not in options_given})
         experiment = make(found)
         experiment.record.options = dataclasses.asdict(
             kind.configs.options(**{**experiment.record.options, **(options or {})})
@@ -337,7 +338,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
     saved = {**dataclasses.asdict(record.model), **dataclasses.asdict(record.training)}
     if hasattr(record.model, "to_dict"):
         saved.update(record.model.to_dict())
-    different = checkpoints.differences(saved, {k: v for k, v in wanted.items() if k not in record.options})
+    different = checkpoints.differences(saved, wanted)
     if different:
         raise CheckpointError(
             f"the checkpoint in {folder} belongs to another configuration: {'; '.join(different)}. "

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
-from lutjax.training import optimizers, tables
+from lutjax.training import optimizers, parameters, tables
 from lutjax.training.configs import Training
 from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure, arrays
@@ -260,7 +259,9 @@ class Run(ModelRun[LanguageModel]):
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
             total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
-            objective = (total if training.loss == "sum" else mean) + self._penalty(params)
+            objective = total if training.loss == "sum" else mean
+            if training.total_variation:
+                objective += training.total_variation * parameters.cell_total_variation(params)
             return objective, (mean, arrays(model)[1])
 
         value_and_grad = (
@@ -277,17 +278,6 @@ class Run(ModelRun[LanguageModel]):
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
             params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)
         return State(params, others, optimizer), jnp.mean(losses)
-
-    def _penalty(self, params: Any) -> Any:
-        """Weighted mean of the total variations of the tables."""
-        if not self.training.total_variation:
-            return 0.0
-        found = [
-            lutjax.cell_total_variation(leaf)
-            for path, leaf in jax.tree.leaves_with_path(params)
-            if tables.is_table(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        ]
-        return self.training.total_variation * sum(found) / max(len(found), 1)
 
     def evaluate(self, state: State, part: Bytes, *, max_windows: int | None = None) -> float:
         """Mean loss over a part of a text, in nats per byte, without dropout.

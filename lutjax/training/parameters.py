@@ -18,8 +18,8 @@ def kind_of(name: str, array: Any) -> str:
     """Return the kind of a parameter: ``"table"``, ``"scalar"``, ``"matrix"`` or ``"vector"``.
 
     A table is called ``weights`` and has three axes. A scalar, as reads of tables have, has no axis, or is called ``log_...``. A
-    vector has one axis, or is called ``bias``, ``..._bias``, ``scale``, ``offset`` or ``b``. All else is a matrix. By these names the kinds are
-    also found where blocks are stacked for a scan, with one axis more.
+    vector has one axis, or is called ``bias``, ``..._bias``, ``scale``, ``offset`` or ``b``. All else is a matrix. The names tell kinds
+    apart also where blocks are stacked for a scan, with one axis more.
 
     Args:
       name: keys from the root of the parameters, joined by ``/``.

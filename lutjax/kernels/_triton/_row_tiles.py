@@ -167,15 +167,23 @@ def block(size: tl.constexpr, n: tl.constexpr, number):
 
 
 @kernel
-def place(n_samples: tl.constexpr, n_outputs: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Samples, outputs (or inputs, or slots) and block of detectors of this program: samples first."""
+def place(
+    n_samples: tl.constexpr,
+    n_outputs: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    TOGETHER: tl.constexpr = 1,
+):
+    """Samples, outputs (or inputs, or slots) and block of detectors of this program: samples first, of so many blocks together."""
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
     output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
+    of_together = program % TOGETHER
+    program = program // TOGETHER
     sample, sample_exists = block(ROWS, n_samples, program % sample_blocks)
     rest = program // sample_blocks
     output, output_exists = block(OUTPUTS, n_outputs, rest % output_blocks)
-    return sample, sample_exists, output, output_exists, rest // output_blocks
+    return sample, sample_exists, output, output_exists, rest // output_blocks * TOGETHER + of_together
 
 
 @kernel

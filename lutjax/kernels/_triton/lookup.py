@@ -28,7 +28,7 @@ from lutjax.tuning import Launch, Sizes, launch_of
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
-    how = _launch("forward", _forward_rule, call, device)
+    how = _launch("forward", _weighted_rows.forward_rule, call, device)
     y = _weighted_rows.sums(call.weights, _reads(call), how, device, call.accumulate)
     return y.reshape(len(y), y.shape[1] * y.shape[2])
 
@@ -69,7 +69,7 @@ def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
 def _add_to_rows(
     call: Lookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    how = _launch("table", _table_rule, call, device)
+    how = _launch("table", _weighted_rows.table_rule, call, device)
     return _weighted_rows.add(addition, _reads(call), dy, how, device, call.accumulate)
 
 
@@ -82,18 +82,8 @@ def _launch(kernel: str, rule: Callable[[Sizes], Launch], call: Lookup, device: 
     return launch_of(f"lookup.{kernel}", _reads(call).sizes(call.weights), device, rule)
 
 
-def _forward_rule(sizes: Sizes) -> Launch:
-    return Launch(rows=8, outputs=32, detectors=_weighted_rows.split(sizes, 256), warps=1)
-
-
 def _margins_rule(sizes: Sizes) -> Launch:
     return Launch(rows=32, outputs=32, detectors=min(_weighted_rows.split(sizes, 1024), 16), warps=1)
-
-
-def _table_rule(sizes: Sizes) -> Launch:
-    if sizes["outputs"] <= 64:
-        return Launch(rows=16, outputs=32, detectors=1, warps=1)
-    return Launch(rows=32, outputs=128, detectors=min(_weighted_rows.split(sizes, 4096), 16), warps=4)
 
 
 # ------------------------------------------------------------------------------------- kernels

@@ -41,7 +41,7 @@ _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if not _is_fused(call):
-        return plain.forward(call, device=device, rows=_weighted_rows)
+        return plain.forward(call, device=device, kernels=_weighted_rows)
     tile = _Tile.of("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
@@ -63,7 +63,7 @@ def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
-        return plain.backward(call, cotangent, needs, device=device, rows=_weighted_rows)
+        return plain.backward(call, cotangent, needs, device=device, kernels=_weighted_rows)
     tile = _Tile.of("backward", _backward_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
     n_scalars = len(call.scalars)
@@ -100,6 +100,8 @@ def update(
     call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
     adds = step.rule.additive and call.weights.dtype == jnp.float32
+    if call.read.valued == 0:
+        return plain.update(call, cotangent, step, device=device)
     if not (adds and _is_fused(call)):
         return _row_additions.update(
             call, step, functools.partial(_add_ways, call, cotangent, device), device=device
@@ -189,9 +191,8 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
     """Return the outputs that sums of integers stand for."""
-    assert call.exponents is not None
-    y = jnp.ldexp(jnp.sum(sums, 0, dtype=sums.dtype).astype(jnp.float32), (call.exponents - _SHIFT)[None])
-    return jnp.where(jnp.any(sums == _UNKNOWN, 0), jnp.nan, y)
+    total, unknown = jnp.sum(sums, 0, dtype=sums.dtype), jnp.any(sums == _UNKNOWN, (0, 3))
+    return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
 
 
 # ------------------------------------------------------------------------------------- launches

@@ -1,9 +1,11 @@
-"""Reading and adding rows of tables: the three loops that all look-ups are made of.
+"""Reading and adding rows of tables: the three loops that all look-ups are made of, weighted or not.
 
-Arrays are detector-major here, ``[detectors, n]`` for ``n`` reads of each detector's table. Compilers turn a
-chain of gathers and additions into one pass without temporaries: on CPUs 3 to 20 times faster than one gather of
+Arrays are detector-major here, ``[detectors, n]`` for ``n`` reads of each detector's table; tables of a group follow each other. A
+weighted look-up reads every table in several ways, each with row ids and coefficients; others in one way, without
+coefficients. Compilers turn a chain of gathers and additions into one pass without temporaries: on CPUs 3 to 20 times faster than one gather of
 ``[n, detectors, outputs]`` and a sum, and faster on GPUs, where fewer tables then compete for the cache. Products and
 additions to rows are one large fusion on accelerators, where a loop would pay with a launch per detector.
+CPUs visit one group after the other, and one table of it after the other: the sums of a group stay in the cache.
 
 TPUs read and write rows one by one, and multiply matrices fast: rows of small tables are read and added there as products
 with one-hot matrices, in every float32 digit. Such a product meets every row: an infinity or NaN in a table or a cotangent
@@ -12,20 +14,25 @@ products, where gathered rows are subtracted before they are multiplied: large r
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.kernels.registry import Backend, Device
 
-_UNROLLED = 16  # detectors per step of a loop: longer chains gain nothing, and compile longer
-_OUTPUT_BLOCK = 4  # outputs in one expression: of 16 and more gathers the compiler makes no vectors
+# Detectors per step of a loop: longer chains gain nothing, and compile longer. Chains of weighted rows are not made vectors.
+_UNROLLED = 16
 # Rows of the longest table that is read and added to by products.
 _ONE_HOT_ROWS = 512
+
+Way = tuple[jax.Array, jax.Array | None]
+"""Row ids and coefficients, ``[T, n]``; None: 1."""
 
 
 def in_sequence(device: Device) -> bool:
@@ -84,6 +91,7 @@ def flat(index: jax.Array) -> jax.Array:
     return index.reshape(index.shape[0], math.prod(index.shape[1:]))
 
 
+# ------------------------------------------------------------------------------------- all tables
 def sum_rows(
     weights: jax.Array,
     index: jax.Array,
@@ -92,21 +100,57 @@ def sum_rows(
     groups: int = 1,
 ) -> jax.Array:
     """Sum over the detectors of each group the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, G * O]``, sums of addends."""
-    dtype = addend_dtype(weights.dtype, accumulate)
+    return sum_ways(weights, [(index, None)], device, accumulate, groups)
+
+
+def sum_ways(
+    weights: jax.Array,
+    ways: Sequence[Way],
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int = 1,
+) -> jax.Array:
+    """Sum ``coefficient * row`` over the tables of each group and all ways, of which there is one at least.
+
+    Coefficients that are integers are multiplied and summed as such.
+    """
     n_detectors, n_rows, n_outputs = weights.shape
-    index, each = clamped(weights, index), n_detectors // groups
-    n = index.shape[1]
-    if by_one_hot(weights, accumulate, device):
-        of_groups = _one_hot(weights, index).reshape(groups, each, n, n_rows)
+    ways, each = [(clamped(weights, i), c) for i, c in ways], n_detectors // groups
+    index, coefficient = ways[0]
+    n, dtype = index.shape[1], sum_dtype(weights, coefficient, accumulate)
+    if by_one_hot(weights, accumulate, device) and dtype == jnp.float32:
         tables = weights.reshape(groups, each, n_rows, n_outputs)
-        return _multiply("gpnr,sgpro->ngso", of_groups, tables, axis=2).reshape(n, groups * n_outputs)
+        if coefficient is None:
+            of_groups = _one_hot(weights, index).reshape(groups, each, n, n_rows)
+            y = _multiply("gpnr,sgpro->ngso", of_groups, tables, axis=2)
+        else:
+            of_groups = _weighted_hits(weights, ways).reshape(groups, each, n, n_rows)
+            y = jnp.einsum("gpnr,gpro->ngo", of_groups, tables.astype(dtype), precision="highest")
+        return y.reshape(n, groups * n_outputs)
+    if in_sequence(device):
 
-    def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        place, row = of
-        return y + addends(read(weights, tables_at(place, each, groups), row), accumulate), None
+        def of_group(_: None, of: Any) -> tuple[None, jax.Array]:
+            first, ways = of
 
-    y = zeros_varying(index, (groups, n, n_outputs), dtype)
-    y, _ = jax.lax.scan(step, y, (places(each), by_place(index, groups)), unroll=_UNROLLED)
+            def step(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
+                t, ways = of
+                return y + sum_of_table(weights, t, ways, accumulate), None
+
+            y = zeros_varying(index, (n, n_outputs), dtype)
+            unroll = _UNROLLED if coefficient is None else 1
+            return None, jax.lax.scan(step, y, (first + places(each), ways), unroll=unroll)[0]
+
+        _, y = over_groups(of_group, None, (firsts(groups, each), in_groups(ways, groups)))
+    else:
+
+        def add_place(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
+            place, ways = of
+            return y + sum_of_table(weights, tables_at(place, each, groups), ways, accumulate), None
+
+        y = zeros_varying(index, (groups, n, n_outputs), dtype)
+        by_place = jax.tree.map(lambda a: a.swapaxes(0, 1), in_groups(ways, groups))
+        unroll = max(_UNROLLED // len(ways), 1)
+        y, _ = jax.lax.scan(add_place, y, (places(each), by_place), unroll=unroll)
     return y.transpose(1, 0, 2).reshape(n, groups * n_outputs)
 
 
@@ -121,52 +165,63 @@ def differences(
     """``<dy, row - other row>`` of each read: the first way to read against each other one.
 
     ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s. Rows are subtracted before they are multiplied: products of large
-    rows would lose their difference, or overflow. `_differences_by_products` alone multiplies first.
+    rows would lose their difference, or overflow. `_products_with_every_row` alone multiplies first.
     """
-    dtype, sum_dtype = accumulator(weights.dtype), addend_dtype(weights.dtype, accumulate)
-    n_detectors, _, n_outputs = weights.shape
-    index, each, n = tuple(clamped(weights, i) for i in index), n_detectors // groups, dy.shape[0]
-    dy = dy.astype(dtype).reshape(n, groups, n_outputs)
     if by_one_hot(weights, accumulate, device):
-        return _differences_by_products(weights, index, dy)
+        main, *others = products(weights, index, dy, device, accumulate, groups)
+        return tuple(main - other for other in others)
+    return _multiplied(weights, index, dy, device, accumulate, groups, subtract=True)
+
+
+def products(
+    weights: jax.Array,
+    index: tuple[jax.Array, ...],
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int = 1,
+) -> tuple[jax.Array, ...]:
+    """``<dy, row>`` of each way to read: ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s."""
+    if by_one_hot(weights, accumulate, device):
+        index = tuple(clamped(weights, i) for i in index)
+        every = _products_with_every_row(weights, dy, groups)
+        return tuple(jnp.sum(jnp.where(_hits(weights, i), every, 0), -1) for i in index)
+    return _multiplied(weights, index, dy, device, accumulate, groups, subtract=False)
+
+
+def _multiplied(
+    weights: jax.Array,
+    index: tuple[jax.Array, ...],
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int,
+    *,
+    subtract: bool,
+) -> tuple[jax.Array, ...]:
+    n_detectors, _, n_outputs = weights.shape
+    each, n = n_detectors // groups, dy.shape[0]
+    index = tuple(clamped(weights, i) for i in index)
+    dy = dy.astype(accumulator(weights.dtype)).reshape(n, groups, n_outputs)
     if not in_sequence(device):
-        row, *other_rows = (_gather_all(weights, i) for i in index)
+        rows = [_gather_all(weights, i) for i in index]
+        if subtract:
+            rows = [rows[0] - other for other in rows[1:]]
         of_tables = of_each_table(dy, n_detectors)
-        sums = [jnp.sum(addends((row - o) * of_tables, accumulate), -1, dtype=sum_dtype) for o in other_rows]
-        return tuple(result(s, dtype, accumulate) for s in sums)
+        return tuple(product(row, of_tables, accumulate) for row in rows)
 
-    # The sum over outputs is written out, block by block: the compiler then keeps it in registers, where a
-    # reduction would first write the products of whole rows to memory (3 times slower).
-    blocks, rest = divmod(n_outputs, _OUTPUT_BLOCK)
-    by_output = dy.transpose(2, 1, 0)
+    def of_group(_: None, of: Any) -> tuple[None, Any]:
+        first, index, of_outputs = of
 
-    def add_block(
-        sums: list[jax.Array], t: jax.Array, rows: list[jax.Array], first: Any, size: int
-    ) -> list[jax.Array]:
-        for o in range(size):
-            cotangent = jax.lax.dynamic_index_in_dim(by_output, first + o, keepdims=False)
-            row, *other_rows = (read(weights, t, r, first + o).astype(dtype) for r in rows)
-            sums = [
-                s + addends((row - other) * cotangent, accumulate)
-                for s, other in zip(sums, other_rows, strict=True)
-            ]
-        return sums
+        def one(_: None, of: Any) -> tuple[None, Any]:
+            t, index = of
+            return None, products_of_table(weights, t, index, of_outputs, accumulate, subtract=subtract)
 
-    def one(_: None, of: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
-        place, *rows = of
-        t = tables_at(place, each, groups)
-        sums = [zeros_varying(dy, (groups, n), sum_dtype) for _ in rows[1:]]
-        if blocks == 1:
-            sums = add_block(sums, t, rows, 0, _OUTPUT_BLOCK)
-        elif blocks:
-            sums = jax.lax.fori_loop(
-                0, blocks, lambda i, s: add_block(s, t, rows, i * _OUTPUT_BLOCK, _OUTPUT_BLOCK), sums
-            )
-        sums = add_block(sums, t, rows, blocks * _OUTPUT_BLOCK, rest)
-        return None, tuple(result(s, dtype, accumulate) for s in sums)
+        return None, jax.lax.scan(one, None, (first + places(each), index))[1]
 
-    _, found = jax.lax.scan(one, None, (places(each), *(by_place(i, groups) for i in index)))
-    return tuple(f.transpose(1, 0, 2).reshape(n_detectors, n) for f in found)
+    xs = firsts(groups, each), in_groups(index, groups), dy.transpose(1, 0, 2)
+    _, found = over_groups(of_group, None, xs)
+    return tuple(f.reshape(n_detectors, n) for f in found)
 
 
 def add_rows(
@@ -177,33 +232,143 @@ def add_rows(
     ``[T, R, O]``, ``[T, n]``, ``[n, G * O]`` or, for each table, ``[T, n, O]``.
     """
     values = values.astype(total.dtype)
-    n_detectors, n_rows, n_outputs = total.shape
-    index, each = clamped(total, index), n_detectors // groups
-    n = index.shape[1]
     if values.ndim == 2:
-        values = values.reshape(n, groups, n_outputs)
-        if in_sequence(device):
-            by_group = values.transpose(1, 0, 2)
-
-            def step(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
-                place, row = of
-                return add(total, (tables_at(place, each, groups), row), by_group), None
-
-            return jax.lax.scan(step, total, (places(each), by_place(index, groups)))[0]
-        if total.dtype == jnp.float32 and by_one_hot(total, None, device):
-            of_groups = _one_hot(total, index).reshape(groups, each, n, n_rows)
-            return total + _multiply("gpnr,sngo->gpsro", of_groups, values, axis=2).reshape(total.shape)
-        return add(total, (detectors(total)[:, None], index), of_each_table(values, n_detectors))
+        return add_ways(total, [(index, None)], values, device, None, groups)
+    index = clamped(total, index)
     if in_sequence(device):
 
-        def step_of_table(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
+        def step(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
             t, row, of_table = of
             return add(total, (t, row), of_table), None
 
-        return jax.lax.scan(step_of_table, total, (detectors(total), index, values))[0]
+        return jax.lax.scan(step, total, (detectors(total), index, values))[0]
     if total.dtype == jnp.float32 and by_one_hot(total, None, device):
         return total + _multiply("tnr,stno->tsro", _one_hot(total, index), values, axis=1)
     return add(total, (detectors(total)[:, None], index), values)
+
+
+def add_ways(
+    total: jax.Array,
+    ways: Sequence[Way],
+    dy: jax.Array,
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int = 1,
+) -> jax.Array:
+    """Tables of sums plus the addends of ``coefficient * dy`` at every row that was read, with ``dy [n, G * O]``.
+
+    Without coefficients `dy` has the addends.
+    """
+    n_detectors, n_rows, n_outputs = total.shape
+    ways, each, n = [(clamped(total, i), c) for i, c in ways], n_detectors // groups, dy.shape[0]
+    dy = dy.reshape(n, groups, n_outputs)
+    if total.dtype == jnp.float32 and by_one_hot(total, accumulate, device):
+        index, coefficient = ways[0]
+        if coefficient is None:
+            of_groups = _one_hot(total, index).reshape(groups, each, n, n_rows)
+            sums = _multiply("gpnr,sngo->gpsro", of_groups, dy, axis=2)
+        else:
+            of_groups = _weighted_hits(total, ways).reshape(groups, each, n, n_rows)
+            sums = jnp.einsum("gpnr,ngo->gpro", of_groups, dy.astype(jnp.float32), precision="highest")
+        return total + sums.reshape(total.shape)
+    if in_sequence(device):
+
+        def of_group(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
+            first, ways, dy = of
+
+            def step(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
+                t, ways = of
+                return add_to_table(total, t, ways, dy, accumulate), None
+
+            return jax.lax.scan(step, total, (first + places(each), ways))[0], None
+
+        return over_groups(
+            of_group, total, (firsts(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
+        )[0]
+    every, of_tables = detectors(total)[:, None], of_each_table(dy, n_detectors)
+    return add_to_table(total, every, ways, of_tables, accumulate)
+
+
+# ------------------------------------------------------------------------------------- one table
+def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: FixedPoint | None) -> np.dtype:
+    """The dtype of sums of rows with such coefficients."""
+    if coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer):
+        return jnp.dtype(jnp.int32)
+    return addend_dtype(weights.dtype, accumulate)
+
+
+def sum_of_table(
+    weights: jax.Array, t: jax.Array, ways: Sequence[Way], accumulate: FixedPoint | None
+) -> jax.Array:
+    """The sum over ways of ``coefficient * row``, addends: of the tables `t`, ids and coefficients that broadcast with them."""
+    total: Any = 0
+    for index, coefficient in ways:
+        row = read(weights, t, index)
+        if coefficient is None:
+            total += addends(row, accumulate)
+        elif jnp.issubdtype(coefficient.dtype, jnp.integer):
+            total += coefficient[..., None] * row.astype(jnp.int32)
+        else:
+            total += addends(times(coefficient, row.astype(accumulator(row.dtype))), accumulate)
+    return total
+
+
+def products_of_table(
+    weights: jax.Array,
+    t: jax.Array,
+    index: Sequence[jax.Array],
+    dy: jax.Array,
+    accumulate: FixedPoint | None,
+    *,
+    subtract: bool = False,
+) -> list[jax.Array]:
+    """``<dy, row>`` of each way, or ``<dy, first row - row>`` of each other way: ``[n]``s, ``[n, O]`` -> ``[n]``s."""
+    rows = [read(weights, t, i).astype(accumulator(weights.dtype)) for i in index]
+    if subtract:
+        rows = [rows[0] - other for other in rows[1:]]
+    if accumulate is not None:
+        return [product(row, dy, accumulate) for row in rows]
+    # A product with ones adds vectors; the compiler's own sum over the last axis adds one number after the other.
+    ones = jnp.ones(dy.shape[-1:], dy.dtype)
+    return [jnp.matmul(row * dy, ones, precision="highest") for row in rows]
+
+
+def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
+    """``<dy, row>`` over the last axis."""
+    total = jnp.sum(addends(row * dy, accumulate), -1, dtype=addend_dtype(dy.dtype, accumulate))
+    return result(total, dy.dtype, accumulate)
+
+
+def add_to_table(
+    total: jax.Array, t: jax.Array, ways: Sequence[Way], dy: jax.Array, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Sums plus the addends of ``coefficient * dy`` at the rows of table `t`; without coefficients `dy` has the addends."""
+    for index, coefficient in ways:
+        values = dy
+        if coefficient is not None:
+            values = addends(times(coefficient, dy.astype(accumulator(dy.dtype))), accumulate)
+        total = add(total, (t, index), values.astype(total.dtype))
+    return total
+
+
+def times(coefficient: jax.Array, values: jax.Array) -> jax.Array:
+    """``coefficient * values``, where a coefficient of 0 makes nothing of anything."""
+    c = coefficient.astype(values.dtype)[..., None]
+    return jnp.where(c == 0, 0, c * values)
+
+
+# ------------------------------------------------------------------------------------- groups
+def over_groups(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan` over groups, without a loop for a single one."""
+    if jax.tree.leaves(xs)[0].shape[0] != 1:
+        return jax.lax.scan(body, carry, xs)
+    carry, found = body(carry, jax.tree.map(lambda a: a[0], xs))
+    return carry, jax.tree.map(lambda a: a[None], found)
+
+
+def firsts(groups: int, each: int) -> jax.Array:
+    """The first table of each group."""
+    return jnp.arange(groups, dtype=jnp.int32) * each
 
 
 def places(each: int) -> jax.Array:
@@ -213,16 +378,16 @@ def places(each: int) -> jax.Array:
 
 def tables_at(place: jax.Array, each: int, groups: int) -> jax.Array:
     """The tables at one place of every group, ``[G, 1]``."""
-    return (jnp.arange(groups, dtype=jnp.int32) * each + place)[:, None]
+    return (firsts(groups, each) + place)[:, None]
 
 
-def by_place(a: jax.Array, groups: int) -> jax.Array:
-    """``[T, n]`` -> ``[T / G, G, n]``."""
-    return a.reshape(groups, a.shape[0] // groups, a.shape[1]).transpose(1, 0, 2)
+def in_groups(arrays: Any, groups: int) -> Any:
+    """``[T, ...]`` -> ``[G, T / G, ...]``."""
+    return jax.tree.map(lambda a: a.reshape(groups, a.shape[0] // groups, *a.shape[1:]), arrays)
 
 
 def of_each_table(values: jax.Array, n_tables: int) -> jax.Array:
-    """Those of a table's group: ``[n, G, O]`` -> ``[T, n, O]``."""
+    """Values of each table's group: ``[n, G, O]`` -> ``[T, n, O]``."""
     n, groups, n_outputs = values.shape
     every = (groups, n_tables // groups, n, n_outputs)
     return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(n_tables, n, n_outputs)
@@ -248,16 +413,17 @@ def terms(values: jax.Array) -> list[jax.Array]:
     return [term.astype(jnp.bfloat16) for term in (*found, rest)]
 
 
-def _differences_by_products(
-    weights: jax.Array, index: tuple[jax.Array, ...], dy: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Return `differences` from the products with every row; the compiler picks them where it makes them, ``[T, n, R]``
-    is never stored. The error is that of the products: see `lutjax.lookup`."""
-    n, groups, _ = dy.shape
-    tables = weights.astype(dy.dtype).reshape(groups, -1, *weights.shape[1:])
-    every = jnp.einsum("ngo,gpro->gpnr", dy, tables, precision="highest").reshape(-1, n, weights.shape[1])
-    main, *others = (jnp.where(_hits(weights, i), every, 0) for i in index)
-    return tuple(jnp.sum(main - other, -1) for other in others)
+def _products_with_every_row(weights: jax.Array, dy: jax.Array, groups: int) -> jax.Array:
+    """Products of ``dy [n, G * O]`` with every row, ``[T, n, R]``: the compiler picks some where it makes them, and stores none.
+
+    The error is that of the products: see `lutjax.lookup`.
+    """
+    n_detectors, n_rows, n_outputs = weights.shape
+    n, dtype = dy.shape[0], accumulator(weights.dtype)
+    dy = dy.astype(dtype).reshape(n, groups, n_outputs)
+    tables = weights.astype(dtype).reshape(groups, n_detectors // groups, n_rows, n_outputs)
+    every = jnp.einsum("ngo,gpro->gpnr", dy, tables, precision="highest")
+    return every.reshape(n_detectors, n, n_rows)
 
 
 def _hits(weights: jax.Array, index: jax.Array) -> jax.Array:
@@ -267,6 +433,15 @@ def _hits(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 def _one_hot(weights: jax.Array, index: jax.Array) -> jax.Array:
     return _hits(weights, index).astype(jnp.bfloat16)
+
+
+def _weighted_hits(weights: jax.Array, ways: Sequence[Way]) -> jax.Array:
+    """``[T, n, R]``: the coefficient with which a row is read, summed over ways."""
+    total: Any = 0
+    for index, coefficient in ways:
+        assert coefficient is not None
+        total += jnp.where(_hits(weights, index), coefficient.astype(jnp.float32)[..., None], 0)
+    return total
 
 
 def _multiply(equation: str, one_hot: jax.Array, values: jax.Array, axis: int) -> jax.Array:

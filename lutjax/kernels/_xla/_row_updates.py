@@ -83,16 +83,16 @@ def update(
     """
     weights, accumulate, rule, state = call.weights, call.accumulate, step.rule, step.state
     dtype = accumulator(weights.dtype)
-    rate = step.rate.astype(dtype)
-    factor = None if step.factor is None else step.factor.astype(dtype)
-    if rule.additive and accumulate is None and dtype == weights.dtype:
-        scale = -rate if factor is None else -rate * factor
+    scale = scale_of_additions(call, step)
+    if scale is not None:
 
         def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
             return _row_gathers.add_rows(total, index, scale * values.astype(dtype), device)
 
         return visit(lambda a, axis=0: a, add, weights), state
 
+    rate = step.rate.astype(dtype)
+    factor = None if step.factor is None else step.factor.astype(dtype)
     # A row moves by the sum over all its hits. That is made for a group of detectors at a time, in an array as
     # long as their tables or as their hits, whatever is shorter.
     n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
@@ -115,6 +115,15 @@ def update(
         step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _firsts(weights, size)
     )
     return weights, state
+
+
+def scale_of_additions(call: Reads, step: Step) -> jax.Array | None:
+    """Return the factor of cotangents with which they are added to rows one by one; None where a row moves by their sum."""
+    dtype = accumulator(call.weights.dtype)
+    if not step.rule.additive or call.accumulate is not None or dtype != call.weights.dtype:
+        return None
+    rate = step.rate.astype(dtype)
+    return -rate if step.factor is None else -rate * step.factor.astype(dtype)
 
 
 def squared_norm(call: Reads, visit: Visit, n_hits: int, *, device: Device) -> jax.Array:

@@ -1,15 +1,19 @@
 """`lutjax.margins` in plain JAX.
 
-``u[t, c] = x[a[t, c]] - x[b[t, c]]``; ``dx = du`` times the incidence matrix of the anchors, ``[T, C, I]``: they are the same for every
-sample, so a product adds what a scatter would. Inputs are gathered one comparison of all detectors after the other.
+``u[t, c] = x[a[t, c]] - x[b[t, c]]``; ``dx[a] += du``, ``dx[b] -= du``. Anchors are the same for every sample: inputs first, a comparison reads and
+adds whole rows of the batch. On accelerators ``dx`` is `du` times the incidence matrix of the anchors, ``[T, C, I]``: a product adds what a
+scatter would.
 """
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
+from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addends
-from lutjax.kernels._xla._row_gathers import read
+from lutjax.kernels._xla._row_gathers import add, in_sequence, read
 from lutjax.kernels.registry import Device
 from lutjax.ops.margins import Margins
 
@@ -25,31 +29,62 @@ def backward(
     call: Margins, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     du = [cotangent[..., c].T for c in range(cotangent.shape[-1])]
-    return {"x": cotangent_of_inputs(du, call.anchors, call.groups, call.x.shape, call.accumulate)}
+    shape = call.x.shape
+    return {"x": cotangent_of_inputs(du, call.anchors, call.groups, shape, call.accumulate, device)}
 
 
 def comparisons(x: jax.Array, anchors: jax.Array, groups: int) -> list[jax.Array]:
     """Return the margins of each comparison, ``[T, n]``s, of inputs ``[n, H, I]``."""
+    return margins_at(inputs_first(x), ids_of(anchors, groups, x.shape))
+
+
+def inputs_first(x: jax.Array) -> jax.Array:
+    """``[n, H, I]`` -> ``[H * I, n]``, as they are compared: a comparison reads contiguous numbers of the batch."""
     n, n_inputs_of, n_inputs = x.shape
-    # Inputs first: a comparison then reads a contiguous row of the batch.
-    by_input = x.reshape(n, n_inputs_of * n_inputs).T.astype(accumulator(x.dtype))
-    ids = _ids(anchors, groups, n_inputs_of, n_inputs)
+    return x.reshape(n, n_inputs_of * n_inputs).T.astype(accumulator(x.dtype))
+
+
+def ids_of(anchors: jax.Array, groups: int, shape: tuple[int, ...]) -> jax.Array:
+    """Return the ids of compared inputs among those of all groups, ``[T, C, 2 or 1]``, for inputs of a shape ``[n, H, I]``."""
+    ids, (_, n_inputs_of, n_inputs) = _ends(anchors, shape[2]), shape
+    if n_inputs_of == 1:
+        return ids
+    group = jnp.arange(anchors.shape[0], dtype=jnp.int32) // max(anchors.shape[0] // groups, 1)
+    return ids + n_inputs * group[:, None, None]
+
+
+def margins_at(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
+    """Return the margins of each comparison, ``[T, n]``s, of inputs ``[H * I, n]`` and ids ``[T, C, 2 or 1]``."""
     ends = [[read(by_input, ids[:, c, side]) for side in range(ids.shape[2])] for c in range(ids.shape[1])]
     return [end[0] - end[1] if len(end) == 2 else end[0] for end in ends]
 
 
+def add_margins(dx: jax.Array, ids: jax.Array, du: Sequence[jax.Array]) -> jax.Array:
+    """Return sums ``[H * I, n]`` plus those of margins' cotangents, ``[T, n]``s of addends, at the inputs that were compared."""
+    for c, of_comparison in enumerate(du):
+        dx = add(dx, (ids[:, c, 0],), of_comparison)
+        if ids.shape[2] == 2:
+            dx = add(dx, (ids[:, c, 1],), -of_comparison)
+    return dx
+
+
 def cotangent_of_inputs(
-    du: list[jax.Array],
+    du: Sequence[jax.Array],
     anchors: jax.Array,
     groups: int,
     shape: tuple[int, ...],
     accumulate: FixedPoint | None,
+    device: Device,
 ) -> jax.Array:
     """Return the cotangent of inputs ``[n, H, I]``, a sum of addends, from those of all margins, ``[T, n]``s."""
     n, n_inputs_of, n_inputs = shape
-    if not du:
+    if not du or not shape[1] * shape[2]:
         return jnp.zeros(shape, jnp.float32 if accumulate is None else jnp.int32)
-    every = addends(jnp.stack(du), accumulate)  # [C, T, n]
+    each_addend = [addends(d, accumulate) for d in du]
+    if in_sequence(device):
+        zeros = zeros_varying(each_addend[0], (n_inputs_of * n_inputs, n), each_addend[0].dtype)
+        return by_sample(add_margins(zeros, ids_of(anchors, groups, shape), each_addend), shape)
+    every = jnp.stack(each_addend)  # [C, T, n]
     n_comparisons, n_detectors, _ = every.shape
     ids = _ends(anchors, n_inputs)
     incidence = jax.nn.one_hot(ids[..., 0], n_inputs, dtype=every.dtype)
@@ -65,13 +100,9 @@ def cotangent_of_inputs(
     return product if n_inputs_of == groups else jnp.sum(product, 1, keepdims=True, dtype=product.dtype)
 
 
-def _ids(anchors: jax.Array, groups: int, n_inputs_of: int, n_inputs: int) -> jax.Array:
-    """The ids of compared inputs among those of all groups, ``[T, C, 2 or 1]``."""
-    ids = _ends(anchors, n_inputs)
-    if n_inputs_of == 1:
-        return ids
-    group = jnp.arange(anchors.shape[0], dtype=jnp.int32) // (anchors.shape[0] // groups)
-    return ids + n_inputs * group[:, None, None]
+def by_sample(dx: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``[H * I, n]`` -> ``[n, H, I]``."""
+    return dx.T.reshape(shape)
 
 
 def _ends(anchors: jax.Array, n_inputs: int) -> jax.Array:

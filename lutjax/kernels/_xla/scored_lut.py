@@ -2,9 +2,13 @@
 
 Nothing is saved: the backward pass compares and scores again. The gradient of the read is that of its elementwise function, of
 any read. Margins, ids and coefficients are detector-major, ``[T, B]``.
+
+CPUs do all of it for a block of tables of one group before they go on to the next: margins, scores and sums stay in the cache, and no array of
+the length of all tables and samples exists. Accelerators do one step after the other for all tables.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +17,11 @@ from jax.typing import DTypeLike
 
 from lutjax import _quantised
 from lutjax._compat import zeros_varying
+from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _row_updates, _weighted_rows, margins
-from lutjax.kernels._xla.weighted_lookup import hits_of_ways
+from lutjax.kernels._xla import _row_gathers as rows, _row_updates, margins
+from lutjax.kernels._xla.weighted_lookup import Way, hits_of_ways, side_by_side
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
@@ -25,15 +30,26 @@ from lutjax.reads import Read
 _SHIFT = 6  # the least coefficient of an integer read is 2**-6
 
 
-def forward(call: ScoredLut, *, device: Device, rows: Any = _weighted_rows) -> jax.Array:
-    """Return the output; `rows` has the functions of `_weighted_rows`, those of another platform for its rows."""
-    ways = ways_of(call)
-    if call.weights.dtype == jnp.int8:
-        return _sum_of_integers(call, ways, device, rows)
-    y = rows.sum_rows(tables(call), ways, call.groups, device, call.accumulate)
+def forward(call: ScoredLut, *, device: Device, kernels: Any = rows) -> jax.Array:
+    """Return the output; `kernels` reads the rows, as `_row_gathers` does."""
+    n, dtype = call.x.shape[0], call.scalars.dtype
+    in_integers = call.weights.dtype == jnp.int8
+    if call.read.valued == 0:
+        y = zeros_varying(call.x, (n, call.groups, call.weights.shape[2]), call.weights.dtype)
+        return jnp.sum(y, 1, keepdims=True) if call.sum_groups else y
+    if kernels is rows and rows.in_sequence(device):
+        total, unknown = _sums_in_blocks(call)
+    else:
+        ways = ways_of(call)
+        unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, n).any(1).T
+        read = [(i, in_units(c)) for i, c in ways] if in_integers else ways
+        total = kernels.sum_ways(tables(call), read, device, call.accumulate, call.groups)
+        total = total.reshape(n, call.groups, call.weights.shape[2])
+    if in_integers:
+        return in_floats(call, total, unknown, dtype)
     if call.sum_groups:
-        y = jnp.sum(y, 1, keepdims=True, dtype=y.dtype)
-    return result(y, call.weights.dtype, call.accumulate)
+        total = jnp.sum(total, 1, keepdims=True, dtype=total.dtype)
+    return result(total, call.weights.dtype, call.accumulate)
 
 
 def backward(
@@ -42,63 +58,208 @@ def backward(
     needs: frozenset[str],
     *,
     device: Device,
-    rows: Any = _weighted_rows,
+    kernels: Any = rows,
 ) -> dict[str, jax.Array]:
+    """Return the cotangents that are needed; `kernels` as in `forward`."""
     if call.weights.dtype == jnp.int8:
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
-    u = margins.comparisons(call.x, call.anchors, call.groups)
-    keep = None if call.keep is None else call.keep.T
-    scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
-    coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep)
-    dy = of_every_group(call, cotangent)
-    found = {}
+    zeros = None
     if "weights" in needs:
-        zeros = zeros_varying(
-            call.weights, call.weights.shape, addend_dtype(call.weights.dtype, call.accumulate)
-        )
-        ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
-        found["weights"] = rows.add_rows(zeros, ways, dy, call.groups, device, call.accumulate)
-    if needs - {"weights"}:
-        products = rows.products(tables(call), index, dy, call.groups, device, call.accumulate)
-        du, d_scalars, d_keep = of_coefficients(
-            [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
-        )
-        if "x" in needs:
-            found["x"] = margins.cotangent_of_inputs(
-                du, call.anchors, call.groups, call.x.shape, call.accumulate
-            )
-        if "scalars" in needs:
-            found["scalars"] = (
-                jnp.stack(
-                    [
-                        jnp.sum(addends(s, call.accumulate), dtype=addend_dtype(s.dtype, call.accumulate))
-                        for s in d_scalars
-                    ]
-                )
-                if d_scalars
-                else zeros_varying(cotangent, (0,), call.scalars.dtype)
-            )
-        if "keep" in needs:
-            found["keep"] = d_keep.T
-    return found
+        dtype = addend_dtype(call.weights.dtype, call.accumulate)
+        zeros = zeros_varying(call.weights, call.weights.shape, dtype)
+    of_read = bool(needs - {"weights"})
+    if kernels is rows and rows.in_sequence(device):
+        found = _cotangents_in_blocks(call, cotangent, zeros, of_read)
+    else:
+        found = _cotangents(call, cotangent, zeros, of_read, device, kernels)
+    return {name: found[name] for name in needs}
 
 
 def update(
     call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+    scale = _row_updates.scale_of_additions(call, step)
+    if scale is None:
+        return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
+    if rows.in_sequence(device):
+        found = _cotangents_in_blocks(call, scale * cotangent, call.weights, False)
+    else:
+        found = _cotangents(call, scale * cotangent, call.weights, False, device)
+    return found["weights"], step.state
 
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent), call.groups)
+    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent))
 
 
-def ways_of(call: ScoredLut) -> list[_weighted_rows.Way]:
+# ------------------------------------------------------------------------------------- all tables at once
+def ways_of(call: ScoredLut) -> list[Way]:
     """Return row ids and coefficients of every way that has values, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
-    ways = call.read.select(u, named(call.read, list(call.scalars)))[: call.read.valued]
-    return ways if call.keep is None else [(i, call.keep.T.astype(c.dtype) * c) for i, c in ways]
+    ways = _kept(call.read, u, list(call.scalars), None if call.keep is None else call.keep.T)
+    return ways[: call.read.valued]
+
+
+def _cotangents(
+    call: ScoredLut,
+    cotangent: jax.Array,
+    total: jax.Array | None,
+    of_read: bool,
+    device: Device,
+    kernels: Any = rows,
+) -> dict[str, Any]:
+    """The cotangents of all that the read depends on, and `total` plus those of rows."""
+    u = margins.comparisons(call.x, call.anchors, call.groups)
+    scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
+    keep = None if call.keep is None else call.keep.T
+    coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep)
+    dy = side_by_side(of_every_group(call, cotangent))
+    found = {}
+    if total is not None:
+        ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
+        found["weights"] = total
+        if ways:
+            found["weights"] = kernels.add_ways(total, ways, dy, device, call.accumulate, call.groups)
+    if of_read:
+        each = kernels.products(tables(call), tuple(index), dy, device, call.accumulate, call.groups)
+        du, d_scalars, d_keep = of_coefficients(_like(each, coefficients))
+        found["x"] = margins.cotangent_of_inputs(
+            du, call.anchors, call.groups, call.x.shape, call.accumulate, device
+        )
+        sums = [_sum_of_addends(call, s) for s in d_scalars]
+        found["scalars"] = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), call.scalars.dtype)
+        if d_keep is not None:
+            found["keep"] = d_keep.T
+    return found
+
+
+# ------------------------------------------------------------------------------------- block by block
+_IN_BLOCK = 2**13  # samples times tables that are scored at once
+_FEWEST = 4  # tables of a block: the scores of a single one are made anew for each of its outputs
+
+
+def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_tables: Any) -> tuple[Any, Any]:
+    """Pass a carry through ``body(carry, (first table, of_tables))`` for each block of tables of a group.
+
+    Returns the carry, and what `body` returns for each table.
+    """
+    n, each = call.x.shape[0], call.anchors.shape[0] // call.groups
+    most = _IN_BLOCK // max(n, 1) if isinstance(n, int) else 0
+    size = max(min(each, max(most, _FEWEST)), 1)
+    whole = each // size * size
+    parts = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), of_tables)
+    starts = first + jnp.arange(0, whole, size, dtype=jnp.int32)
+    carry, found = jax.lax.scan(body, carry, (starts, parts))
+    found = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), found)
+    if whole < each:
+        carry, rest = body(carry, (first + whole, jax.tree.map(lambda a: a[whole:], of_tables)))
+        found = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, rest)
+    return carry, found
+
+
+def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
+    """The first table of each group, and the ids of inputs and factors of each table, of all groups."""
+    keep = None if call.keep is None else call.keep.T
+    ids = margins.ids_of(call.anchors, call.groups, call.x.shape)
+    each = call.anchors.shape[0] // call.groups
+    return rows.firsts(call.groups, each), rows.in_groups((ids, keep), call.groups)
+
+
+def _margins_of_block(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
+    # Gathers within the expression of a score keep the compiler from making vectors of it.
+    u: list[jax.Array] = jax.lax.optimization_barrier(margins.margins_at(by_input, ids))
+    return u
+
+
+def _sums_in_blocks(call: ScoredLut) -> tuple[jax.Array, jax.Array]:
+    """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``."""
+    by_input, read_tables, scalars = margins.inputs_first(call.x), tables(call), list(call.scalars)
+    n, in_integers = call.x.shape[0], call.weights.dtype == jnp.int8
+    dtype = jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
+
+    def over_block(carry: Any, of: Any) -> tuple[Any, None]:
+        (y, unknown), (first, (ids, keep)) = carry, of
+        ways = _kept(call.read, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
+        if in_integers:
+            unknown |= jnp.isnan(ways[0][1]).any(0)
+            ways = [(i, in_units(c)) for i, c in ways]
+        ways = [(rows.clamped(read_tables, i), c) for i, c in ways]
+
+        def over_table(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
+            t, ways = of
+            return y + rows.sum_of_table(read_tables, t, ways, call.accumulate), None
+
+        y, _ = jax.lax.scan(over_table, y, (first + rows.places(len(ids)), ways))
+        return (y, unknown), None
+
+    def over_group(_: None, of: Any) -> tuple[None, Any]:
+        shape = n, call.weights.shape[2]
+        start = zeros_varying(call.x, shape, dtype), zeros_varying(call.x, (n,), jnp.bool_)
+        return None, _over_blocks(call, over_block, start, *of)[0]
+
+    _, (y, unknown) = rows.over_groups(over_group, None, _of_tables(call))
+    return y.transpose(1, 0, 2), unknown.T
+
+
+def _cotangents_in_blocks(
+    call: ScoredLut, cotangent: jax.Array, total: jax.Array | None, of_read: bool
+) -> dict[str, Any]:
+    """The cotangents of all that the read depends on, and `total` plus those of rows."""
+    by_input, read_tables = margins.inputs_first(call.x), tables(call)
+    dtype = call.scalars.dtype
+    dx = zeros_varying(by_input, by_input.shape, addend_dtype(dtype, call.accumulate))
+    sums = [zeros_varying(by_input, (), dx.dtype) for _ in range(len(call.scalars))]
+
+    def over_block(dy: jax.Array, carry: Any, of: Any) -> tuple[Any, Any]:
+        (total, dx, sums), (first, (ids, keep)) = carry, of
+        u = _margins_of_block(by_input, ids)
+        each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
+        coefficients, of_coefficients, index = linearised(call.read, u, each, keep)
+        coefficients = jax.lax.optimization_barrier(coefficients)
+        index = [rows.clamped(read_tables, i) for i in index]
+
+        def over_table(total: Any, of: Any) -> tuple[Any, Any]:
+            t, index, coefficients = of
+            found = None
+            if of_read:
+                found = rows.products_of_table(read_tables, t, index, dy, call.accumulate)
+            if total is not None:
+                ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
+                total = rows.add_to_table(total, t, ways, dy, call.accumulate)
+            return total, found
+
+        total, products = jax.lax.scan(
+            over_table, total, (first + rows.places(len(ids)), index, coefficients)
+        )
+        d_keep = None
+        if of_read:
+            products = jax.lax.optimization_barrier(_like(products, coefficients))
+            du, d_scalars, d_keep = of_coefficients(products)
+            dx = margins.add_margins(dx, ids, [addends(d, call.accumulate) for d in du])
+            sums = [s + _sum_of_addends(call, d) for s, d in zip(sums, d_scalars, strict=True)]
+        return (total, dx, sums), d_keep
+
+    def over_group(carry: Any, of: Any) -> tuple[Any, Any]:
+        of_tables, dy = of
+        return _over_blocks(call, functools.partial(over_block, dy), carry, *of_tables)
+
+    dy = of_every_group(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
+    (total, dx, sums), d_keep = rows.over_groups(over_group, (total, dx, sums), (_of_tables(call), dy))
+    scalars = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), dtype)
+    found = {"weights": total, "x": margins.by_sample(dx, call.x.shape), "scalars": scalars}
+    if d_keep is not None:
+        found["keep"] = d_keep.reshape(call.weights.shape[0], call.x.shape[0]).T
+    return found
+
+
+# ------------------------------------------------------------------------------------- reads
+def _kept(
+    read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Row ids and coefficients of every way, times the factors of tables."""
+    ways = read.select(u, named(read, scalars))
+    return ways if keep is None else [(i, keep.astype(c.dtype) * c) for i, c in ways]
 
 
 def linearised(
@@ -115,11 +276,8 @@ def linearised(
     """
 
     def coefficients(u: list[jax.Array], scalars: list[jax.Array], keep: Any) -> Any:
-        ways = read.select(u, named(read, scalars))
-        index = [i for i, _ in ways]
-        if keep is None:
-            return [c for _, c in ways], index
-        return [keep.astype(c.dtype) * c for _, c in ways], index
+        ways = _kept(read, u, scalars, keep)
+        return [c for _, c in ways], [i for i, _ in ways]
 
     values, pull, index = jax.vjp(coefficients, u, scalars, keep, has_aux=True)
     return values, pull, index
@@ -130,26 +288,24 @@ def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
     return dict(zip(read.initial(), scalars, strict=True))
 
 
+def _like(products: Sequence[jax.Array], coefficients: Sequence[jax.Array]) -> list[jax.Array]:
+    """Cotangents in the dtype of what they belong to."""
+    return [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
+
+
+def _sum_of_addends(call: ScoredLut, values: jax.Array) -> jax.Array:
+    """The sum of the addends of all elements."""
+    return jnp.sum(addends(values, call.accumulate), dtype=addend_dtype(values.dtype, call.accumulate))
+
+
+# ------------------------------------------------------------------------------------- tables and outputs
 def tables(call: ScoredLut) -> jax.Array:
     """Return the tables that are read: rounded ones where the read rounds them."""
-    if call.exponents is None:
+    if call.exponents is None or call.weights.dtype == jnp.int8:
         return call.weights
-    scale = jnp.repeat(call.exponents, call.weights.shape[0] // call.groups, axis=0)[:, None]
-    return jnp.ldexp(_quantised.rounded(call.weights, call.exponents), scale).astype(call.weights.dtype)
-
-
-def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
-    """Return the cotangent of each group's output, ``[n, G, O]``."""
-    n, _, n_outputs = cotangent.shape
-    return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))
-
-
-def _sum_of_integers(call: ScoredLut, ways: list[_weighted_rows.Way], device: Device, rows: Any) -> jax.Array:
-    """The sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
-    shifted = [(i, in_units(c)) for i, c in ways]
-    total = rows.sum_rows(call.weights, shifted, call.groups, device, None)
-    unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, call.x.shape[0]).any(1).T
-    return in_floats(call, total, unknown, ways[0][1].dtype)
+    whole = _quantised.rounded(call.weights, call.exponents)
+    scaled = _quantised.in_groups(whole, call.groups) * _quantised.power(call.exponents[:, None], whole.dtype)
+    return scaled.reshape(call.weights.shape).astype(call.weights.dtype)
 
 
 def in_units(coefficient: jax.Array) -> jax.Array:
@@ -160,7 +316,12 @@ def in_units(coefficient: jax.Array) -> jax.Array:
 def in_floats(call: ScoredLut, total: jax.Array, unknown: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
     assert call.exponents is not None
-    y = jnp.where(
-        unknown[..., None], jnp.nan, jnp.ldexp(total.astype(dtype), (call.exponents - _SHIFT)[None])
-    )
+    scaled = total.astype(dtype) * _quantised.power(call.exponents - _SHIFT, dtype)[None]
+    y = jnp.where(unknown[..., None], jnp.nan, scaled)
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
+
+
+def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
+    """Return the cotangent of each group's output, ``[n, G, O]``."""
+    n, _, n_outputs = cotangent.shape
+    return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))

@@ -4,6 +4,7 @@
 ``dweights[t, i] += c[b, t, k] dy[b, g]``. Ids and coefficients are detector-major, ``[T, B]`` of each way.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,34 +14,35 @@ from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _row_updates, _weighted_rows
+from lutjax.kernels._xla import _row_gathers, _row_updates
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.weighted_lookup import WeightedLookup
 
+Way = tuple[jax.Array, jax.Array]
+"""Row ids and coefficients, ``[T, n]``."""
+
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
-    weights = call.weights
+    weights, groups = call.weights, call.groups
+    shape = len(call.index), groups, weights.shape[2]
     if call.valued == 0:
-        return zeros_varying(
-            call.coefficients, (len(call.index), call.groups, weights.shape[2]), weights.dtype
-        )
-    y = _weighted_rows.sum_rows(weights, _ways(call)[: call.valued], call.groups, device, call.accumulate)
-    return result(y, weights.dtype, call.accumulate)
+        return zeros_varying(call.coefficients, shape, weights.dtype)
+    y = _row_gathers.sum_ways(weights, _ways(call)[: call.valued], device, call.accumulate, groups)
+    return result(y.reshape(shape), weights.dtype, call.accumulate)
 
 
 def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    weights, ways, found = call.weights, _ways(call), {}
+    weights, ways, groups, found = call.weights, _ways(call), call.groups, {}
+    dy = side_by_side(cotangent)
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
-        found["weights"] = _weighted_rows.add_rows(
-            zeros, ways[: call.valued], cotangent, call.groups, device, call.accumulate
-        )
+        found["weights"] = add_ways(zeros, ways[: call.valued], dy, device, call.accumulate, groups)
     if "coefficients" in needs:
-        index = [index for index, _ in ways]
-        each = _weighted_rows.products(weights, index, cotangent, call.groups, device, call.accumulate)
+        index = tuple(index for index, _ in ways)
+        each = _row_gathers.products(weights, index, dy, device, call.accumulate, groups)
         found["coefficients"] = jnp.stack(each, -1).transpose(1, 0, 2) if each else call.coefficients
     return found
 
@@ -48,32 +50,45 @@ def backward(
 def update(
     call: WeightedLookup, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
+    scale = _row_updates.scale_of_additions(call, step)
+    if scale is not None:
+        dy = scale * side_by_side(cotangent)
+        ways = _ways(call)[: call.valued]
+        return add_ways(call.weights, ways, dy, device, None, call.groups), step.state
     return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
 def hits(call: WeightedLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, _ways(call)[: call.valued], cotangent, call.groups)
+    return hits_of_ways(call.weights, _ways(call)[: call.valued], cotangent)
 
 
-def hits_of_ways(
-    weights: jax.Array, ways: list[_weighted_rows.Way], dy: jax.Array, groups: int
-) -> _row_updates.Hits:
-    """Return the hits of reads in several ways; a coefficient of 0 is none."""
+def hits_of_ways(weights: jax.Array, ways: Sequence[Way], dy: jax.Array) -> _row_updates.Hits:
+    """Return the hits of reads in several ways, with ``dy [n, G, O]``; a coefficient of 0 is none."""
     dtype = accumulator(weights.dtype)
     by_group = dy.astype(dtype).transpose(1, 0, 2)
-    group = jnp.arange(weights.shape[0], dtype=jnp.int32) // (weights.shape[0] // groups)
+    group = _row_gathers.detectors(weights) // max(weights.shape[0] // dy.shape[1], 1)
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
-        values = by_group.at[detectors(group)].get(mode="promise_in_bounds")
+        values = _row_gathers.read(by_group, detectors(group))
         for index, coefficient in ways:
-            c = detectors(coefficient).astype(dtype)[..., None]
-            counts = detectors(coefficient) != 0
-            carry = body(carry, detectors(index), jnp.where(c == 0, 0, c * values), counts)
+            c = detectors(coefficient).astype(dtype)
+            carry = body(carry, detectors(index), _row_gathers.times(c, values), c != 0)
         return carry
 
     return visit, len(ways) * dy.shape[0]
 
 
-def _ways(call: WeightedLookup) -> list[_weighted_rows.Way]:
+def add_ways(total: jax.Array, ways: Sequence[Way], *arguments: Any) -> jax.Array:
+    """`_row_gathers.add_ways`, of no way too."""
+    return _row_gathers.add_ways(total, ways, *arguments) if ways else total
+
+
+def side_by_side(dy: jax.Array) -> jax.Array:
+    """``[n, G, O]`` -> ``[n, G * O]``."""
+    n, groups, n_outputs = dy.shape
+    return dy.reshape(n, groups * n_outputs)
+
+
+def _ways(call: WeightedLookup) -> list[Way]:
     return [(call.index[..., k].T, call.coefficients[..., k].T) for k in range(call.index.shape[2])]

@@ -15,15 +15,16 @@ from lutjax.kernels.registry import Device
 def sum_rows(
     weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None, groups: int = 1
 ) -> jax.Array:
-    """Sum over detectors the rows that they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
-    n_detectors, n_samples = index.shape
-    if 0 in (n_samples, *weights.shape):
+    """Sum over the detectors of a group the rows that they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, groups * O]``."""
+    if 0 in (index.shape[1], *weights.shape):
         return plain.sum_rows(weights, index, device, accumulate, groups)
     cores = _sizes.sparse_cores(device)
     table = rows_of(weights)
+    each = _as_samples(ids(weights, index), groups)
+    n_terms, n_samples = each.shape
     block = _sizes.samples(n_samples, table.shape[1], cores)
-    y = _gather.sum_rows(table, in_blocks(ids(weights, index), block), n_detectors, cores)
-    return y[:n_samples, : weights.shape[2]]
+    y = _gather.sum_rows(table, in_blocks(each, block), n_terms, cores)[:n_samples, : weights.shape[2]]
+    return y.reshape(groups, index.shape[1], -1).swapaxes(0, 1).reshape(index.shape[1], -1)
 
 
 def differences(
@@ -36,18 +37,30 @@ def differences(
 ) -> tuple[jax.Array, ...]:
     """Return ``<dy, row - other row>`` of each read: the first way to read against each other one.
 
-    ``[T, R, O]``, ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s.
+    ``[T, R, O]``, ``[T, n]``s, ``[n, groups * O]`` -> ``[T, n]``s.
     """
-    n_detectors, n_samples = index[0].shape
-    if 0 in (n_samples, *weights.shape):
+    if 0 in (len(dy), *weights.shape):
         return plain.differences(weights, index, dy, device, accumulate, groups)
     cores = _sizes.sparse_cores(device)
     table = rows_of(weights)
+    every = [_as_samples(ids(weights, i), groups) for i in index]
+    n_terms, n_samples = every[0].shape
     block = _sizes.samples(n_samples, _sizes.numbers_of_differences(weights.shape[2]), cores)
-    each = tuple(in_blocks(ids(weights, i), block) for i in index)
+    dy = dy.reshape(len(dy), groups, -1).swapaxes(0, 1).reshape(n_samples, -1)
     dy = jnp.pad(dy, ((0, -n_samples % block), (0, table.shape[1] - dy.shape[1])))
-    sums = _gather.differences(table, each, dy, n_detectors, cores)
-    return tuple(out_of_blocks(of_way, n_detectors, n_samples) for of_way in sums)
+    sums = _gather.differences(table, tuple(in_blocks(each, block) for each in every), dy, n_terms, cores)
+    return tuple(
+        out_of_blocks(of_way, n_terms, n_samples)
+        .reshape(n_terms, groups, -1)
+        .swapaxes(0, 1)
+        .reshape(index[0].shape)
+        for of_way in sums
+    )
+
+
+def _as_samples(ids: jax.Array, groups: int) -> jax.Array:
+    """``[T, n]`` -> ``[T / groups, groups * n]``: a sample of each group is a sample of its own."""
+    return ids.reshape(groups, -1, ids.shape[1]).swapaxes(0, 1).reshape(-1, groups * ids.shape[1])
 
 
 def rows_of(weights: jax.Array, fill: int = 0) -> jax.Array:

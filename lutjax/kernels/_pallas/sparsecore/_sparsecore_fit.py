@@ -31,8 +31,6 @@ def unsupported_arguments(request: Request) -> str | None:
             return f"has no kernel for {leaf.dtype}: rows are added up as they arrive, in their own dtype"
     if call.accumulate is not None:
         return "adds in float32, not in fixed point"
-    if isinstance(call, Lookup) and call.groups > 1:
-        return f"sums all detectors to one output, here {call.groups} groups"
     forward, n_outputs = request.direction == "forward", call.weights.shape[2]
     if isinstance(call, SparseLookup):
         rows = 1 if forward else 2

@@ -8,6 +8,8 @@ Sizes are padded to whole blocks: what lies outside an array may be NaN, and wou
 """
 
 import abc
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -338,13 +340,14 @@ def matrix(
     blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any, n_terms: int = 3
 ) -> list[jax.Array]:
     """Return the coefficients of some tables at their rows, ``[rows, samples]``, in terms."""
-    total: Any = 0
+    every = []
     for ids, coefficients in ways:
         hits = _hits(blocks, ids[tables], block % blocks.parts)
         if coefficients is None:
-            total = total + hits.astype(jnp.float32)
+            every.append(hits.astype(jnp.float32))
         else:
-            total = total + jnp.where(hits, _over_rows(blocks, coefficients[tables]), 0)
+            every.append(jnp.where(hits, _over_rows(blocks, coefficients[tables]), 0))
+    total = functools.reduce(operator.add, every)
     total = total.reshape(blocks.together * blocks.rows, blocks.samples)
     if all(coefficients is None for _, coefficients in ways):
         return [total.astype(jnp.bfloat16)]  # small whole numbers
@@ -361,7 +364,7 @@ def _hits(blocks: RowBlocks, ids: jax.Array, part: Any) -> jax.Array:
     """Compare ids with the numbers of rows: ``[tables, samples]`` -> bool ``[tables, rows, samples]``."""
     shape = (blocks.together, blocks.rows, blocks.samples)
     row = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    return row == _over_rows(blocks, ids - part * blocks.rows)
+    return row == _over_rows(blocks, ids - part * blocks.rows if blocks.parts > 1 else ids)
 
 
 def _over_rows(blocks: RowBlocks, a: jax.Array) -> jax.Array:
@@ -385,10 +388,8 @@ def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b
     """Return the product of two matrices in terms, without what lies below the digits of float32."""
     most = max(len(a), len(b))
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < most]
-    total: Any = 0
-    for i, j in sorted(pairs, key=sum, reverse=True):  # the smallest products first
-        total = total + _dot(a[i], b[j], axis_a, axis_b)
-    return jnp.asarray(total)
+    pairs.sort(key=sum, reverse=True)  # the smallest products first
+    return functools.reduce(operator.add, [_dot(a[i], b[j], axis_a, axis_b) for i, j in pairs])
 
 
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:

@@ -299,10 +299,13 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
             y_ref[...] = jnp.zeros_like(y_ref)
             unknown_ref[...] = jnp.zeros_like(unknown_ref)
 
-        ways = reads.ways(given, block, samples)
-        unknown = jnp.where(ways[0][0] < 0, 0, jnp.isnan(ways[0][1]).astype(jnp.float32))
-        unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
-        whole = [(index, plain.in_units(coefficient).astype(jnp.float32)) for index, coefficient in ways]
+        whole: list[Way] = []
+        for index, coefficient in reads.ways(given, block, samples):
+            assert coefficient is not None
+            if not whole:
+                unknown = jnp.where(index < 0, 0, jnp.isnan(coefficient).astype(jnp.float32))
+                unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
+            whole.append((index, plain.in_units(coefficient).astype(jnp.float32)))
         for tables in _products.products_of(blocks):
             rows = table_ref[0, 0, _products.rows_of(blocks, tables)].astype(jnp.float32).astype(jnp.bfloat16)
             matrix = _products.matrix(blocks, whole, tables, block, 2)
