@@ -22,11 +22,14 @@ from lutjax import cases
 from lutjax.benchmark import language_model, measure, measurements, report, results, shapes
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
 from lutjax.cases import Tag
+from lutjax.cases.scored_lut import ScoredTraffic
 from lutjax.cli import _measuring
 from lutjax.cli._main import cli
 
 TINY = {
     "fc": "fc:8,4,3,2,2",
+    "scored": "scored:8,4,3,4,2,2",
+    "scored_powers": "scored:8,4,3,4,2,2,6",
     "sparse": "sparse:8,4,5,2,2,3",
     "seq": "seq:2,5,4,3,1,1",
     "window": "seq:2,5,4,3,1,1,2",
@@ -186,7 +189,7 @@ def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
     ("text", "message"),
     [
         ("large", "'large' is no shape; it must be one of ffn, unembed"),
-        ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; sparse:"),
+        ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; scored:"),
         ("fc:1,2,x,4,5", "sizes that are not whole numbers; expected fc:batch"),
         ("fc:1,2,3", "has 3 sizes; expected fc:batch,inputs,outputs,detectors,anchors"),
         ("seq:1,2,3,4,5,6,7,8", "has 8 sizes; expected seq:batch,length,inputs"),
@@ -258,7 +261,7 @@ def test_rows_of_every_kind(text: str, dtype: str) -> None:
     shape = shapes.parse(text)
     assert isinstance(shape, shapes.OfOp)
     traffic = shape.traffic
-    assert isinstance(traffic, cases.LookUpTraffic)
+    assert isinstance(traffic, cases.LookUpTraffic | ScoredTraffic)
     out = {
         r: jax.eval_shape(measurements.function(shape, r, dtype), *abstract(shape, r, dtype))
         for r in shapes.ROWS

@@ -1,5 +1,6 @@
 """Implementations in Triton on machines without a GPU: run by Triton's interpreter, and compiled for NVIDIA GPUs."""
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -13,7 +14,7 @@ import pytest
 from cases import fast_size, ops, ops_that_add, slow, slow_op, split, typed_size
 
 import lutjax
-from lutjax import _ahead_of_time, testing, tuning
+from lutjax import _ahead_of_time, reads, testing, tuning
 from lutjax.cases import Tag
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
@@ -330,6 +331,121 @@ def test_blocks_of_detectors_in_several_groups(monkeypatch):
         testing.check_update(case, "triton", tables.SGD(weight_decay=0.25))
 
 
+ONE_PROGRAM = {
+    f"scored_lut.{kernel}": tuning.Launch(rows=16, outputs=16, warps=1) for kernel in ("forward", "backward")
+}
+"""All tables of a group, whose 11 outputs are in two tiles; by rule a program takes one of so few tables."""
+
+
+def scored_arrays(read, dtype=jnp.float32):
+    """Return inputs with both zeros and ties, tables, anchors with ids beyond the inputs, and scalars."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.choice([0.0, -0.0, 0.25, -0.25, 0.5, 3.0, -2.0], (13, 2, 6)), jnp.float32)
+    weights = jnp.asarray(rng.integers(-8, 9, (6, 8, 11)) / 4, dtype)
+    anchors = jnp.asarray(rng.integers(-3, 9, (6, 3, 2)), jnp.int32)
+    return x, weights, anchors, read.initial()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        reads.Confidence(),
+        reads.Hard(),
+        reads.PowersOfTwo(),
+        *(slow(r) for r in (reads.Confidence(1), reads.Blend(), reads.SoftSign(), reads.PowersOfTwo(1))),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("interpreted")
+def test_scored_reads_of_any_input(read):
+    """Zeros, ties, ids beyond the inputs, NaN and infinities; rows that are infinite where they are not read."""
+    x, weights, anchors, scalars = scored_arrays(read)
+
+    def run(implementation, x, weights, scalars):
+        return lutjax.scored_lut(
+            x, weights, anchors, scalars, read=read, groups=2, implementation=implementation
+        )
+
+    with tuning.use(ONE_PROGRAM):
+        same_as_plain_jax(run, x, weights, scalars)
+        x = x.at[3, 0, 2].set(jnp.nan).at[5, 1, 4].set(jnp.inf).at[7].set(0)
+        if not read.rounds_tables:
+            # All margins of sample 7 are 0: of scores nothing is read.
+            weights = weights.at[:, 0, 0].set(jnp.inf)
+        actual, expected = (run(implementation, x, weights, scalars) for implementation in ("triton", "xla"))
+        testing.assert_close("y", actual, expected)
+
+
+@pytest.mark.parametrize("sum_groups", [False, slow(True)])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.usefixtures("interpreted")
+def test_scored_reads_of_integers(parts, sum_groups):
+    """Outputs are those of plain JAX and of the form that is trained, to the last bit; NaN where an input is NaN."""
+    read = reads.PowersOfTwo()
+    x, weights, anchors, scalars = scored_arrays(read)
+    x = x.at[3, 0].set(jnp.nan)
+    tables = lutjax.quantise_tables(weights, groups=2)
+
+    def run(implementation, weights):
+        options = {"groups": 2, "sum_groups": sum_groups, "implementation": implementation}
+        return lutjax.scored_lut(x, weights, anchors, scalars, read=read, **options)
+
+    with tuning.use({"scored_lut.forward": tuning.Launch(rows=16, outputs=8, detectors=3 // parts, warps=1)}):
+        actual, trained, expected = run("triton", tables), run("triton", weights), run("xla", tables)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual, trained)
+    assert np.isnan(actual[3, 0]).all()
+    assert np.isfinite(actual).any()
+
+
+@pytest.mark.parametrize("needed", ["x", "weights", slow("keep"), slow("scalars")])
+@pytest.mark.usefixtures("interpreted")
+def test_one_cotangent_of_scored_reads(needed):
+    read = reads.Confidence()
+    x, weights, anchors, scalars = scored_arrays(read, jnp.bfloat16)
+    arrays = {"x": x, "weights": weights, "scalars": scalars, "keep": jnp.ones((13, 6)).at[::2].set(0)}
+
+    def run(implementation, array):
+        a = {**arrays, needed: array}
+        return lutjax.scored_lut(
+            a["x"],
+            a["weights"],
+            anchors,
+            a["scalars"],
+            read=read,
+            groups=2,
+            keep=a["keep"],
+            implementation=implementation,
+        )
+
+    same_as_plain_jax(run, arrays[needed])
+
+
+@dataclasses.dataclass(frozen=True)
+class Closest(reads.Read):
+    """A read that lutjax does not have."""
+
+    def initial(self):
+        return {"log_scale": jnp.float32(0.5)}
+
+    def select(self, u, scalars):
+        index, flip, closest = reads.address(u)
+        return [(index, closest * jnp.exp(scalars["log_scale"])), (index ^ flip, closest)]
+
+
+@pytest.mark.parametrize("read", [Closest(), slow(type("Derived", (reads.Hard,), {})())], ids=str)
+@pytest.mark.usefixtures("interpreted")
+def test_scored_reads_that_users_write(read):
+    x, weights, anchors, scalars = scored_arrays(read)
+
+    def run(implementation, x, weights, scalars):
+        return lutjax.scored_lut(
+            x, weights, anchors, scalars, read=read, groups=2, implementation=implementation
+        )
+
+    same_as_plain_jax(run, x, weights, scalars)
+
+
 @pytest.mark.parametrize(
     ("interleave", "window", "start", "epsilon"),
     [(False, None, 3, 0.375), slow(True, 2, -2, 0.0), slow(False, 0, 0, 0.0), slow(False, None, 2**30, 0.0)],
@@ -477,6 +593,20 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
     run_on(GPUS[capability], testing.case("lookup_attention", "tiles", **sizes))
     check_compilation(launches, capability)
     assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_products_of_both_ways_leave_their_loop(launches):
+    """Triton leaves a variable out of a loop if it ends with the value that another began with; Python does not."""
+    run_on(GPUS[90], testing.case("scored_lut", "split"))
+    ((types, common),) = (
+        (types, common)
+        for (kernel, types), common in launches.items()
+        if kernel.fn.__name__ == "_differentiate"
+    )
+    ir = compiled(common, types, 90).asm["ttir"]
+    (carried,) = re.findall(r"scf.for %way = .* iter_args\(([^)]*)\)", ir)
+    assert {"%main", "%other"} <= set(re.findall(r"%[a-z]+", carried))
 
 
 @pytest.mark.slow

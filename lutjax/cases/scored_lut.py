@@ -1,5 +1,7 @@
 """Cases of `lutjax.scored_lut`, of every read."""
 
+import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -7,6 +9,8 @@ import jax.numpy as jnp
 
 from lutjax import reads
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
+from lutjax.cases._lookups import LEAST, WORDS, address_bits
+from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, UPDATE, Kind
 from lutjax.cases.margins import anchors_of, inputs_of
 
 READS: tuple[reads.Read, ...] = (
@@ -20,6 +24,26 @@ READS: tuple[reads.Read, ...] = (
     reads.PowersOfTwo(ways=1),
 )
 """Reads by the size ``read``; 0 is the default."""
+
+
+def _problem(sizes: Sizes) -> str | None:
+    if sizes["detectors"] % sizes["groups"]:
+        return f"{sizes['groups']} groups do not divide {sizes['detectors']} detectors"
+    if sizes.get("read", 0) >= len(READS):
+        return f"read is {sizes['read']}; reads are numbered from 0 to {len(READS) - 1}"
+    return address_bits(sizes)
+
+
+SCORED = Kind(
+    "scored",
+    ("batch", "inputs", "outputs", "detectors", "bits", "groups", "read"),
+    words=WORDS,
+    optional=1,
+    least={**LEAST, "read": 0},
+    problem=_problem,
+)
+"""Inputs and outputs of each group, the tables of all groups, and the number of the read in `READS`."""
+KINDS = (SCORED,)
 
 SIZES = {
     "one": Size(batch=1, inputs=2, detectors=1, bits=1, outputs=1),
@@ -37,6 +61,10 @@ SIZES = {
     "powers": Size(batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=6, groups=2),
     "powers_one_way": Size(batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=7, keep=1),
     "empty_batch": Size(batch=0, inputs=3, detectors=3, bits=2, outputs=4),
+    "heads": SCORED.size(24576, 48, 48, 512, 8, 8, 0),
+    "heads_one_way": SCORED.size(24576, 48, 48, 512, 8, 8, 1, tags=(Tag.BENCH,)),
+    "heads_hard": SCORED.size(24576, 48, 48, 512, 8, 8, 2, tags=(Tag.BENCH,)),
+    "heads_powers": SCORED.size(24576, 48, 48, 512, 8, 8, 6, tags=(Tag.BENCH,)),
 }
 
 
@@ -70,4 +98,74 @@ def case(draw: Draw, s: Sizes) -> Case:
 
     return draw.case(
         differentiable, {"anchors": anchors_of(draw, s)}, axes, {"y": Axes(0)}, call, table="weights"
+    )
+
+
+def measured(draw: Draw, s: Sizes) -> Case:
+    """Return the case of a layer: inputs and tables of the normal distribution, different inputs in a pair."""
+    made = case(draw, s)
+    drawn = {
+        name: draw.normal(a.shape, a.dtype) if name in ("x", "weights") else a
+        for name, a in made.differentiable.items()
+    }
+    return dataclasses.replace(made, differentiable=drawn)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredTraffic:
+    """Bytes of a layer of scored reads: nothing is an array between the inputs and the rows.
+
+    Attributes:
+      table: shape of the tables. uses: reads of a table in one way.
+      ways, valued: numbers of ways that a read has, and of those that have values.
+      numbers_in: numbers that have a cotangent, beside the tables: inputs and scalars.
+      numbers_out: numbers of the output. ids: of compared inputs.
+      in_bytes: rows are read as int8.
+    """
+
+    table: tuple[int, int, int]
+    uses: int
+    ways: int
+    valued: int
+    numbers_in: int
+    numbers_out: int
+    ids: int
+    in_bytes: bool
+
+    def table_bytes(self, itemsize: int) -> int:
+        """Bytes of the tables."""
+        return math.prod(self.table) * itemsize
+
+    def bytes_moved(self, row: str, itemsize: int) -> int:
+        """Bytes that have to move: forward reads a row in each way that has a value, backward in every way.
+
+        A gradient, or an update in place, reads and writes a row in each way that has a value; a gradient is an array of zeros
+        before that. Inputs are read in each direction.
+        """
+        inputs = (self.numbers_in + self.ids) * ID_BYTES
+        outputs = self.numbers_out * itemsize
+        read = self.uses * self.table[2] * (1 if self.in_bytes else itemsize)
+        moved = 2 * self.valued * self.uses * self.table[2] * itemsize
+        if row == FORWARD:
+            return inputs + self.valued * read + outputs
+        if row == UPDATE:
+            return inputs + outputs + moved
+        both = 3 * inputs - self.ids * ID_BYTES + (self.valued + self.ways) * read + 2 * outputs + moved
+        return both + (self.table_bytes(itemsize) if row == DENSE else 0)
+
+
+def traffic(s: Sizes) -> ScoredTraffic:
+    """Return the bytes that `measured` has to move."""
+    read = READS[s.get("read", 0)]
+    ways = getattr(read, "ways", 2)
+    per_group = s["batch"] * s["groups"]
+    return ScoredTraffic(
+        table=(s["detectors"], 2 ** s["bits"], s["outputs"]),
+        uses=s["batch"] * s["detectors"],
+        ways=ways,
+        valued=ways if read.valued is None else read.valued,
+        numbers_in=per_group * s["inputs"] + len(read.initial()),
+        numbers_out=per_group * s["outputs"],
+        ids=2 * s["detectors"] * s["bits"],
+        in_bytes=read.rounds_tables,
     )

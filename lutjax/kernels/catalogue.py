@@ -51,7 +51,7 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "margins": {XLA: GRADIENT},
     "weighted_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "scored_lut": {XLA: ALL, TENSORCORE: ALL},
+    "scored_lut": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "lookup_attention": {
         XLA: ALL,

@@ -17,6 +17,7 @@ from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
 
 
@@ -59,8 +60,9 @@ def unsupported(request: Request) -> str | None:
 def unsupported_arguments(request: Request) -> str | None:
     """Return why no kernel computes a call, whatever the device; None if one does."""
     call, step = request.call, request.step
+    integers = ("int8", "int32") if isinstance(call, ScoredLut) else ("int32",)
     for leaf in jax.tree.leaves((call, step)):
-        if leaf.dtype.name not in (*FLOATS, "int32"):
+        if leaf.dtype.name not in (*FLOATS, *integers):
             return f"has no kernel for {leaf.dtype}"
     if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
@@ -89,6 +91,8 @@ def _slower_update(request: Request, step: Step) -> str | None:
     n_samples = dy.size // max(dy.shape[-1], 1)
     if isinstance(call, WeightedLookup):
         n_samples = dy.shape[0] * call.valued
+    if isinstance(call, ScoredLut):
+        n_samples = dy.shape[0]
     reads = n_samples * call.weights.shape[0]
     if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
         n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)

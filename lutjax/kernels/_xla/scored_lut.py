@@ -21,7 +21,7 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
 from lutjax.kernels._xla import _row_gathers as rows, _row_updates, margins
-from lutjax.kernels._xla.weighted_lookup import Way, add_ways, hits_of_ways, side_by_side
+from lutjax.kernels._xla.weighted_lookup import Way, hits_of_ways, side_by_side
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
@@ -30,19 +30,20 @@ from lutjax.reads import Read
 _SHIFT = 6  # the least coefficient of an integer read is 2**-6
 
 
-def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+def forward(call: ScoredLut, *, device: Device, kernels: Any = rows) -> jax.Array:
+    """Return the output; `kernels` reads the rows, as `_row_gathers` does."""
     n, dtype = call.x.shape[0], call.scalars.dtype
     in_integers = call.weights.dtype == jnp.int8
     if call.read.valued == 0:
         y = zeros_varying(call.x, (n, call.groups, call.weights.shape[2]), call.weights.dtype)
         return jnp.sum(y, 1, keepdims=True) if call.sum_groups else y
-    if rows.in_sequence(device):
+    if kernels is rows and rows.in_sequence(device):
         total, unknown = _sums_in_blocks(call)
     else:
-        ways = _ways(call)[: call.read.valued]
+        ways = ways_of(call)
         unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, n).any(1).T
         read = [(i, in_units(c)) for i, c in ways] if in_integers else ways
-        total = rows.sum_ways(tables(call), read, device, call.accumulate, call.groups)
+        total = kernels.sum_ways(tables(call), read, device, call.accumulate, call.groups)
         total = total.reshape(n, call.groups, call.weights.shape[2])
     if in_integers:
         return in_floats(call, total, unknown, dtype)
@@ -52,8 +53,14 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
 
 
 def backward(
-    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: ScoredLut,
+    cotangent: jax.Array,
+    needs: frozenset[str],
+    *,
+    device: Device,
+    kernels: Any = rows,
 ) -> dict[str, jax.Array]:
+    """Return the cotangents that are needed; `kernels` as in `forward`."""
     if call.weights.dtype == jnp.int8:
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
     zeros = None
@@ -61,10 +68,10 @@ def backward(
         dtype = addend_dtype(call.weights.dtype, call.accumulate)
         zeros = zeros_varying(call.weights, call.weights.shape, dtype)
     of_read = bool(needs - {"weights"})
-    if rows.in_sequence(device):
+    if kernels is rows and rows.in_sequence(device):
         found = _cotangents_in_blocks(call, cotangent, zeros, of_read)
     else:
-        found = _cotangents(call, cotangent, zeros, of_read, device)
+        found = _cotangents(call, cotangent, zeros, of_read, device, kernels)
     return {name: found[name] for name in needs}
 
 
@@ -83,31 +90,39 @@ def update(
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, _ways(call)[: call.read.valued], _of_every_group(call, cotangent))
+    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent))
 
 
 # ------------------------------------------------------------------------------------- all tables at once
-def _ways(call: ScoredLut) -> list[Way]:
-    """Row ids and coefficients of every way, ``[T, n]``."""
+def ways_of(call: ScoredLut) -> list[Way]:
+    """Return row ids and coefficients of every way that has values, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
-    return _kept(call.read, u, list(call.scalars), None if call.keep is None else call.keep.T)
+    ways = _kept(call.read, u, list(call.scalars), None if call.keep is None else call.keep.T)
+    return ways[: call.read.valued]
 
 
 def _cotangents(
-    call: ScoredLut, cotangent: jax.Array, total: jax.Array | None, of_read: bool, device: Device
+    call: ScoredLut,
+    cotangent: jax.Array,
+    total: jax.Array | None,
+    of_read: bool,
+    device: Device,
+    kernels: Any = rows,
 ) -> dict[str, Any]:
     """The cotangents of all that the read depends on, and `total` plus those of rows."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
     coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep)
-    dy = side_by_side(_of_every_group(call, cotangent))
+    dy = side_by_side(of_every_group(call, cotangent))
     found = {}
     if total is not None:
         ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
-        found["weights"] = add_ways(total, ways, dy, device, call.accumulate, call.groups)
+        found["weights"] = total
+        if ways:
+            found["weights"] = kernels.add_ways(total, ways, dy, device, call.accumulate, call.groups)
     if of_read:
-        each = rows.products(tables(call), tuple(index), dy, device, call.accumulate, call.groups)
+        each = kernels.products(tables(call), tuple(index), dy, device, call.accumulate, call.groups)
         du, d_scalars, d_keep = of_coefficients(_like(each, coefficients))
         found["x"] = margins.cotangent_of_inputs(
             du, call.anchors, call.groups, call.x.shape, call.accumulate, device
@@ -229,7 +244,7 @@ def _cotangents_in_blocks(
         of_tables, dy = of
         return _over_blocks(call, functools.partial(over_block, dy), carry, *of_tables)
 
-    dy = _of_every_group(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
+    dy = of_every_group(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
     (total, dx, sums), d_keep = rows.over_groups(over_group, (total, dx, sums), (_of_tables(call), dy))
     scalars = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), dtype)
     found = {"weights": total, "x": margins.by_sample(dx, call.x.shape), "scalars": scalars}
@@ -306,7 +321,7 @@ def in_floats(call: ScoredLut, total: jax.Array, unknown: jax.Array, dtype: DTyp
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
 
 
-def _of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
-    """The cotangent of each group's output, ``[n, G, O]``."""
+def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
+    """Return the cotangent of each group's output, ``[n, G, O]``."""
     n, _, n_outputs = cotangent.shape
     return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))

@@ -1,0 +1,771 @@
+"""`lutjax.scored_lut` in Triton: margins, addresses, scores and weighted rows in one kernel each way.
+
+For sample ``b``, table ``t`` of group ``g``, the margins ``u`` of its comparisons, and the coefficients ``c`` of the ways ``k`` of a read::
+
+    y[b, g] = sum over t of g and k of keep[b, t] * c[k] * weights[t, i[k]]
+    dc[k] = keep[b, t] * <dy[b, g], weights[t, i[k]]>;   du and dscalars: the derivatives of c[k] in them times dc[k]
+    dx[b, g, a] += du;   dx[b, g, b] -= du;   dweights[t, i[k]] += keep[b, t] * c[k] * dy[b, g]
+
+A program owns a tile of samples and some tables of one group, one after the other, and compares and scores by itself: nothing is
+saved for the backward pass. Inputs are transposed to ``[H, I, B]``, so that the samples of a tile lie side by side. Cotangents of
+tables and inputs are added by atomics, those of scalars as a part of each program.
+
+Reads that users write, float64 and fixed point are margins and a read in plain JAX with the rows of `_weighted_rows`.
+
+Rounded tables are read as int8. Their coefficients are powers of two: sums are of integers, but for those with `keep`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax import _quantised, reads
+from lutjax._row_rules import RowState
+from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels._xla import scored_lut as plain
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Device
+from lutjax.ops.scored_lut import ScoredLut
+from lutjax.tuning import Launch, Sizes, launch_of
+
+_SHIFT = 6  # the least coefficient of a sum of integers is 2**-6
+_UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
+
+
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+    if not _is_fused(call):
+        return plain.forward(call, device=device, kernels=_weighted_rows)
+    tile = _Tile.of("forward", _forward_rule, call, device)
+    in_integers = tile.in_integers
+    dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
+    part = dtype if tile.parts == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
+    in_parts = in_integers and tile.parts > 1
+    shape = (tile.parts, len(call.x), call.groups, call.weights.shape[2])
+    (sums,) = launch(
+        _sum_rows,
+        *_inputs(tile),
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.int32 if in_parts else part)],
+        **tile.arguments,
+        IN_PARTS=in_parts,
+    )
+    y = _of_parts(sums, call) if in_parts else _row_tiles.sum_of_parts(sums)
+    return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(dtype)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    if not _is_fused(call) or call.weights.dtype == jnp.int8:
+        return plain.backward(call, cotangent, needs, device=device, kernels=_weighted_rows)
+    tile = _Tile.of("backward", _backward_rule, call, device)
+    n, n_inputs_of, n_inputs = call.x.shape
+    n_scalars = len(call.scalars)
+    nothing = jax.ShapeDtypeStruct((1,), "float32")
+
+    def where(name: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, "float32") if name in needs else nothing
+
+    d_scalars, d_keep, dx, d_weights = launch(
+        _differentiate,
+        *_inputs(tile),
+        cotangent,
+        outputs=[
+            where("scalars", max(n_scalars, 1), tile.programs),
+            where("keep", tile.output_blocks, call.weights.shape[0], n),
+        ],
+        zeroed=[where("x", n_inputs_of, n_inputs, n), where("weights", *call.weights.shape)],
+        **tile.arguments,
+        OF_X="x" in needs,
+        OF_WEIGHTS="weights" in needs,
+        OF_SCALARS="scalars" in needs,
+        OF_KEEP="keep" in needs,
+    )
+    found: dict[str, Callable[[], jax.Array]] = {
+        "x": lambda: dx.transpose(2, 0, 1),
+        "weights": lambda: d_weights,
+        "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
+        "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
+    }
+    return {name: cotangent() for name, cotangent in found.items() if name in needs}
+
+
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    adds = step.rule.additive and call.weights.dtype == jnp.float32
+    if call.read.valued == 0:
+        return plain.update(call, cotangent, step, device=device)
+    if not (adds and _is_fused(call)):
+        return _row_additions.update(
+            call, step, functools.partial(_add_ways, call, cotangent, device), device=device
+        )
+    tile = _Tile.of("update", _backward_rule, call, device)
+    rate = step.rate.astype(jnp.float32)
+    factor = -rate if step.factor is None else -rate * step.factor.astype(jnp.float32)
+    x, _, ends, scalars, keep, _ = _inputs(tile, reads_tables=False)
+    (weights,) = launch(
+        _add_rows,
+        x,
+        ends,
+        scalars,
+        keep,
+        cotangent,
+        factor.reshape(1),
+        in_place=[call.weights],
+        **tile.arguments,
+    )
+    return weights, step.state
+
+
+def _add_ways(
+    call: ScoredLut, dy: jax.Array, device: Device, addition: _row_additions.Addition
+) -> tuple[jax.Array, ...]:
+    rows = _weighted_rows.Reads.of(plain.ways_of(call), call.groups)
+    dy = plain.of_every_group(call, dy)
+    return _weighted_rows.weighted_add(call.weights, addition, rows, dy, device, call.accumulate)
+
+
+# ------------------------------------------------------------------------------------- calls
+@dataclasses.dataclass(frozen=True)
+class _Formula:
+    """A read as kernels know it: the family of its coefficients, the number of its ways, and whether the second has no value."""
+
+    family: str
+    ways: int = 2
+    hard: bool = False
+
+    @property
+    def valued(self) -> int:
+        """Number of ways that have values."""
+        return 1 if self.hard else self.ways
+
+
+def _formula(read: reads.Read) -> _Formula | None:
+    """Return the formula of a read of lutjax; None of another, also of one that is derived from them."""
+    if type(read) in (reads.Hard, reads.Blend):
+        return _Formula("blend", hard=type(read) is reads.Hard)
+    if type(read) is reads.SoftSign:
+        return _Formula("soft_sign", hard=read.hard)
+    if type(read) is reads.Confidence:
+        return _Formula("confidence", read.ways)
+    if type(read) is reads.PowersOfTwo:
+        return _Formula("powers", read.ways)
+    return None
+
+
+def _is_fused(call: ScoredLut) -> bool:
+    """Return whether one kernel computes a call: a read of lutjax in float32."""
+    wide = any(a is not None and a.dtype == jnp.float64 for a in (call.x, call.weights, call.keep))
+    return _formula(call.read) is not None and call.accumulate is None and not wide
+
+
+def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
+    """Return the arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
+    call = tile.call
+    n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
+    if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
+        weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
+    n_inputs_of, n_inputs = call.x.shape[1:]
+    ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
+    if n_inputs_of > 1:
+        group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
+        ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
+    if tile.in_int32:  # the start of the input, not its number
+        ends *= len(call.x)
+    return (
+        call.x.transpose(1, 2, 0),
+        weights,
+        ends,
+        call.scalars if len(call.scalars) else nothing.astype(jnp.float32),
+        nothing if call.keep is None else call.keep.T,
+        nothing if call.exponents is None else call.exponents,
+    )
+
+
+def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
+    """Return the outputs that sums of integers stand for."""
+    total, unknown = jnp.sum(sums, 0, dtype=sums.dtype), jnp.any(sums == _UNKNOWN, (0, 3))
+    return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
+
+
+# ------------------------------------------------------------------------------------- launches
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """Programs of a call: tiles of samples and outputs, and a part of the tables of a group.
+
+    Attributes:
+      rows: those of one group.
+    """
+
+    call: ScoredLut
+    rows: _row_tiles.RowTile
+
+    @classmethod
+    def of(cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device) -> "_Tile":
+        n_tables, _, n_outputs = call.weights.shape
+        n, each = len(call.x), n_tables // call.groups
+        formula = _formula(call.read)
+        assert formula is not None
+        sizes = _row_tiles.sizes(
+            call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
+        )
+        how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
+        return cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
+
+    @property
+    def parts(self) -> int:
+        """Parts of the tables of a group."""
+        return self.rows.detector_blocks
+
+    @property
+    def pieces(self) -> tuple[int, int]:
+        """Sizes of the one or two tiles of outputs that a program has, the second smaller than the first; 0: there is none."""
+        first, n_outputs = self.rows.outputs, self.rows.n_outputs
+        rest = triton.next_power_of_2(max(n_outputs - first, 1))
+        return first, rest if first < n_outputs and rest < first else 0
+
+    @property
+    def output_blocks(self) -> int:
+        return 1 if self.pieces[1] else self.rows.output_blocks
+
+    @property
+    def programs(self) -> int:
+        return (
+            triton.cdiv(self.rows.n_reads, self.rows.how.rows)
+            * self.output_blocks
+            * self.parts
+            * self.call.groups
+        )
+
+    @property
+    def in_int32(self) -> bool:
+        """True if int32 counts the elements of every array."""
+        call, n = self.call, len(self.call.x)
+        n_tables, _, n_outputs = call.weights.shape
+        sizes = call.x.size, call.weights.size, self.output_blocks * n_tables * n, n * call.groups * n_outputs
+        return self.parts * max(sizes) < 2**31
+
+    @property
+    def in_integers(self) -> bool:
+        """True if sums are of integers."""
+        return self.call.exponents is not None and self.call.keep is None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `launch`, and constants of kernels."""
+        call, formula = self.call, _formula(self.call.read)
+        assert formula is not None
+        n_tables, n_rows, n_outputs = call.weights.shape
+        first, second = self.pieces
+        return {
+            "programs": self.programs if call.weights.size else 0,
+            "device": self.rows.device,
+            "warps": self.rows.how.warps,
+            "n_samples": len(call.x),
+            "n_groups": call.groups,
+            "n_tables": n_tables,
+            "n_each": n_tables // call.groups,
+            "n_rows": n_rows,
+            "n_outputs": n_outputs,
+            "n_comparisons": call.anchors.shape[1],
+            "n_ends": 2 if call.anchors.ndim == 3 else 1,
+            "n_scalars": len(call.scalars),
+            "n_programs": self.programs,
+            # Also of fewer samples: a thread with none is better than several with the same.
+            "ROWS": self.rows.how.rows,
+            "FIRST": first,
+            "SECOND": second,
+            "PIECES": 2 if second else 1,
+            "WHOLE": self.output_blocks == 1 and first + second == n_outputs,
+            "BLOCKS": self.output_blocks,
+            "DETECTORS": self.rows.detectors,
+            "PARTS": self.parts,
+            "FAMILY": formula.family,
+            "SCORED": formula.family in ("confidence", "powers"),
+            "WAYS": formula.ways,
+            "HARD": formula.hard,
+            "KEEP": call.keep is not None,
+            "ROUNDED": call.exponents is not None,
+            "INTEGERS": self.in_integers,
+            "ROTATED": formula.valued == 2,
+            "SUM": tl.int32 if self.in_integers else tl.float32,
+            "SHIFT": -_SHIFT,
+            "UNKNOWN": _UNKNOWN,
+            "SUM_GROUPS": call.sum_groups,
+            "INDEX": tl.int32 if self.in_int32 else tl.int64,
+            "SCALED": self.in_int32,
+        }
+
+
+def _forward_rule(sizes: Sizes) -> Launch:
+    # Two tiles leave less room unused than one.
+    return _rule(sizes, _first_of_two(sizes["outputs"]), enough=4096, most=sizes["detectors"])
+
+
+def _backward_rule(sizes: Sizes) -> Launch:
+    # Of one tile a row is added to in fewer pieces; with one addition to a table, reading counts more.
+    outputs = triton.next_power_of_2(max(sizes["outputs"], 1))
+    if sizes["ways"] == 1:
+        outputs = _first_of_two(sizes["outputs"])
+    return _rule(sizes, outputs, enough=8192, most=32)
+
+
+def _first_of_two(n: int) -> int:
+    """Return the first of two powers of two that hold `n` together where one would be larger than both, or one that holds `n`."""
+    whole = triton.next_power_of_2(max(n, 1))
+    return whole // 2 if 8 < n <= whole * 3 // 4 else whole
+
+
+_OUTPUTS = 128  # of one program
+
+
+def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
+    """Return tiles of 32 samples, and parts of the tables such that there are enough programs."""
+    outputs = min(outputs, _OUTPUTS)
+    programs = triton.cdiv(sizes["samples"], 32) * sizes["groups"] * max(sizes["outputs"] // outputs, 1)
+    detectors = _row_tiles.split(programs, sizes["detectors"], enough)
+    return Launch(32, outputs, min(detectors, most), warps=max(outputs // 64, 1))
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr):
+    sample, exists, block, part, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    outputs = _outputs(block, c)
+    totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, c.HARD, c)
+    if not (c.INTEGERS or c.HARD):
+        # Rows were read whatever their coefficients: if that made a number of none, those of 0 are left out.
+        strange = tl.zeros((c.ROWS,), tl.int32)
+        for p in tl.static_range(c.PIECES):
+            strange += tl.sum(((tl.abs(totals[p]) < float("inf")) == 0).to(tl.int32), 1)
+        if tl.sum(strange, 0) != 0:
+            totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
+    to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
+    for p in tl.static_range(c.PIECES):
+        total = totals[p]
+        if c.INTEGERS and not c.IN_PARTS:
+            total = total.to(tl.float32) * _scales(exponents, group, outputs[p], c.SHIFT, c)[None, :]
+        elif c.ROUNDED and not c.INTEGERS:
+            total *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+        if c.INTEGERS:
+            total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
+        mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
+        tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _sums(
+    x, weights, ends, keep, first, last, sample, exists, outputs, s, SKIP: tl.constexpr, c: tl.constexpr
+):
+    """Weighted sums of rows, and whether a sum of integers is not a number; SKIP: leave out coefficients of 0."""
+    totals = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
+    unknown = tl.zeros((c.ROWS,), tl.int32)
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        if c.INTEGERS:
+            unknown |= (factors[0] != factors[0]).to(tl.int32)
+        row, factor = index, factors[0]
+        for _way in range(1 if c.HARD else c.WAYS):
+            totals = _plus_row(totals, weights, _start(t, row, c), factor, outputs, SKIP, c)
+            row, factor = index ^ flip, factors[1]
+    return totals, unknown
+
+
+@kernel
+def _differentiate(
+    x, weights, ends, scalars, keep, exponents, dy, d_scalars, d_keep, dx, d_weights, c: tl.constexpr
+):
+    sample, exists, block, _, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    outputs = _outputs(block, c)
+    cotangents = _cotangents(dy, sample, exists, group, outputs, c)
+    nothing = tl.zeros((c.ROWS,), tl.float32)
+    of_scalars = (nothing, nothing, nothing)
+    for i in range(first, last):
+        t = _rotated(i, first, last) if c.ROTATED else i
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        found = _coefficients(u, closest, s, c)
+        factors = _kept(found, keep, t, sample, exists, c)
+        # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
+        # does not change if it ends as another began: so each has a value of its own.
+        row, factor = index, factors[0]
+        main, other = tl.zeros((c.ROWS,), tl.float32), tl.zeros((c.ROWS,), tl.float32)
+        for way in range(c.WAYS):
+            start = _start(t, row, c)
+            if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
+                other = _product(weights, start, exponents, group, cotangents, outputs, c)
+                main = tl.where(way == 0, other, main)
+            if c.OF_WEIGHTS:
+                if c.HARD:
+                    factor = tl.where(way == 0, factor, 0.0)
+                _add(d_weights, start, factor, exists, cotangents, outputs, c)
+            row, factor = index ^ flip, factors[1]
+        products = (main, other)
+        if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
+            here = t.to(c.INDEX) * c.n_samples + sample
+            if c.OF_KEEP:
+                of_keep = found[0] * products[0]
+                if c.WAYS == 2 and not c.HARD:
+                    of_keep += found[1] * products[1]
+                to = d_keep + block * c.n_tables * c.n_samples + here
+                tl.store(to, of_keep, mask=exists)
+            if c.KEEP:
+                factor = tl.load(keep + here, mask=exists, other=0).to(tl.float32)
+                products = (products[0] * factor, products[1] * factor)
+            if c.OF_X or c.OF_SCALARS:
+                of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
+                of_scalars = _plus(of_scalars, of_each)
+                if c.OF_X:
+                    _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c)
+    if c.OF_SCALARS:
+        for n in tl.static_range(c.n_scalars):
+            value = tl.sum(tl.where(exists, of_scalars[n], 0.0), 0)
+            tl.store(d_scalars + n * c.n_programs + tl.program_id(0), value)
+
+
+@kernel
+def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
+    sample, exists, block, _, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    outputs = _outputs(block, c)
+    cotangents = _cotangents(dy, sample, exists, group, outputs, c)
+    rate = tl.load(step)
+    for i in range(first, last):
+        t = _rotated(i, first, last) if c.ROTATED else i
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        row, factor = index, factors[0]
+        for _way in range(1 if c.HARD else c.WAYS):
+            _add(total, _start(t, row, c), rate * factor, exists, cotangents, outputs, c)
+            row, factor = index ^ flip, factors[1]
+
+
+# ------------------------------------------------------------------------------------- places
+@kernel
+def _place(c: tl.constexpr):
+    """Samples, block of outputs, part of the tables, group, and the first and last table of this program."""
+    sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
+    program = tl.program_id(0)
+    sample, exists = _row_tiles.block(c.ROWS, c.n_samples, program % sample_blocks)
+    rest = program // sample_blocks
+    block = (rest % c.BLOCKS).to(c.INDEX)
+    rest = rest // c.BLOCKS
+    part, group = (rest % c.PARTS).to(c.INDEX), (rest // c.PARTS).to(c.INDEX)
+    first = (rest // c.PARTS) * c.n_each + (rest % c.PARTS) * c.DETECTORS
+    last = tl.minimum(first + c.DETECTORS, (rest // c.PARTS + 1) * c.n_each)
+    return sample.to(c.INDEX), exists, block, part, group, first, last
+
+
+@kernel
+def _rotated(i, first, last):
+    """The tables in an order of its own in each program: not all add to the same rows at the same time.
+
+    Nor do they read the same rows then: with one addition to a table that costs more than it saves.
+    """
+    return first + (i - first + tl.program_id(0)) % (last - first)
+
+
+@kernel
+def _outputs(block, c: tl.constexpr):
+    """The outputs of this program, in one or two tiles."""
+    first = block.to(tl.int32) * c.FIRST + tl.arange(0, c.FIRST)
+    if c.PIECES == 1:
+        return (first,)
+    else:
+        return (first, c.FIRST + tl.arange(0, c.SECOND))
+
+
+@kernel
+def _start(t, row, c: tl.constexpr):
+    """Start of a row."""
+    return (t.to(c.INDEX) * c.n_rows + row) * c.n_outputs
+
+
+# ------------------------------------------------------------------------------------- reading and adding
+@kernel
+def _read(weights, start, output, c: tl.constexpr):
+    """Tile of the outputs of rows, all of which exist."""
+    at = weights + (start[:, None] + output[None, :])
+    if c.WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(output < c.n_outputs)[None, :], other=0)
+
+
+@kernel
+def _read_some(weights, start, reads, output, c: tl.constexpr):
+    """Tile of the outputs of rows; 0 for those that are not read."""
+    mask = reads[:, None] & (output < c.n_outputs)[None, :]
+    return tl.load(weights + (start[:, None] + output[None, :]), mask=mask, other=0)
+
+
+@kernel
+def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl.constexpr):
+    """Sums plus rows times a factor."""
+    sums = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        if c.INTEGERS:
+            units = _in_units(factor, c)
+            sums += (totals[p] + units[:, None] * _read_some(weights, start, units != 0, outputs[p], c),)
+        elif SKIP:
+            value = _read_some(weights, start, factor != 0, outputs[p], c).to(tl.float32)
+            sums += (totals[p] + factor[:, None] * value,)
+        else:
+            sums += (totals[p] + factor[:, None] * _read(weights, start, outputs[p], c).to(tl.float32),)
+    return sums
+
+
+@kernel
+def _in_units(coefficient, c: tl.constexpr):
+    """A power of two, or 0, as a multiple of the least one; 0 for NaN."""
+    return tl.where(coefficient == coefficient, coefficient * (1 << -c.SHIFT), 0.0).to(tl.int32)
+
+
+@kernel
+def _product(weights, start, exponents, group, cotangents, outputs, c: tl.constexpr):
+    """Products of rows with the cotangents of the outputs."""
+    total = tl.zeros((c.ROWS,), tl.float32)
+    for p in tl.static_range(c.PIECES):
+        value = _read(weights, start, outputs[p], c).to(tl.float32)
+        if c.ROUNDED:
+            value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+        total += tl.sum(value * cotangents[p], 1)
+    # A sum over a tile lies in threads as the tile does, several in each and each in many: bring one to each.
+    return tl.gather(total, tl.arange(0, c.ROWS), 0)
+
+
+@kernel
+def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
+    """Tiles of the cotangent of the outputs."""
+    start = (sample if c.SUM_GROUPS else sample * c.n_groups + group) * c.n_outputs
+    found = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        found += (_read_some(dy, start, exists, outputs[p], c).to(tl.float32),)
+    return found
+
+
+@kernel
+def _add(total, start, factor, exists, cotangents, outputs, c: tl.constexpr):
+    """Add the cotangents times a factor to rows; a factor of 0 adds nothing."""
+    adds = exists & (factor != 0)
+    for p in tl.static_range(c.PIECES):
+        to = total + (start[:, None] + outputs[p][None, :])
+        mask = adds[:, None]
+        if not c.WHOLE:
+            mask = mask & (outputs[p] < c.n_outputs)[None, :]
+        tl.atomic_add(to, factor[:, None] * cotangents[p], mask=mask, sem="relaxed")
+
+
+@kernel
+def _scales(exponents, group, output, shift: tl.constexpr, c: tl.constexpr):
+    """Scale of each output of a group, times a power of two."""
+    mask = output < c.n_outputs
+    return _power(tl.load(exponents + group * c.n_outputs + output, mask=mask, other=0) + shift)
+
+
+@kernel
+def _power(exponent):
+    """``2**exponent``, for normal numbers."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@kernel
+def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c: tl.constexpr):
+    """Add to the inputs of each comparison the cotangent of its margin."""
+    of_samples = dx + sample
+    for j in tl.static_range(c.n_comparisons):
+        du = tl.where(flip == (1 << j), of_closest, 0.0)
+        if c.SCORED:
+            m = tl.abs(u[j])
+            e = tl.exp(-s[0] * m)
+            du += of_total + of_logs * s[0] * (e / (1 + e))
+        du = tl.where(u[j] > 0, du, -du)
+        for side in tl.static_range(c.n_ends):
+            to = of_samples + _offset(ends + (t * c.n_comparisons + j) * c.n_ends + side, c)
+            tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
+
+
+# ------------------------------------------------------------------------------------- margins and coefficients
+@kernel
+def _scalars(scalars, c: tl.constexpr):
+    """Exponentials of the learned scalars, as the formulas have them; three, whatever the read."""
+    one = tl.full((), 1.0, tl.float32)
+    if c.FAMILY == "soft_sign":
+        return tl.exp(tl.load(scalars)), tl.exp(-tl.load(scalars + 1)), one
+    elif c.SCORED:
+        rate = one
+        if c.WAYS == 2:
+            rate = tl.exp(-tl.load(scalars + 2))
+        return tl.exp(tl.load(scalars)), tl.exp(tl.load(scalars + 1)), rate
+    else:
+        return one, one, one
+
+
+@kernel
+def _margins(x, ends, t, sample, exists, c: tl.constexpr):
+    """The margins of a table's comparisons."""
+    found = _gate_tiles.nothing()
+    for j in tl.static_range(c.n_comparisons):
+        end = ends + (t * c.n_comparisons + j) * c.n_ends
+        margin = _input(x, end, sample, exists, c)
+        if c.n_ends == 2:
+            margin -= _input(x, end + 1, sample, exists, c)
+        found += (margin,)
+    return found
+
+
+@kernel
+def _input(x, end, sample, exists, c: tl.constexpr):
+    """The compared input of the samples."""
+    return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
+
+
+@kernel
+def _offset(end, c: tl.constexpr):
+    """Start of an input, whose samples follow."""
+    if c.SCALED:
+        return tl.load(end)
+    else:
+        return tl.load(end).to(tl.int64) * c.n_samples
+
+
+@kernel
+def _address(u, c: tl.constexpr):
+    """Row, bit of the closest comparison, and its distance: the first of equals, and NaN before any number."""
+    index, flip, closest = (u[0] > 0).to(tl.int32), tl.full((c.ROWS,), 1, tl.int32), tl.abs(u[0])
+    for j in tl.static_range(1, c.n_comparisons):
+        index |= (u[j] > 0).to(tl.int32) << j
+        distance = tl.abs(u[j])
+        closer = (distance < closest) | ((distance != distance) & (closest == closest))
+        closest = tl.where(closer, distance, closest)
+        flip = tl.where(closer, 1 << j, flip)
+    return index, flip, closest
+
+
+@kernel
+def _kept(found, keep, t, sample, exists, c: tl.constexpr):
+    """Coefficients of both ways times the factor of the table."""
+    if c.KEEP:
+        factor = tl.load(keep + t.to(c.INDEX) * c.n_samples + sample, mask=exists, other=0).to(tl.float32)
+        return found[0] * factor, found[1] * factor
+    else:
+        return found[0], found[1]
+
+
+@kernel
+def _coefficients(u, closest, s, c: tl.constexpr):
+    """Coefficients of both ways, and what their derivatives are made of.
+
+    The neighbour's share; then of scores the score, the sum of the logarithms, the score over the sum of the distances, and of
+    powers of two their ratios to the exact coefficients.
+    """
+    zero = tl.zeros((c.ROWS,), tl.float32)
+    if c.SCORED:
+        # One logarithm for all comparisons: of the product of 1 + exp(-beta m), without losing the digits beside the 1.
+        total, excess = tl.abs(u[0]), tl.exp(-s[0] * tl.abs(u[0]))
+        for j in tl.static_range(1, c.n_comparisons):
+            e = tl.exp(-s[0] * tl.abs(u[j]))
+            total += tl.abs(u[j])
+            excess += e + excess * e
+        product = 1 + excess
+        logs = -tl.where(product == 1, excess, tl.log(product) * (excess / (product - 1)))
+        discount = tl.exp(s[1] * logs)
+        score = total * discount
+        share, a, b = zero, score, zero
+        if c.WAYS == 2:
+            share = 1 / (1 + tl.exp(2 * closest * s[2]))
+            a, b = score * (1 - share), score * share
+        if c.FAMILY == "powers":
+            return _powers(a, b, share, closest, total, score, logs, discount, s, c)
+        else:
+            return a, b, share, score, logs, discount, zero, zero
+    else:
+        if c.FAMILY == "blend":
+            share = 0.5 / (1 + closest)
+        else:
+            share = 1 / (1 + tl.exp(2 * (closest / (s[0] + closest)) * s[1]))
+        a, b = 1 - share, share
+        if c.HARD:
+            a, b = tl.where(share == share, 1.0, share), zero
+        return a, b, share, zero, zero, zero, zero, zero
+
+
+@kernel
+def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constexpr):
+    """Coefficients rounded to powers of two: `lutjax.reads.PowersOfTwo`."""
+    LN2: tl.constexpr = 0.6931471805599453
+    exponent = tl.log2(total) + s[1] * logs / LN2
+    q = tl.zeros((c.ROWS,), tl.int32)
+    if c.WAYS == 2:
+        rounded = tl.floor(2 * closest * s[2] / LN2 + 0.5)
+        q = tl.where(rounded < 64, rounded, tl.where(rounded == rounded, 64.0, 0.0)).to(tl.int32)
+        exponent -= tl.where(q < 8, tl.log2(1 + _power(-q)), 0.0)
+    k = tl.floor(exponent + 0.5)
+    exists = k >= -3
+    k = tl.where(exists, tl.minimum(k, 4.0), -3.0).to(tl.int32)
+    main, other = _power(k), _power(k - q)
+    ratios = tl.minimum(main / tl.maximum(a, 1e-30), 256.0), tl.minimum(other / tl.maximum(b, 1e-30), 256.0)
+    # Not known of NaN, and of an infinity, whose gradient is not a number.
+    known = (a < float("inf")) & (b < float("inf"))
+    nan = float("nan")
+    main = tl.where(known, tl.where(exists, main, 0.0), nan)
+    other = tl.where(known, tl.where(exists & (q <= 3), other, 0.0), nan)
+    return main, other, share, score, logs, discount, ratios[0], ratios[1]
+
+
+@kernel
+def _pull(u, closest, found, products, s, c: tl.constexpr):
+    """Cotangents of the smallest distance, of the sum of distances, of that of logarithms, and of the scalars.
+
+    Args:
+      found: see `_coefficients`. products: cotangents of the coefficients.
+    """
+    share, score, logs, discount = found[2], found[3], found[4], found[5]
+    zero = tl.zeros((c.ROWS,), tl.float32)
+    if c.FAMILY == "blend":
+        distance = 1 + closest
+        return (products[0] - products[1]) * 0.5 / (distance * distance), zero, zero, (zero, zero, zero)
+    elif c.FAMILY == "soft_sign":
+        distance = s[0] + closest
+        of_ratio = (products[1] - products[0]) * 2 * share * (1 - share) * s[1]
+        slope = of_ratio * s[0] / (distance * distance)
+        return -slope, zero, zero, (slope * closest, of_ratio * (closest / distance), zero)
+    else:
+        main, other = products[0], zero
+        if c.WAYS == 2:
+            other = products[1]
+        if c.FAMILY == "powers":
+            main *= found[6]
+            if c.WAYS == 2:
+                other *= found[7]
+        of_score, of_closest, of_tau = main, zero, zero
+        if c.WAYS == 2:
+            of_score = main + share * (other - main)
+            slope = score * (other - main) * share * (1 - share) * 2 * s[2]
+            of_closest, of_tau = -slope, slope * closest
+        of_logs = of_score * score * s[1]
+        by_beta = zero
+        for j in tl.static_range(c.n_comparisons):
+            m = tl.abs(u[j])
+            e = tl.exp(-s[0] * m)
+            by_beta += m * (e / (1 + e))
+        return of_closest, of_score * discount, of_logs, (of_logs * s[0] * by_beta, of_logs * logs, of_tau)
+
+
+@kernel
+def _plus(a, b):
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
