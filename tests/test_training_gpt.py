@@ -14,7 +14,8 @@ import lutjax
 from lutjax.cli._main import cli
 from lutjax.models import GPTConfig
 from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
-from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.experiments import Intervals
+from lutjax.training.lm import CONFIGS, Run, TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.text import bigram_loss, split_text
 
@@ -84,6 +85,19 @@ def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -
     np.testing.assert_array_equal(model(tokens, deterministic=True), want)
 
 
+@pytest.mark.parametrize("model", presets.PRESETS)
+def test_presets_are_complete(model: str) -> None:
+    """Every value of a preset is a field, and the presets of the GPT fit its dense twin, too."""
+    configs = (CONFIGS[model], TrainingConfig, Intervals)
+    for name in presets.PRESETS[model]:
+        values = presets.preset(model, name)
+        assert not set(values).difference(*(set(config.__dataclass_fields__) for config in configs))
+        for config in configs:
+            presets.make(config, values)
+        if model == "gpt":
+            presets.make(GPTConfig, {**values, "feed_forward": "dense"})
+
+
 def test_selection_needs_a_part_to_select_on() -> None:
     with pytest.raises(ValueError, match="select_every is 3; give the validation part"):
         Run(CONFIG, TRAINING, TEXT.train)
@@ -141,7 +155,7 @@ def test_clipping_bounds_the_norm_of_all_gradients() -> None:
 
 
 def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
-    """With the same rule for rows; all else moves by AdamW."""
+    """One rule moves rows either way; all else moves by AdamW."""
     config = dataclasses.replace(CONFIG, feed_forward="projection_lut", dropout=0.0, table_dropout=0.2)
     losses = {}
     for gradient in ("factored", "dense"):

@@ -197,8 +197,8 @@ class GPT(Decoder):
     ) -> Float[jax.Array, "*batch length features"]:
         """Return the output of the layers for vectors in place of tokens: the normalised input of the last matrix."""
         rngs = dropout_stream(rngs)
-        dropped = not (self.dropout.deterministic if deterministic is None else deterministic)
-        if dropped and rngs is None and self.config.table_dropout:
+        drops = not (self.dropout.deterministic if deterministic is None else deterministic)
+        if drops and rngs is None and self.config.table_dropout and self.config.feed_forward != "dense":
             raise ValueError(
                 f"GPT: table_dropout is {self.config.table_dropout}, which needs rngs; or pass deterministic=True."
             )
