@@ -142,6 +142,25 @@ def atomically(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield the path at which to make a folder that takes the place of `folder`, if there is one, when the block ends.
+
+    An error, or the end of the process in the block, leaves what was there before.
+    """
+    unfinished, replaced = (folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced"))
+    for left in (unfinished, replaced):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        yield unfinished
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(folder, replaced)
+        os.replace(unfinished, folder)
+    finally:
+        for left in (unfinished, replaced):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def write_curves(path: Path, history: History, names: tuple[str, str]) -> None:
     """Writes all that was measured as a table: step, kind, value. `names` are those of the two kinds."""
     rows = [
