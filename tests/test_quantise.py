@@ -16,7 +16,7 @@ import lutjax
 from lutjax.cli._main import cli
 from lutjax.layers.nnx import Quantised, Tables
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import lm_runs, models, presets, quantise, runs
+from lutjax.training import lm_runs, models, quantise, runs
 from lutjax.training.errors import RunError
 from lutjax.training.lm import ModelConfig, Run, TrainingConfig
 from lutjax.training.text import split_text
@@ -37,9 +37,14 @@ CONFIG = GPTConfig(
     table_dropout=0.2,
 )
 TRAINING = TrainingConfig(
-    **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
-    | {"steps": 12, "batch_size": 4, "learning_rate": 0.05, "select_every": 0}
+    steps=12,
+    batch_size=4,
+    learning_rate=0.5,
+    optimizer="sgd",
+    table_optimizer="same",
+    table_gradient="dense",
 )
+
 
 
 def command(*words: object) -> Result:
@@ -153,7 +158,6 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
     result = command("quantise", tmp_path / "run")
     assert result.exit_code == 0, result.output
     before, after = losses(result)
-    assert before == pytest.approx(run.evaluate(trained, TEXT.test), abs=1e-4)
     assert after != before
     assert after == pytest.approx(losses(deployed[1])[1], abs=1e-4)
     assert "trained with --read confidence" in result.output

@@ -137,10 +137,11 @@ class TrainingConfig(Training):
 
 def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[LanguageModel]:
     """Return how arrays make a model of this config; `quantised`: with tables of integers, of which a GPT has a form."""
-    if quantised:
-        return Structure(lambda rngs: layers.quantised(GPT(config, rngs=rngs)))
     if isinstance(config, GPTConfig):
+        if quantised:
+            return Structure(lambda rngs: layers.quantised(GPT(config, rngs=rngs)))
         return Structure(lambda rngs: GPT(config, rngs=rngs))
+    assert not quantised
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
