@@ -46,7 +46,6 @@ TRAINING = TrainingConfig(
 )
 
 
-
 def command(*words: object) -> Result:
     result = CliRunner().invoke(cli, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -149,7 +148,8 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
     record = record_of(config, folder.parent / "fox.txt")
     record.training = dataclasses.replace(TRAINING, select_every=6)
     run = Run(config, record.training, TEXT.train, TEXT.validation)
-    latest = run.init()
+    latest = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), run.abstract())
+    latest = latest._replace(others=trained.others)
     best = latest.optimizer._replace(params=trained.params, others=trained.others)
     models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
     # What an earlier run or a killed command left is replaced.
