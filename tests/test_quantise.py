@@ -210,19 +210,26 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
     assert not (folder / "quantised").exists()
 
 
-def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "old").touch()
-
-    def fails() -> None:
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    def replace(write: bool, fail: bool = False) -> list[str]:
         with runs.replacing(tmp_path / "a") as path:
-            path.mkdir()
-            raise OSError("full")
+            if write:
+                path.mkdir()
+                (path / "new").touch()
+            if fail:
+                raise OSError("full")
+        return found()
 
+    def found() -> list[str]:
+        return sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+
+    (tmp_path / ".replaced-a").mkdir()  # killed between the two renames
+    (tmp_path / ".replaced-a" / "old").touch()
     with pytest.raises(OSError, match="full"):
-        fails()
-    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")] == ["a", "a/old"]
-    with runs.replacing(tmp_path / "a") as path:
-        path.mkdir()
-        (path / "new").touch()
-    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")] == ["a", "a/new"]
+        replace(write=True, fail=True)
+    assert found() == ["a/old"]
+    with pytest.raises(FileNotFoundError):
+        replace(write=False)
+    assert found() == ["a/old"]
+    assert replace(write=True) == ["a/new"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]

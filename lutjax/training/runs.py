@@ -144,19 +144,23 @@ def atomically(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield the path at which to make a folder that takes the place of `folder`, if there is one, when the block ends.
+    """Yield the path at which to make a folder that moves to `folder` when the block ends, in the place of what is there.
 
     An error, or the end of the process in the block, leaves what was there before.
     """
     unfinished, replaced = (folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced"))
-    for left in (unfinished, replaced):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    if replaced.exists() and not folder.exists():  # a process was killed between two renames
+        os.replace(replaced, folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
         yield unfinished
-        with contextlib.suppress(FileNotFoundError):
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
             os.replace(folder, replaced)
         os.replace(unfinished, folder)
     finally:
+        if replaced.exists() and not folder.exists():
+            os.replace(replaced, folder)
         for left in (unfinished, replaced):
             shutil.rmtree(left, ignore_errors=True)
 
