@@ -80,7 +80,7 @@ class Read(abc.ABC):
 
     @property
     def rounds_tables(self) -> bool:
-        """Whether tables are rounded to int8 as they are read; see `lutjax.quantise_tables`."""
+        """True where tables are rounded to int8 as they are read; see `lutjax.quantise_tables`."""
         return False
 
     def __call__(

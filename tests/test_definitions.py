@@ -287,16 +287,16 @@ EXAMPLES = {
     "detect_signs": detect_signs,
     "lookup": lookup,
     "sparse_lookup": sparse_lookup,
-    "margins": margins(single=False),
-    "margins, single": margins(single=True),
-    "weighted_lookup": weighted_lookup,
-    "cell_total_variation": cell_total_variation,
     "lookup_attention": lookup_attention,
     "lut_pair_attention": lut_pair_attention(interleave=False),
     "lut_pair_attention, interleaved": lut_pair_attention(interleave=True),
     **{name: gates(name) for name in ("bilinear_gates", "soft_lut", "binary_lut")},
     "gate_coefficients": gate_coefficients,
     "scale_gradient": scale_gradient,
+    "margins": margins(single=False),
+    "margins, single": margins(single=True),
+    "weighted_lookup": weighted_lookup,
+    "cell_total_variation": cell_total_variation,
 }
 
 
@@ -354,7 +354,7 @@ def test_ops_compute_their_definitions(name):
         ("lut_pair_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
         ("detect", "np.subtract", "np.add"),
         ("binary_lut", "table, -table", "-table, table"),
-        ("weighted_lookup", "(coefficients != 0) & ", ""),
+        ("weighted_lookup", "< valued", "<= valued"),
         ("margins", "np.subtract", "np.add"),
     ],
 )

@@ -1,5 +1,7 @@
 """Promises of the ops beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -456,8 +458,9 @@ def test_an_unused_gradient_is_never_computed():
 
     assert "scatter" in compiled(0)
     assert "scatter" not in compiled(1)
-    assert "mul" in compiled(1)
-    assert " mul " not in compiled(0)
+    products = r":f32\[[\d,]*\] = (mul|dot_general)"  # of integers there are some: places in loops
+    assert re.search(products, compiled(1))
+    assert not re.search(products, compiled(0))
 
 
 def test_nothing_of_the_size_of_all_pairs_or_rows_is_kept():

@@ -95,7 +95,7 @@ class _Margin(reads.Read):
         slow("weighted_lookup", "groups", {"batch": 130, "detectors": 9, "outputs": 130}),
         slow("weighted_lookup", "primes", {"rows": 20, "outputs": 130}),
         slow("lookup", "groups", {"batch": 130, "detectors": 9, "outputs": 130}),
-        ("scored_lut", "groups", {"batch": 130, "detectors": 9, "bits": 3}),
+        ("scored_lut", "groups", {"batch": 70, "bits": 3}),
         slow("scored_lut", "groups", {"batch": 130, "detectors": 33, "bits": 3, "outputs": 130}),
         slow("scored_lut", "sum_groups", {"batch": 130, "detectors": 33, "bits": 3, "outputs": 130}),
         slow("scored_lut", "shared_input", {"batch": 130, "detectors": 33}),

@@ -260,7 +260,7 @@ def test_sparse_lookup_of_any_ids(monkeypatch, compared):
 def ways_of_rows(dtype, coefficient_dtype):
     """Return tables of 2 groups, two ways to read them, and cotangents: some coefficients are 0, and their rows infinite."""
     rng = np.random.default_rng(0)
-    weights, dy = (jnp.asarray(rng.integers(-8, 9, shape), dtype) for shape in ((6, 5, 7), (13, 2, 7)))
+    weights, dy = (jnp.asarray(rng.integers(-8, 9, shape), dtype) for shape in ((6, 5, 7), (13, 14)))
     if jnp.issubdtype(dtype, jnp.floating):
         weights = weights.at[:, -1].set(jnp.inf)
     ways = []
@@ -276,7 +276,7 @@ def ways_of_rows(dtype, coefficient_dtype):
 def test_rows_in_ways(accumulate):
     """Functions that have the signatures of those in plain JAX, for reads that users write themselves."""
     from lutjax.kernels._triton import _weighted_rows as in_triton
-    from lutjax.kernels._xla import _weighted_rows as in_plain_jax
+    from lutjax.kernels._xla import _row_gathers as in_plain_jax
 
     weights, ways, dy = ways_of_rows(jnp.float32, jnp.float32)
     device = Device(lutjax.Backend.CPU, "cpu")
@@ -284,15 +284,14 @@ def test_rows_in_ways(accumulate):
     total = jnp.ones(weights.shape, jnp.float32 if accumulate is None else jnp.int32)
 
     def results(rows):
-        index = [index for index, _ in ways]
-        first, second = rows.products(finite, index, dy, 2, device, accumulate)
-        assert rows.products(finite, [], dy, 2, device, accumulate) == []
+        index = tuple(index for index, _ in ways)
+        first, second = rows.products(finite, index, dy, device, accumulate, 2)
+        assert rows.products(finite, (), dy, device, accumulate, 2) == ()
         return {
-            "sums": rows.sum_rows(weights, ways, 2, device, accumulate),
+            "sums": rows.sum_ways(weights, ways, device, accumulate, 2),
             "products of the first way": first,
             "products of the second way": second,
-            "additions": rows.add_rows(total, ways, dy, 2, device, accumulate),
-            "no additions": rows.add_rows(total, [], dy, 2, device, accumulate),
+            "additions": rows.add_ways(total, ways, dy, device, accumulate, 2),
         }
 
     actual, expected = (jax.jit(functools.partial(results, rows))() for rows in (in_triton, in_plain_jax))
@@ -303,11 +302,11 @@ def test_rows_in_ways(accumulate):
 @pytest.mark.usefixtures("interpreted")
 def test_rows_of_integers():
     from lutjax.kernels._triton import _weighted_rows as in_triton
-    from lutjax.kernels._xla import _weighted_rows as in_plain_jax
+    from lutjax.kernels._xla import _row_gathers as in_plain_jax
 
     weights, ways, _ = ways_of_rows(jnp.int8, jnp.int32)
     device = Device(lutjax.Backend.CPU, "cpu")
-    actual, expected = (rows.sum_rows(weights, ways, 2, device, None) for rows in (in_triton, in_plain_jax))
+    actual, expected = (rows.sum_ways(weights, ways, device, None, 2) for rows in (in_triton, in_plain_jax))
     assert actual.dtype == expected.dtype == jnp.int32
     np.testing.assert_array_equal(actual, expected)
 
@@ -613,7 +612,7 @@ def test_small_updates_are_left_to_plain_jax():
 
 @pytest.mark.usefixtures("launches")
 def test_numbers_of_an_update_are_counted_in_ways_and_groups():
-    """Of two ways, one has a value: 2048 samples of it are 2**24 numbers in one group as in two."""
+    """2048 samples of one way with a value are 2**24 numbers, in one group as in two."""
     device = Device(lutjax.Backend.GPU, GPUS[90])
     weights = jax.ShapeDtypeStruct((4, 4, 2048), jnp.float32)
 

@@ -97,6 +97,34 @@ def of_detect():
     return call, (anchors,), (np.clip(anchors, 0, 2),), (x,)
 
 
+def of_margins():
+    x, anchors = array(numbers(1, 7, 3)), ids(2, 4, 3, 2)
+
+    def call(op, ids, x, **options):
+        return op(x, *ids, **options)
+
+    return call, (anchors,), (np.clip(anchors, 0, 2),), (x,)
+
+
+def of_weighted_lookup():
+    weights, index, c = array(numbers(1, 3, 4, N_OUTPUTS)), ids(2, 7, 3, 2), array(numbers(3, 7, 3, 2))
+
+    def call(op, ids, weights, c, **options):
+        return op(weights, *ids, c, **options)
+
+    return call, (index,), (np.clip(index, 0, 3),), (weights, c)
+
+
+def of_scored_lut():
+    x, weights = array(numbers(1, 7, 3) + np.arange(3) / 16), array(numbers(2, 3, 4, N_OUTPUTS))
+    anchors, read = ids(3, 3, 2, 2), lutjax.reads.Confidence()
+
+    def call(op, ids, x, weights, **options):
+        return op(x, weights, *ids, read.initial(), read=read, **options)
+
+    return call, (anchors,), (np.clip(anchors, 0, 2),), (x, weights)
+
+
 def of_gates(shape, n_wires):
     def case():
         x, parameter, wires = array(numbers(1, 7, 3)), array(numbers(2, *shape)), ids(3, 6, n_wires)
@@ -115,6 +143,9 @@ CASES = {
     "lookup_attention": of_lookup_attention,
     "lut_pair_attention": of_lut_pair_attention,
     "detect": of_detect,
+    "margins": of_margins,
+    "weighted_lookup": of_weighted_lookup,
+    "scored_lut": of_scored_lut,
     "bilinear_gates": of_gates((4, 6), 2),
     "soft_lut": of_gates((6, 8), 3),
     "binary_lut": of_gates((6, 8), 3),

@@ -331,6 +331,39 @@ _PAIRS = {
 }
 _STARTS = {"starts": ("none", "known", "traced"), "keys": ("same", "more", "fewer")}
 _X_LENGTH = {"x": 0}
+_GROUPS = {"groups": (False, True)}
+
+
+def _in_groups(o: Mapping[str, Any]) -> dict[str, int]:
+    """A group for each detector."""
+    return {"groups": o["sizes"]["detectors"]} if o.get("groups") else {}
+
+
+def _weighted_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    reads = z["batch"], z["detectors"], 2
+    return {
+        "weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"]),
+        "index": s.ids(0, 2 ** z["bits"], *reads),
+        "coefficients": s.grid(*reads, steps=4),
+    }
+
+
+def _scored_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    x = s.grid(z["batch"], *((z["detectors"],) if o.get("groups") else ()), z["inputs"], steps=8)
+    return {
+        "x": x,
+        "weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"]),
+        "anchors": s.anchors(z["inputs"], z["detectors"], z["bits"]),
+        "log_beta": np.asarray(0.5, s.dtype),
+        "log_gamma": np.asarray(0.25, s.dtype),
+    }
+
+
+def _call_scored(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
+    scalars, read = {name: a[name] for name in ("log_beta", "log_gamma")}, lutjax.reads.Confidence(ways=1)
+    arguments = (a["x"], a["weights"], a["anchors"], scalars)
+    return {"y": module.scored_lut(*arguments, read=read, **_in_groups(o))}
+
 
 OPS: dict[str, Op] = {
     "detect": Op(
@@ -353,12 +386,29 @@ OPS: dict[str, Op] = {
         _lookup_arrays,
         lambda m, a, o: {
             "y": m.lookup(
-                a["weights"], _detection(a, "detection", o["sizes"]["bits"]), **_given(o, "accumulate")
+                a["weights"],
+                _detection(a, "detection", o["sizes"]["bits"]),
+                **_given(o, "accumulate"),
+                **_in_groups(o),
             )
         },
         ("weights", "detection.margin"),
-        _ACCUMULATE,
+        {**_ACCUMULATE, **_GROUPS},
         batch=lambda o: {f"detection.{n}": 0 for n in ("index", "flip", "margin")},
+    ),
+    "weighted_lookup": Op(
+        _weighted_arrays,
+        lambda m, a, o: {
+            "y": m.weighted_lookup(
+                a["weights"], a["index"], a["coefficients"], **_given(o, "accumulate"), **_in_groups(o)
+            )
+        },
+        ("weights", "coefficients"),
+        {**_ACCUMULATE, **_GROUPS},
+        batch=lambda o: {"index": 0, "coefficients": 0},
+    ),
+    "scored_lut": Op(
+        _scored_arrays, _call_scored, ("x", "weights", "log_beta"), _GROUPS, batch=lambda o: _X_LENGTH
     ),
     "sparse_lookup": Op(
         lambda s, z, o: {**_lookup_arrays(s, z, o), **_slots(s, z, o)},
@@ -620,11 +670,68 @@ def _of_detect_signs(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]
 
 
 def _of_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    given = a["weights"], _detected(a, "detection", o["sizes"]["bits"])
+    w, d = a["weights"], _detected(a, "detection", o["sizes"]["bits"])
     names = {"margin": "detection.margin"}
-    return {"y": definitions.lookup(*given, _scale(o)).value}, lambda ct: _values(
-        definitions.lookup_vjp(*given, ct, _scale(o)), names
-    )
+    if not o.get("groups"):
+        return {"y": definitions.lookup(w, d, _scale(o)).value}, lambda ct: _values(
+            definitions.lookup_vjp(w, d, ct, _scale(o)), names
+        )
+
+    def of_detector(t: int) -> Any:
+        at = np.s_[..., t : t + 1]
+        return w[t : t + 1], definitions.Detection(d.index[at], d.flip[at], d.margin[at], d.bits)
+
+    def pull(ct: np.ndarray) -> Arrays:
+        each = [definitions.lookup_vjp(*of_detector(t), ct[..., t, :], _scale(o)) for t in range(len(w))]
+        return {
+            "weights": np.concatenate([e["weights"].value for e in each]),
+            "detection.margin": np.concatenate([e["margin"].value for e in each], -1),
+        }
+
+    y = [definitions.lookup(*of_detector(t), _scale(o)).value for t in range(len(w))]
+    return {"y": np.stack(y, -2)}, pull
+
+
+def _of_weighted_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    given, groups = (a["weights"], a["index"], a["coefficients"]), _in_groups(o).get("groups")
+    y = definitions.weighted_lookup(*given, groups or 1, _scale(o)).value
+
+    def pull(ct: np.ndarray) -> Arrays:
+        ct = ct if groups else ct[..., None, :]
+        return _values(definitions.weighted_lookup_vjp(*given, ct, groups or 1, _scale(o)))
+
+    return {"y": y if groups else y[..., 0, :]}, pull
+
+
+def _of_scored_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    """Confidence in one way: ``s = S exp(gamma L)``."""
+    groups = _in_groups(o).get("groups")
+    x, w = np.asarray(a["x"], np.float64), np.asarray(a["weights"], np.float64)
+    x = x if groups else np.broadcast_to(x[..., None, :], (*x.shape[:-1], len(w), x.shape[-1]))
+    ends, t = a["anchors"], np.arange(len(w))[:, None]
+    u = x[..., t, ends[..., 0]] - x[..., t, ends[..., 1]]  # [..., T, C]
+    index = np.sum((u > 0).astype(np.int64) << np.arange(u.shape[-1]), -1)
+    beta, gamma = (np.exp(np.float64(a[name])) for name in ("log_beta", "log_gamma"))
+    m = np.abs(u)
+    near, power = 1 / (1 + np.exp(beta * m)), np.exp(-gamma * np.log1p(np.exp(-beta * m)).sum(-1))
+    score = m.sum(-1) * power
+    given = w, index[..., None], score[..., None]
+    y = definitions.weighted_lookup(*given, groups or 1).value
+
+    def pull(ct: np.ndarray) -> Arrays:
+        found = definitions.weighted_lookup_vjp(*given, ct if groups else ct[..., None, :], groups or 1)
+        of_score = found["coefficients"].value  # [..., T, 1]
+        of_m = power[..., None] + score[..., None] * gamma * beta * near
+        du, dx = of_score * of_m * np.where(u > 0, 1, -1), np.zeros_like(x)
+        at = np.indices(u.shape, sparse=True)[: u.ndim - 1]
+        np.add.at(dx, (*at, ends[..., 0]), du)
+        np.subtract.at(dx, (*at, ends[..., 1]), du)
+        of_beta = (of_score[..., 0] * score * gamma * beta * (m * near).sum(-1)).sum()
+        return {
+            "x": dx if groups else dx.sum(-2), "weights": found["weights"].value, "log_beta": of_beta,
+        }  # fmt: skip
+
+    return {"y": y if groups else y[..., 0, :]}, pull
 
 
 def _of_sparse_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
@@ -720,6 +827,8 @@ _DEFINITIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pull
     "detect": _of_detect,
     "detect_signs": _of_detect_signs,
     "lookup": _of_lookup,
+    "weighted_lookup": _of_weighted_lookup,
+    "scored_lut": _of_scored_lut,
     "sparse_lookup": _of_sparse_lookup,
     "lookup_attention": _of_lookup_attention,
     "lut": _of_lut,

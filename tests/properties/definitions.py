@@ -283,6 +283,53 @@ def lookup_vjp(
     return {"weights": totals.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
 
 
+def _weighted(coefficients: np.ndarray, values: np.ndarray, dtype: Any) -> Sum:
+    """Products of coefficients ``[...]`` with values ``[..., O]``; a coefficient of 0 makes nothing of anything."""
+    c = np.asarray(coefficients).astype(dtype)[..., None]
+    products = exactly(np.where(c == 0, 0, c * values.astype(dtype)))
+    return products._replace(depth=np.ones(products.value.shape))
+
+
+def weighted_lookup(
+    weights: np.ndarray,
+    index: np.ndarray,
+    coefficients: np.ndarray,
+    groups: int = 1,
+    accumulate: float | None = None,
+) -> Sum:
+    """``y[b, g] = sum over t of g and k of coefficients[b, t, k] * weights[t, index[b, t, k]]``, ``[..., G, O]``."""
+    n_detectors, n_rows, n_outputs = weights.shape
+    dtype, detector = accumulator(weights.dtype), np.arange(n_detectors)[:, None]
+    rows = np.asarray(weights)[detector, clamped(index, n_rows)]  # [..., T, K, O]
+    totals = Totals((*index.shape[:-2], groups, n_outputs), accumulate, dtype)
+    *batch, t, _, output = np.indices(rows.shape, sparse=True)
+    totals.add((*batch, t // (n_detectors // groups), output), _weighted(coefficients, rows, dtype))
+    return totals.sum()
+
+
+def weighted_lookup_vjp(
+    weights: np.ndarray,
+    index: np.ndarray,
+    coefficients: np.ndarray,
+    dy: np.ndarray,
+    groups: int = 1,
+    accumulate: float | None = None,
+) -> dict[str, Sum]:
+    """Every row that was read receives its coefficient times `dy`, ``[..., G, O]``; a coefficient ``<dy, row>``."""
+    n_detectors, n_rows, n_outputs = weights.shape
+    dtype, detector = accumulator(weights.dtype), np.arange(n_detectors)[:, None]
+    ids = clamped(index, n_rows)
+    rows = np.asarray(weights)[detector, ids]
+    of_tables = np.repeat(np.asarray(dy), n_detectors // groups, -2)[..., None, :]  # [..., T, 1, O]
+    of_ways = np.broadcast_to(of_tables, rows.shape)
+    totals = Totals(weights.shape, accumulate, dtype)
+    addends = _weighted(coefficients, of_ways, dtype)
+    totals.add((detector[..., None], ids[..., None], np.arange(n_outputs)), addends)
+    flat = [a.reshape(index.size, n_outputs) for a in (of_ways, rows, np.zeros_like(rows))]
+    inner = inner_product(*flat, accumulate, dtype, np.asarray(coefficients).dtype)
+    return {"weights": totals.sum(), "coefficients": inner.map(lambda a: a.reshape(index.shape))}
+
+
 def slots_of(targets: np.ndarray, shape: tuple[int, ...], n_outputs: int) -> tuple[np.ndarray, np.ndarray]:
     """The target of each slot of each row, and which slots are used: a negative target is none, one too large the last output."""
     targets = np.broadcast_to(np.asarray(targets).astype(np.int64), shape)

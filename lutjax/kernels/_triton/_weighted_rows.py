@@ -18,12 +18,13 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, result
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla._weighted_rows import Way
+from lutjax.kernels._xla.weighted_lookup import Way
 from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
 
 # Bytes of tables that programs add to at the same time: they stay in the cache, and few additions meet at one row.
 _TOGETHER = 2**25
+_FEW_READS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Reads:
 
     @property
     def in_integers(self) -> bool:
-        """Whether rows of integers are multiplied by integers, and summed as such."""
+        """Return whether rows of integers are multiplied by integers, and summed as such."""
         return self.coefficients is not None and jnp.issubdtype(self.coefficients.dtype, jnp.integer)
 
     def sizes(self, weights: jax.Array | jax.ShapeDtypeStruct) -> Sizes:
@@ -138,10 +139,12 @@ def products_of(
     accumulate: FixedPoint | None,
 ) -> jax.Array:
     """Return ``<dy, row>`` of every read, ``[T, K, n]``, for ``dy [n, G, O]``."""
-    reads = Reads(index, None, groups)
+    n_detectors, n_ways, n_samples = index.shape
+    # Every way has products of its own: programs share reads out as if each were of a detector.
+    reads = Reads(index.reshape(n_detectors * n_ways, 1, n_samples), None, groups)
     _, n_rows, n_outputs = weights.shape
     dtype = accumulator(weights.dtype)
-    sizes = {**reads.sizes(weights), "ways": index.shape[1]}
+    sizes = {**reads.sizes(weights), "detectors": n_detectors * n_ways}
     how = launch_of("weighted_lookup.products", sizes, device, _products_rule)
     tile = reads.tile(how, n_outputs, device)
     # Programs of different outputs write a part each.
@@ -152,7 +155,7 @@ def products_of(
         index,
         dy,
         outputs=[jax.ShapeDtypeStruct(shape, addend_dtype(dtype, accumulate))],
-        **reads.arguments(tile, n_rows, dtype, accumulate),
+        **reads.arguments(tile, n_rows, dtype, accumulate) | {"n_ways": n_ways},
     )
     return result(_row_tiles.sum_of_parts(parts), dtype, accumulate)
 
@@ -189,42 +192,46 @@ def weighted_add(
     return add(addition, reads, dy, how, device, accumulate)
 
 
-# ------------------------------------------------------------------------------------- of ways, as in plain JAX
-def sum_rows(
-    weights: jax.Array, ways: Sequence[Way], groups: int, device: Device, accumulate: FixedPoint | None
+# ------------------------------------------------------------------------------------- of ways, as `_row_gathers` has them
+def sum_ways(
+    weights: jax.Array,
+    ways: Sequence[Way],
+    device: Device,
+    accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> jax.Array:
-    """Return the sum over tables and ways of ``coefficient * row``, ``[n, G, O]``, of addends.
+    """Sum ``coefficient * row`` over the tables of each group and all ways, of which there is one at least: ``[n, G * O]``.
 
-    There is at least one way. Coefficients that are integers are multiplied and summed as such.
+    Coefficients that are integers are multiplied and summed as such.
     """
-    return weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
+    y = weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
+    return y.reshape(len(y), groups * weights.shape[2])
 
 
 def products(
     weights: jax.Array,
-    index: Sequence[jax.Array],
+    index: tuple[jax.Array, ...],
     dy: jax.Array,
-    groups: int,
     device: Device,
     accumulate: FixedPoint | None,
-) -> list[jax.Array]:
-    """Return ``<dy, row>`` of each way, ``[T, n]``s, for ``dy [n, G, O]``."""
+    groups: int = 1,
+) -> tuple[jax.Array, ...]:
+    """``<dy, row>`` of each way to read: ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s."""
     if not index:
-        return []
-    return list(
-        jnp.unstack(products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate), axis=1)
-    )
+        return ()
+    found = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
+    return tuple(jnp.unstack(found, axis=1))
 
 
-def add_rows(
+def add_ways(
     total: jax.Array,
     ways: Sequence[Way],
     dy: jax.Array,
-    groups: int,
     device: Device,
     accumulate: FixedPoint | None,
+    groups: int = 1,
 ) -> jax.Array:
-    """Return tables of sums plus the addends of ``coefficient * dy`` at every row that was read."""
+    """Tables of sums plus the addends of ``coefficient * dy`` at every row that was read, with ``dy [n, G * O]``."""
     if not ways:
         return total
     addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
@@ -235,17 +242,20 @@ def add_rows(
 # ------------------------------------------------------------------------------------- launches
 def forward_rule(sizes: Sizes) -> Launch:
     rows = _rows(sizes, 8, 32)
-    return Launch(rows=rows, outputs=32, detectors=split(sizes, rows * 32), warps=1)
+    # A program of few reads is over before the sum of the parts, a kernel of its own, would begin.
+    detectors = max(split(sizes, rows * 32), _FEW_READS // max(sizes.get("ways", 1), 1))
+    return Launch(rows=rows, outputs=32, detectors=detectors, warps=1)
 
 
 def _products_rule(sizes: Sizes) -> Launch:
     rows = _rows(sizes, 32, 64)
-    return Launch(rows=rows, outputs=64, detectors=min(split(sizes, rows * 64), 16), warps=1)
+    return Launch(rows=rows, outputs=64, detectors=min(split(sizes, rows * 64), _FEW_READS), warps=1)
 
 
 def table_rule(sizes: Sizes) -> Launch:
     if sizes["outputs"] <= 64:
-        return Launch(rows=_rows(sizes, 16, 64), outputs=64, detectors=1, warps=1)
+        rows = _rows(sizes, 16, 64)
+        return Launch(rows=rows, outputs=64, detectors=min(split(sizes, rows * 64), 4), warps=1)
     rows = _rows(sizes, 32, 128)
     return Launch(rows=rows, outputs=128, detectors=min(split(sizes, rows * 128), 16), warps=4)
 
@@ -299,11 +309,11 @@ def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     group, _, first, last = detectors(block, c)
-    products += part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_ways * c.n_samples
+    products += part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
     at = of_group(sample, group, c)[:, None] + output[None, :]
     cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
-    for r in range(first * c.n_ways, last * c.n_ways):
+    for r in range(first, last):
         here = r.to(tl.int64) * c.n_samples + sample
         row = _row_tiles.offset(tl.load(index + here, mask=sample_exists, other=0), c)
         value = _row_tiles.read(_row_tiles.table(weights, r // c.n_ways, c), row, output, c).to(c.ACC)

@@ -387,7 +387,7 @@ def in_groups(arrays: Any, groups: int) -> Any:
 
 
 def of_each_table(values: jax.Array, n_tables: int) -> jax.Array:
-    """Those of a table's group: ``[n, G, O]`` -> ``[T, n, O]``."""
+    """Values of each table's group: ``[n, G, O]`` -> ``[T, n, O]``."""
     n, groups, n_outputs = values.shape
     every = (groups, n_tables // groups, n, n_outputs)
     return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(n_tables, n, n_outputs)

@@ -166,7 +166,7 @@ def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
     """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
     batch, _, n_inputs = call.x.shape
     n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
-    # Sums of a product of integers are exact in float32: at most 128 rows, each 2**7 times a coefficient of 2**10.
+    # Sums of a product of integers are exact in float32: at most 128 addends, two of each table, of 2**7 times a coefficient of 2**10.
     together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
     for samples in (_SAMPLES // 2, LANES):  # a block has several products, all written out
         blocks = RowBlocks.of(
@@ -197,10 +197,12 @@ def unsupported(request: Request) -> str | None:
 
 def slower(request: Request) -> str | None:
     """Return why the next implementation comes first for a call that would fit; None if this one does."""
-    n_rows = request.call.weights.shape[1]
-    return (
-        f"gathers are faster: matrices of coefficients of {n_rows} rows are slow" if n_rows > _ROWS else None
-    )
+    call = request.call
+    assert isinstance(call, ScoredLut | WeightedLookup)
+    n_rows = call.weights.shape[1]
+    if n_rows <= _ROWS:
+        return None
+    return f"gathers are faster: matrices of coefficients of {n_rows} rows are slow"
 
 
 def up(n: int, multiple: int) -> int:
