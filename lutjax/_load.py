@@ -47,7 +47,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
     It is in the mode for evaluation (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.
 
     Args:
-      folder: of the run, what ``lutjax train`` got as ``--out``.
+      folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantised`` in it, of ``lutjax quantise``.
 
     Returns:
       A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier` or `LogicCA`. Its attribute `record` says what decides the run

@@ -11,7 +11,7 @@ import click
     "folder",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of a run: what `train lm` got as --out.",
+    help="Folder of a run: what `train lm` got as --out; or its folder quantised, which `quantise` made.",
 )
 @click.option("--prompt", required=True, help="The text to continue.")
 @click.option(

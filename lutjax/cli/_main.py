@@ -6,6 +6,7 @@ from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
 from lutjax.cli._generate import generate
+from lutjax.cli._quantise import quantise
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
 from lutjax.cli._train_digits import digits
@@ -28,6 +29,7 @@ train.add_command(ca)
 train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)
+cli.add_command(quantise)
 cli.add_command(bench)
 cli.add_command(status)
 cli.add_command(tune)

@@ -103,7 +103,7 @@ def train(
 
     def checked(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
-            with _usage_errors(kind.refuses, option):
+            with usage_errors(kind.refuses, option):
                 made.append(make(*arguments))
             return made[-1]
 
@@ -114,7 +114,7 @@ def train(
         if resume:
             wanted = {**same, **fields}
             changed = fields_of(kind.configs.options, wanted)
-            with _usage_errors(kind.refuses, option):
+            with usage_errors(kind.refuses, option):
                 kind.configs.options(**changed)
             experiments.resume(
                 out,
@@ -158,7 +158,7 @@ def _check_new(out: Path) -> None:
 
 
 @contextmanager
-def _usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
+def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
     """A value that a config refuses is bad usage, and so are data that cannot be used."""
     try:
         yield

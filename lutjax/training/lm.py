@@ -1,6 +1,7 @@
 """Training of the byte language model: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int, UInt8
 
 from lutjax._extras import needed_by
 from lutjax._typing import Array
+from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.training import optimizers, parameters, tables
 from lutjax.training.configs import Training
@@ -133,10 +135,13 @@ class TrainingConfig(Training):
         return self.scheduled(self.schedule, warmup=self.warmup, cooldown=self.cooldown)
 
 
-def structure_of(config: ModelConfig) -> Structure[LanguageModel]:
-    """Return how arrays make a model of this config."""
+def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[LanguageModel]:
+    """Return how arrays make a model of this config; `quantised`: with tables of integers, of which a GPT has a form."""
     if isinstance(config, GPTConfig):
+        if quantised:
+            return Structure(lambda rngs: layers.quantised(GPT(config, rngs=rngs)))
         return Structure(lambda rngs: GPT(config, rngs=rngs))
+    assert not quantised
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
@@ -188,7 +193,7 @@ class Run(ModelRun[LanguageModel]):
                 rule(weight_decay=training.table_weight_decay), rate, rest=rest
             )
         super().__init__(structure_of(model), self._optimizer.init, training.seed)
-        self._evaluate = jax.jit(self._total_loss)
+        self._evaluation = Evaluation(self.structure, model.context)
         self.advance = Repeated(self.step, jnp.asarray(train))
         if training.select_every:
             if validation is None:
@@ -235,7 +240,7 @@ class Run(ModelRun[LanguageModel]):
         done = number + 1
 
         def select(state: State, kept: Selected) -> Selected:
-            total = self._total_loss(state.params, state.others, *validation).sum() / self._n_validated
+            total = self._evaluation.totals(state.params, state.others, *validation).sum() / self._n_validated
             found = Selected(kept.optimizer, state.params, state.others, done, total.astype(jnp.float32))
             better: Selected = jax.tree.map(lambda a, b: jnp.where(found.loss < kept.loss, a, b), found, kept)
             return better
@@ -288,11 +293,47 @@ class Run(ModelRun[LanguageModel]):
         Args:
           max_windows: takes only so many windows, spread evenly over the part.
         """
-        windows = _evaluation_windows(part.size, self.config.context, max_windows)
-        totals = self._evaluate(state.params, state.others, part, windows.starts, windows.skipped)
-        return float(np.asarray(totals, np.float64).sum() / windows.n_counted)
+        return self._evaluation(state.params, state.others, part, max_windows=max_windows)
 
-    def _total_loss(
+
+class Evaluation:
+    """Mean loss of models of one structure over parts of texts.
+
+    Args:
+      structure: of the models.
+      context: inputs of a window.
+    """
+
+    def __init__(self, structure: Structure[LanguageModel], context: int):
+        self._structure, self._context = structure, context
+        self._compiled = jax.jit(self.totals)
+
+    def __call__(
+        self,
+        params: Any,
+        others: Any,
+        part: Bytes,
+        *,
+        max_windows: int | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> float:
+        """Return the mean loss in nats per byte; see `Run.evaluate`.
+
+        Args:
+          progress: is told after every batch of windows which share of them is done; without it they are one call.
+        """
+        starts, skipped, n_counted = _evaluation_windows(part.size, self._context, max_windows)
+        size = len(starts) if progress is None else 1
+        total = 0.0
+        for first in range(0, len(starts), size):
+            batches = slice(first, first + size)
+            totals = self._compiled(params, others, part, starts[batches], skipped[batches])
+            total += float(np.asarray(totals, np.float64).sum())
+            if progress is not None:
+                progress((first + size) / len(starts))
+        return total / n_counted
+
+    def totals(
         self,
         params: Any,
         others: Any,
@@ -300,11 +341,13 @@ class Run(ModelRun[LanguageModel]):
         starts: Int[Array, "batches batch"],
         skipped: Int[Array, "batches batch"],
     ) -> Float[Array, "batches batch"]:
+        """Return the sum of the losses that count in each window."""
+
         def batch(windows: tuple[Array, Array]) -> Array:
-            inputs, labels = _windows(text, windows[0], self.config.context)
-            logits = self.structure.model(params, others)(inputs, deterministic=True)
+            inputs, labels = _windows(text, windows[0], self._context)
+            logits = self._structure.model(params, others)(inputs, deterministic=True)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            counted = jnp.arange(self.config.context)[None, :] >= windows[1][:, None]
+            counted = jnp.arange(self._context)[None, :] >= windows[1][:, None]
             return jnp.sum(jnp.where(counted, losses, 0), -1)
 
         totals: Array = jax.lax.map(batch, (starts, skipped))

@@ -31,6 +31,7 @@ class Record(runs.Record):
       model, training, text: what decides the run.
       bigram: loss of the baseline on the test part, in nats per byte.
       options: options of the training program that may change, such as intervals.
+      quantised: whether the arrays are those of a deployed model, with tables of integers; see `lutjax.training.quantise`.
       history: losses so far, in nats per byte.
     """
 
@@ -41,19 +42,21 @@ class Record(runs.Record):
     text: runs.Source
     bigram: float
     options: dict[str, Any]
+    quantised: bool = dataclasses.field(default=False, kw_only=True)
     history: runs.History
 
 
-def _language_model(folder: Path, step: int, record: Record) -> lm.LanguageModel:
-    if not record.training.select_every:
-        return models.load(folder, step, structure_of(record.model))
+def language_model(folder: Path, step: int, record: Record) -> lm.LanguageModel:
+    """Return the model of a checkpoint that `runs.read` has found whole, or the one that was selected until then."""
+    if record.quantised or not record.training.select_every:
+        return models.load(folder, step, structure_of(record.model, quantised=record.quantised))
     nothing = np.zeros(record.model.context + 2, np.uint8)  # no step is taken
     run = Run(record.model, record.training, nothing, nothing)
     state = run.selected(models.restore(folder, step, run))
     return run.structure.model(state.params, state.others)
 
 
-load_model = models.Loader(Record, _language_model)
+load_model = models.Loader(Record, language_model)
 """Loads the model of a run, ready to generate, and its record; see `lutjax.training.models.Loader`."""
 
 
@@ -112,6 +115,10 @@ class LanguageModel(Experiment):
         if model is not None and not isinstance(record.model, CONFIGS[model]):
             found = next(name for name, config in CONFIGS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
+        if record.quantised:
+            raise CheckpointError(
+                "it is a quantised model, which cannot be trained: go on with the run beside it."
+            )
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:
             raise CheckpointError(

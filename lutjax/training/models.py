@@ -102,8 +102,10 @@ class ModelRun(Generic[M]):
 
 
 def save(folder: Path, step: int, state: State, record: runs.Record) -> None:
-    """Writes a checkpoint into the folder of a run; see `runs.save`."""
-    trees = {"model": _model_tree(state.params, state.others), "optimizer": state.optimizer}
+    """Writes a checkpoint into the folder of a run; see `runs.save`. An optimiser's state of None is left out."""
+    trees = {"model": _model_tree(state.params, state.others)}
+    if state.optimizer is not None:
+        trees["optimizer"] = state.optimizer
     runs.save(folder, step, trees, record)
 
 

@@ -142,6 +142,29 @@ def atomically(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield the path at which to make a folder that moves to `folder` when the block ends, in the place of what is there.
+
+    An error, or the end of the process in the block, leaves what was there before.
+    """
+    unfinished, replaced = (folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced"))
+    if replaced.exists() and not folder.exists():  # a process was killed between two renames
+        os.replace(replaced, folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        yield unfinished
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.replace(folder, replaced)
+        os.replace(unfinished, folder)
+    finally:
+        if replaced.exists() and not folder.exists():
+            os.replace(replaced, folder)
+        for left in (unfinished, replaced):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def write_curves(path: Path, history: History, names: tuple[str, str]) -> None:
     """Writes all that was measured as a table: step, kind, value. `names` are those of the two kinds."""
     rows = [

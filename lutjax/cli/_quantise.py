@@ -1,0 +1,84 @@
+"""``lutjax quantise``: a trained language model with tables of int8."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from lutjax.cli import _run
+from lutjax.training.errors import RunError
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--text",
+    "text_path",
+    type=click.Path(path_type=Path),
+    help="The text of the run. Default: where it was when the run was started.",
+)
+def quantise(folder: Path, text_path: Path | None) -> None:
+    """Deploy the language model of RUN with tables of int8, a quarter of their bytes.
+
+    RUN is the folder of a run of `train lm --model gpt` with tables: what it got as --out. Its best state is tested before and after, and
+    the deployed model is written to RUN/quantised, for `generate` and lutjax.load. A model that was trained with
+    --read powers_of_two keeps its loss; one trained with --read confidence is rounded only now and loses a little.
+    """
+    from lutjax.training import lm_runs, quantise as deployment, runs
+
+    found = runs.kind(folder)
+    if found != "lm":
+        raise RunError(f"{folder} is a run of train {found}; quantise takes runs of train lm --model gpt.")
+    with runs.lock(folder):
+        step, record = runs.read(
+            folder, lm_runs.Record, on_damage=lambda message: click.echo(message, err=True)
+        )
+        deployed_record = deployment.deployed_record(folder, record)
+        with _run.usage_errors(lm_runs.LanguageModel.refuses, "--text"):
+            experiment = lm_runs.LanguageModel.of(record, text_path)
+        text, model = experiment.text, lm_runs.language_model(folder, step, record)
+        deployed = deployment.deployed_model(model, deployed_record)
+        losses = []
+        for what, one, its_record in (
+            ("the trained model", model, record),
+            ("the model of integers", deployed, deployed_record),
+        ):
+            with _progress(f"testing {what}") as progress:
+                losses.append(deployment.evaluate(one, its_record, text.test, progress=progress))
+        target = folder / deployment.FOLDER
+        deployment.save(target, step, deployed, deployed_record)
+
+    before, after = losses
+    click.echo(
+        f"test loss: {before:.4f} nats per byte before, {after:.4f} after ({after - before:+.4f}), on {text.name}"
+    )
+    for name, floats, integers in zip(
+        ("tables", "model"), deployment.bytes_of(model), deployment.bytes_of(deployed), strict=True
+    ):
+        click.echo(f"{name}: {floats:,} bytes before, {integers:,} after ({100 * integers / floats:.1f} %)")
+    read, wanted = (getattr(one.model, "read", None) for one in (record, deployed_record))
+    if read != wanted:
+        click.echo(
+            f"The run was trained with --read {read}, and its coefficients and tables are rounded only now. A run trained "
+            f"with --read {wanted} learns with that rounding and loses less."
+        )
+    words = ("generate", "--checkpoint", str(target), "--prompt", experiment.prompt)
+    click.echo(f"written to {target}. Text:\n  {_run.command(*words)}")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[float], None]]:
+    """Show a bar on a terminal, else a line; yield how it is told the share that is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console()
+    if not console.is_terminal:
+        click.echo(f"{what} ...")
+        yield lambda share: None
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn(what))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)

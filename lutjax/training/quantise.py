@@ -1,0 +1,95 @@
+"""Deployment of language models: a trained GPT whose tables become integers, and the folder that it is kept in."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lutjax._extras import needed_by
+from lutjax.layers import nnx as layers
+from lutjax.models import GPTConfig
+from lutjax.models.gpt import READS
+from lutjax.reads import Confidence, PowersOfTwo
+from lutjax.training import models, runs
+from lutjax.training.errors import RunError
+from lutjax.training.lm import Evaluation, LanguageModel, structure_of
+from lutjax.training.lm_runs import Record
+from lutjax.training.models import State
+from lutjax.training.text import Bytes
+
+with needed_by(__name__):
+    from flax import nnx
+
+FOLDER = "quantised"
+"""Name of the folder of the deployed model in the folder of its run."""
+
+
+def deployed_record(folder: Path, record: Record) -> Record:
+    """Return the record of the deployed model of a run.
+
+    Raises:
+      RunError: the model of the run has no tables that become integers.
+    """
+    config, advice = record.model, "train one by lutjax train lm --model gpt --read powers_of_two."
+    if record.quantised:
+        raise RunError(f"{folder} is quantised already.")
+    if not isinstance(config, GPTConfig):
+        raise RunError(f"{folder} is a run of the model lut, whose tables have no form of integers: {advice}")
+    if config.feed_forward != "projection_lut":
+        raise RunError(f"{folder} has no tables: its feed_forward is {config.feed_forward!r}; {advice}")
+    read = READS[config.read]
+    if not isinstance(read, Confidence | PowersOfTwo):
+        raise RunError(
+            f"{folder} was trained with the read {config.read!r}, which has no form of integers: {advice}"
+        )
+    name = next(name for name, known in READS.items() if known == PowersOfTwo(read.ways))
+    # There is no dropout of tables without training.
+    model = dataclasses.replace(config, read=name, table_dropout=0.0)
+    return dataclasses.replace(record, model=model, quantised=True)
+
+
+def deployed_model(model: LanguageModel, record: Record) -> LanguageModel:
+    """Return the model with tables of integers, which shares all its other arrays.
+
+    Args:
+      model: as it was trained.
+      record: of the deployed model.
+    """
+    return layers.quantised(structure_of(record.model).model(*models.arrays(model)))
+
+
+def evaluate(
+    model: LanguageModel, record: Record, part: Bytes, *, progress: Callable[[float], None]
+) -> float:
+    """Return the mean loss of the model of a record over a part of a text, in nats per byte.
+
+    Args:
+      progress: is told which share of the part is done.
+    """
+    structure = structure_of(record.model, quantised=record.quantised)
+    return Evaluation(structure, record.model.context)(*models.arrays(model), part, progress=progress)
+
+
+def bytes_of(model: LanguageModel) -> tuple[int, int]:
+    """Return the bytes of a model's tables, with the exponents of integers, and of all its arrays."""
+    return _bytes(nnx.state(model, (layers.Tables, layers.Quantised))), _bytes(nnx.state(model))
+
+
+def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
+    """Write a deployed model into a folder, in the place of an earlier one.
+
+    Args:
+      folder: which `lutjax.load` then takes as it takes that of a run.
+      step: steps of the run at the checkpoint whose model it was.
+      record: of the deployed model.
+    """
+    params, others = models.arrays(model)
+    runs.check_space(folder.parent, _bytes((params, others)))
+    with runs.replacing(folder) as path:
+        models.save(path, step, State(params, others, None), record)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,235 @@
+"""Deployment of language models with tables of integers: losses, texts, sizes, and runs that have no such form."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from flax import nnx
+
+import lutjax
+from lutjax.cli._main import cli
+from lutjax.layers.nnx import Quantised, Tables
+from lutjax.models import GPTConfig, LUTTransformerConfig
+from lutjax.training import lm_runs, models, quantise, runs
+from lutjax.training.errors import RunError
+from lutjax.training.lm import ModelConfig, Run, TrainingConfig
+from lutjax.training.text import split_text
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+DATA = b"the quick brown fox jumps over the lazy dog. " * 40
+TEXT = split_text(DATA, name="fox", context=8)
+CONFIG = GPTConfig(
+    features=8,
+    context=8,
+    n_layers=1,
+    n_heads=2,
+    lut_heads=2,
+    lut_tables=4,
+    lut_bits=5,
+    read="powers_of_two",
+    table_dropout=0.2,
+)
+TRAINING = TrainingConfig(
+    steps=12,
+    batch_size=4,
+    learning_rate=0.5,
+    optimizer="sgd",
+    table_optimizer="same",
+    table_gradient="dense",
+)
+
+
+def command(*words: object) -> Result:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def record_of(config: ModelConfig, text: Path | None = None) -> lm_runs.Record:
+    source = runs.Source.of(text, TEXT.size, TEXT.digest)
+    return lm_runs.Record(config, TRAINING, source, 3.0, {}, runs.History())
+
+
+def louder(path: Any, leaf: jax.Array) -> jax.Array:
+    """Scale the inputs of tables, which in so small a model are too near to zero to be read."""
+    return 50 * leaf if "compress_kernel" in jax.tree_util.keystr(path) else leaf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose tables are read as they are deployed. Not to be changed."""
+    path = tmp_path_factory.mktemp("trained")
+    (path / "fox.txt").write_bytes(DATA)
+    run = Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
+    state = run.init()
+    state = state._replace(params=jax.tree.map_with_path(louder, state.params))
+    state, _ = run.advance(state, 0, 12)
+    models.save(path / "run", 12, state, record_of(CONFIG, path / "fox.txt"))
+    return path / "run"
+
+
+@pytest.fixture(scope="module")
+def deployed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The same run after the command."""
+    path = tmp_path_factory.mktemp("deployed") / "run"
+    shutil.copytree(folder, path)
+    return path, command("quantise", path)
+
+
+def losses(result: Result) -> tuple[float, float]:
+    (line,) = (line for line in result.output.splitlines() if line.startswith("test loss"))
+    words = line.split()
+    return float(words[2]), float(words[words.index("before,") + 1])
+
+
+@nnx.jit
+def logits_of(model: Any) -> jax.Array:
+    tokens: jax.Array = jnp.asarray(TEXT.test[:16].reshape(2, 8).astype(np.int32))
+    logits: jax.Array = model(tokens)
+    return logits
+
+
+def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) -> None:
+    path, result = deployed
+    assert result.exit_code == 0, result.output
+    before, after = losses(result)
+    assert after == pytest.approx(before, abs=1e-4)
+    trained, model = lutjax.load(path), lutjax.load(path / "quantised")
+    logits = logits_of(trained)
+    np.testing.assert_allclose(logits_of(model), logits, rtol=1e-4, atol=1e-5)
+    nnx.update(trained, jax.tree.map(jnp.zeros_like, nnx.state(trained, Tables)))
+    assert np.abs(logits_of(trained) - logits).max() > 0.01  # the tables matter
+    words = ("generate", "--prompt", "the ", "--bytes", 40, "--temperature", 0, "--checkpoint")
+    texts = [command(*words, each) for each in (path, path / "quantised")]
+    assert texts[0].exit_code == 0
+    assert texts[0].output == texts[1].output
+
+
+def test_sizes(deployed: tuple[Path, Result]) -> None:
+    path, result = deployed
+    model = lutjax.load(path / "quantised")
+    assert not jax.tree.leaves(nnx.state(model, Tables))
+    assert {str(a.dtype) for a in jax.tree.leaves(nnx.state(model, Quantised))} == {"int8", "int32"}
+    numbers = CONFIG.n_layers * 2 * 4 * 2**5 * 4
+    exponents = CONFIG.n_layers * 4 * 8
+    assert f"tables: {4 * numbers:,} bytes before, {numbers + exponents:,} after" in result.output
+    saved = 3 * numbers - exponents
+    kept = sum(a.nbytes for a in jax.tree.leaves(nnx.state(lutjax.load(path))))
+    assert f"model: {kept:,} bytes before, {kept - saved:,} after" in result.output
+
+
+def test_record_of_the_deployed_model(deployed: tuple[Path, Result]) -> None:
+    path, result = deployed
+    record = lutjax.load(path / "quantised").record
+    assert (record.quantised, record.steps, record.model.read) == (True, 12, "powers_of_two")
+    assert not lutjax.load(path).record.quantised
+    assert "loses less" not in result.output
+    assert f"lutjax generate --checkpoint {path / 'quantised'} --prompt" in result.output
+    assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantised"]
+    for words in (("quantise", path / "quantised"), ("train", "lm", "--resume", "--out", path / "quantised")):
+        refused = command(*words)
+        assert refused.exit_code == 1
+        assert "quantised" in refused.output
+
+
+def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
+    folder: Path, deployed: tuple[Path, Result], tmp_path: Path
+) -> None:
+    trained = models.restore(folder, 12, Run(CONFIG, TRAINING, TEXT.train))
+    config = dataclasses.replace(CONFIG, read="confidence")
+    record = record_of(config, folder.parent / "fox.txt")
+    record.training = dataclasses.replace(TRAINING, select_every=6)
+    run = Run(config, record.training, TEXT.train, TEXT.validation)
+    latest = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), run.abstract())
+    latest = latest._replace(others=trained.others)
+    best = latest.optimizer._replace(params=trained.params, others=trained.others)
+    models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
+    # What an earlier run or a killed command left is replaced.
+    for name in ("quantised/checkpoints/99", ".unfinished-quantised", ".replaced-quantised/checkpoints"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    result = command("quantise", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    before, after = losses(result)
+    assert after != before
+    assert after == pytest.approx(losses(deployed[1])[1], abs=1e-4)
+    assert "trained with --read confidence" in result.output
+    assert lutjax.load(tmp_path / "run" / "quantised").record.model.read == "powers_of_two"
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "quantised"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LUTTransformerConfig(), "is a run of the model lut, whose tables have no form of integers"),
+        (dataclasses.replace(CONFIG, feed_forward="dense"), "has no tables: its feed_forward is 'dense'"),
+        (dataclasses.replace(CONFIG, read="hard"), "the read 'hard', which has no form of integers"),
+        (dataclasses.replace(CONFIG, read="blend"), "--model gpt --read powers_of_two"),
+    ],
+)
+def test_models_without_integers(config: ModelConfig, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        quantise.deployed_record(Path("runs/lm"), record_of(config))
+
+
+def test_reads_keep_their_number_of_ways() -> None:
+    for read, want in (("confidence_1", "powers_of_two_1"), ("powers_of_two_1", "powers_of_two_1")):
+        record = record_of(dataclasses.replace(CONFIG, read=read))
+        found = quantise.deployed_record(Path("runs/lm"), record)
+        assert (found.model.read, found.model.table_dropout) == (want, 0.0)
+
+
+def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_bytes(DATA.upper())
+    models.save(
+        tmp_path / "dense",
+        1,
+        models.State({"a": jnp.zeros(1)}, {"b": jnp.zeros(1)}, None),
+        record_of(dataclasses.replace(CONFIG, feed_forward="dense")),
+    )
+    for words, code, message in (
+        ([tmp_path / "none"], 1, "none does not exist."),
+        ([folder.parent], 1, "is not the folder of a run, but holds 1"),
+        ([tmp_path / "dense"], 1, "has no tables: its feed_forward is 'dense'"),
+        ([folder, "--text", other], 1, "the run belongs to another text"),
+        ([folder, "--text", tmp_path / "none.txt"], 2, "cannot read the text"),
+    ):  # fmt: skip
+        result = command("quantise", *words)
+        assert result.exit_code == code, result.output
+        assert message in " ".join(result.output.split())
+        assert result.output.count("Error: ") == 1
+    assert not (tmp_path / "none").exists()
+    assert not (folder / "quantised").exists()
+
+
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    def replace(write: bool, fail: bool = False) -> list[str]:
+        with runs.replacing(tmp_path / "a") as path:
+            if write:
+                path.mkdir()
+                (path / "new").touch()
+            if fail:
+                raise OSError("full")
+        return found()
+
+    def found() -> list[str]:
+        return sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+
+    (tmp_path / ".replaced-a").mkdir()  # killed between the two renames
+    (tmp_path / ".replaced-a" / "old").touch()
+    with pytest.raises(OSError, match="full"):
+        replace(write=True, fail=True)
+    assert found() == ["a/old"]
+    with pytest.raises(FileNotFoundError):
+        replace(write=False)
+    assert found() == ["a/old"]
+    assert replace(write=True) == ["a/new"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
