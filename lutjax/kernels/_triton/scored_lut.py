@@ -394,7 +394,7 @@ def _differentiate(
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
     for i in range(first, last):
-        t = _rotated(i, first, last) if c.ROTATED else i
+        t = _table(i, first, last, c.ROTATED)
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
@@ -444,7 +444,7 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
     rate = tl.load(step)
     for i in range(first, last):
-        t = _rotated(i, first, last) if c.ROTATED else i
+        t = _table(i, first, last, c.ROTATED)
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
@@ -471,12 +471,16 @@ def _place(c: tl.constexpr):
 
 
 @kernel
-def _rotated(i, first, last):
-    """The tables in an order of its own in each program: not all add to the same rows at the same time.
+def _table(i, first, last, ROTATED: tl.constexpr):
+    """The tables in their order, or rotated, in an order of its own in each program.
 
-    Nor do they read the same rows then: with one addition to a table that costs more than it saves.
+    Not all programs then add to the same rows at the same time. Nor do they read the same rows: with one addition to a table that
+    costs more than it saves.
     """
-    return first + (i - first + tl.program_id(0)) % (last - first)
+    if ROTATED:
+        return first + (i - first + tl.program_id(0)) % (last - first)
+    else:
+        return i
 
 
 @kernel
