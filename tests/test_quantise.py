@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deployed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """The same run after the command."""
+    """Run the command on a copy of that run."""
     path = tmp_path_factory.mktemp("deployed") / "run"
     shutil.copytree(folder, path)
     return path, command("quantise", path)
@@ -131,7 +131,7 @@ def test_record_of_the_deployed_model(deployed: tuple[Path, Result]) -> None:
     record = lutjax.load(path / "quantised").record
     assert (record.quantised, record.steps, record.model.read) == (True, 12, "powers_of_two")
     assert not lutjax.load(path).record.quantised
-    assert "loses less" not in result.output
+    assert "deploys without a loss" not in result.output
     assert f"lutjax generate --checkpoint {path / 'quantised'} --prompt" in result.output
     assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantised"]
     for words in (("quantise", path / "quantised"), ("train", "lm", "--resume", "--out", path / "quantised")):

@@ -61,7 +61,7 @@ def quantise(folder: Path, text_path: Path | None) -> None:
     if read != wanted:
         click.echo(
             f"The run was trained with --read {read}, and its coefficients and tables are rounded only now. A run trained "
-            f"with --read {wanted} learns with that rounding and loses less."
+            f"with --read {wanted} learns with that rounding and deploys without a loss."
         )
     words = ("generate", "--checkpoint", str(target), "--prompt", experiment.prompt)
     click.echo(f"written to {target}. Text:\n  {_run.command(*words)}")
