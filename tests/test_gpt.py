@@ -126,6 +126,7 @@ def test_dtypes():
     assert 0 < float(jnp.abs(got - want).max()) < 0.05 * float(jnp.abs(want).max())
 
 
+@pytest.mark.slow
 def test_remat_and_dropout_change_no_more_than_they_should():
     tokens, key = tokens_of(2, 6), jax.random.key(0)
 

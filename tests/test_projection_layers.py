@@ -305,6 +305,7 @@ def test_factored_gradients_are_those_of_dense_ones(dtype):
     assert model.tables.weights.dtype == model.tables.log_tau.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_scan_and_remat_over_blocks():
     """Blocks that are stacked, scanned and computed again in the backward pass are blocks one after the other."""
     n = 2

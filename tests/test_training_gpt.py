@@ -154,8 +154,9 @@ def test_clipping_bounds_the_norm_of_all_gradients() -> None:
     )
 
 
+@pytest.mark.slow
 def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
-    """One rule moves rows either way; all else moves by AdamW."""
+    """Rows move by one rule either way; all else moves by AdamW."""
     config = dataclasses.replace(CONFIG, feed_forward="projection_lut", dropout=0.0, table_dropout=0.2)
     losses = {}
     for gradient in ("factored", "dense"):
@@ -169,6 +170,7 @@ def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
     assert losses["factored"][-1] < losses["factored"][0] - 0.5
 
 
+@pytest.mark.slow
 def test_total_variation_is_the_mean_of_the_layers() -> None:
     """New tables have no other gradient, because the projection after them is zero."""
     config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)

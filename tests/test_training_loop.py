@@ -82,7 +82,7 @@ def test_schedules() -> None:
     published = 2 * np.minimum(1 / np.sqrt(1 + t), t / 4000 / np.sqrt(4000))
     np.testing.assert_allclose(rates("published", warmup=0.0, cooldown=0.0), published, rtol=1e-5)
     with pytest.raises(ValueError, match="known ones are constant, published"):
-        rates("cosine", warmup=0.0, cooldown=0.0)
+        rates("linear", warmup=0.0, cooldown=0.0)
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)

@@ -165,6 +165,7 @@ def test_weight_decay_is_of_rows_that_were_looked_up_and_once_for_each_step():
         np.testing.assert_array_equal(twice["weights"], np.where(hit, 0.75**2, 1.0))
 
 
+@pytest.mark.slow
 def test_microbatches_equal_the_whole_batch():
     params, batch = small_model(), BATCHES[0]
     (value, aux), whole = dense(params, batch)

@@ -5,7 +5,7 @@ import jax
 from lutjax.cases._case import Axes, Case, Draw, Size, Sizes, Tag
 
 SIZES = {
-    "one": Size(batch=1, inputs=2, detectors=1, bits=1),
+    "one": Size(Tag.SLOW, batch=1, inputs=2, detectors=1, bits=1),
     "split": Size(Tag.FAST, batch=4, inputs=5, detectors=4, bits=2),
     "primes": Size(Tag.DTYPES, batch=13, inputs=11, detectors=5, bits=3),
     "ties": Size(batch=7, inputs=5, detectors=5, bits=3),

@@ -45,21 +45,24 @@ SCORED = Kind(
 """Inputs and outputs of each group, the tables of all groups, and the number of the read in `READS`."""
 KINDS = (SCORED,)
 
+SLOW = True
 SIZES = {
-    "one": Size(batch=1, inputs=2, detectors=1, bits=1, outputs=1),
+    "one": Size(Tag.SLOW, batch=1, inputs=2, detectors=1, bits=1, outputs=1),
     "split": Size(Tag.FAST, batch=4, inputs=5, detectors=4, bits=2, outputs=3),
-    "primes": Size(Tag.DTYPES, batch=13, inputs=11, detectors=5, bits=3, outputs=7),
+    "primes": Size(batch=13, inputs=11, detectors=5, bits=3, outputs=7),
     "ties": Size(batch=7, inputs=5, detectors=5, bits=3, outputs=3),
     "groups": Size(Tag.DTYPES, batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3),
-    "shared_input": Size(batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3, shared=1, read=1),
+    "shared_input": Size(
+        Tag.SLOW, batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3, shared=1, read=1
+    ),
     "sum_groups": Size(batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3, sum_groups=1, keep=1),
-    "single": Size(batch=5, inputs=6, detectors=3, bits=3, outputs=4, single=1, read=1),
+    "single": Size(Tag.SLOW, batch=5, inputs=6, detectors=3, bits=3, outputs=4, single=1, read=1),
     "hard": Size(batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=2, keep=1),
-    "blend": Size(batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=3),
-    "soft_sign": Size(batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=4),
-    "hard_soft_sign": Size(batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=5),
+    "blend": Size(Tag.SLOW, batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=3),
+    "soft_sign": Size(Tag.SLOW, batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=4),
+    "hard_soft_sign": Size(Tag.SLOW, batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=5),
     "powers": Size(batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=6, groups=2),
-    "powers_one_way": Size(batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=7, keep=1),
+    "powers_one_way": Size(Tag.SLOW, batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=7, keep=1),
     "empty_batch": Size(batch=0, inputs=3, detectors=3, bits=2, outputs=4),
     "heads": SCORED.size(24576, 48, 48, 512, 8, 8, 0),
     "heads_one_way": SCORED.size(24576, 48, 48, 512, 8, 8, 1, tags=(Tag.BENCH,)),

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
 
 SIZES = {
-    "one": Size(batch=1, detectors=1, rows=1, outputs=1, ways=1),
+    "one": Size(Tag.SLOW, batch=1, detectors=1, rows=1, outputs=1, ways=1),
     "split": Size(Tag.FAST, batch=4, detectors=4, rows=3, outputs=3, ways=2),
-    "primes": Size(Tag.DTYPES, batch=13, detectors=5, rows=7, outputs=7, ways=3),
+    "primes": Size(batch=13, detectors=5, rows=7, outputs=7, ways=3),
     "groups": Size(Tag.DTYPES, batch=5, detectors=6, rows=4, outputs=5, ways=2, groups=3),
     "valued": Size(batch=7, detectors=3, rows=4, outputs=3, ways=2, valued=1),
     "no_value": Size(batch=3, detectors=2, rows=2, outputs=3, ways=2, valued=0),

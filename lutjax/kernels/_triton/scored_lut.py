@@ -41,7 +41,7 @@ _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if not _is_fused(call):
-        return plain.forward(call, device=device, kernels=_weighted_rows)
+        return plain.forward_by(_weighted_rows, call, device=device)
     tile = _Tile.of("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
@@ -63,7 +63,7 @@ def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
-        return plain.backward(call, cotangent, needs, device=device, kernels=_weighted_rows)
+        return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
     tile = _Tile.of("backward", _backward_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
     n_scalars = len(call.scalars)

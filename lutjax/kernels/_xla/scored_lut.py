@@ -9,6 +9,7 @@ the length of all tables and samples exists. Accelerators do one step after the 
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from lutjax.reads import Read
 _SHIFT = 6  # the least coefficient of an integer read is 2**-6
 
 
-def forward(call: ScoredLut, *, device: Device, kernels: Any = rows) -> jax.Array:
+def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.Array:
     """Return the output; `kernels` reads the rows, as `_row_gathers` does."""
     n, dtype = call.x.shape[0], call.scalars.dtype
     in_integers = call.weights.dtype == jnp.int8
@@ -52,15 +53,10 @@ def forward(call: ScoredLut, *, device: Device, kernels: Any = rows) -> jax.Arra
     return result(total, call.weights.dtype, call.accumulate)
 
 
-def backward(
-    call: ScoredLut,
-    cotangent: jax.Array,
-    needs: frozenset[str],
-    *,
-    device: Device,
-    kernels: Any = rows,
+def backward_by(
+    kernels: ModuleType, call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the cotangents that are needed; `kernels` as in `forward`."""
+    """Return the cotangents that are needed; `kernels` as in `forward_by`."""
     if call.weights.dtype == jnp.int8:
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
     zeros = None
@@ -75,6 +71,10 @@ def backward(
     return {name: found[name] for name in needs}
 
 
+forward = functools.partial(forward_by, rows)
+backward = functools.partial(backward_by, rows)
+
+
 def update(
     call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
@@ -84,7 +84,7 @@ def update(
     if rows.in_sequence(device):
         found = _cotangents_in_blocks(call, scale * cotangent, call.weights, False)
     else:
-        found = _cotangents(call, scale * cotangent, call.weights, False, device)
+        found = _cotangents(call, scale * cotangent, call.weights, False, device, rows)
     return found["weights"], step.state
 
 
@@ -107,7 +107,7 @@ def _cotangents(
     total: jax.Array | None,
     of_read: bool,
     device: Device,
-    kernels: Any = rows,
+    kernels: ModuleType,
 ) -> dict[str, Any]:
     """The cotangents of all that the read depends on, and `total` plus those of rows."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
