@@ -35,11 +35,14 @@ _PAIRS = Measured("pair", "dense", 205, 158)
 
 # By column, then by op and direction, by op or by direction.
 ABSENT: dict[str, dict[str, str | Measured]] = {
-    "triton/gpu": {"detect_signs": _FEW_COMPARISONS, "packed_lut": _WORDS},
+    "triton/gpu": {"detect_signs": _FEW_COMPARISONS, "margins": _ONE_PRODUCT, "packed_lut": _WORDS},
     "pallas/gpu": {
         "detect forward": "nothing to gain: the bytes of x and of the detections are all that Triton moves",
         "detect backward": _ATOMICS,
         "detect_signs": _FEW_COMPARISONS,
+        "margins": _ONE_PRODUCT,
+        "weighted_lookup": _ATOMICS,
+        "scored_lut": _ATOMICS,
         "packed_lut": _WORDS,
         "sparse_lookup": _ATOMICS,
         "lut_pair_attention forward": Measured("pair", "forward", 40, 32),

@@ -77,7 +77,7 @@ _GPT: dict[str, dict[str, Any]] = {
         "lut_heads": 4,
         "lut_tables": 16,
         "lut_bits": 6,
-        "steps": 3200,
+        "steps": 3400,
         "batch_size": 12,
         "learning_rate": 2e-3,
         **_ADAMW,
@@ -113,7 +113,7 @@ _GPT: dict[str, dict[str, Any]] = {
 PRESETS = {"lut": _LUT, "gpt": _GPT}
 """Values of the fields of the model's config, `TrainingConfig` and the intervals, by model and preset."""
 
-MODEL = "lut"
+MODEL = "gpt"
 """The model that is trained by default."""
 
 _CHECKERBOARD = {"start": "random", "channels": 8, "kernels": 16, "perception": (8, 4, 2), "hard_share": 0.2}
