@@ -225,6 +225,7 @@ def test_generate_equals_full_passes(name):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+@pytest.mark.slow
 def test_generates_where_integers_are_int64():
     prompt = tokens_of(2, 3)
     expected = model_of().generate(prompt, 4, key=jax.random.key(0), temperature=0)

@@ -152,7 +152,7 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
     latest = latest._replace(others=trained.others)
     best = latest.optimizer._replace(params=trained.params, others=trained.others)
     models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
-    # What an earlier run or a killed command left is replaced.
+    # The folder that an earlier run or a killed command left is replaced.
     for name in ("quantised/checkpoints/99", ".unfinished-quantised", ".replaced-quantised/checkpoints"):
         (tmp_path / "run" / name).mkdir(parents=True)
     result = command("quantise", tmp_path / "run")

@@ -310,7 +310,7 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    # Of one tile a row is added to in fewer pieces; with one addition to a table, reading counts more.
+    # A row is added to in fewer pieces from one tile; with one addition to a table, reading counts more.
     outputs = triton.next_power_of_2(max(sizes["outputs"], 1))
     if sizes["ways"] == 1:
         outputs = _first_of_two(sizes["outputs"])
