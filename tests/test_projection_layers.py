@@ -231,6 +231,9 @@ def test_dropout_of_tables():
     assert np.all(np.abs(np.mean(many, axis=0) - calm) < 5 * spread)
     with pytest.raises(ValueError, match=r"ProjectionLUT: table_dropout is 0\.5, which needs a key"):
         DROPOUT.spec(arrays, x)
+    layer.rngs = nnx.data(None)
+    with pytest.raises(ValueError, match=r"ProjectionLUT: table_dropout is 0\.5, which needs a key"):
+        layer(x)
 
 
 def test_dropout_in_linen_and_haiku():

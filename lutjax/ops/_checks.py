@@ -126,14 +126,19 @@ def positions(op: str, p: Any, n_detectors: int) -> None:
     )
 
 
+def whole(op: str, name: str, value: Any) -> int:
+    """Return a whole number, of an argument that may also be None."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {describe(value)}; expected None or a Python int.") from None
+
+
 def window(op: str, value: Any) -> int | None:
     """Return the window as a number of distances."""
     if value is None:
         return None
-    try:
-        distances = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{op}: window is {describe(value)}; expected None or a Python int.") from None
+    distances = whole(op, "window", value)
     require(distances >= 0, op, "window", distances, "it must not be negative")
     return distances
 

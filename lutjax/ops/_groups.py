@@ -1,6 +1,5 @@
 """Groups of tables: the tables of a group follow each other, and a group has inputs and outputs of its own, or shares them."""
 
-import operator
 from typing import Any
 
 import jax
@@ -14,12 +13,7 @@ def number(op: str, groups: Any, n_detectors: int) -> int:
     """Return the number of groups, which divides the detectors; 1 for None."""
     if groups is None:
         return 1
-    try:
-        n = operator.index(groups)
-    except TypeError:
-        raise TypeError(
-            f"{op}: groups is {_checks.describe(groups)}; expected None or a Python int."
-        ) from None
+    n = _checks.whole(op, "groups", groups)
     _checks.require(n >= 1, op, "groups", n, "there must be at least 1")
     rule = f"it must divide the number of detectors, {n_detectors}"
     _checks.require(n_detectors % n == 0, op, "groups", n, rule)

@@ -123,6 +123,8 @@ def scored_lut(
     scale = None
     if isinstance(weights, QuantisedTables):
         weights, scale = _integers(op, weights, read, n_groups, keep, accumulate)
+        rule = f"anchors need {n_detectors} tables of 2**{n_comparisons} rows"
+        _checks.require(weights.shape[:2] == (n_detectors, 2**n_comparisons), op, "weights", weights, rule)
     else:
         if getattr(weights, "dtype", None) == np.int8:
             raise TypeError(
@@ -131,10 +133,6 @@ def scored_lut(
             )
         _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
         weights = as_jax(weights)
-    if weights.shape[:2] != (n_detectors, 2**n_comparisons):
-        _checks.require(
-            False, op, "weights", weights, f"anchors need {n_detectors} tables of 2**{n_comparisons} rows"
-        )
     if keep is not None:
         _checks.floats(op, "keep", keep, -1, "[..., detectors]")
         _checks.require(

@@ -1,7 +1,6 @@
 """Weighted sums of rows."""
 
 import dataclasses
-import operator
 from typing import Any
 
 import jax
@@ -130,11 +129,7 @@ def weighted_lookup(
 def _valued(valued: Any, n_ways: int) -> int:
     if valued is None:
         return n_ways
-    try:
-        n = operator.index(valued)
-    except TypeError:
-        text = _checks.describe(valued)
-        raise TypeError(f"weighted_lookup: valued is {text}; expected None or a Python int.") from None
+    n = _checks.whole("weighted_lookup", "valued", valued)
     rule = f"it must be from 0 to {n_ways}, the number of ways"
     _checks.require(0 <= n <= n_ways, "weighted_lookup", "valued", n, rule)
     return n

@@ -185,7 +185,8 @@ class Switched(Layer):
         calm, noise = spec.deterministic if deterministic is None else deterministic, {}
         if spec.random and not calm:
             stream = self.rngs if rngs is None else rngs
-            noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
+            if stream is not None:  # the spec says what is missing
+                noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
         y: jax.Array = spec(self._arrays(), x, deterministic=calm, **noise)
         return y
 
