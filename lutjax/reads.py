@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -254,13 +254,7 @@ class Confidence(Read):
         return scalars | {"log_tau": jnp.float32(_HALF)} if self.ways == 2 else scalars
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
-        index, flip, closest = address(u)
-        total, logs = _score_terms(u, scalars)
-        s = total * jnp.exp(jnp.exp(scalars["log_gamma"]) * logs)
-        if self.ways == 1:
-            return [(index, s)]
-        v = jax.nn.sigmoid(-2 * closest * jnp.exp(-scalars["log_tau"]))
-        return [(index, s * (1 - v)), (index ^ flip, s * v)]
+        return _scored(u, scalars, self.ways).ways
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,10 +286,8 @@ class PowersOfTwo(Read):
         return Confidence(self.ways).initial()
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
-        exact = Confidence(self.ways).select(u, scalars)
-        _, _, closest = address(u)
-        total, logs = _score_terms(u, scalars)
-        exponent = jnp.log2(total) + jnp.exp(scalars["log_gamma"]) * logs / _LN2
+        exact, closest, total, power = _scored(u, scalars, self.ways)
+        exponent = jnp.log2(total) + power / _LN2
         q = jnp.zeros_like(closest)
         if self.ways == 2:
             q = jnp.clip(_rounded(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, _MOST_SHIFT)
@@ -306,9 +298,9 @@ class PowersOfTwo(Read):
         shifts, present = (0, q.astype(jnp.int32)), (reads, reads & (q <= _FARTHEST))
 
         def way(row: jax.Array, coefficient: jax.Array, shift: Any, exists: jax.Array) -> Way:
-            power = jnp.ldexp(jnp.ones_like(coefficient), k - shift)
-            ratio = jnp.minimum(power / jnp.maximum(coefficient, _TINY), _MOST_RATIO)
-            value = jnp.where(exists, power, jnp.zeros_like(power))
+            rounded = jnp.ldexp(jnp.ones_like(coefficient), k - shift)
+            ratio = jnp.minimum(rounded / jnp.maximum(coefficient, _TINY), _MOST_RATIO)
+            value = jnp.where(exists, rounded, jnp.zeros_like(rounded))
             value = jnp.where(jnp.isnan(coefficient), coefficient, value)
             return row, straight_through(value, coefficient * jax.lax.stop_gradient(ratio))
 
@@ -328,6 +320,26 @@ _TINY, _MOST_RATIO = 1e-30, 2.0**8
 def _check_ways(read: Confidence | PowersOfTwo) -> None:
     if read.ways not in (1, 2):
         raise ValueError(f"{type(read).__name__}: ways is {read.ways!r}; it must be 1 or 2.")
+
+
+class _Scored(NamedTuple):
+    """Ways with the score ``total * exp(power)`` of `Confidence`, and the smallest distance."""
+
+    ways: list[Way]
+    closest: jax.Array
+    total: jax.Array
+    power: jax.Array
+
+
+def _scored(u: Sequence[jax.Array], scalars: Scalars, ways: int) -> _Scored:
+    index, flip, closest = address(u)
+    total, logs = _score_terms(u, scalars)
+    power = jnp.exp(scalars["log_gamma"]) * logs
+    s = total * jnp.exp(power)
+    if ways == 1:
+        return _Scored([(index, s)], closest, total, power)
+    v = jax.nn.sigmoid(-2 * closest * jnp.exp(-scalars["log_tau"]))
+    return _Scored([(index, s * (1 - v)), (index ^ flip, s * v)], closest, total, power)
 
 
 def _score_terms(u: Sequence[jax.Array], scalars: Scalars) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ import pytest
 from cases import slow
 from flax import nnx
 
+from lutjax.layers.nnx import Anchors
 from lutjax.models import GPT, GPTConfig
 
 SMALL = GPTConfig(
@@ -26,6 +27,7 @@ SMALL = GPTConfig(
     lut_bits=3,
 )
 TABLES: dict[str, Any] = {"feed_forward": "projection_lut", "n_layers": 1}
+TABLES_ALONE: dict[str, Any] = {"feed_forward": "lut", "n_layers": 1}
 
 
 def model_of(seed: int = 0, **changes: Any) -> GPT:
@@ -49,7 +51,8 @@ def logits_of(model: GPT, tokens: Any) -> jax.Array:
 
 def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
     """Logits of one text, in NumPy and float64, one position, head and key after the other."""
-    params = jax.tree.map(lambda a: np.asarray(a, np.float64), nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    state = nnx.to_pure_dict(nnx.state(model, (nnx.Param, Anchors)))
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64 if a.dtype == jnp.float32 else None), state)
     config, size = model.config, model.config.features // model.config.n_heads
 
     def norm(z: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -63,6 +66,14 @@ def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
     def gelu(x: np.ndarray) -> np.ndarray:
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
+    def feed_forward(x: np.ndarray, layer: Any) -> np.ndarray:
+        if config.feed_forward == "dense":
+            up, down = layer["up"], layer["down"]
+            return gelu(x @ up["kernel"] + up["bias"]) @ down["kernel"] + down["bias"]
+        first, second = np.moveaxis(layer["anchors"], -1, 0)
+        row = (x[:, first] > x[:, second]) @ (1 << np.arange(config.lut_bits))  # [position, table]
+        return layer["weights"][np.arange(len(first)), row].sum(1)
+
     z = params["embedding"]["embedding"][tokens]
     for layer in params["layers"].values():
         projected = norm(z, layer["attention_norm"]["scale"]) @ layer["attention"]["project"]["kernel"]
@@ -74,15 +85,14 @@ def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
             weights = np.exp(scores) / np.exp(scores).sum()
             sums[i, head] = weights @ value[seen, head]
         z = z + sums.reshape(len(z), -1) @ layer["attention"]["merge"]["kernel"]
-        up, down = layer["feed_forward"]["up"], layer["feed_forward"]["down"]
-        inner = gelu(norm(z, layer["feed_forward_norm"]["scale"]) @ up["kernel"] + up["bias"])
-        z = z + inner @ down["kernel"] + down["bias"]
+        z = z + feed_forward(norm(z, layer["feed_forward_norm"]["scale"]), layer["feed_forward"])
     return norm(z, params["norm"]["scale"]) @ params["unembed"]["kernel"]
 
 
-def test_definition():
+@pytest.mark.parametrize("changes", [{}, TABLES_ALONE], ids=["dense", "lut"])
+def test_definition(changes):
     """Longer than the context, too, where attention has a window."""
-    model, tokens = model_of(), tokens_of(2, 14)
+    model, tokens = model_of(**changes), tokens_of(2, 14)
     want = np.stack([expected(model, text) for text in np.asarray(tokens)])
     assert np.abs(want).max() > 1
     np.testing.assert_allclose(logits_of(model, tokens), want, rtol=1e-4, atol=1e-4)
@@ -90,7 +100,9 @@ def test_definition():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, slow({"dtype": "bfloat16"}), TABLES], ids=["dense", "bfloat16", "projection_lut"]
+    "changes",
+    [{}, slow({"dtype": "bfloat16"}), TABLES, slow(TABLES_ALONE)],
+    ids=["dense", "bfloat16", "projection_lut", "lut"],
 )
 def test_decoding_in_chunks_equals_full_pass(changes):
     model, tokens = model_of(**changes), tokens_of(2, 14)
@@ -175,6 +187,15 @@ def test_new_tables_add_nothing():
     np.testing.assert_array_equal(logits_of(model, tokens), want)
     layer.decompress_kernel[...] = layer.decompress_kernel[...] + 1
     assert np.any(logits_of(model, tokens) != want)
+
+
+def test_new_tables_alone_are_zero_and_learn():
+    model, tokens = GPT(dataclasses.replace(SMALL, **TABLES_ALONE), rngs=nnx.Rngs(0)), tokens_of(2, 6)
+    layer = model.layers[0].feed_forward
+    assert layer.weights.shape == (2 * 3, 2**3, 8)
+    assert not np.any(layer.weights)
+    gradient = nnx.jit(nnx.grad(lambda model: (model(tokens, deterministic=True) ** 2).sum()))(model)
+    assert np.any(gradient["layers"][0]["feed_forward"]["weights"])
 
 
 def test_dropout_of_tables_needs_a_key_and_keeps_no_state():

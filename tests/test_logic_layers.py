@@ -217,7 +217,7 @@ def test_gumbel():
     want = lutjax.logic_gates(x, (arrays["logits"] + noise) / 0.5, arrays["wires"])
     np.testing.assert_allclose(got, want, rtol=1e-6)
     hard = case.spec(arrays, x, deterministic=True)
-    with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs a key"):
+    with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs rngs"):
         case.spec(arrays, x)
 
     layer = nnx_layer(case, arrays)

@@ -229,10 +229,10 @@ def test_dropout_of_tables():
     many = jax.jit(jax.vmap(lambda key: DROPOUT.spec(arrays, x, key=key)))(jax.random.split(key, 2000))
     spread = np.std(many, axis=0) / np.sqrt(2000)
     assert np.all(np.abs(np.mean(many, axis=0) - calm) < 5 * spread)
-    with pytest.raises(ValueError, match=r"ProjectionLUT: table_dropout is 0\.5, which needs a key"):
+    with pytest.raises(ValueError, match=r"ProjectionLUT: table_dropout is 0\.5, which needs rngs"):
         DROPOUT.spec(arrays, x)
     layer.rngs = nnx.data(None)
-    with pytest.raises(ValueError, match=r"ProjectionLUT: table_dropout is 0\.5, which needs a key"):
+    with pytest.raises(ValueError, match=r"ProjectionLUT: table_dropout is 0\.5, which needs rngs"):
         layer(x)
 
 

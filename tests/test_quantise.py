@@ -170,6 +170,10 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
     [
         (LUTTransformerConfig(), "is a run of the model lut, whose tables have no form of integers"),
         (dataclasses.replace(CONFIG, feed_forward="dense"), "has no tables: its feed_forward is 'dense'"),
+        (
+            dataclasses.replace(CONFIG, feed_forward="lut"),
+            "tables without a form of integers: its feed_forward is 'lut'",
+        ),
         (dataclasses.replace(CONFIG, read="hard"), "the read 'hard', which has no form of integers"),
         (dataclasses.replace(CONFIG, read="blend"), "--model gpt --read powers_of_two"),
     ],

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import lutjax
 from lutjax.cli._main import cli
 from lutjax.models import GPTConfig
+from lutjax.models.gpt import FEED_FORWARD
 from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
 from lutjax.training.experiments import Intervals
 from lutjax.training.lm import CONFIGS, Run, TrainingConfig
@@ -87,7 +88,7 @@ def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -
 
 @pytest.mark.parametrize("model", presets.PRESETS)
 def test_presets_are_complete(model: str) -> None:
-    """Every value of a preset is a field, and the presets of the GPT fit its dense twin, too."""
+    """Every value of a preset is a field, and the presets of the GPT fit every feed-forward layer."""
     configs = (CONFIGS[model], TrainingConfig, Intervals)
     for name in presets.PRESETS[model]:
         values = presets.preset(model, name)
@@ -95,7 +96,8 @@ def test_presets_are_complete(model: str) -> None:
         for config in configs:
             presets.make(config, values)
         if model == "gpt":
-            presets.make(GPTConfig, {**values, "feed_forward": "dense"})
+            for layer in FEED_FORWARD:
+                presets.make(GPTConfig, {**values, "feed_forward": layer})
 
 
 def test_selection_needs_a_part_to_select_on() -> None:

@@ -134,7 +134,7 @@ class _LogicSpec(_LogicArguments, Spec):
         estimator = self.estimator if estimator is None else estimator
         if estimator == "gumbel":
             if key is None:
-                raise ValueError(f"{self.layer}: estimator is 'gumbel', which needs a key for its noise.")
+                raise ValueError(f"{self.layer}: estimator is 'gumbel', which needs rngs for its noise.")
             logits = logits + noise(key, logits.shape, logits.dtype)
         relaxed = soft(logits / jnp.asarray(self.temperature, logits.dtype))
         return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed

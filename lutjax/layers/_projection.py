@@ -295,7 +295,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         """Draw factors of tables, of mean 1."""
         if key is None:
             raise ValueError(
-                f"{self.layer}: table_dropout is {self.table_dropout}, which needs a key; or pass deterministic=True."
+                f"{self.layer}: table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
             )
         kept = 1 - self.table_dropout
         drawn = jax.random.bernoulli(key, kept, (*batch, self.heads * self.tables))

@@ -12,11 +12,12 @@ from lutjax import reads
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._typing import Array
 from lutjax.layers._projection import ProjectionLUTSpec
-from lutjax.layers.nnx import ProjectionLUT
+from lutjax.layers._tables import LUTSpec
+from lutjax.layers.nnx import LUT, ProjectionLUT
 from lutjax.models._config import Config
 from lutjax.models._decoder import Decoder, check_tokens, dropout_stream
 
-FEED_FORWARD = ("projection_lut", "dense")
+FEED_FORWARD = ("projection_lut", "lut", "dense")
 
 READS: dict[str, reads.Read] = {
     "hard": reads.Hard(),
@@ -43,14 +44,16 @@ class GPTConfig(Config):
       context: longest text that is attended as a whole; longer ones through a sliding window.
       n_layers: layers of attention and feed-forward.
       n_heads: heads of attention, each of ``features / n_heads`` features.
-      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`), or ``"dense"``,
-        two matrices with a GELU between them and 4 times as many features inside.
-      lut_heads: heads of tables in a feed-forward layer of tables, which share its features out.
+      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`); ``"lut"``, tables
+        alone, as in a `LUTTransformer` (`lutjax.layers.nnx.LUT`): each compares any features, and adds one row to all of them; or
+        ``"dense"``, two matrices with a GELU between them and 4 times as many features inside.
+      lut_heads: heads of tables in ``"projection_lut"``, which share its features out; ``"lut"`` has as many tables in all, without
+        heads.
       lut_tables: tables of each head.
       lut_bits: comparisons of each table, which has ``2 ** lut_bits`` rows.
-      read: how tables are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
+      read: how tables of ``"projection_lut"`` are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
         of integers), and of the last two with one row in place of two ``"confidence_1"``, ``"powers_of_two_1"``.
-      table_dropout: share of the tables that an element does not read in training.
+      table_dropout: share of the tables of ``"projection_lut"`` that an element does not read in training.
       dropout: rate of dropout after the embedding, attention and feed-forward.
       dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
         Parameters, sums of layers, normalisation and logits are float32 (or float64).
@@ -98,7 +101,9 @@ class GPTConfig(Config):
                 raise ValueError(f"GPTConfig: {name} is {getattr(self, name)!r}; expected one of {known}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1.")
-        ProjectionLUTSpec(**self.projection_lut_options())  # checks the rest, and knows nothing of arrays
+        # The specs check the rest, and know nothing of arrays.
+        ProjectionLUTSpec(**self.projection_lut_options())
+        LUTSpec(**self.lut_options())
 
     @property
     def param_dtype(self) -> str:
@@ -119,11 +124,23 @@ class GPTConfig(Config):
             "param_dtype": self.param_dtype,
         }
 
+    def lut_options(self) -> dict[str, Any]:
+        """Options of each feed-forward layer of tables alone."""
+        return {
+            "in_features": self.features,
+            "out_features": self.features,
+            "n_detectors": self.lut_heads * self.lut_tables,
+            "n_anchors": self.lut_bits,
+            "param_dtype": self.param_dtype,
+        }
+
 
 def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> Any:
     """Return the feed-forward layer of a block: a module called with inputs, `deterministic` and `rngs`."""
     if config.feed_forward == "dense":
         return _Dense(config, rngs=rngs)
+    if config.feed_forward == "lut":
+        return _Tables(**config.lut_options(), implementation=implementation, rngs=rngs)
     rngs = nnx.Rngs(params=rngs.params(), dropout=0)
     layer = ProjectionLUT(**config.projection_lut_options(), implementation=implementation, rngs=rngs)
     layer.rngs = nnx.data(None)  # calls say what dropout draws from, as for all dropout of the model
@@ -197,11 +214,6 @@ class GPT(Decoder):
     ) -> Float[jax.Array, "*batch length features"]:
         """Return the output of the layers for vectors in place of tokens: the normalised input of the last matrix."""
         rngs = dropout_stream(rngs)
-        drops = not (self.dropout.deterministic if deterministic is None else deterministic)
-        if drops and rngs is None and self.config.table_dropout and self.config.feed_forward != "dense":
-            raise ValueError(
-                f"GPT: table_dropout is {self.config.table_dropout}, which needs rngs; or pass deterministic=True."
-            )
 
         def run(layer: "_Block", z: Array, rngs: nnx.Rngs | None) -> Array:
             return layer(z, decode=bool(decode), deterministic=deterministic, rngs=rngs)
@@ -300,6 +312,13 @@ class _Dense(nnx.Module):
 
     def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
         return self.down(nnx.gelu(self.up(x)))
+
+
+class _Tables(LUT):
+    """Tables alone, which have no dropout of their own."""
+
+    def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
+        return super().__call__(x)
 
 
 def _linear(

@@ -38,7 +38,8 @@ def deployed_record(folder: Path, record: Record) -> Record:
     if not isinstance(config, GPTConfig):
         raise RunError(f"{folder} is a run of the model lut, whose tables have no form of integers: {advice}")
     if config.feed_forward != "projection_lut":
-        raise RunError(f"{folder} has no tables: its feed_forward is {config.feed_forward!r}; {advice}")
+        tables = "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
+        raise RunError(f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}")
     read = READS[config.read]
     if not isinstance(read, Confidence | PowersOfTwo):
         raise RunError(
