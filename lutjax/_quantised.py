@@ -1,6 +1,8 @@
 """Tables of int8 with a power of two as scale for each group and output."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,6 @@ _BITS = 8
 _TINY = 1e-30
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantisedTables:
     """Tables of integers: row ``values[t, r]`` stands for ``values[t, r] * 2.0**exponents[g]`` in group ``g``.
@@ -31,6 +32,27 @@ class QuantisedTables:
     def shape(self) -> tuple[int, ...]:
         """Shape of the tables."""
         return self.values.shape
+
+
+def _unflatten(_: None, children: Iterable[Any]) -> QuantisedTables:
+    # Transformations put placeholders where the arrays are, so no constructor may look at them.
+    tables = object.__new__(QuantisedTables)
+    tables.__dict__.update(zip(("values", "exponents"), children, strict=True))
+    return tables
+
+
+jax.tree_util.register_pytree_with_keys(
+    QuantisedTables,
+    lambda t: (
+        (
+            (jax.tree_util.GetAttrKey("values"), t.values),
+            (jax.tree_util.GetAttrKey("exponents"), t.exponents),
+        ),
+        None,
+    ),
+    _unflatten,
+    lambda t: ((t.values, t.exponents), None),
+)
 
 
 def exponents(weights: jax.Array, groups: int) -> jax.Array:

@@ -37,6 +37,7 @@ TINY = {
     "pair": "pair:2,5,4,3,2,1",
     "pair-interleaved": "pair-interleaved:2,5,4,3,2,4",
 }
+INTEGERS = "scored-int8:8,4,3,4,2,2"
 GATES = {"gates": "gates:7,5,3", "soft_lut": "soft_lut:7,5,3,4", "binary_lut": "binary_lut:7,5,3,4"}
 
 
@@ -297,6 +298,41 @@ def test_rows_of_gates(text: str) -> None:
     _, constants, _ = measurements.arrays(shape, "float32")
     assert constants["readers"].shape == (5, 2 if shape.op == "bilinear_gates" else 3)
     assert jnp.array_equal(constants["readers"], lutjax.readers(constants["wires"], 5))
+
+
+@pytest.mark.parametrize("dtype", measurements.DTYPES)
+def test_tables_of_integers_have_a_forward_pass_alone(dtype: str) -> None:
+    """8 samples, 2 groups of 4 inputs and 3 outputs, 4 tables of 4 rows: of int8, whatever the dtype of the rest."""
+    shape = shapes.parse(INTEGERS)
+    assert isinstance(shape, shapes.OfOp)
+    (found,) = measurements.measurements(shape, dtype=dtype)
+    assert (found.row, found.kernel_names, found.table_bytes) == ("forward", "scored_lut: xla", 4 * 4 * 3)
+    numbers_in, ids, rows = 2 * 8 * 4 + 3, 2 * 4 * 2, 2 * 8 * 4 * 3
+    assert found.bytes_moved == (numbers_in + ids) * 4 + rows + 2 * 8 * 3 * 4
+    params, constants = measurements.arguments(shape, "forward", dtype)
+    assert "weights" not in params
+    assert constants["weights"].dtype == jnp.int8
+    y = measurements.function(shape, "forward", dtype)(params, constants)
+    assert (y.shape, y.dtype) == ((8, 2, 3), "float32")
+    integers, scale = constants["weights"].astype(jnp.float32), 2.0**-7
+    scalars = {name: a for name, a in params.items() if name != "x"}
+    wanted = lutjax.scored_lut(
+        params["x"].astype(jnp.float32),
+        integers * scale,
+        constants["anchors"],
+        scalars,
+        read=_Unrounded(),
+        groups=2,
+    )
+    assert jnp.allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+class _Unrounded(lutjax.reads.PowersOfTwo):
+    """Read of tables that are whole numbers of their scale already."""
+
+    @property
+    def rounds_tables(self) -> bool:
+        return False
 
 
 def test_bytes_of_gates() -> None:

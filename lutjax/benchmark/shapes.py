@@ -50,11 +50,12 @@ class OfOp:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Rows of `ROWS` that the op has the directions for."""
+        """Rows of the kind that the op has the directions for."""
         directions = kernel_registry.directions(self.op)
         if "update" in directions:
-            return ROWS
-        return (FORWARD, DENSE) if "backward" in directions else (FORWARD,)
+            return self.kind.rows
+        possible = (FORWARD, DENSE) if "backward" in directions else (FORWARD,)
+        return tuple(row for row in self.kind.rows if row in possible)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,6 +104,7 @@ class Kind:
       optional: how many of the last sizes may be left out.
       least: the least value of sizes that may not be 1, or may be less.
       fixed: sizes that are not written, and the same in all shapes of the kind.
+      rows: those of `ROWS` that can be measured, if the op has the directions for them.
       problem: returns what is wrong with sizes of which each is fine by itself, or None.
     """
 
@@ -113,6 +114,7 @@ class Kind:
     optional: int = 0
     least: dict[str, int] = dataclasses.field(default_factory=dict)
     fixed: dict[str, int] = dataclasses.field(default_factory=dict)
+    rows: tuple[str, ...] = ROWS
     problem: Callable[[Sizes], str | None] | None = None
 
     def __hash__(self) -> int:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import reads
+from lutjax._quantised import QuantisedTables
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
 from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, UPDATE, Kind
@@ -43,7 +44,17 @@ SCORED = Kind(
     problem=_problem,
 )
 """Inputs and outputs of each group, the tables of all groups, and the number of the read in `READS`."""
-KINDS = (SCORED,)
+DEPLOYED = Kind(
+    "scored-int8",
+    ("batch", "inputs", "outputs", "detectors", "bits", "groups"),
+    words=WORDS,
+    least=LEAST,
+    fixed={"read": READS.index(reads.PowersOfTwo(ways=2)), "integers": 1},
+    rows=(FORWARD,),
+    problem=_problem,
+)
+"""The same with tables of integers, as they are deployed: two ways, without gradients."""
+KINDS = (SCORED, DEPLOYED)
 
 SLOW = True
 SIZES = {
@@ -68,6 +79,7 @@ SIZES = {
     "heads_one_way": SCORED.size(24576, 48, 48, 512, 8, 8, 1, tags=(Tag.BENCH,)),
     "heads_hard": SCORED.size(24576, 48, 48, 512, 8, 8, 2, tags=(Tag.BENCH,)),
     "heads_powers": SCORED.size(24576, 48, 48, 512, 8, 8, 6, tags=(Tag.BENCH,)),
+    "heads_int8": DEPLOYED.size(24576, 48, 48, 512, 8, 8, tags=(Tag.BENCH,)),
 }
 
 
@@ -111,7 +123,24 @@ def measured(draw: Draw, s: Sizes) -> Case:
         name: draw.normal(a.shape, a.dtype) if name in ("x", "weights") else a
         for name, a in made.differentiable.items()
     }
-    return dataclasses.replace(made, differentiable=drawn)
+    made = dataclasses.replace(made, differentiable=drawn)
+    return _deployed(draw, made, s["groups"]) if s.get("integers") else made
+
+
+def _deployed(draw: Draw, made: Case, groups: int) -> Case:
+    """Return a case with tables of integers, which have no gradient."""
+    weights = made.differentiable["weights"]
+    integers = {
+        "weights": draw.ids(weights.shape, -128, 128).astype(jnp.int8),
+        "exponents": jnp.full((groups, weights.shape[-1]), -7, jnp.int32),
+    }
+
+    def call(op: Any, a: Arrays) -> Arrays:
+        return made.call(op, {**a, "weights": QuantisedTables(a["weights"], a["exponents"])})
+
+    others = {name: a for name, a in made.differentiable.items() if name != "weights"}
+    fixed, axes = {**made.fixed, **integers}, {**made.axes, "exponents": Axes()}
+    return dataclasses.replace(made, differentiable=others, fixed=fixed, axes=axes, call=call, table=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +152,7 @@ class ScoredTraffic:
       ways, valued: numbers of ways that a read has, and of those that have values.
       numbers_in: numbers that have a cotangent, beside the tables: inputs and scalars.
       numbers_out: numbers of the output. ids: of compared inputs.
-      in_bytes: rows are read as int8.
+      in_bytes: rows are read as int8. integers: the tables are int8 themselves, and the outputs float32.
     """
 
     table: tuple[int, int, int]
@@ -134,10 +163,11 @@ class ScoredTraffic:
     numbers_out: int
     ids: int
     in_bytes: bool
+    integers: bool = False
 
     def table_bytes(self, itemsize: int) -> int:
         """Bytes of the tables."""
-        return math.prod(self.table) * itemsize
+        return math.prod(self.table) * (1 if self.integers else itemsize)
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
         """Bytes that have to move: forward reads a row in each way that has a value, backward in every way.
@@ -146,7 +176,7 @@ class ScoredTraffic:
         before that. Inputs are read in each direction.
         """
         inputs = (self.numbers_in + self.ids) * ID_BYTES
-        outputs = self.numbers_out * itemsize
+        outputs = self.numbers_out * (ID_BYTES if self.integers else itemsize)
         read = self.uses * self.table[2] * (1 if self.in_bytes else itemsize)
         moved = 2 * self.valued * self.uses * self.table[2] * itemsize
         if row == FORWARD:
@@ -171,4 +201,5 @@ def traffic(s: Sizes) -> ScoredTraffic:
         numbers_out=per_group * s["outputs"],
         ids=2 * s["detectors"] * s["bits"],
         in_bytes=read.rounds_tables,
+        integers=bool(s.get("integers")),
     )
