@@ -348,19 +348,26 @@ def _weighted_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> A
     }
 
 
-def _scored_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    x = s.grid(z["batch"], *((z["detectors"],) if o.get("groups") else ()), z["inputs"], steps=8)
+def _margins_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     return {
-        "x": x,
-        "weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"]),
+        "x": s.grid(z["batch"], *((z["detectors"],) if o.get("groups") else ()), z["inputs"], steps=8),
         "anchors": s.anchors(z["inputs"], z["detectors"], z["bits"]),
+    }
+
+
+def _scored_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    return {
+        **_margins_arrays(s, z, o),
+        "weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"]),
         "log_beta": np.asarray(0.5, s.dtype),
         "log_gamma": np.asarray(0.25, s.dtype),
+        **({"log_tau": np.asarray(-0.5, s.dtype)} if o.get("ways") == 2 else {}),
     }
 
 
 def _call_scored(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
-    scalars, read = {name: a[name] for name in ("log_beta", "log_gamma")}, lutjax.reads.Confidence(ways=1)
+    read = lutjax.reads.Confidence(ways=o.get("ways", 1))
+    scalars = {name: a[name] for name in read.initial()}
     arguments = (a["x"], a["weights"], a["anchors"], scalars)
     return {"y": module.scored_lut(*arguments, read=read, **_in_groups(o))}
 
@@ -408,7 +415,18 @@ OPS: dict[str, Op] = {
         batch=lambda o: {"index": 0, "coefficients": 0},
     ),
     "scored_lut": Op(
-        _scored_arrays, _call_scored, ("x", "weights", "log_beta"), _GROUPS, batch=lambda o: _X_LENGTH
+        _scored_arrays,
+        _call_scored,
+        ("x", "weights", "log_beta", "log_tau"),
+        {**_GROUPS, "ways": (1, 2)},
+        batch=lambda o: _X_LENGTH,
+    ),
+    "margins": Op(
+        _margins_arrays,
+        lambda m, a, o: {"y": m.margins(a["x"], a["anchors"], **_given(o, "accumulate"), **_in_groups(o))},
+        ("x",),
+        {**_ACCUMULATE, **_GROUPS},
+        batch=lambda o: _X_LENGTH,
     ),
     "sparse_lookup": Op(
         lambda s, z, o: {**_lookup_arrays(s, z, o), **_slots(s, z, o)},
@@ -703,33 +721,35 @@ def _of_weighted_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullba
     return {"y": y if groups else y[..., 0, :]}, pull
 
 
-def _of_scored_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    """Confidence in one way: ``s = S exp(gamma L)``."""
+def _of_margins(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     groups = _in_groups(o).get("groups")
-    x, w = np.asarray(a["x"], np.float64), np.asarray(a["weights"], np.float64)
-    x = x if groups else np.broadcast_to(x[..., None, :], (*x.shape[:-1], len(w), x.shape[-1]))
-    ends, t = a["anchors"], np.arange(len(w))[:, None]
-    u = x[..., t, ends[..., 0]] - x[..., t, ends[..., 1]]  # [..., T, C]
-    index = np.sum((u > 0).astype(np.int64) << np.arange(u.shape[-1]), -1)
-    beta, gamma = (np.exp(np.float64(a[name])) for name in ("log_beta", "log_gamma"))
-    m = np.abs(u)
-    near, power = 1 / (1 + np.exp(beta * m)), np.exp(-gamma * np.log1p(np.exp(-beta * m)).sum(-1))
-    score = m.sum(-1) * power
-    given = w, index[..., None], score[..., None]
-    y = definitions.weighted_lookup(*given, groups or 1).value
+    x = a["x"] if groups else a["x"][..., None, :]
 
     def pull(ct: np.ndarray) -> Arrays:
-        found = definitions.weighted_lookup_vjp(*given, ct if groups else ct[..., None, :], groups or 1)
-        of_score = found["coefficients"].value  # [..., T, 1]
-        of_m = power[..., None] + score[..., None] * gamma * beta * near
-        du, dx = of_score * of_m * np.where(u > 0, 1, -1), np.zeros_like(x)
-        at = np.indices(u.shape, sparse=True)[: u.ndim - 1]
-        np.add.at(dx, (*at, ends[..., 0]), du)
-        np.subtract.at(dx, (*at, ends[..., 1]), du)
-        of_beta = (of_score[..., 0] * score * gamma * beta * (m * near).sum(-1)).sum()
-        return {
-            "x": dx if groups else dx.sum(-2), "weights": found["weights"].value, "log_beta": of_beta,
-        }  # fmt: skip
+        of_u = definitions.exactly(ct)
+        dx = definitions.margins_vjp(x, a["anchors"], of_u, groups or 1, _scale(o)).value
+        return {"x": dx if groups else dx[..., 0, :]}
+
+    return {"y": definitions.margins(x, a["anchors"], groups or 1)}, pull
+
+
+def _of_scored_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    """Confidence in one way or two."""
+    groups = _in_groups(o).get("groups")
+    x, n = a["x"] if groups else a["x"][..., None, :], groups or 1
+    scalars = {
+        name: np.exp(np.float64(a[f"log_{name}"]))
+        for name in ("beta", "gamma", "tau")[: o.get("ways", 1) + 1]
+    }
+    u = definitions.margins(x, a["anchors"], n)
+    ways = definitions.ways_of("confidence", u, scalars, o.get("ways", 1))
+    y = definitions.scored_lut(ways, a["weights"], "confidence", n).value
+
+    def pull(ct: np.ndarray) -> Arrays:
+        ct = ct if groups else ct[..., None, :]
+        found = definitions.scored_lut_vjp(x, ways, a["weights"], a["anchors"], ct, "confidence", n)
+        of = _values(found, {name: f"log_{name}" for name in scalars})
+        return of if groups else {**of, "x": of["x"][..., 0, :]}
 
     return {"y": y if groups else y[..., 0, :]}, pull
 
@@ -829,6 +849,7 @@ _DEFINITIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pull
     "lookup": _of_lookup,
     "weighted_lookup": _of_weighted_lookup,
     "scored_lut": _of_scored_lut,
+    "margins": _of_margins,
     "sparse_lookup": _of_sparse_lookup,
     "lookup_attention": _of_lookup_attention,
     "lut": _of_lut,
@@ -1049,6 +1070,8 @@ def check(call: Call, functions: dict[str, Any] | None = None) -> None:
 
 WATCHED = (
     "lookup",
+    "weighted_lookup",
+    "scored_lut",
     "sparse_lookup",
     "lookup_attention",
     "lut",

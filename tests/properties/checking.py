@@ -10,7 +10,7 @@ import numpy as np
 
 import lutjax
 from properties import definitions as D
-from properties.strategies import Call
+from properties.strategies import READS, Call
 
 Sums = dict[str, D.Sum]
 SELF_ATTENTION = ("lut_attention", "lut_pair_attention")
@@ -32,7 +32,14 @@ def invoke(op: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         arguments["detection"] = _detection(arguments, options, "detection")
     if op == "lookup_attention":
         arguments |= {name: _detection(arguments, options, name) for name in ("query", "key", "position")}
+    if op == "scored_lut":
+        arguments["scalars"] = {n.removeprefix("scalars."): arguments.pop(n) for n in _scalars(arguments)}
+        options["read"] = READS[options["read"]][1]
     return getattr(lutjax, op)(**arguments, **options)
+
+
+def _scalars(arguments: dict[str, Any]) -> list[str]:
+    return [n for n in arguments if n.startswith("scalars.")]
 
 
 @functools.cache
@@ -122,6 +129,45 @@ def _sparse_lookup(call: Call) -> Any:
     return y, {"weights": of["weights"], "detection.margin": of["margin"]}
 
 
+def _grouped(call: Call, a: np.ndarray) -> np.ndarray:
+    """An array ``[..., G, n]``: without groups there is one."""
+    return a if "groups" in call.options else a[..., None, :]
+
+
+def _ungrouped(call: Call, a: D.Sum) -> D.Sum:
+    return a if "groups" in call.options else a.map(lambda a: a.reshape(*a.shape[:-2], a.shape[-1]))
+
+
+def _margins(call: Call) -> Any:
+    x, anchors, groups = (
+        _grouped(call, call.arguments["x"]),
+        call.arguments["anchors"],
+        call.options.get("groups", 1),
+    )
+    of = D.margins_vjp(x, anchors, D.exactly(call.dy), groups, call.options.get("accumulate"))
+    return D.exactly(D.margins(x, anchors, groups)), {"x": _ungrouped(call, of)}
+
+
+def _weighted_lookup(call: Call) -> Any:
+    given = [call.arguments[n] for n in ("weights", "index", "coefficients")]
+    o = {n: call.options[n] for n in ("groups", "accumulate", "valued") if n in call.options}
+    y = D.weighted_lookup(*given, **o)
+    return _ungrouped(call, y), D.weighted_lookup_vjp(*given, _grouped(call, call.dy), **o)
+
+
+def _scored_lut(call: Call) -> Any:
+    a, (read, how) = call.arguments, READS[call.options["read"]]
+    groups, sum_groups = call.options.get("groups", 1), call.options.get("sum_groups", False)
+    x, names = _grouped(call, a["x"]), {n.removeprefix("scalars.log_"): n for n in _scalars(a)}
+    s = {short: float(np.exp(np.float64(a[n]))) for short, n in names.items()}
+    ways = D.ways_of(read, D.margins(x, a["anchors"], groups), s, getattr(how, "ways", 2))
+    rest = (read, groups, sum_groups, a.get("keep"))
+    y = D.scored_lut(ways, a["weights"], *rest)
+    of = D.scored_lut_vjp(x, ways, a["weights"], a["anchors"], _grouped(call, call.dy), *rest)
+    of = {names.get(n, n): cotangent for n, cotangent in of.items()}
+    return _ungrouped(call, y), {**of, "x": _ungrouped(call, of["x"])}
+
+
 def _lut(call: Call) -> Any:
     x, w, anchors = (call.arguments[n] for n in ("x", "weights", "anchors"))
     o = (call.options.get("epsilon", 0.0), call.options.get("accumulate"))
@@ -195,7 +241,14 @@ def _gate_coefficients(call: Call) -> Any:
 DEFINED = {
     "detect": functools.partial(_detect, of="x"),
     "detect_signs": functools.partial(_detect, of="positions"),
+    "margins": _margins,
     "lookup": _lookup,
+    "weighted_lookup": _weighted_lookup,
+    "scored_lut": _scored_lut,
+    "cell_total_variation": lambda call: (
+        D.cell_total_variation(call.arguments["weights"]),
+        {"weights": D.cell_total_variation_vjp(call.arguments["weights"], call.dy)},
+    ),
     "lut": _lut,
     "sparse_lookup": _sparse_lookup,
     "sparse_lut": _sparse_lut,
@@ -218,11 +271,11 @@ DEFINED = {
 # ------------------------------------------------------------------------------------- comparing
 # On a grid these are sums of whole numbers of quarters, and sixteenths where they are products: nothing rounds.
 EXACT = {
-    "y": ("detect", "lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention",
+    "y": ("detect", "margins", "lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention",
           "lut_pair_attention", "bilinear_gates", "binary_lut", "soft_lut"),
-    "d weights": ("lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention", "lut_pair_attention"),
-    "d x": ("detect", "bilinear_gates"),
-    "d coefficients": ("bilinear_gates",),
+    "d weights": ("lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention", "lut_pair_attention"),
+    "d x": ("detect", "margins", "bilinear_gates"),
+    "d coefficients": ("weighted_lookup", "bilinear_gates"),
 }  # fmt: skip
 
 

@@ -290,20 +290,35 @@ def _weighted(coefficients: np.ndarray, values: np.ndarray, dtype: Any) -> Sum:
     return products._replace(depth=np.ones(products.value.shape))
 
 
+def groups_of(n_detectors: int, groups: int) -> np.ndarray:
+    """Return the group of each table: those of a group follow each other."""
+    return np.arange(n_detectors) // max(n_detectors // groups, 1)
+
+
+def _first(coefficients: np.ndarray, valued: int | None) -> np.ndarray:
+    n_ways = np.shape(coefficients)[-1]
+    return np.where(np.arange(n_ways) < (n_ways if valued is None else valued), coefficients, 0)
+
+
 def weighted_lookup(
     weights: np.ndarray,
     index: np.ndarray,
     coefficients: np.ndarray,
     groups: int = 1,
     accumulate: float | None = None,
+    valued: int | None = None,
 ) -> Sum:
-    """``y[b, g] = sum over t of g and k of coefficients[b, t, k] * weights[t, index[b, t, k]]``, ``[..., G, O]``."""
+    """``y[b, g] = sum over t of g and k of coefficients[b, t, k] * weights[t, index[b, t, k]]``, ``[..., G, O]``.
+
+    The first `valued` ways have a value; the coefficients of others count as 0.
+    """
     n_detectors, n_rows, n_outputs = weights.shape
+    coefficients = _first(coefficients, valued)
     dtype, detector = accumulator(weights.dtype), np.arange(n_detectors)[:, None]
     rows = np.asarray(weights)[detector, clamped(index, n_rows)]  # [..., T, K, O]
     totals = Totals((*index.shape[:-2], groups, n_outputs), accumulate, dtype)
     *batch, t, _, output = np.indices(rows.shape, sparse=True)
-    totals.add((*batch, t // (n_detectors // groups), output), _weighted(coefficients, rows, dtype))
+    totals.add((*batch, groups_of(n_detectors, groups)[t], output), _weighted(coefficients, rows, dtype))
     return totals.sum()
 
 
@@ -314,13 +329,15 @@ def weighted_lookup_vjp(
     dy: np.ndarray,
     groups: int = 1,
     accumulate: float | None = None,
+    valued: int | None = None,
 ) -> dict[str, Sum]:
     """Every row that was read receives its coefficient times `dy`, ``[..., G, O]``; a coefficient ``<dy, row>``."""
     n_detectors, n_rows, n_outputs = weights.shape
+    coefficients = _first(coefficients, valued)
     dtype, detector = accumulator(weights.dtype), np.arange(n_detectors)[:, None]
     ids = clamped(index, n_rows)
     rows = np.asarray(weights)[detector, ids]
-    of_tables = np.repeat(np.asarray(dy), n_detectors // groups, -2)[..., None, :]  # [..., T, 1, O]
+    of_tables = np.asarray(dy)[..., groups_of(n_detectors, groups), None, :]  # [..., T, 1, O]
     of_ways = np.broadcast_to(of_tables, rows.shape)
     totals = Totals(weights.shape, accumulate, dtype)
     addends = _weighted(coefficients, of_ways, dtype)
@@ -330,6 +347,280 @@ def weighted_lookup_vjp(
     return {"weights": totals.sum(), "coefficients": inner.map(lambda a: a.reshape(index.shape))}
 
 
+# ------------------------------------------------------------------------------------- scored reads
+def _ends(x: np.ndarray, anchors: np.ndarray, groups: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return groups and ids of the inputs that are compared, each ``[T, 1]`` and ``[T, C]``; of a single probe there is one."""
+    ids = clamped(anchors, x.shape[-1])
+    group = groups_of(len(anchors), groups)[:, None] if x.shape[-2] > 1 else np.zeros((len(anchors), 1), int)
+    return [(group, i) for i in (np.moveaxis(ids, -1, 0) if ids.ndim == 3 else [ids])]
+
+
+def margins(x: np.ndarray, anchors: np.ndarray, groups: int = 1) -> np.ndarray:
+    """``u[t, c] = x[g, a] - x[g, b]`` of ``[..., G or 1, I]``, or ``x[g, a]`` of a single probe: ``[..., T, C]``."""
+    x = np.asarray(x).astype(accumulator(x.dtype))
+    first, *second = (x[..., group, ids] for group, ids in _ends(x, anchors, groups))
+    return first - second[0] if second else first
+
+
+def margins_vjp(
+    x: np.ndarray, anchors: np.ndarray, du: Sum, groups: int = 1, accumulate: float | None = None
+) -> Sum:
+    """The cotangent of a margin is added to ``x[g, a]`` and subtracted from ``x[g, b]``."""
+    flat = (
+        np.reshape(x, (-1, *x.shape[-2:])) if x.size else np.zeros((math.prod(x.shape[:-2]), *x.shape[-2:]))
+    )
+    totals = Totals(flat.shape, accumulate, accumulator(x.dtype))
+    du = du.map(lambda a: np.reshape(a, (len(flat), *anchors.shape[:2])))
+    sample = np.arange(len(flat))[:, None, None]
+    for sign, (group, ids) in zip((1, -1), _ends(x, anchors, groups), strict=False):
+        totals.add((sample, group, ids), du._replace(value=sign * du.value))
+    return totals.sum().map(lambda a: a.reshape(x.shape))
+
+
+class Way(NamedTuple):
+    """One way to read tables by margins ``[..., T, C]``.
+
+    Attributes:
+      index: rows, ``[..., T]``.
+      coefficient: of them.
+      of_margins, of_scalars: derivatives of the coefficient ``[..., T, C]``, and by name ``[..., T]``.
+    """
+
+    index: np.ndarray
+    coefficient: Sum
+    of_margins: Sum
+    of_scalars: dict[str, Sum]
+
+
+READ_ROUNDINGS = 64.0
+"""Roundings of a coefficient and of its derivatives, for margins of 16 at most and scalars between -1 and 1."""
+
+
+def _terms(*addends: np.ndarray) -> Sum:
+    """The sum of terms that may cancel."""
+    value, size = sum(addends), sum(np.abs(a) for a in addends)
+    return Sum(value, size, np.full(np.shape(value), READ_ROUNDINGS), np.zeros(np.shape(value)))
+
+
+def ways_of(read: str, u: np.ndarray, s: dict[str, float], n_ways: int = 2) -> list[Way]:
+    """Return the ways of a read: ``hard``, ``blend``, ``soft_sign``, ``confidence`` or ``powers``. Scalars `s` have no ``log_``.
+
+    m = |u|, closest = the smallest, S = sum m, L = -sum log(1 + exp(-beta m)), with the slope -1 of m at 0
+
+    hard, blend  share = 0.5 / (1 + closest)                                   1 - share of the row, share of its neighbour;
+    soft_sign    share = sigmoid(-2 closest / ((soft + closest) select))       hard: of the gradient alone
+    confidence   score = S exp(gamma L), share = sigmoid(-2 closest / tau)     score (1 - share), score share
+    powers       the nearest powers of two F of these E, with the derivative of E times min(F / E, 2**8)
+    """
+    u = wide(u)
+    m, side = np.abs(u), np.where(u > 0, 1.0, -1.0)
+    index = np.sum((u > 0).astype(np.int64) << np.arange(u.shape[-1]), -1)
+    nearest = np.argmin(m, -1)
+    only = np.eye(u.shape[-1])[nearest]  # [..., T, C]
+    closest = m.min(-1)
+    rows = index, index ^ (1 << nearest)
+    side_of_closest = side * only
+    if read in ("hard", "blend", "soft_sign"):
+        of_scalars = {}
+        if read == "soft_sign":
+            share = _sigmoid(-2 * closest / (s["soft"] + closest) / s["select"])
+            slope = 2 * share * (1 - share) / s["select"] / (s["soft"] + closest)
+            of_closest = -slope * s["soft"] / (s["soft"] + closest)
+            of_scalars = {"soft": -of_closest * closest, "select": slope * closest}
+        else:
+            share, of_closest = 0.5 / (1 + closest), -0.5 / (1 + closest) ** 2
+        values = (np.ones_like(share), np.zeros_like(share)) if read == "hard" else (1 - share, share)
+        return [
+            Way(
+                row,
+                exactly(value) if read == "hard" else _terms(value),
+                _terms(sign * of_closest[..., None] * side_of_closest),
+                {name: _terms(sign * d) for name, d in of_scalars.items()},
+            )
+            for row, value, sign in zip(rows, values, (-1, 1), strict=True)
+        ]
+    near = _sigmoid(-s["beta"] * m)
+    logs = -np.log1p(np.exp(-s["beta"] * m)).sum(-1)
+    power = s["gamma"] * logs
+    score = m.sum(-1) * np.exp(power)
+    grows = score[..., None] * s["gamma"] * s["beta"] * near
+    of_m = np.exp(power)[..., None], grows
+    of_beta, of_gamma = (grows * m).sum(-1), score * power
+    tau = s.get("tau", 1.0)
+    share = _sigmoid(-2 * closest / tau) if n_ways == 2 else np.zeros_like(score)
+    slope = 2 / tau * share * (1 - share) * score
+    ways = []
+    for row, part, sign in ((rows[0], 1 - share, 1), (rows[1], share, -1))[:n_ways]:
+        of_scalars = {"beta": _terms(of_beta * part), "gamma": _terms(of_gamma * part)}
+        if n_ways == 2:
+            of_scalars["tau"] = _terms(-sign * slope * closest)
+        moved = _terms(*(a * part[..., None] * side for a in of_m), sign * slope[..., None] * side_of_closest)
+        ways.append(Way(row, _terms(score * part), moved, of_scalars))
+    return ways if read == "confidence" else _powers(ways, m.sum(-1), power, closest, s)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _powers(
+    ways: list[Way], total: np.ndarray, power: np.ndarray, closest: np.ndarray, s: dict[str, float]
+) -> list[Way]:
+    exponent, shift = np.log2(total) + power / math.log(2), np.zeros_like(closest)
+    undecided = np.zeros(closest.shape, bool)
+    if len(ways) == 2:
+        exact = 2 * closest / s["tau"] / math.log(2)
+        shift, undecided = np.minimum(np.floor(exact + 0.5), 64), _between(exact)
+        exponent = exponent - np.where(shift < 8, np.log2(1 + 2.0**-shift), 0)
+    k = np.floor(exponent + 0.5)
+    undecided |= _between(exponent)
+    reads, k = k >= -3, np.clip(k, -3, 4)
+    found = []
+    for way, by, exists in zip(ways, (0, shift), (reads, reads & (shift <= 3)), strict=False):
+        kept = 2.0 ** (k - by)
+        ratio = np.minimum(kept / np.maximum(way.coefficient.value, 1e-30), 2.0**8)
+
+        def times(a: Sum, ratio: np.ndarray = ratio) -> Sum:
+            return _undecided(a.times(ratio, READ_ROUNDINGS), undecided)
+
+        value = _undecided(exactly(np.where(exists, kept, 0)), undecided)
+        of_margins = _undecided(way.of_margins.times(ratio[..., None], READ_ROUNDINGS), undecided[..., None])
+        found.append(Way(way.index, value, of_margins, {n: times(a) for n, a in way.of_scalars.items()}))
+    return found
+
+
+def _between(exponent: np.ndarray) -> np.ndarray:
+    """Return where rounding may lead to another whole number."""
+    return np.isfinite(exponent) & (np.abs(exponent - np.floor(exponent) - 0.5) < 1e-4)
+
+
+def _undecided(a: Sum, where: np.ndarray) -> Sum:
+    return a._replace(error=np.where(where, np.inf, a.error))
+
+
+def quantised(weights: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tables as integers, and the exponents of their scales, ``[G, O]``.
+
+    The least exponent with which the largest entry of a group and output is at most 128; integers are rounded half up and end at 127.
+    """
+    n_tables, _, n_outputs = weights.shape
+    w, group = wide(weights), groups_of(n_tables, groups)
+    most = np.zeros((groups, n_outputs))
+    np.maximum.at(most, group, np.abs(w).max(1, initial=0))
+    exponents = np.ceil(np.log2(np.maximum(most, 1e-30))).astype(int) - 7
+    whole = np.floor(np.ldexp(w, -exponents[group][:, None]) + 0.5)
+    return np.clip(whole, -128, 127).astype(np.int8), exponents
+
+
+def _rows_of_reads(weights: np.ndarray, read: str, groups: int) -> np.ndarray:
+    if read != "powers":
+        return wide(weights)
+    whole, exponents = quantised(weights, groups)
+    return np.ldexp(wide(whole), exponents[groups_of(len(weights), groups)][:, None])
+
+
+def scored_lut(
+    ways: list[Way],
+    weights: np.ndarray,
+    read: str,
+    groups: int = 1,
+    sum_groups: bool = False,
+    keep: np.ndarray | None = None,
+) -> Sum:
+    """``y[g] = sum over t of g and ways of keep[t] * coefficient * weights[t, index]``, ``[..., G or 1, O]``."""
+    n_detectors, _, n_outputs = weights.shape
+    rows, group = _rows_of_reads(weights, read, groups), groups_of(n_detectors, 1 if sum_groups else groups)
+    batch = ways[0].index.shape[:-1]
+    totals = Totals((*batch, 1 if sum_groups else groups, n_outputs), None, accumulator(weights.dtype))
+    for way in ways:
+        read_rows = rows[np.arange(n_detectors), way.index]  # [..., T, O]
+        *at, t, output = np.indices(read_rows.shape, sparse=True)
+        factor = 1.0 if keep is None else wide(keep)[..., None]
+        totals.add((*at, group[t], output), way.coefficient.map(_with_axis).times(read_rows).times(factor))
+    return totals.sum()
+
+
+def _with_axis(a: np.ndarray) -> np.ndarray:
+    return a[..., None]
+
+
+def scored_lut_vjp(
+    x: np.ndarray,
+    ways: list[Way],
+    weights: np.ndarray,
+    anchors: np.ndarray,
+    dy: np.ndarray,
+    read: str,
+    groups: int = 1,
+    sum_groups: bool = False,
+    keep: np.ndarray | None = None,
+) -> dict[str, Sum]:
+    """A row receives its coefficient times `dy`; margins and scalars what the product ``<dy, row>`` moves a coefficient by."""
+    n_detectors, _, n_outputs = weights.shape
+    rows, group = _rows_of_reads(weights, read, groups), groups_of(n_detectors, 1 if sum_groups else groups)
+    detector, output, dtype = np.arange(n_detectors), np.arange(n_outputs), accumulator(weights.dtype)
+    of_tables = wide(dy)[..., group, :]  # [..., T, O]
+    factor = (
+        np.ones(ways[0].index.shape) if keep is None else np.broadcast_to(wide(keep), ways[0].index.shape)
+    )
+    of_weights = Totals(weights.shape, None, dtype)
+    of_margins = of_keep = None
+    of_scalars = {name: Totals((1,), None, dtype) for name in ways[0].of_scalars}
+    for way in ways:
+        addends = way.coefficient.map(_with_axis).times(of_tables).times(factor[..., None])
+        of_weights.add((detector[:, None], way.index[..., None], output), addends)
+        products = of_tables * rows[detector, way.index]
+        inner = Sum(
+            products.sum(-1), np.abs(products).sum(-1), np.full(way.index.shape, n_outputs + 2.0), 0 * factor
+        )
+        to_keep = _product_of(inner, way.coefficient)
+        of_keep = to_keep if of_keep is None else added(of_keep, to_keep)
+        inner = inner.times(factor)
+        to_margins = _product_of(inner.map(_with_axis), way.of_margins)
+        of_margins = to_margins if of_margins is None else added(of_margins, to_margins)
+        for name, derivative in way.of_scalars.items():
+            of_scalars[name].add((np.zeros(way.index.shape, int),), _product_of(inner, derivative))
+    assert of_margins is not None
+    assert of_keep is not None
+    return {
+        "x": margins_vjp(x, anchors, of_margins, groups),
+        "weights": of_weights.sum(),
+        "keep": of_keep,
+        **{name: totals.sum().map(lambda a: a[0]) for name, totals in of_scalars.items()},
+    }
+
+
+def _product_of(a: Sum, b: Sum) -> Sum:
+    error = np.where(np.isinf(a.error) | np.isinf(b.error), np.inf, 0)
+    return Sum(a.value * b.value, a.size * b.size, a.depth + b.depth + 1, error)
+
+
+def cell_total_variation(weights: np.ndarray) -> Sum:
+    """The mean over tables and pairs of rows whose addresses differ in one bit of ``|row - other|**2``."""
+    n_tables, n_rows, _ = weights.shape
+    bits, w = n_rows.bit_length() - 1, wide(weights)
+    squares = sum(((w - w[:, np.arange(n_rows) ^ (1 << bit)]) ** 2).sum() / 2 for bit in range(bits))
+    value = np.asarray(squares / max(n_tables * bits * n_rows // 2, 1))
+    return Sum(value, value, np.asarray(weights.size * bits + 4.0), np.zeros(())).fitting(
+        accumulator(weights.dtype)
+    )
+
+
+def cell_total_variation_vjp(weights: np.ndarray, dy: Any) -> Sum:
+    """``2 dy (row - other)`` over the same number, of each pair to both of its rows."""
+    n_tables, n_rows, _ = weights.shape
+    bits, w = n_rows.bit_length() - 1, wide(weights)
+    others = [w[:, np.arange(n_rows) ^ (1 << bit)] for bit in range(bits)]
+    gaps, dtype = [w - other for other in others], accumulator(weights.dtype)
+    value, size = (
+        np.zeros(w.shape) + sum(terms) for terms in (gaps, [np.abs(w) + np.abs(o) for o in others])
+    )
+    factor = 2 * float(dy) / max(n_tables * bits * n_rows // 2, 1)
+    depth = np.full(w.shape, bits + 4.0)
+    return Sum(value, size, depth, np.zeros(w.shape)).times(factor).fitting(dtype)
+
+
+# ------------------------------------------------------------------------------------- sparse look-ups
 def slots_of(targets: np.ndarray, shape: tuple[int, ...], n_outputs: int) -> tuple[np.ndarray, np.ndarray]:
     """The target of each slot of each row, and which slots are used: a negative target is none, one too large the last output."""
     targets = np.broadcast_to(np.asarray(targets).astype(np.int64), shape)

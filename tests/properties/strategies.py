@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from lutjax import reads
 from properties.definitions import INT32
 
 Sizes = dict[str, Any]
@@ -273,6 +274,79 @@ def sparse_lut(draw: Draw, sizes: Sizes) -> Call:
     return _call(v, "sparse_lut", arguments, ("x", "weights"), sizes, options, v.floats((*batch, o), dtype))
 
 
+# ------------------------------------------------------------------------------------- scored reads
+def _inputs_in_groups(v: Values, sizes: Sizes) -> dict[str, np.ndarray]:
+    n, t, c, groups = (sizes.get(name) for name in ("inputs", "detectors", "bits", "groups"))
+    of_groups = () if groups is None else (1 if sizes.get("shared_input") else groups,)
+    return {
+        "x": v.floats((*sizes["batch"], *of_groups, n), _dtypes(sizes)[0]),
+        "anchors": v.ids((t, c) if sizes.get("single") else (t, c, 2), n),
+    }
+
+
+def _given(sizes: Sizes, *names: str) -> dict[str, Any]:
+    return {n: sizes[n] for n in names if n in sizes}
+
+
+def margins(draw: Draw, sizes: Sizes) -> Call:
+    v = Values(draw, _kinds(sizes))
+    arguments = _inputs_in_groups(v, sizes)
+    dtype = "float64" if _dtypes(sizes)[0] == "float64" else "float32"
+    dy = v.floats((*sizes["batch"], sizes["detectors"], sizes["bits"]), dtype)
+    return _call(v, "margins", arguments, ("x",), {**sizes, "epsilon": None}, _given(sizes, "groups"), dy)
+
+
+def weighted_lookup(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    batch, t, o, rows = (sizes[name] for name in ("batch", "detectors", "outputs", "rows"))
+    reads, groups = (*batch, t, sizes["ways"]), sizes.get("groups")
+    arguments = {
+        "weights": v.table((t, rows, o), dtype),
+        "index": v.ids(reads, rows),
+        "coefficients": v.floats(reads, x_dtype),
+    }
+    dy = v.floats((*batch, o) if groups is None else (*batch, groups, o), dtype)
+    options = _given(sizes, "groups", "valued")
+    return _call(v, "weighted_lookup", arguments, ("weights", "coefficients"), sizes, options, dy)
+
+
+READS: dict[str, tuple[str, reads.Read]] = {
+    "hard": ("hard", reads.Hard()),
+    "blend": ("blend", reads.Blend()),
+    "soft_sign": ("soft_sign", reads.SoftSign()),
+    "confidence": ("confidence", reads.Confidence()),
+    "confidence_1": ("confidence", reads.Confidence(ways=1)),
+    "powers": ("powers", reads.PowersOfTwo()),
+    "powers_1": ("powers", reads.PowersOfTwo(ways=1)),
+}
+"""Names of definitions and reads."""
+
+
+def scored_lut(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, FINITE), _dtypes(sizes)
+    batch, t, c, o = (sizes[name] for name in ("batch", "detectors", "bits", "outputs"))
+    read, groups = READS[sizes["read"]][1], sizes.get("groups")
+    arguments = {**_inputs_in_groups(v, sizes), "weights": v.table((t, 2**c, o), dtype)}
+    scalar = np.dtype("float64" if x_dtype == "float64" else "float32")
+    names = [f"scalars.{name}" for name in read.initial()]
+    arguments |= {name: scalar.type(draw(st.integers(-8, 8)) / 8) for name in names}
+    if sizes.get("keep"):
+        arguments["keep"] = v.integers(0, 2, (*batch, t)).astype(scalar)
+    of_groups = () if groups is None else (1 if sizes.get("sum_groups") else groups,)
+    options = {"read": sizes["read"], **_given(sizes, "groups", "sum_groups")}
+    differentiated = ("x", "weights", "keep", *names)
+    return _call(
+        v, "scored_lut", arguments, differentiated, {}, options, v.floats((*batch, *of_groups, o), dtype)
+    )
+
+
+def cell_total_variation(draw: Draw, sizes: Sizes) -> Call:
+    v, dtype = Values(draw, _kinds(sizes)), _dtypes(sizes)[1]
+    arguments = {"weights": v.table((sizes["detectors"], 2 ** sizes["bits"], sizes["outputs"]), dtype)}
+    dy = v.floats((), "float64" if dtype == "float64" else "float32", FINITE)
+    return _call(v, "cell_total_variation", arguments, ("weights",), {}, {}, dy)
+
+
 # ------------------------------------------------------------------------------------- attention
 def distances_needed(sizes: Sizes) -> int:
     """Return the number of distances between these queries and keys; with traced starts it is not known."""
@@ -460,8 +534,8 @@ def scale_gradient(draw: Draw, sizes: Sizes) -> Call:
 CALLS: dict[str, Callable[[Draw, Sizes], Call]] = {
     f.__name__: f
     for f in (
-        detect, detect_signs, lookup, lut, sparse_lookup, sparse_lut, lookup_attention, lut_attention,
-        lut_pair_attention, bilinear_gates, logic_gates, soft_lut, binary_lut, gate_coefficients, packed_lut,
+        detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut,
+        cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, logic_gates, soft_lut, binary_lut, gate_coefficients, packed_lut,
         scale_gradient,
     )
 }  # fmt: skip
@@ -480,6 +554,7 @@ def calls(op: str, sizes: Sizes | st.SearchStrategy[Sizes]) -> st.SearchStrategy
 
 # ------------------------------------------------------------------------------------- sizes, by name
 _LUT = {"batch": (3,), "inputs": 5, "detectors": 3, "bits": 3, "outputs": 5}
+_WEIGHTED = {"batch": (3,), "detectors": 3, "rows": 5, "ways": 2, "outputs": 5}
 _SPARSE = {**_LUT, "slots": 3}
 _ATTENTION = {**_LUT, "batch": (2,), "bits": 1, "detectors": 2, "queries": 5, "outputs": 3}
 _GATES = {"batch": (5,), "inputs": 5, "gates": 7}
@@ -585,6 +660,41 @@ POOLS: dict[str, dict[str, Sizes]] = {
     "lookup": {
         **_with(_LOOK_UPS),
         "no outputs": {**_LUT, "outputs": 0},
+    },
+    "margins": {
+        "primes": _LUT,
+        "groups, fixed point": {**_LUT, "detectors": 4, "groups": 2, "accumulate": 2.0**10},
+        "a shared input, bfloat16": {**_LUT, **_BF16, "detectors": 4, "groups": 2, "shared_input": True},
+        "single probes": {**_LUT, "single": True, "batch": (2, 1, 3)},
+        "empty batch": {**_LUT, "batch": (0,)},
+    },
+    "weighted_lookup": {
+        "primes": _WEIGHTED,
+        "groups": {**_WEIGHTED, "detectors": 6, "groups": 3, "batch": (2, 3)},
+        "some ways have values": {**_WEIGHTED, "ways": 3, "valued": 1},
+        "bfloat16": {**_WEIGHTED, **_BF16, "batch": (13,), "rows": 2},  # rows that are read often
+        "float64, no leading axes": {**_WEIGHTED, **_F64, "batch": ()},
+        "fixed point": {**_WEIGHTED, "accumulate": 2.0**10},
+        "no ways": {**_WEIGHTED, "ways": 0},
+    },
+    "scored_lut": {
+        "confidence, groups": {**_LUT, "detectors": 4, "read": "confidence", "groups": 2},
+        "one way, a shared input, sums of groups": {
+            **_LUT,
+            "detectors": 4,
+            "read": "confidence_1",
+            "groups": 2,
+            "shared_input": True,
+            "sum_groups": True,
+        },
+        "hard, single probes, factors": {**_LUT, "read": "hard", "single": True, "keep": True},
+        "soft sign, bfloat16": {**_LUT, **_BF16, "read": "soft_sign"},
+        "powers, float64": {**_LUT, **_F64, "detectors": 4, "read": "powers", "groups": 2, "keep": True},
+    },
+    "cell_total_variation": {
+        "primes": _LUT,
+        "one row": {**_LUT, "bits": 0},
+        "bfloat16": {**_LUT, "dtype": "bfloat16"},
     },
     "lut": _with(_LOOK_UPS, "primes; bfloat16; float64; fixed point; no leading axes, dead zone"),
     "sparse_lookup": {
@@ -718,6 +828,32 @@ def _free_lut(draw: Draw) -> Sizes:
 
 
 @st.composite
+def _free_scored(draw: Draw) -> Sizes:
+    groups = draw(st.sampled_from((None, 1, 2, 3)))
+    dtype = draw(_DTYPE)
+    sizes = {
+        "batch": draw(_BATCH),
+        "inputs": draw(_SOME),
+        "detectors": (groups or 1) * draw(st.integers(1, 3)),
+        "bits": draw(st.integers(1, 4)),
+        "outputs": draw(_SIZE),
+        "rows": draw(_SOME),
+        "ways": draw(st.integers(0, 3)),
+        "read": draw(st.sampled_from(tuple(READS))),
+        "keep": draw(st.booleans()),
+        "single": draw(st.booleans()),
+        "x_dtype": dtype,
+        "dtype": dtype,
+        "accumulate": draw(_SCALE),
+    }
+    if sizes["ways"] and draw(st.booleans()):
+        sizes["valued"] = draw(st.integers(0, sizes["ways"]))
+    if groups is not None:
+        sizes |= {"groups": groups, "shared_input": draw(st.booleans()), "sum_groups": draw(st.booleans())}
+    return sizes
+
+
+@st.composite
 def _free_attention(draw: Draw, cross: bool, pairs: bool) -> Sizes:
     inputs, bits = draw(st.integers(1, 5)), draw(st.integers(0, 3))
     sizes = {
@@ -775,6 +911,7 @@ SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     ),
     "scale_gradient": st.fixed_dictionaries({"batch": _BATCH, "x_dtype": _DTYPE}),
     **dict.fromkeys(("detect", "detect_signs", "lookup", "lut", "sparse_lookup", "sparse_lut"), _free_lut()),
+    **dict.fromkeys(("margins", "weighted_lookup", "scored_lut", "cell_total_variation"), _free_scored()),
     "lookup_attention": _free_attention(cross=True, pairs=False),
     "lut_attention": _free_attention(cross=False, pairs=False),
     "lut_pair_attention": _free_attention(cross=True, pairs=True),

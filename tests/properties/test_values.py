@@ -11,11 +11,12 @@ from hypothesis import given, settings, strategies as st
 
 import lutjax
 from properties import checking, definitions as D
-from properties.strategies import FINITE, POOLS, SIZES, Values, calls, is_float64, several
+from properties.strategies import FINITE, LARGE, POOLS, SIZES, Values, calls, is_float64, several
 
 FORMULATIONS = ("accelerator", "tpu")
 EVERYWHERE = {  # what plain JAX computes in another way on accelerators
     "lookup": ("primes", "bfloat16", "fixed point"),
+    "weighted_lookup": ("groups",),
     "sparse_lookup": ("primes", "one list", "fixed point"),
     "lookup_attention": ("self, positions", "fewer keys", "traced, window, segments", "fixed point"),
     "lut_pair_attention": ("self, positions", "decoding"),
@@ -121,6 +122,20 @@ def test_ids_beyond_int32_are_clamped(data):
 
 
 # ------------------------------------------------------------------------------------- around the ops
+@given(st.data())
+def test_tables_as_integers(data):
+    """Beside normal tables large ones, halves between two integers, powers of two, and outputs that are 0."""
+    groups, dtype = data.draw(st.sampled_from((None, 2))), data.draw(st.sampled_from(("float32", "bfloat16")))
+    v = Values(data.draw, (*FINITE, LARGE))
+    weights = v.table((4, 4, 3), dtype)
+    weights[..., data.draw(st.integers(0, 2))] = 0
+    tables = lutjax.quantise_tables(weights, groups=groups)
+    assert tables.values.dtype == jnp.int8
+    whole, exponents = D.quantised(weights, groups or 1)
+    np.testing.assert_array_equal(tables.exponents, exponents)
+    np.testing.assert_array_equal(tables.values, whole)
+
+
 _COUNT = st.sampled_from((0, 1, 2, 31, 32, 33, 64, 65))
 
 
