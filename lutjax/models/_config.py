@@ -10,6 +10,14 @@ C = TypeVar("C")
 class Config:
     """A base of dataclasses of what JSON can hold and of tuples."""
 
+    def _check_sizes(self, **least: int) -> None:
+        """Raise ValueError if a field is smaller than its least value."""
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
+                )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, as JSON can hold them."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]

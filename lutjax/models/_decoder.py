@@ -14,15 +14,15 @@ from lutjax._typing import Array
 class Decoder(nnx.Module):
     """Base of causal language models, with what they generate.
 
-    A decoder has the methods ``embed(tokens)``, ``hidden(z, deterministic=, rngs=, decode=)``, ``unembed(hidden)`` and
-    ``init_cache(batch_shape)``, and a ``config`` with ``vocab_size``.
+    A decoder has the methods ``_vectors()``, the vectors of all tokens, ``_hidden(z, decode, deterministic=, rngs=)``,
+    ``unembed(hidden)`` and ``init_cache(batch_shape)``, and a ``config`` with ``vocab_size``.
     """
 
     config: Any
-    embed: Any
-    hidden: Any
     unembed: Any
     init_cache: Any
+    _vectors: Any
+    _hidden: Any
 
     def __call__(
         self,
@@ -59,6 +59,25 @@ class Decoder(nnx.Module):
         hidden = self.hidden(z, deterministic=deterministic, rngs=rngs, decode=decode)
         return self.unembed(hidden).astype(hidden.dtype)
 
+    def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
+        """The vectors of tokens."""
+        _check_tokens(type(self).__name__, tokens)
+        return jnp.take(self._vectors(), jnp.asarray(tokens), axis=0, mode="clip")
+
+    def hidden(
+        self,
+        z: Float[Array, "*batch length features"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | Array | None = None,
+        decode: bool | None = None,
+    ) -> Float[jax.Array, "*batch length features"]:
+        """Return the output of the layers for vectors in place of tokens: the input of `unembed`; the rest as in a call."""
+        if rngs is not None and not isinstance(rngs, nnx.Rngs):
+            rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream, so that each layer draws another mask
+        y: jax.Array = self._hidden(jnp.asarray(z), decode, deterministic=deterministic, rngs=rngs)
+        return y
+
     def generate(
         self,
         prompt_tokens: Int[Array, "*batch prompt"],
@@ -86,7 +105,7 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: an argument is out of range, or a prompt is empty.
         """
-        check_tokens("generate", prompt_tokens)
+        _check_tokens("generate", prompt_tokens)
         vocab = self.config.vocab_size
         if prompt_tokens.shape[-1] == 0:
             raise ValueError("generate: the prompt is empty; give at least one token to continue.")
@@ -114,19 +133,12 @@ class Decoder(nnx.Module):
         )
 
 
-def check_tokens(where: str, tokens: Array) -> None:
+def _check_tokens(where: str, tokens: Array) -> None:
     """Raise ValueError if tokens are not an array of integers with at least one axis."""
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
         raise ValueError(
             f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
         )
-
-
-def dropout_stream(rngs: nnx.Rngs | Array | None) -> nnx.Rngs | None:
-    """Return what dropout draws from: a key becomes a stream, so that each layer draws another mask."""
-    if rngs is None or isinstance(rngs, nnx.Rngs):
-        return rngs
-    return nnx.Rngs(dropout=jnp.asarray(rngs))
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "n_tokens", "top_k"))

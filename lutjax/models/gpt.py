@@ -15,7 +15,7 @@ from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, ProjectionLUT
 from lutjax.models._config import Config
-from lutjax.models._decoder import Decoder, check_tokens, dropout_stream
+from lutjax.models._decoder import Decoder
 
 FEED_FORWARD = ("projection_lut", "lut", "dense")
 
@@ -85,12 +85,7 @@ class GPTConfig(Config):
     remat: bool = False
 
     def __post_init__(self) -> None:
-        least = {"vocab_size": 1, "features": 2, "context": 2, "n_layers": 1, "n_heads": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(
-                    f"GPTConfig: {name} is {getattr(self, name)}; it must be at least {smallest}."
-                )
+        self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
         if self.features % (2 * self.n_heads):
             raise ValueError(
                 f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
@@ -199,28 +194,18 @@ class GPT(Decoder):
         self.norm = _norm(config, rngs)
         self.unembed = _linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
 
-    def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
-        """The vectors of tokens."""
-        check_tokens("GPT", tokens)
-        return jnp.take(self.embedding.embedding[...], jnp.asarray(tokens), axis=0, mode="clip")
+    def _vectors(self) -> Any:
+        return self.embedding.embedding[...]
 
-    def hidden(
-        self,
-        z: Float[Array, "*batch length features"],
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | Array | None = None,
-        decode: bool | None = None,
-    ) -> Float[jax.Array, "*batch length features"]:
-        """Return the output of the layers for vectors in place of tokens: the normalised input of the last matrix."""
-        rngs = dropout_stream(rngs)
-
+    def _hidden(
+        self, z: Array, decode: bool | None, *, deterministic: bool | None, rngs: nnx.Rngs | None
+    ) -> Any:
         def run(layer: "_Block", z: Array, rngs: nnx.Rngs | None) -> Array:
             return layer(z, decode=bool(decode), deterministic=deterministic, rngs=rngs)
 
         if self.config.remat and not decode:
             run = nnx.remat(run)
-        z = self.dropout(jnp.asarray(z), deterministic=deterministic, rngs=rngs)
+        z = self.dropout(z, deterministic=deterministic, rngs=rngs)
         for layer in self.layers:
             z = run(layer, z, rngs)
         return self.norm(z)
@@ -317,7 +302,9 @@ class _Dense(nnx.Module):
 class _Tables(LUT):
     """Tables alone, which have no dropout of their own."""
 
-    def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
+    def __call__(
+        self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
         return super().__call__(x)
 
 

@@ -7,14 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Float, Int
 
 from lutjax._dtypes import FLOATS, accumulator
-from lutjax._typing import Array
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import Config
-from lutjax.models._decoder import Decoder, check_tokens, dropout_stream
+from lutjax.models._decoder import Decoder
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
 
@@ -83,12 +81,7 @@ class LUTTransformerConfig(Config):
     table_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        least = {"vocab_size": 1, "features": 2, "context": 2, "n_layers": 1, "n_heads": 1, "n_detectors": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(
-                    f"LUTTransformerConfig: {name} is {getattr(self, name)}; it must be at least {smallest}."
-                )
+        self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1, n_detectors=1)
         if self.attention not in ATTENTION:
             raise ValueError(
                 f"LUTTransformerConfig: attention is {self.attention!r}; expected one of {ATTENTION}."
@@ -258,24 +251,13 @@ class LUTTransformer(Decoder):
                 if path and path[-1] == "weights" and isinstance(part, nnx.Param):
                     part.set_value(part[...].astype(config.table_dtype))
 
-    def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
-        """The vectors of tokens."""
-        check_tokens("LUTTransformer", tokens)
-        return jnp.take(self.embedding[...], jnp.asarray(tokens), axis=0, mode="clip")
+    def _vectors(self) -> Any:
+        return self.embedding[...]
 
-    def hidden(
-        self,
-        z: Float[Array, "*batch length features"],
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | Array | None = None,
-        decode: bool | None = None,
-    ) -> Float[jax.Array, "*batch length features"]:
-        """Return the output of the layers for vectors in place of tokens: the input of the last tables."""
-        rngs, hidden = dropout_stream(rngs), jnp.asarray(z)
+    def _hidden(self, z: jax.Array, decode: bool | None, **mode: Any) -> jax.Array:
         for layer in self.layers:
-            hidden = layer(hidden, decode=decode, deterministic=deterministic, rngs=rngs)
-        return hidden
+            z = layer(z, decode=decode, **mode)
+        return z
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""

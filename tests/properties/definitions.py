@@ -285,9 +285,10 @@ def lookup_vjp(
 
 def _weighted(coefficients: np.ndarray, values: np.ndarray, dtype: Any) -> Sum:
     """Products of coefficients ``[...]`` with values ``[..., O]``; a coefficient of 0 makes nothing of anything."""
-    c = np.asarray(coefficients).astype(dtype)[..., None]
-    products = exactly(np.where(c == 0, 0, c * values.astype(dtype)))
-    return products._replace(depth=np.ones(products.value.shape))
+    c, values = np.asarray(coefficients).astype(dtype)[..., None], values.astype(dtype)
+    products = exactly(np.where(c == 0, 0, c * values))
+    overflows = np.isinf(products.value) & np.isfinite(c) & np.isfinite(values)
+    return products._replace(depth=np.ones(overflows.shape), error=np.where(overflows, np.inf, 0))
 
 
 def groups_of(n_detectors: int, groups: int) -> np.ndarray:
@@ -615,9 +616,16 @@ def cell_total_variation_vjp(weights: np.ndarray, dy: Any) -> Sum:
     value, size = (
         np.zeros(w.shape) + sum(terms) for terms in (gaps, [np.abs(w) + np.abs(o) for o in others])
     )
-    factor = 2 * float(dy) / max(n_tables * bits * n_rows // 2, 1)
-    depth = np.full(w.shape, bits + 4.0)
-    return Sum(value, size, depth, np.zeros(w.shape)).times(factor).fitting(dtype)
+    total = Sum(value, size, np.full(w.shape, bits + 4.0), np.zeros(w.shape))
+    return (
+        total.times(2 * max(abs(float(dy)), 1))
+        .fitting(dtype)
+        .times(_share_of(dy, n_tables * bits * n_rows // 2))
+    )
+
+
+def _share_of(dy: Any, n_pairs: int) -> float:
+    return float(dy) / max(abs(float(dy)), 1) / max(n_pairs, 1)
 
 
 # ------------------------------------------------------------------------------------- sparse look-ups
