@@ -1,5 +1,6 @@
 """Parts that suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
 
+import functools
 import inspect
 
 import jax
@@ -42,8 +43,9 @@ def fast_size(op):
     return testing.cases_of(op).tagged(Tag.FAST)[0]
 
 
+@functools.lru_cache(maxsize=32)
 def split(op, dtype=None, **sizes):
-    """The case of that size."""
+    """The case of that size; it remembers what the reference returns for it."""
     return testing.case(op, fast_size(op), dtype, **sizes)
 
 

@@ -5,6 +5,7 @@ jaxlib by the emitters that compile in half the time; ``XLA_FLAGS=--xla_backend_
 on what users get.
 """
 
+import gc
 import importlib.metadata
 import os
 
@@ -30,6 +31,13 @@ hypothesis.settings.register_profile("long", max_examples=150, **_ALWAYS)
 _NO_SHRINKING = [p for p in hypothesis.Phase if p not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
 hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINKING, **_ALWAYS)
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_finish():
+    """Collect garbage seldom: by default that takes a twelfth of the time, and looks again and again at what imports made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture

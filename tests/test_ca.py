@@ -292,6 +292,7 @@ def test_pictures_and_gates(finished: Path) -> None:
     assert record.training.experiment == "checkerboard-async"
 
 
+@pytest.mark.slow  # as digits that are killed while they finish
 def test_killed_while_it_is_drawn(finished: Path, tmp_path: Path, compilation_cache_directory: Path) -> None:
     out = tmp_path / "run"
     assert kills.run(out, ["train", "ca", *WORDS], compilation_cache_directory, r"automaton\.gif", 2)

@@ -1,6 +1,7 @@
 """The GPT: its definition in NumPy, decoding with a cache, dtypes, initial values."""
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -30,14 +31,19 @@ TABLES: dict[str, Any] = {"feed_forward": "projection_lut", "n_layers": 1}
 TABLES_ALONE: dict[str, Any] = {"feed_forward": "lut", "n_layers": 1}
 
 
-def model_of(seed: int = 0, **changes: Any) -> GPT:
+def model_of(**changes: Any) -> GPT:
     """A model whose parameters are large enough for every part to show."""
+    return nnx.merge(*parts_of(**changes))
+
+
+@functools.cache
+def parts_of(seed: int = 0, **changes: Any) -> Any:
     model = GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(seed))
     for i, (_, variable) in enumerate(nnx.iter_graph(model)):
         if isinstance(variable, nnx.Param):
             noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
             variable.set_value(variable[...] + 0.3 * noise.astype(variable.dtype))
-    return model
+    return nnx.split(model)
 
 
 def tokens_of(*shape: int, seed: int = 0) -> jax.Array:

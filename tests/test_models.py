@@ -160,7 +160,11 @@ def gradients_of(model: LUTTransformer, tokens: jax.Array) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+# Two layers show all that one shows.
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=pytest.mark.slow if p.stem == "gt_tr_l1h1" else (), id=p.stem) for p in RECORDED],
+)
 def test_recorded(path):
     with jax.enable_x64(path.stem.startswith("gt_")):
         case = Recorded(path)

@@ -46,9 +46,14 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def docstrings(source):
     """Return the line and the docstring of everything in a module that has one."""
-    for node in ast.walk(ast.parse(source)):
+    statements = [ast.parse(source)]
+    while statements:  # expressions, which are most of a module, have none
+        node = statements.pop()
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
             yield getattr(node, "lineno", 1), text
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, part, ())
+            statements += inner if isinstance(inner, list) else ()
 
 
 def refused(source):

@@ -379,7 +379,7 @@ def margins_vjp(
 
 
 class Way(NamedTuple):
-    """One way to read tables by margins ``[..., T, C]``.
+    """Way to read tables by margins ``[..., T, C]``.
 
     Attributes:
       index: rows, ``[..., T]``.

@@ -33,7 +33,7 @@ from properties.trainings import (
 )
 
 
-@bounded(8)
+@bounded(5)
 @given(trainings())
 def test_steps(training):
     check(training)

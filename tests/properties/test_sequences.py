@@ -33,8 +33,10 @@ from properties.calls import FINE, OPS, WATCHED, Call, Late, Map, arguments, che
 from properties.drawn_calls import calls, kinds as kinds_of, names
 from properties.marked_lookup import MARK
 
-# Long to compile, where `lookup_attention` stays; and the first part of `scored_lut`.
-LEFT_TO_SLOW = ("lut_pair_attention", "lut_attention", "margins")
+# Long to compile, where `lookup_attention` stays.
+COMPOSED = ("lut_pair_attention", "lut_attention")
+# Those of whose kind another one stays: `scored_lut`, `lut` and `sparse_lookup`, `soft_lut`, `bilinear_gates`.
+RELATIVES = ("margins", "sparse_lut", "binary_lut", "logic_gates")
 PULLS = ("plain", "jit", "closure", "vmap", "scan")
 
 
@@ -87,7 +89,7 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
     return calls(kind, late=True)
 
 
-@pytest.mark.parametrize("op", [slow(op) if op in LEFT_TO_SLOW else op for op in OPS])
+@pytest.mark.parametrize("op", [slow(op) if op in COMPOSED + RELATIVES else op for op in OPS])
 def test_no_call_depends_on_earlier_ones(op):
     run_state_machine_as_test(sequences(op), settings=bounded(2, 10))
 
@@ -118,10 +120,10 @@ ALL_AT_ONCE = {
     op: Call(op, wanted=tuple(n for n in of.differentiable if n in names(Call(op)))) for op, of in OPS.items()
 }
 SEVERAL = [op for op, call in ALL_AT_ONCE.items() if len(call.wanted) > 1]
-FAST = ("lut",)  # in every context; in that of vmap all ops but two whose relatives are there
+FAST = ("lut",)  # in every context; in that of vmap all ops but those whose relatives are there
 CASES = [
     (context, op)
-    if op in FAST or (context == "vmap" and op not in ("lookup_attention", "lut_pair_attention"))
+    if op in FAST or (context == "vmap" and op not in ("lookup_attention", "lut_pair_attention", *RELATIVES))
     else slow(context, op)
     for context in IN_CONTEXT
     for op in SEVERAL

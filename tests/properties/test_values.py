@@ -24,9 +24,24 @@ EVERYWHERE = {  # what plain JAX computes in another way on accelerators
 }
 
 
-@pytest.mark.parametrize(
-    ("op", "name"), [pytest.param(op, name, id=f"{op}-{name}") for op, pool in POOLS.items() for name in pool]
-)
+# Sizes whose property another op with the same kernels, or another size of the op, shows too.
+LEFT_TO_SLOW = {
+    "sparse_lookup": ("several leading axes, one of 1", "float16 inputs"),
+    "lookup_attention": ("one key", "equal starts", "more keys", "traced, float64", "window beyond all"),
+    "lut_pair_attention": ("fewer keys", "equal starts", "no keys", "traced, float64", "no detectors"),
+    "soft_lut": ("several leading axes", "one input", "float16, float32 parameters", "readers"),
+    "binary_lut": (
+        "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers",
+    ),
+}  # fmt: skip
+
+
+def _sizes(op, name):
+    marks = pytest.mark.slow if name in LEFT_TO_SLOW.get(op, ()) else ()
+    return pytest.param(op, name, id=f"{op}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("op", "name"), [_sizes(op, name) for op, pool in POOLS.items() for name in pool])
 def test_values_and_cotangents(op, name):
     _check_all(calls(op, POOLS[op][name]), is_float64(POOLS[op][name]), "cpu")
 
