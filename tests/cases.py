@@ -43,9 +43,15 @@ def fast_size(op):
     return testing.cases_of(op).tagged(Tag.FAST)[0]
 
 
+@functools.cache
+def case_of(op, shape):
+    """The case of a size in the op's first dtype, for all implementations: what the reference returns is computed once."""
+    return testing.case(op, shape)
+
+
 @functools.lru_cache(maxsize=32)
 def split(op, dtype=None, **sizes):
-    """The case of that size; it remembers what the reference returns for it."""
+    """The case of that size, for all transformations."""
     return testing.case(op, fast_size(op), dtype, **sizes)
 
 

@@ -34,9 +34,7 @@ hypothesis.settings.load_profile("ci")
 
 
 def pytest_collection_finish():
-    """Collect garbage seldom: by default that takes a twelfth of the time, and looks again and again at what imports made."""
-    gc.collect()
-    gc.freeze()
+    """Collect garbage seldom: with Python's thresholds it takes a twelfth of the time."""
     gc.set_threshold(100_000, 20, 20)
 
 

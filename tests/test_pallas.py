@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import fast_size, slow, split
+from cases import case_of, fast_size, slow, split
 from jax.experimental.pallas import mosaic_gpu
 from pallas_interpreter import outline
 
@@ -63,7 +63,7 @@ def interpreted():
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
-    testing.check(testing.case(op, shape), "pallas", transformation="jit")
+    testing.check(case_of(op, shape), "pallas", transformation="jit")
 
 
 @pytest.fixture

@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import at_sizes, fast_size, implementations, in_dtypes, ops, slow, slow_if_op_is, split, values_of
+from cases import (
+    at_sizes,
+    case_of,
+    fast_size,
+    implementations,
+    in_dtypes,
+    ops,
+    slow,
+    slow_if_op_is,
+    split,
+    values_of,
+)
 from conftest import forget_compiled
 
 import lutjax
@@ -78,7 +89,7 @@ def test_every_op_has_sizes_for_every_purpose():
     at_sizes(lambda module: [name for name in module.sizes if name not in module.tagged(Tag.FAST)]),
 )
 def test_shapes(op, implementation, shape):
-    testing.check(testing.case(op, shape), implementation, transformation="jit")
+    testing.check(case_of(op, shape), implementation, transformation="jit")
 
 
 @pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes())

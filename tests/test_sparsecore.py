@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import fast_size, slow, split
+from cases import case_of, fast_size, slow, split
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
 from test_pallas import ON_SPARSE_CORES
@@ -101,7 +101,7 @@ def replaced(monkeypatch):
 )
 @pytest.mark.usefixtures("replaced")
 def test_shapes(op, shape):
-    testing.check(testing.case(op, shape), "pallas", transformation="jit")
+    testing.check(case_of(op, shape), "pallas", transformation="jit")
 
 
 @pytest.mark.slow

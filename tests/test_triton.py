@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import fast_size, ops, ops_that_add, slow, slow_op, split, typed_size
+from cases import case_of, fast_size, ops, ops_that_add, slow, slow_op, split, typed_size
 
 import lutjax
 from lutjax import _ahead_of_time, reads, testing, tuning
@@ -75,7 +75,7 @@ def interpreted():
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
-    testing.check(testing.case(op, shape), "triton", transformation="jit")
+    testing.check(case_of(op, shape), "triton", transformation="jit")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
