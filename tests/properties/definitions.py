@@ -111,7 +111,8 @@ class Totals:
         # The largest number of the dtype that fits int32 is a little below: 2**31 - 128 in float32.
         saturated = np.abs(integer) > 2**31 - 129
         # An addend that has been rounded may be on the other side of a whole number, and more if it is large.
-        rounding = np.where(depth > 0, depth * float(ml_dtypes.finfo(self.dtype).eps) * size, 0) + error
+        rounds = (depth > 0) & np.isfinite(size)  # infinities saturate, and NaN is 0
+        rounding = np.where(rounds, depth * float(ml_dtypes.finfo(self.dtype).eps) * size, 0) + error
         units = (
             rounding * self.scale + np.where(saturated, 128, 0) + np.where((depth > 0) | (error > 0), 1, 0)
         )
