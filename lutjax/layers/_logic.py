@@ -24,6 +24,9 @@ WIRINGS = ("balanced", "unique", "learnable")
 PARAMETRISATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
 
+# Numbers of the gates that need no input, false and true, and of those that need one: a, b, not b, not a.
+_CONSTANTS, _OF_ONE_INPUT = np.array([0, 15]), np.array([3, 5, 10, 12])
+
 # A list of readers has room for the most read input. Where that is so much more than the average, it would be
 # mostly empty, and the gradient is scattered instead.
 _MOST_READ = 8
@@ -315,6 +318,14 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     def _truth(self, arrays: Arrays) -> jax.Array:
         raise NotImplementedError
 
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
+
+        Tables are drawn with the probabilities that training has for them.
+        """
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(eq=False)
 class LogicGatesArguments(_WiredArguments):
@@ -387,6 +398,13 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
         return (gates >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        logits = jnp.asarray(arrays["logits"])
+        shares = jax.nn.softmax(logits / jnp.asarray(self.temperature, logits.dtype))
+        constant, one = (shares[:, ids].sum(-1) for ids in (_CONSTANTS, _OF_ONE_INPUT))
+        return 2 * (1 - constant) - one, 1 - constant
+
 
 LogicGatesArguments.spec_type = LogicGatesSpec
 
@@ -419,6 +437,21 @@ class _TableSpec(_TableArguments, _WiredSpec):
     @property
     def table_shape(self) -> tuple[int, ...]:
         return (self.out_features, 2**self.n_inputs)
+
+    def _corners(self, arrays: Arrays) -> jax.Array:
+        """Return for each slot of the tables the probability that training has for a 1."""
+        raise NotImplementedError
+
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        ones = self._corners(arrays)
+        constant = ones.prod(-1) + (1 - ones).prod(-1)
+        needed = jnp.zeros_like(constant)
+        for bit in range(self.n_inputs):
+            low, high = jnp.moveaxis(ones.reshape(len(ones), -1, 2, 1 << bit), 2, 0)
+            equal = low * high + (1 - low) * (1 - high)
+            needed += 1 - equal.prod((1, 2))
+        return needed, 1 - constant
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes, wires = super().sizes_of(arrays), np.shape(arrays["wires"])
@@ -501,15 +534,19 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         def hard(logits: jax.Array) -> jax.Array:
             return (logits > 0).astype(logits.dtype)
 
-        def soft(logits: jax.Array) -> jax.Array:
-            return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
-
         logits = self._logits(arrays)
         if deterministic:
             corners = hard(logits)
         else:
-            corners = self._estimate(logits, key, jax.random.logistic, soft, hard)
+            corners = self._estimate(logits, key, jax.random.logistic, self._soft, hard)
         return lutjax.soft_lut(x, corners, wires, readers=readers, **self._options)
+
+    def _soft(self, logits: jax.Array) -> jax.Array:
+        return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
+
+    def _corners(self, arrays: Arrays) -> jax.Array:
+        logits = self._logits(arrays)
+        return self._soft(logits / jnp.asarray(self.temperature, logits.dtype))
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return self._logits(arrays) > 0
@@ -583,6 +620,9 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
         if deterministic or self.estimator == "soft":
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)
+
+    def _corners(self, arrays: Arrays) -> jax.Array:
+        return (_within(jnp.asarray(arrays["table"])) + 1) / 2
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(arrays["table"]) > 0
