@@ -223,7 +223,7 @@
   });
 
   // ------------------------------------------------------------------------------------------------- begin
-  if (channels >= 3) shown.append(make("option", { value: "colours", textContent: "channels 1 to 3 as red, green and blue" }));
+  if (channels >= 3) shown.append(make("option", { value: "colours", textContent: "channels 1 to 3 as colours" }));
   for (let c = 0; c < channels; c++) shown.append(make("option", { value: c, textContent: `channel ${c + 1}` }));
   shown.value = data.shown === 3 ? "colours" : "0";
   shown.addEventListener("change", () => (dirty = true));

@@ -210,7 +210,7 @@
       update();
     });
     find("examples").append(button);
-    find("examples-block").hidden = false;
+    find("examples-card").hidden = false;
   });
 
   find("seen-text").textContent = `The circuit reads ${width} × ${height} pixels, each a number from 0 to ` +

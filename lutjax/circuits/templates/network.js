@@ -30,7 +30,9 @@
     return { view: make("div", {}, title, make("div", { className: "scroll" }, table)), bits, cells };
   }
 
-  const titleOf = (port) => make("h3", { textContent: port.count > 1 ? `${port.name}, ${whole(port.count)} numbers` : port.name });
+  const titleOf = (port) => make("h3", {
+    textContent: port.name + (port.count > 1 ? `, ${whole(port.count)} ${port.bits > 1 ? "numbers" : "bits"}` : ""),
+  });
   const where = (port, i, k) =>
     (port.count > 1 ? `${port.name}[${i}]` : port.name) + (port.bits > 1 ? ` bit ${k}` : "");
 
@@ -39,6 +41,7 @@
     const [least, most] = bounds(port), scale = 2 ** port.fraction;
     const rows = rowsOf(port, titleOf(port), (i, k) => {
       const button = make("button", { type: "button" });
+      button.title = where(port, i, k);
       button.setAttribute("aria-label", where(port, i, k));
       button.addEventListener("click", () => {
         const bits = bitsOf(port, numbers[i]);

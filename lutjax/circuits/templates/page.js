@@ -95,9 +95,10 @@ function showGates(word = 0, lane = 0) {
   const on = styled("--accent"), off = styled("--off"), ground = styled("--card");
   for (const { canvas, first, count } of partViews) {
     if (!count) continue;
-    const across = Math.min(count, Math.max(16, Math.floor(canvas.parentElement.clientWidth / 6)));
+    const room = canvas.parentElement.clientWidth / 3, unit = Math.min(5, Math.max(2, Math.floor(room / count)));
+    const across = Math.min(count, Math.max(1, Math.floor(room / unit)));
     const width = 3 * across, down = Math.ceil(count / across);
-    canvas.style.width = `${2 * width}px`;
+    canvas.style.width = `${unit * width}px`;
     paint(canvas, width, 3 * down, (k) => {
       const x = k % width, y = Math.floor(k / width), gate = Math.floor(y / 3) * across + Math.floor(x / 3);
       if (x % 3 === 2 || y % 3 === 2 || gate >= count) return ground;
