@@ -45,7 +45,9 @@ class Browser:
 
     def __enter__(self):
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
-        target = pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
+        target = (
+            pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
+        )
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
@@ -129,10 +131,14 @@ class Browser:
         left, top, width, height = self.box(selector)
         places = [{"x": left + x * width, "y": top + y * height} for x, y in points]
         mouse = {"button": "left", "modifiers": modifiers}
-        self.call("Input.dispatchMouseEvent", type="mousePressed", buttons=1, clickCount=1, **places[0], **mouse)
+        self.call(
+            "Input.dispatchMouseEvent", type="mousePressed", buttons=1, clickCount=1, **places[0], **mouse
+        )
         for place in places[1:]:
             self.call("Input.dispatchMouseEvent", type="mouseMoved", buttons=1, **place, **mouse)
-        self.call("Input.dispatchMouseEvent", type="mouseReleased", buttons=0, clickCount=1, **places[-1], **mouse)
+        self.call(
+            "Input.dispatchMouseEvent", type="mouseReleased", buttons=0, clickCount=1, **places[-1], **mouse
+        )
         self.wait_for_frame()
 
     def click(self, selector):
@@ -147,13 +153,19 @@ class Browser:
         code, number = names[key]
         for _ in range(times):
             for kind in ("rawKeyDown", "keyUp"):
-                self.call("Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number)
+                self.call(
+                    "Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number
+                )
         self.wait_for_frame()
 
     def resize(self, width, height, *, dark=False, mobile=False):
         """Set the window's size in pixels, and the colours that the user prefers."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
         )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)

@@ -7,7 +7,9 @@ from lutjax.circuits import Builder, Format
 AND, OR, XOR, MAJORITY, PARITY = 0b1000, 0b1110, 0b0110, 0b11101000, 0b10010110
 
 
-def random_circuit(seed, n_inputs, n_gates, *, arities=(0, 1, 2, 3, 4, 5, 6, 7, 8), ports=None, about=None, simplify=False):
+def random_circuit(
+    seed, n_inputs, n_gates, *, arities=(0, 1, 2, 3, 4, 5, 6, 7, 8), ports=None, about=None, simplify=False
+):
     """Return random gates over random nodes; the outputs are literals of the last ones, of inputs, and constants.
 
     Args:
@@ -30,7 +32,9 @@ def random_circuit(seed, n_inputs, n_gates, *, arities=(0, 1, 2, 3, 4, 5, 6, 7, 
         table = int.from_bytes(generator.bytes(32), "little") & ((1 << (1 << n)) - 1)
         nodes.append(builder.gate(fanin, table))
     for name, (count, form) in (ports or {"y": (8, Format())}).items():
-        bits = [int(generator.choice(nodes[-40:])) ^ int(generator.integers(2)) for _ in range(count * form.bits)]
+        bits = [
+            int(generator.choice(nodes[-40:])) ^ int(generator.integers(2)) for _ in range(count * form.bits)
+        ]
         if name == "y" and ports is None:
             bits[:3] = [0, 1, 3]
         builder.output(name, [bits[k : k + form.bits] for k in range(0, len(bits), form.bits)], form)

@@ -121,3 +121,9 @@ class Circuit:
         from lutjax.circuits import page
 
         return page.to_html(self, title, **options)
+
+    def to_dot(self, name: str = "circuit") -> str:
+        """Return the circuit as text of Graphviz; see `lutjax.circuits.drawing.to_dot`."""
+        from lutjax.circuits import drawing
+
+        return drawing.to_dot(self, name)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, Int, Shaped
 
 from lutjax.circuits.circuit import Circuit, Port
 
@@ -23,7 +23,7 @@ def to_html(
     title: str | None = None,
     *,
     examples: Shaped[np.ndarray, "examples features"] | None = None,
-    labels: Sequence[int] | None = None,
+    labels: Sequence[int] | Int[np.ndarray, " examples"] | None = None,
     classes: Sequence[str] | None = None,
     maximum: float | None = None,
     size: tuple[int, int] | None = None,
@@ -68,7 +68,10 @@ def to_html(
         "examples": examples, "labels": labels, "classes": classes, "maximum": maximum,
         "size": size, "start": start, "shown": shown,
     }  # fmt: skip
-    allowed = {"classifier": ("examples", "labels", "classes", "maximum"), "automaton": ("size", "start", "shown")}
+    allowed = {
+        "classifier": ("examples", "labels", "classes", "maximum"),
+        "automaton": ("size", "start", "shown"),
+    }
     for name, value in options.items():
         if value is not None and name not in allowed.get(kind, ()):
             owner = next(owner for owner, names in allowed.items() if name in names)
@@ -89,7 +92,10 @@ def to_html(
         data |= _classifier(circuit, examples, labels, classes, maximum)
     elif kind == "automaton":
         data |= _automaton(circuit, size, start, shown)
-    default_title = {"classifier": "A circuit that reads images", "automaton": "A circuit as a cellular automaton"}
+    default_title = {
+        "classifier": "A circuit that reads images",
+        "automaton": "A circuit as a cellular automaton",
+    }
     text = {
         "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
         "lead": _lead(kind, circuit),
@@ -109,7 +115,9 @@ def encode_gates(circuit: Circuit) -> str:
     many nodes before the gate it lies, 7 bits a byte, lowest first, the highest bit of a byte set if more follow.
     """
     data = bytearray()
-    for node, (fanin, table) in enumerate(zip(circuit.fanins, circuit.tables, strict=True), circuit.first_gate):
+    for node, (fanin, table) in enumerate(
+        zip(circuit.fanins, circuit.tables, strict=True), circuit.first_gate
+    ):
         data.append(len(fanin))
         data += int(table).to_bytes(max(1, (1 << len(fanin)) // 8), "little")
         for source in fanin:
@@ -127,7 +135,13 @@ def _template(name: str) -> str:
 
 def _port(port: Port) -> dict[str, Any]:
     form = port.format
-    return {"name": port.name, "count": port.count, "bits": form.bits, "fraction": form.fraction, "signed": form.signed}
+    return {
+        "name": port.name,
+        "count": port.count,
+        "bits": form.bits,
+        "fraction": form.fraction,
+        "signed": form.signed,
+    }
 
 
 def _image(circuit: Circuit) -> tuple[int, int] | None:
@@ -159,7 +173,7 @@ def _kind(circuit: Circuit) -> str:
 def _classifier(
     circuit: Circuit,
     examples: np.ndarray | None,
-    labels: Sequence[int] | None,
+    labels: Sequence[int] | np.ndarray | None,
     classes: Sequence[str] | None,
     maximum: float | None,
 ) -> dict[str, Any]:
@@ -167,7 +181,9 @@ def _classifier(
     form, scale = port.format, 2**port.format.fraction
     n_classes = circuit.about.get("n_classes")
     n_examples = 0 if examples is None else len(examples)
-    least, most = (-(1 << form.bits - 1), (1 << form.bits - 1) - 1) if form.signed else (0, (1 << form.bits) - 1)
+    least, most = (
+        (-(1 << form.bits - 1), (1 << form.bits - 1) - 1) if form.signed else (0, (1 << form.bits) - 1)
+    )
     rows: list[list[int]] = []
     if examples is not None:
         if examples.ndim != 2 or examples.shape[1] != port.count:
@@ -183,7 +199,9 @@ def _classifier(
             )
         rows = whole.astype(np.int64).tolist()
     if labels is not None and len(labels) != n_examples:
-        raise ValueError(f"to_html: labels has {len(labels)} entries for {n_examples} examples; give one for each.")
+        raise ValueError(
+            f"to_html: labels has {len(labels)} entries for {n_examples} examples; give one for each."
+        )
     if classes is not None and n_classes is not None and len(classes) != n_classes:
         raise ValueError(f"to_html: classes has {len(classes)} names; the circuit has {n_classes} classes.")
     if classes is None and n_classes is not None:
@@ -218,7 +236,9 @@ def _automaton(
     given = None
     if isinstance(start, str):
         if start not in _STARTS:
-            raise ValueError(f"to_html: start is {start!r}; it is one of {', '.join(_STARTS)}, or an array of bits.")
+            raise ValueError(
+                f"to_html: start is {start!r}; it is one of {', '.join(_STARTS)}, or an array of bits."
+            )
     else:
         if start.ndim != 3 or start.shape[-1] != channels:
             raise ValueError(
@@ -238,7 +258,9 @@ def _automaton(
     if shown is None:
         shown = circuit.about.get("shown", 1)
     if shown not in (1, 3) or shown > channels:
-        raise ValueError(f"to_html: shown is {shown}; it is 1, or 3 if there are so many channels ({channels}).")
+        raise ValueError(
+            f"to_html: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."
+        )
     return {
         "size": [int(side) for side in size],
         "start": given,
