@@ -8,12 +8,14 @@ AND, OR, XOR, MAJORITY, PARITY = 0b1000, 0b1110, 0b0110, 0b11101000, 0b10010110
 
 
 def random_circuit(
-    seed, n_inputs, n_gates, *, arities=(0, 1, 2, 3, 4, 5, 6, 7, 8), ports=None, about=None, simplify=False
+    seed, n_inputs, n_gates, *, arities=(0, 1, 2, 3, 4, 5, 6, 7, 8), ports=None, about=None, simplify=False, near=60
 ):
     """Return random gates over random nodes; the outputs are literals of the last ones, of inputs, and constants.
 
     Args:
+      n_inputs: input bits, or ports as names with a count and a format.
       ports: outputs as names with a count and a format.
+      near: most gates read some of so many nodes before them.
     """
     generator = np.random.default_rng(seed)
     builder = Builder(simplify=simplify)
@@ -27,8 +29,8 @@ def random_circuit(
         if k == n_gates // 2:
             builder.part("layer 2")
         n = int(generator.choice(arities))
-        near = nodes[-60:] if generator.random() < 0.8 else nodes
-        fanin = [int(generator.choice(near)) ^ int(generator.integers(2)) for _ in range(n)]
+        nearest = nodes[-near:] if generator.random() < 0.8 else nodes
+        fanin = [int(generator.choice(nearest)) ^ int(generator.integers(2)) for _ in range(n)]
         table = int.from_bytes(generator.bytes(32), "little") & ((1 << (1 << n)) - 1)
         nodes.append(builder.gate(fanin, table))
     for name, (count, form) in (ports or {"y": (8, Format())}).items():

@@ -433,7 +433,7 @@ def _curve(points: list[tuple[float, float]], codes: list[Any], end: tuple[float
     """Append a curve that leaves and arrives horizontally."""
     from matplotlib.path import Path as Curve
 
-    (x, y), middle = points[-1], (points[-1][0] + end[0]) / 2
+    y, middle = points[-1][1], (points[-1][0] + end[0]) / 2
     points += [(middle, y), (middle, end[1]), end]
     codes += [Curve.CURVE4] * 3
 
