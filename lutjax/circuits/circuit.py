@@ -115,3 +115,15 @@ class Circuit:
         for nodes, table in zip(self.fanins, self.tables, strict=True):
             values.append(truth.evaluate([values[n] for n in nodes], table, ones))
         return np.stack([values[k >> 1] ^ (ones if k & 1 else ones & 0) for k in self.literals])
+
+    def to_html(self, title: str | None = None, **options: Any) -> str:
+        """Return a page that runs the circuit in a browser; the options are those of `lutjax.circuits.page.to_html`."""
+        from lutjax.circuits import page
+
+        return page.to_html(self, title, **options)
+
+    def to_dot(self, name: str = "circuit") -> str:
+        """Return the circuit as text of Graphviz; see `lutjax.circuits.drawing.to_dot`."""
+        from lutjax.circuits import drawing
+
+        return drawing.to_dot(self, name)
