@@ -1,0 +1,290 @@
+"""Checks of an exported folder: is each file what was written, and do all of them compute what the model computes?"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lutjax.circuits import deployment
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.deployment import VECTORS, Vectors, evaluated
+
+MOST_INPUTS = 16
+"""Circuits of at most so many input bits are compared on all inputs."""
+
+RANDOM_SAMPLES = 4096
+"""Random inputs on which larger ones are compared."""
+
+
+class FailedError(Exception):
+    """A difference that a check found."""
+
+
+class SkippedError(Exception):
+    """The reason why a check cannot be made here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """Result of a check.
+
+    Attributes:
+      name: what was compared.
+      passed: None where it was skipped.
+      detail: on what it was compared, the difference that was found, or why it was skipped.
+      seconds: that it took.
+
+    Example:
+      >>> from lutjax.circuits.proofs import Proof
+      >>> print(Proof("circuit.json in NumPy = vectors", True, "360 samples", 0.25))
+      PASS     circuit.json in NumPy = vectors                360 samples                               0.2 s
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+    seconds: float
+
+    def __str__(self) -> str:
+        result = {True: "PASS", False: "FAIL", None: "skipped"}[self.passed]
+        time = "" if self.passed is None else f"{self.seconds:.1f} s"
+        return f"{result:<8} {self.name:<46} {self.detail:<40} {time:>6}".rstrip()
+
+
+class Check(NamedTuple):
+    """One comparison.
+
+    Attributes:
+      name: what is compared.
+      run: returns on what it was compared; raises FailedError or SkippedError.
+    """
+
+    name: str
+    run: Callable[[], str]
+
+
+class Oracle(NamedTuple):
+    """A model that a circuit has to agree with.
+
+    Attributes:
+      name: of the model, in words.
+      samples: numbers of each input port.
+      answer: numbers of each output port for numbers of the input ports.
+    """
+
+    name: str
+    samples: Sequence[np.ndarray]
+    answer: Callable[..., Sequence[np.ndarray]]
+
+
+def verify(
+    folder: Path,
+    *,
+    oracle: Callable[[dict[str, Any]], Oracle] | None = None,
+    doing: Callable[[str], contextlib.AbstractContextManager[object]] = lambda name: contextlib.nullcontext(),
+    on_proof: Callable[[Proof], None] = lambda proof: None,
+) -> list[Proof]:
+    """Make every check of an exported folder that can be made here.
+
+    Args:
+      folder: what `lutjax export` wrote.
+      oracle: returns the model of a manifest's run; raises SkippedError where it is not there.
+      doing: shows what is checked in a block.
+      on_proof: is told of each result.
+
+    Raises:
+      DeploymentError: the folder is no export.
+    """
+    manifest = deployment.read_manifest(folder)
+    proofs = []
+    for check in checks_of(folder, manifest, oracle):
+        start = time.perf_counter()
+        try:
+            with doing(check.name):
+                passed, detail = True, check.run()
+        except FailedError as error:
+            passed, detail = False, str(error)
+        except SkippedError as error:
+            passed, detail = None, str(error)
+        proofs.append(Proof(check.name, passed, detail, time.perf_counter() - start))
+        on_proof(proofs[-1])
+    return proofs
+
+
+def checks_of(
+    folder: Path, manifest: dict[str, Any], oracle: Callable[[dict[str, Any]], Oracle] | None
+) -> list[Check]:
+    """Return the checks of an export, those that need nothing but NumPy first."""
+    checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
+    export = _Export(folder, manifest)
+    checks += [Check(f"{export.circuit_name} in NumPy = {VECTORS}", export.vectors_hold)]
+    if oracle is not None:
+        checks += [Check(f"{export.circuit_name} = the model in JAX", functools.partial(export.model_holds, oracle))]
+    if export.about.get("rule") == "life":
+        checks += [Check(f"{export.circuit_name} = the Game of Life", export.is_life)]
+    for format, suffix in _READERS:
+        for name in export.names(format, suffix):
+            if name != export.circuit_name:
+                checks += [Check(f"{name} in NumPy = {export.circuit_name}", functools.partial(export.read_holds, name))]
+    for name in export.names("c", ".c"):
+        if name.endswith("_test.c"):
+            checks += [Check(f"C by gcc = {VECTORS}", functools.partial(export.c_holds, name))]
+    return checks
+
+
+def _digests(folder: Path, manifest: dict[str, Any]) -> str:
+    wrong = []
+    for name, facts in manifest["files"].items():
+        try:
+            content = (folder / name).read_bytes()
+        except FileNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+            wrong.append(f"{name} is not what was written")
+    if wrong:
+        raise FailedError("; ".join(wrong))
+    return f"{len(manifest['files'])} files"
+
+
+class _Export:
+    """Files of an export, read where a check needs them."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]):
+        self.folder, self.manifest = folder, manifest
+        self.about: dict[str, Any] = manifest.get("about", {})
+        self.circuit_name = str(manifest["circuit"])
+
+    def names(self, format: str, suffix: str) -> list[str]:
+        """Return the files of a format whose names end so."""
+        files = self.manifest["files"].items()
+        return [name for name, facts in files if facts["format"] == format and name.endswith(suffix)]
+
+    @functools.cached_property
+    def circuit(self) -> Circuit:
+        """The circuit that all files are compared with."""
+        return self.read(self.circuit_name)
+
+    @functools.cached_property
+    def vectors(self) -> Vectors:
+        try:
+            found = Vectors.from_json((self.folder / VECTORS).read_text())
+            found.check(self.circuit)
+            return found
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise FailedError(f"{VECTORS} cannot be read: {error}") from error
+
+    def read(self, name: str) -> Circuit:
+        """Return the circuit of a file."""
+        reader = next(read for (_, suffix), read in _READERS.items() if name.endswith(suffix))
+        try:
+            return reader((self.folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise FailedError(f"{name} cannot be read: {error}") from error
+
+    def vectors_hold(self) -> str:
+        given = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
+        _same(evaluated(self.circuit, given), self.vectors.outputs)
+        return f"{_samples(len(self.vectors))}, {self.vectors.source}"
+
+    def model_holds(self, oracle: Callable[[dict[str, Any]], Oracle]) -> str:
+        model = oracle(self.manifest)
+        random = [_random(port, RANDOM_SAMPLES) for port in self.circuit.inputs]
+        for x in (list(model.samples), random):
+            expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
+            _same(evaluated(self.circuit, x), expected)
+        return f"{model.name}: {_samples(len(model.samples[0]))} and {RANDOM_SAMPLES} random ones"
+
+    def is_life(self) -> str:
+        x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
+        _same(evaluated(self.circuit, [x]), {self.circuit.outputs[0].name: life(x)})
+        return "all 512 neighbourhoods"
+
+    def read_holds(self, name: str) -> str:
+        return _same_circuit(self.read(name), self.circuit)
+
+    def c_holds(self, name: str) -> str:
+        raise SkippedError("not yet")
+
+
+def life(neighbourhoods: np.ndarray) -> np.ndarray:
+    """Return the next state in the Game of Life, ``[samples, 1]``, of cells: 8 neighbours and then the cell, ``[samples, 9]``."""
+    alive = neighbourhoods[:, :8].sum(1)
+    return ((alive == 3) | (neighbourhoods[:, 8] == 1) & (alive == 2)).astype(np.uint8)[:, None]
+
+
+def _random(port: Any, n: int) -> np.ndarray:
+    """Return random numbers of a port."""
+    codes = np.random.default_rng(0).integers(0, 1 << port.format.bits, (n, port.count), dtype=np.uint64, endpoint=False)
+    return np.asarray(port.format.decode(codes))
+
+
+def _samples(n: int) -> str:
+    return f"{n} sample" if n == 1 else f"{n} samples"
+
+
+def _same(found: dict[str, np.ndarray], expected: Any) -> None:
+    for name, answers in expected.items():
+        wrong = (found[name] != answers).any(1)
+        if wrong.any():
+            k = int(wrong.argmax())
+            raise FailedError(
+                f"{wrong.sum()} of {_samples(len(answers))} differ; of sample {k}, {name} is {found[name][k].tolist()}, "
+                f"expected {np.asarray(answers[k]).tolist()}"
+            )
+
+
+def _same_circuit(one: Circuit, other: Circuit) -> str:
+    """Compare two circuits bit by bit, on all inputs where there are few enough of them."""
+    n = other.n_inputs
+    if (one.n_inputs, one.n_outputs) != (n, other.n_outputs):
+        raise FailedError(
+            f"it has {one.n_inputs} bits of inputs and {one.n_outputs} of outputs, expected {n} and {other.n_outputs}"
+        )
+    if n <= MOST_INPUTS:
+        bits = (np.arange(max(1 << n, 64))[None] >> np.arange(n)[:, None] & 1).astype(np.uint8)
+        words, what = np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64), f"all 2^{n} inputs"
+    else:
+        words = np.random.default_rng(0).integers(0, 2**64, (n, RANDOM_SAMPLES // 64), dtype=np.uint64)
+        what = f"{RANDOM_SAMPLES} random inputs"
+    different = one.evaluate(words) != other.evaluate(words)
+    if different.any():
+        raise FailedError(f"{different.any(1).sum()} of {other.n_outputs} bits of outputs differ on {what}")
+    return what
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yield a folder that is removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="lutjax-") as path:
+        yield Path(path)
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise SkippedError(f"{name} is not found")
+    return path
+
+
+def _called(*words: str | Path, cwd: Path) -> str:
+    """Return what a program prints.
+
+    Raises:
+      FailedError: it ends with an error; what it printed last.
+    """
+    done = subprocess.run(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        why = lines[-1] if lines else f"status {done.returncode}"
+        raise FailedError(f"{Path(words[0]).name}: {why}")
+    return done.stdout
