@@ -1,7 +1,6 @@
 """Circuits of hard models: classifiers, automata, and lists of layers in Flax NNX, Linen or Haiku."""
 
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from jaxtyping import Shaped
 from lutjax import wiring
 from lutjax._dtypes import accumulator
 from lutjax._wires import check_wires
-from lutjax.circuits import _stand_in as arithmetic
+from lutjax.circuits import arithmetic
 from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.layers import _logic
@@ -23,7 +22,7 @@ from lutjax.layers._spec import Spec
 
 OUTPUTS = ("bits", "votes", "class")
 
-_AND, _OR = 0b1000, 0b1110
+_OR = 0b1110
 _ONLY = "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicTree, and of GroupSum as the last layer"
 
 
@@ -33,6 +32,8 @@ def of(
     inputs: str | Format = "bits",
     outputs: str | None = None,
     simplify: bool = True,
+    merge: int = 3,
+    lut: int | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Circuit:
     """Return the circuit of a hard model: the same bits, votes and classes as ``deterministic=True``.
@@ -49,6 +50,8 @@ def of(
       outputs: what the port ``y`` gives. ``"bits"``: those of the last layer; ``"votes"``: the sum of bits for each class,
         not divided by tau; ``"class"``: the first class with the most votes. Default: the class where there are votes.
       simplify: whether constants, copies, repeated and unread gates are removed; else the circuit has every gate.
+      merge: gates absorb others while they have at most so many inputs; see `Builder`.
+      lut: inputs of the largest tables that count votes, 2 to 6; see `Builder`.
       about: facts to add to those of the model, such as ``{"image": [8, 8]}``.
 
     Returns:
@@ -76,14 +79,14 @@ def of(
       ['encoder', 'layer 1', 'votes', 'argmax']
     """
     if _is(model, "lutjax.models.automaton", "LogicCA"):
-        return _of_automaton(model, inputs, outputs, simplify, about)
+        return _of_automaton(model, inputs, outputs, Builder(simplify=simplify, merge=merge), about)
     stages, facts = _network(model)
     first, last = stages[0], stages[-1]
     encoder = first if isinstance(first, _Thermometer) else None
     votes = last if isinstance(last, _Votes) else None
     format, outputs = _format(inputs, encoder), _checked_outputs(outputs, votes)
 
-    builder = Builder(simplify=simplify)
+    builder = Builder(simplify=simplify, merge=merge, lut=lut)
     if encoder is None:
         bits = _bits(builder.input("x", first.n_inputs))
     elif format is None:
@@ -153,18 +156,8 @@ def step_automaton(
         padded = np.pad(bits, around, mode=mode)
         near = [padded[..., y : y + height, x : x + width, :] for y, x in places]
         seen = np.concatenate(near, -1).reshape(-1, 9 * channels)
-        bits = _evaluate(circuit, seen).reshape(state.shape)
+        bits = circuit(seen).reshape(state.shape)
     return bits.astype(state.dtype)
-
-
-def _evaluate(circuit: Circuit, bits: np.ndarray) -> np.ndarray:
-    """Return the bits of the outputs for bits of the inputs, ``[samples, bits]``."""
-    n = len(bits)
-    padded = np.pad(bits, ((0, -n % 64), (0, 0)))
-    packed = np.packbits(np.ascontiguousarray(padded.T), axis=1, bitorder="little")
-    words = packed.view("<u8").astype(np.uint64)
-    found = circuit.evaluate(words).astype("<u8").view(np.uint8)
-    return np.unpackbits(found, axis=1, bitorder="little", count=n).T
 
 
 # ------------------------------------------------------------------------------------- stages
@@ -187,9 +180,8 @@ class _Thermometer:
         return self.of_numbers(builder, [[bit] for bit in bits], Format())
 
     def of_numbers(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
-        above = functools.partial(arithmetic.above_constant, builder, signed=format.signed)
         return [
-            above(number, k)
+            arithmetic.above_constant(builder, number, k, signed=format.signed)
             for number, row in zip(numbers, self.levels(format).tolist(), strict=True)
             for k in row
         ]
@@ -306,17 +298,11 @@ def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
     if outputs == "class" and builder.simplify:
         groups = _differing(groups)
     builder.part("votes")
-    sums = [arithmetic.popcount(builder, group) for group in groups]
-    width = max(size.bit_length(), *map(len, sums)) if outputs == "votes" else max(1, *map(len, sums))
-    sums = [digits + [ZERO] * (width - len(digits)) for digits in sums]
-    if outputs == "votes":
-        builder.output("y", sums, Format(width))
-        return
-    builder.part("argmax")
-    width = max(1, (k - 1).bit_length())
-    label = arithmetic.argmax(builder, sums) if k > 1 else []
-    label = label + [ZERO] * (width - len(label))
-    builder.output("y", [label], Format(width))
+    numbers = arithmetic.popcounts(builder, groups, relative=outputs == "class")
+    if outputs == "class":
+        builder.part("argmax")
+        numbers = [arithmetic.argmax(builder, numbers)]
+    builder.output("y", numbers)
 
 
 def _differing(groups: list[list[Literal]]) -> list[list[Literal]]:
@@ -333,6 +319,7 @@ def _differing(groups: list[list[Literal]]) -> list[list[Literal]]:
             constants[label] += literal & 1
     weights.pop(ZERO >> 1, None)
     kept: list[list[Literal]] = [[] for _ in groups]
+    # The median is the common weight that leaves the fewest votes.
     for node, weight in weights.items():
         common = sorted(weight)[(len(weight) - 1) // 2]
         for label, w in enumerate(weight):
@@ -544,7 +531,7 @@ def _votes(where: str, k: int, n_bits: int) -> _Votes:
 
 # ------------------------------------------------------------------------------------- automata
 def _of_automaton(
-    model: Any, inputs: str | Format, outputs: str | None, simplify: bool, about: Mapping[str, Any] | None
+    model: Any, inputs: str | Format, outputs: str | None, builder: Builder, about: Mapping[str, Any] | None
 ) -> Circuit:
     config = model.config
     for name, value in (("inputs", inputs), ("outputs", outputs)):
@@ -560,7 +547,6 @@ def _of_automaton(
     if np.isnan(np.asarray(model.logits[...])).any():
         raise ValueError("circuits.of: logits of the LogicCA hold NaN, which decides nothing.")
     channels, n_near = config.channels, 9
-    builder = Builder(simplify=simplify)
     bits = _bits(builder.input("x", n_near * channels))
     cell = bits[-channels:]
     tables = iter(_as_integers(np.asarray(_logic.truth_of(model.gates()))))

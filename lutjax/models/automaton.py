@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -161,20 +160,20 @@ class LogicCA(nnx.Module):
         """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
 
-    def circuit(self, *, simplify: bool = True, about: Mapping[str, Any] | None = None) -> "Circuit":
+    def circuit(self, **options: Any) -> "Circuit":
         """The hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
 
         `lutjax.circuits.step_automaton` runs it on a grid.
 
         Args:
-          simplify, about: see `lutjax.circuits.of`.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
 
         Raises:
           ValueError: the automaton is asynchronous.
         """
         from lutjax import circuits
 
-        return circuits.of(self, simplify=simplify, about=about)
+        return circuits.of(self, **options)
 
     def __call__(
         self,

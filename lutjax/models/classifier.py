@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -199,22 +198,21 @@ class LogicClassifier(nnx.Module):
         *,
         inputs: "str | Format" = "bits",
         outputs: str = "class",
-        simplify: bool = True,
-        about: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> "Circuit":
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
         Args:
           inputs: ``"bits"`` of the thermometer, or numbers of a `lutjax.circuits.Format` such as ``"uint8"``.
           outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
-          simplify, about: see `lutjax.circuits.of`.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
 
         Raises:
           ValueError: there is no exact circuit of such inputs or outputs.
         """
         from lutjax import circuits
 
-        return circuits.of(self, inputs=inputs, outputs=outputs, simplify=simplify, about=about)
+        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
 
 def check_samples(x: Array, config: LogicClassifierConfig) -> None:
