@@ -16,9 +16,8 @@ from lutjax._version import __version__
 from lutjax.circuits.circuit import Circuit, Port
 
 MANIFEST = "manifest.json"
-CIRCUIT = "circuit.json"
-"""The netlist that all other files are compared with; it is always written."""
 VECTORS = "vectors.json"
+MAKEFILE = "Makefile"
 BUILD = "build"
 """Folder that the Makefile of an export writes into; it may be there when an export is replaced."""
 
@@ -108,7 +107,6 @@ class Options:
       formats: names of `FORMATS`.
       name: of the Verilog module, the C functions and the files.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
-      lanes: samples that a call of the C functions takes, 64, 256 or 512.
 
     Raises:
       ValueError: an unknown format, or another value that is impossible.
@@ -117,7 +115,6 @@ class Options:
     formats: tuple[str, ...] = ()
     name: str = "circuit"
     registers: int = 0
-    lanes: int = 64
 
     def __post_init__(self) -> None:
         if not self.formats:
@@ -132,21 +129,155 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Everything that the files of an export are made of."""
+    """Everything that the files of an export are made of.
+
+    Attributes:
+      circuit, vectors, options: what is written.
+      page: arguments of `lutjax.circuits.page.to_html`: examples, labels and so on, and under ``circuit`` another circuit to show,
+        such as one with votes.
+    """
 
     circuit: Circuit
     vectors: Vectors
     options: Options
-    pages: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Arguments of the page: examples, labels and so on, and under ``circuit`` one that shows more than the class."""
+    page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return numbers ``[samples, count]`` of ports as calls of a `Circuit` take and return them."""
+    return tuple(numbers[port.name][:, 0] if port.count == 1 else numbers[port.name] for port in ports)
 
 
 def _verilog(request: Request) -> dict[str, str]:
-    raise NotImplementedError
+    from lutjax.circuits import verilog
+
+    circuit, name, registers = request.circuit, request.options.name, request.options.registers
+    vectors = request.vectors
+    return {
+        f"{name}.v": verilog.to_verilog(circuit, name, registers),
+        f"{name}_testbench.v": verilog.testbench(
+            circuit,
+            as_called(circuit.inputs, vectors.inputs),
+            as_called(circuit.outputs, vectors.outputs),
+            name,
+            registers,
+        ),
+    }
 
 
-FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {}
+def _blif(request: Request) -> dict[str, str]:
+    from lutjax.circuits import blif
+
+    return {f"{request.options.name}.blif": blif.to_blif(request.circuit, request.options.name)}
+
+
+def _aiger(request: Request) -> dict[str, bytes]:
+    from lutjax.circuits import aiger
+
+    name, circuit = request.options.name, request.circuit
+    return {f"{name}.aig": aiger.to_aiger(circuit), f"{name}.aag": aiger.to_aiger(circuit, binary=False)}
+
+
+def _json(request: Request) -> dict[str, str]:
+    from lutjax.circuits import netlist_json
+
+    return {f"{request.options.name}.json": netlist_json.to_json(request.circuit)}
+
+
+def _c(request: Request) -> dict[str, str]:
+    from lutjax.circuits import c
+
+    name = request.options.name
+    return {**c.to_c(request.circuit, name), f"{name}_test.c": test_program(request.circuit, request.vectors, name)}
+
+
+def _html(request: Request) -> dict[str, str]:
+    from lutjax.circuits import page
+
+    options = dict(request.page)
+    return {f"{request.options.name}.html": page.to_html(options.pop("circuit", request.circuit), **options)}
+
+
+def _dot(request: Request) -> dict[str, str]:
+    from lutjax.circuits import drawing
+
+    return {f"{request.options.name}.dot": drawing.to_dot(request.circuit, request.options.name)}
+
+
+FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
+    "verilog": _verilog,
+    "blif": _blif,
+    "aiger": _aiger,
+    "json": _json,
+    "c": _c,
+    "html": _html,
+    "dot": _dot,
+}
 """For each format the function that returns its files by their names."""
+
+
+def test_program(circuit: Circuit, vectors: Vectors, name: str) -> str:
+    """Return a C99 program that asks the function of `lutjax.circuits.c` about all samples and prints PASS or FAIL."""
+    n = len(vectors)
+    lines = [
+        f"/* {n} samples for {name}_predict; prints one line, PASS or FAIL. */",
+        "#include <stdio.h>",
+        f'#include "{name}.h"',
+        "",
+    ]
+    calls, loops = [], []
+    for side, ports, given in (
+        ("input", circuit.inputs, vectors.inputs),
+        ("output", circuit.outputs, vectors.outputs),
+    ):
+        for port in ports:
+            bits = max(8, 1 << (port.format.bits - 1).bit_length())
+            kind = f"{'' if port.format.signed else 'u'}int{bits}_t"
+            size = n * port.count
+            codes = port.format.encode(given[port.name]).ravel()
+            if port.format.signed:
+                unread = np.int64(64 - port.format.bits)
+                codes = codes.astype(np.int64) << unread >> unread
+            if side == "input":
+                calls.append(port.name)
+                lines += _array(f"static const {kind} {port.name}[{size}]", codes.tolist())
+            else:
+                lines.append(f"static {kind} {port.name}[{size}];")
+                lines += _array(f"static const {kind} expected_{port.name}[{size}]", codes.tolist())
+                loops += [
+                    f"    for (k = 0; k < {size}; k++)",
+                    f"        if ({port.name}[k] != expected_{port.name}[k])",
+                    "            wrong++;",
+                ]
+    arguments = [*calls, str(n), *(port.name for port in circuit.outputs)]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "int main(void)",
+            "{",
+            "    unsigned long k, wrong = 0;",
+            f"    {name}_predict({', '.join(arguments)});",
+            *loops,
+            "    if (wrong)",
+            '        printf("FAIL: %lu answers are wrong\\n", wrong);',
+            "    else",
+            f'        printf("PASS: {n} samples, %d at once\\n", {name.upper()}_LANES);',
+            "    return wrong != 0;",
+            "}",
+            "",
+        ]
+    )
+
+
+def _array(what: str, numbers: Sequence[int]) -> list[str]:
+    return [f"{what} = {{", *(f"    {', '.join(map(_c_number, numbers[k : k + 20]))}," for k in range(0, len(numbers), 20)), "};"]
+
+
+def _c_number(number: int) -> str:
+    if number >> 63 in (0, -1) and number != -(1 << 63):
+        return str(number) if abs(number) < 1 << 31 else f"INT64_C({number})"
+    return f"UINT64_C({number})" if number > 0 else "INT64_MIN"
 
 
 def files_of(request: Request, *, progress: Callable[[str], None] = lambda text: None) -> dict[str, tuple[str, bytes]]:
@@ -162,7 +293,85 @@ def files_of(request: Request, *, progress: Callable[[str], None] = lambda text:
         for name, content in FORMATS[format](request).items():
             found[name] = format, content if isinstance(content, bytes) else content.encode()
     found[VECTORS] = "vectors", request.vectors.to_json().encode()
+    found[MAKEFILE] = "make", _makefile(options.name, {format for format, _ in found.values()}).encode()
     return found
+
+
+def facts_of(request: Request) -> dict[str, Any]:
+    """Return what the manifest of a circuit says beside its files: interface, options, statistics, vectors."""
+    circuit, options = request.circuit, request.options
+    facts: dict[str, Any] = {
+        "circuit": f"{options.name}.json",
+        "name": options.name,
+        "inputs": interface(circuit.inputs),
+        "outputs": interface(circuit.outputs),
+        "about": dict(circuit.about),
+        "statistics": dataclasses.asdict(circuit.stats(lut6=False)),
+        "vectors": {"samples": len(request.vectors), "source": request.vectors.source},
+    }
+    if "verilog" in options.formats:
+        from lutjax.circuits import verilog
+
+        facts["registers"] = options.registers
+        facts["latency"] = verilog.latency(circuit, options.registers)
+    return facts
+
+
+def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
+    """Return lines about a circuit and its files."""
+    stats = circuit.stats(lut6=False)
+    parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
+    lines = [f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes"]
+    width = max(map(len, files))
+    lines += [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
+    return lines
+
+
+def _few(parts: Sequence[Any]) -> list[Any]:
+    """Return parts, of more than eight those with the most gates."""
+    if len(parts) <= 8:
+        return list(parts)
+    most = sorted(parts, key=lambda part: -part.gates)[:8]
+    return [part for part in parts if part in most]
+
+
+_MAKEFILE = """\
+# make checks all for which the tools are found; make c and make verilog check one format.
+CC ?= cc
+CFLAGS ?= -O2
+
+all:%ALL%
+%RULES%
+clean:
+\trm -rf build
+
+.PHONY: all clean%ALL%
+"""
+_RULES = {
+    "c": """
+c:
+\t@mkdir -p build
+\t$(CC) -std=c99 -Wall -Wextra $(CFLAGS) -o build/%NAME%_test %NAME%_test.c %NAME%.c
+\t./build/%NAME%_test
+""",
+    "verilog": """
+verilog:
+\t@if command -v iverilog > /dev/null; then set -e; mkdir -p build; \\
+\t  iverilog -g2005 -o build/%NAME%.vvp %NAME%.v %NAME%_testbench.v; \\
+\t  vvp build/%NAME%.vvp | tee build/verilog.log; grep -q ^PASS build/verilog.log; \\
+\telse echo "verilog: skipped, as iverilog is not found"; fi
+
+# Cells of a synthesis by yosys, in look-up tables of 6 inputs.
+synth:
+\tyosys -p "read_verilog %NAME%.v; synth -top %NAME% -lut 6; stat"
+""",
+}
+
+
+def _makefile(name: str, formats: set[str]) -> str:
+    rules = {target: rule for target, rule in _RULES.items() if target in formats}
+    text = _MAKEFILE.replace("%RULES%", "".join(rules.values())).replace("%ALL%", "".join(f" {t}" for t in rules))
+    return text.replace("%NAME%", name)
 
 
 def manifest_of(

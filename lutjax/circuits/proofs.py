@@ -25,6 +25,9 @@ RANDOM_SAMPLES = 4096
 """Random inputs on which larger ones are compared."""
 
 
+_C_FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic")
+
+
 class FailedError(Exception):
     """A difference that a check found."""
 
@@ -135,9 +138,13 @@ def checks_of(
         for name in export.names(format, suffix):
             if name != export.circuit_name:
                 checks += [Check(f"{name} in NumPy = {export.circuit_name}", functools.partial(export.read_holds, name))]
-    for name in export.names("c", ".c"):
-        if name.endswith("_test.c"):
-            checks += [Check(f"C by gcc = {VECTORS}", functools.partial(export.c_holds, name))]
+    if export.names("c", "_test.c"):
+        checks += [Check(f"C, compiled = {VECTORS}", export.c_holds)]
+    if export.names("verilog", "_testbench.v"):
+        checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds)]
+    for name in [*export.names("blif", ".blif"), *export.names("aiger", ".aig"), *export.names("verilog", ".v")]:
+        if not name.endswith("_testbench.v"):
+            checks += [Check(f"{name} = {export.circuit_name}, by ABC", functools.partial(export.equal_by_abc, name))]
     return checks
 
 
@@ -212,7 +219,23 @@ class _Export:
     def read_holds(self, name: str) -> str:
         return _same_circuit(self.read(name), self.circuit)
 
-    def c_holds(self, name: str) -> str:
+    def c_holds(self) -> str:
+        """Compile the C code with all warnings as errors and run its test program."""
+        compiler = _tool("gcc", "clang", "cc")
+        with _scratch() as scratch:
+            program = scratch / "test"
+            _called(compiler, *_C_FLAGS, *self.names("c", ".c"), "-o", program, cwd=self.folder)
+            return _passed(_called(program, cwd=self.folder)) + f", {Path(compiler).name}"
+
+    def verilog_holds(self) -> str:
+        """Run the testbench in Icarus Verilog."""
+        compiler, simulator = _tool("iverilog"), _tool("vvp")
+        with _scratch() as scratch:
+            program = scratch / "test.vvp"
+            _called(compiler, "-g2005", "-Wall", "-o", program, *self.names("verilog", ".v"), cwd=self.folder)
+            return _passed(_called(simulator, program, cwd=self.folder)) + ", Icarus Verilog"
+
+    def equal_by_abc(self, name: str) -> str:
         raise SkippedError("not yet")
 
 
@@ -262,6 +285,33 @@ def _same_circuit(one: Circuit, other: Circuit) -> str:
     return what
 
 
+def _from_json(content: bytes) -> Circuit:
+    from lutjax.circuits import netlist_json
+
+    return netlist_json.from_json(content)
+
+
+def _from_blif(content: bytes) -> Circuit:
+    from lutjax.circuits import blif
+
+    return blif.from_blif(content)
+
+
+def _from_aiger(content: bytes) -> Circuit:
+    from lutjax.circuits import aiger
+
+    return aiger.from_aiger(content)
+
+
+_READERS: dict[tuple[str, str], Callable[[bytes], Circuit]] = {
+    ("json", ".json"): _from_json,
+    ("blif", ".blif"): _from_blif,
+    ("aiger", ".aig"): _from_aiger,
+    ("aiger", ".aag"): _from_aiger,
+}
+"""For each format and ending of a name how its circuit is read."""
+
+
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """Yield a folder that is removed at the end of the block."""
@@ -269,11 +319,28 @@ def _scratch() -> Iterator[Path]:
         yield Path(path)
 
 
-def _tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise SkippedError(f"{name} is not found")
-    return path
+def _tool(*names: str) -> str:
+    """Return the path of the first of some programs that is found.
+
+    Raises:
+      SkippedError: none is.
+    """
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    raise SkippedError(f"{' or '.join(names)} is not found")
+
+
+def _passed(text: str) -> str:
+    """Return what a test program says of its samples.
+
+    Raises:
+      FailedError: it does not say that they passed.
+    """
+    line = text.strip().splitlines()[-1] if text.strip() else "it printed nothing"
+    if not line.startswith("PASS: "):
+        raise FailedError(line.removeprefix("FAIL: "))
+    return line.removeprefix("PASS: ")
 
 
 def _called(*words: str | Path, cwd: Path) -> str:

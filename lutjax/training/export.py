@@ -139,7 +139,18 @@ def _circuit(
     files = deployment.files_of(request, progress=progress)
     facts = {**deployment.facts_of(request), "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs}}
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
-    return files, manifest, [f"{circuit!r}", *source.remarks, *deployment.summary(request, files)]
+    return files, manifest, [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
+
+
+def optimised(circuit: Circuit) -> Circuit:
+    """Return a circuit with the same outputs that ABC has made smaller.
+
+    Raises:
+      RunError: ABC is not installed.
+    """
+    from lutjax.circuits import abc
+
+    return abc.optimise(circuit)
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
