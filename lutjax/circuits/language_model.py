@@ -1,7 +1,11 @@
 """Language models of look-up tables in whole numbers, and as a C99 program that generates the same bytes."""
 
 import dataclasses
-from collections.abc import Iterator
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,12 @@ MOST_EMBEDDED = 2**21
 """Entries of tables that are put into the program; those of a larger model are read from a file as it starts."""
 
 TABLES = ("int16", "int8")
+TABLES_FILE = "tables.bin"
+"""Name of the file of the tables, where they are not in the program."""
+
+TEXTS = "texts.json"
+"""Name of the file of texts that a program has to write; see `verify`."""
+
 TEMPERATURES = 1000
 """Temperatures are whole numbers of this part of 1."""
 
@@ -113,7 +123,7 @@ class IntegerLanguageModel:
         if not tables_in_file:
             return texts
         little = self.dtype.newbyteorder("<")
-        return {**texts, "tables.bin": b"".join(t.astype(little).tobytes() for t in self._tables())}
+        return {**texts, TABLES_FILE: b"".join(t.astype(little).tobytes() for t in self._tables())}
 
     def _sizes(self, tables_in_file: bool) -> str:
         attention, ffn = self.attention[0], self.ffn[0] if self.ffn else None
@@ -345,6 +355,99 @@ class Draws:
         r = (r ^ r >> 30) * 0xBF58476D1CE4E5B9 & mask
         r = (r ^ r >> 27) * 0x94D049BB133111EB & mask
         return r ^ r >> 31
+
+
+# ------------------------------------------------------------------------------------- proof
+class DifferenceError(Exception):
+    """A program that writes something else than its model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text that a program has to write.
+
+    Attributes:
+      prompt: at least one byte.
+      temperature: in thousandths. top_k, seed: as `Draws` takes them.
+      logits: of the byte after the prompt, in units of ``2.0**-fraction``.
+      continuation: bytes after the prompt.
+    """
+
+    prompt: bytes
+    temperature: int
+    top_k: int
+    seed: int
+    logits: tuple[int, ...]
+    continuation: bytes
+
+    def options(self, n_bytes: int) -> list[str]:
+        """Return the options with which a program writes so many of the bytes."""
+        temperature = f"{self.temperature // TEMPERATURES}.{self.temperature % TEMPERATURES:03}"
+        return ["-n", str(n_bytes), "-t", temperature, "-k", str(self.top_k), "-s", str(self.seed)]
+
+
+def texts_to_json(texts: Sequence[Text]) -> str:
+    """Return texts as JSON, their bytes in hexadecimal."""
+    rows = [
+        {name: x.hex() if isinstance(x, bytes) else x for name, x in dataclasses.asdict(text).items()}
+        for text in texts
+    ]
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+
+
+def texts_from_json(text: str) -> list[Text]:
+    """Return the texts that `texts_to_json` wrote."""
+    found = []
+    for row in json.loads(text):
+        prompt, continuation = (bytes.fromhex(row.pop(name)) for name in ("prompt", "continuation"))
+        logits = tuple(row.pop("logits"))
+        found.append(Text(prompt=prompt, continuation=continuation, logits=logits, **row))
+    return found
+
+
+def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",)) -> str:
+    """Compile the program in a folder, run it, and compare it with the texts that the model in JAX wrote.
+
+    Args:
+      folder: with the files of `IntegerLanguageModel.to_c` and `TEXTS`; nothing is written into it.
+      compiler: of C99.
+      flags: of the compiler.
+
+    Returns:
+      On how much they were compared.
+
+    Raises:
+      DifferenceError: it writes other bytes, or has other logits.
+      subprocess.CalledProcessError: it does not compile, or fails.
+      OSError: there is no such compiler, or no such folder.
+    """
+    texts = texts_from_json((folder / TEXTS).read_text(encoding="ascii"))
+    with tempfile.TemporaryDirectory() as place:
+        program = Path(place, "language_model")
+        sources = [str(folder / name) for name in ("main.c", "language_model.c", "tables.c")]
+        command = [compiler, "-std=c99", *flags, "-o", str(program), *sources]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+        def run(text: Text, n_bytes: int, *options: str) -> bytes:
+            if (folder / TABLES_FILE).exists():
+                options = (*options, "-m", str((folder / TABLES_FILE).absolute()))
+            words = [str(program), *text.options(n_bytes), *options]
+            return subprocess.run(words, input=text.prompt, check=True, capture_output=True).stdout
+
+        for k, text in enumerate(texts):
+            logits = tuple(map(int, run(text, 1, "-l").split()))
+            if logits != text.logits:
+                wrong = sum(a != b for a, b in zip(logits, text.logits, strict=True))
+                raise DifferenceError(
+                    f"text {k}: {wrong} of {len(logits)} logits after the prompt are not those of the model."
+                )
+            written = run(text, len(text.continuation))
+            if written != text.continuation:
+                same = [a == b for a, b in zip(written, text.continuation, strict=False)]
+                first = same.index(False) if False in same else len(same)
+                raise DifferenceError(f"text {k}: byte {first} after the prompt is not that of the model.")
+    n_bytes = sum(len(text.continuation) for text in texts)
+    return f"{n_bytes} bytes of {len(texts)} texts, and {len(texts)} times {_BYTES} logits"
 
 
 _SOURCES = ("language_model.h", "language_model.c", "detectors.h", "main.c")
