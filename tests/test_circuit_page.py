@@ -36,13 +36,8 @@ def data_of(page):
 
 
 def random_words(seed, circuit, n_words):
-    """Return words of uint64 for all inputs of a circuit."""
-    return np.random.default_rng(seed).integers(0, 1 << 64, (circuit.n_inputs, n_words), np.uint64)
-
-
-def evaluated(circuit, words):
-    """Return the outputs of the NumPy evaluator as words of uint32, two for each word of uint64."""
-    return circuit.evaluate(words).astype("<u8").view("<u4")
+    """Return words of 32 samples for all inputs of a circuit."""
+    return np.random.default_rng(seed).integers(0, 1 << 32, (circuit.n_inputs, n_words), np.uint32)
 
 
 def in_node(pairs):
@@ -65,14 +60,9 @@ def classifier_circuit(outputs, *, seed=0, n_gates=600, about=DIGITS):
 
 def answer_of(circuit, pixels):
     """Return the numbers of each output port for the pixels of one image."""
-    bits = np.array([number >> k & 1 for number in pixels for k in range(circuit.inputs[0].format.bits)], np.uint64)
-    values = (circuit.evaluate(bits[:, None]) & np.uint64(1))[:, 0].tolist()
-    answers, at = {}, 0
-    for port in circuit.outputs:
-        bits_of = [values[at + k * port.format.bits :][: port.format.bits] for k in range(port.count)]
-        answers[port.name] = [sum(int(bit) << k for k, bit in enumerate(bits)) for bits in bits_of]
-        at += port.n_bits
-    return answers
+    answers = circuit(np.array([pixels]))
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    return {port.name: np.ravel(a).tolist() for port, a in zip(circuit.outputs, answers, strict=True)}
 
 
 # ------------------------------------------------------------------------------------- the evaluator
@@ -85,8 +75,8 @@ def test_node_and_numpy_agree():
     for arity in range(1, 9):
         circuit = random_circuit(arity, 12, 40, arities=(arity,))
         pairs.append((circuit, random_words(arity, circuit, 1)))
-    for answer, (circuit, words) in zip(in_node([(c, w.view("<u4")) for c, w in pairs]), pairs, strict=True):
-        np.testing.assert_array_equal(answer, evaluated(circuit, words))
+    for answer, (circuit, words) in zip(in_node(pairs), pairs, strict=True):
+        np.testing.assert_array_equal(answer, circuit.evaluate(words))
 
 
 @needs_node
@@ -229,7 +219,7 @@ def check_answer(page, circuit):
     expected = answer_of(circuit, pixels)
     votes = expected.get("votes") or (expected["y"] if len(expected["y"]) > 1 else None)
     if votes:
-        assert [int(row.split()[-1]) for row in page.text("#votes tbody").splitlines() if row.strip()] == votes
+        assert page.run("[...document.querySelectorAll('#votes tr')].map((r) => +r.cells[2].textContent)") == votes
     shown = int(page.text("#class"))
     assert shown == (expected["y"][0] if len(expected.get("y", [])) == 1 else int(np.argmax(votes)))
     return pixels
@@ -245,7 +235,7 @@ def test_what_is_drawn_is_classified(opened):
     page.stroke("#pad", ring())
     drawn = check_answer(page, circuit)
     image = np.array(drawn).reshape(8, 8)
-    assert image.max() == 16
+    assert 12 < image.max() <= 16
     assert image[:, 0].max() == 0  # a high ellipse fills the frame from top to bottom, not from side to side
     assert image[0].max() > 0
     assert image[7].max() > 0
@@ -273,7 +263,7 @@ def test_drawing_with_the_keyboard(opened):
     page.press("ArrowDown", 12)
     page.press(" ")
     image = np.array(check_answer(page, circuit)).reshape(8, 8)
-    assert image.max() == 31
+    assert 12 < image.max() <= 31
     assert (image[:, 3:5].sum(1) > 0).all()
     assert image[:, [0, 1, 6, 7]].max() == 0
     page.press("Delete")
@@ -297,10 +287,7 @@ def automaton_step(circuit, state, periodic):
     padded = np.pad(state, ((0, 0), (1, 1), (1, 1)), mode="wrap" if periodic else "constant")
     near = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)] + [(1, 1)]
     bits = np.stack([padded[:, y : y + height, x : x + width] for y, x in near]).reshape(-1, height * width)
-    bits = np.pad(bits.astype(np.uint8), ((0, 0), (0, -(height * width) % 64)))
-    words = np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64)
-    new = np.unpackbits(circuit.evaluate(words).astype("<u8").view(np.uint8), axis=1, bitorder="little")
-    return new[:, : height * width].reshape(state.shape)
+    return circuit(bits.T).reshape(height, width, -1).transpose(2, 0, 1).astype(np.uint8)
 
 
 def cells(page, shape):
@@ -342,13 +329,13 @@ def test_life_is_damaged_where_it_is_clicked(opened):
     before = cells(page, shape)
     assert 0.2 < before[0].mean() < 0.4
     assert before[1:].max() == 0
-    page.stroke("#grid", [(0.25, 0.25), (0.5, 0.25)])
+    page.stroke("#grid", [(16.5 / 64, 12.5 / 48), (32.5 / 64, 12.5 / 48)])
     after = cells(page, shape)
     y, x = np.mgrid[:48, :64]
     away = np.hypot(y - 12, x - np.clip(x, 16, 32)) > 5
     assert after[:, ~away].max() == 0
     np.testing.assert_array_equal(after[:, away], before[:, away])
-    page.stroke("#grid", [(0.25, 0.75)], modifiers=8)
+    page.stroke("#grid", [(16.5 / 64, 36.5 / 48)], modifiers=8)
     disc = np.hypot(y - 36, x - 16) <= 5
     painted = cells(page, shape)
     assert painted[0][disc].min() == 1
@@ -380,15 +367,11 @@ def test_any_circuit_has_switches(opened):
     for _ in range(3):
         a, b = generator.integers(-8, 8, 2).tolist(), generator.integers(0, 2, 5).tolist()
         page.run(f"lutjax.set('a', {a}), lutjax.set('b', {b})")
-        bits = [number >> k & 1 for number in a for k in range(4)] + b
-        expected = (circuit.evaluate(np.array(bits, np.uint64)[:, None]) & np.uint64(1))[:, 0].astype(int).tolist()
-        assert page.run("lutjax.get('y')") == expected[:3]
-        numbers = [expected[3 + 5 * k :][:5] for k in range(2)]
-        numbers = [sum(bit << k for k, bit in enumerate(n)) - 32 * n[4] for n in numbers]
-        assert page.run("lutjax.get('z')") == numbers
-        assert [float(row.split()[1]) for row in page.text("#outputs table").splitlines() if "z[" in row] == [
-            number / 4 for number in numbers
-        ]
+        y, z = circuit(np.array([a]) / 2, np.array([b]))
+        assert page.run("lutjax.get('y')") == y[0].tolist()
+        assert page.run("lutjax.get('z')") == (4 * z[0]).tolist()
+        rows = [row.split() for row in page.text("#outputs table").splitlines()]
+        assert [float(row[1]) for row in rows if row and row[0].startswith("z[")] == z[0].tolist()
     was = page.run("lutjax.get('y')")
     page.click("#inputs .bits button")
     page.click("#inputs .bits button")

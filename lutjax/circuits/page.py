@@ -25,7 +25,7 @@ def to_html(
     examples: Shaped[np.ndarray, "examples features"] | None = None,
     labels: Sequence[int] | Int[np.ndarray, " examples"] | None = None,
     classes: Sequence[str] | None = None,
-    maximum: float | None = None,
+    maximum: float | int | None = None,
     size: tuple[int, int] | None = None,
     start: str | Bool[np.ndarray, "height width channels"] | None = None,
     shown: int | None = None,
@@ -175,7 +175,7 @@ def _classifier(
     examples: np.ndarray | None,
     labels: Sequence[int] | np.ndarray | None,
     classes: Sequence[str] | None,
-    maximum: float | None,
+    maximum: float | int | None,
 ) -> dict[str, Any]:
     port = circuit.inputs[0]
     form, scale = port.format, 2**port.format.fraction

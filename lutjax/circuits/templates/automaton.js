@@ -121,7 +121,7 @@
   let playing = false, due = 0, before = 0, gatesShown = 0;
   function frame(now) {
     if (playing) {
-      due += (RATES[speed.range.value] * Math.min(now - before, 250)) / 1000;
+      due += (RATES[speed.range.value] * Math.min(Math.max(now - before, 0), 250)) / 1000;
       const count = Math.floor(due), begin = performance.now();
       let done = 0;
       while (done < count && performance.now() - begin < 25) step(), done++; // the page answers while it computes
@@ -235,11 +235,9 @@
   showRate();
   showRadius();
   starts[data.begin]();
-  requestAnimationFrame((now) => {
-    before = now;
-    play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
-    frame(now);
-  });
+  play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
+  before = performance.now();
+  requestAnimationFrame(frame);
   Object.assign(window.lutjax, {
     play, brush,
     step(count = 1) {
