@@ -14,6 +14,7 @@ from jaxtyping import Shaped
 from lutjax._files import replacing
 from lutjax._version import __version__
 from lutjax.circuits.circuit import Circuit, Port
+from lutjax.training.errors import RunError
 
 MANIFEST = "manifest.json"
 VECTORS = "vectors.json"
@@ -25,7 +26,7 @@ VERSION = 1
 """Version of the layout of a folder."""
 
 
-class DeploymentError(ValueError):
+class DeploymentError(RunError):
     """A folder that cannot be written or read, or files that cannot be made."""
 
 
@@ -321,10 +322,13 @@ def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[st
     """Return lines about a circuit and its files."""
     stats = circuit.stats(lut6=False)
     parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
-    lines = [f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes"]
+    return [f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes", *sizes(files)]
+
+
+def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
+    """Return a line for each file."""
     width = max(map(len, files))
-    lines += [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
-    return lines
+    return [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
 
 
 def _few(parts: Sequence[Any]) -> list[Any]:

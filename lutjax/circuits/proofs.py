@@ -128,6 +128,8 @@ def checks_of(
 ) -> list[Check]:
     """Return the checks of an export, those that need nothing but NumPy first."""
     checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
+    if manifest["kind"] == "language model":
+        return [*checks, Check("the C program = the model in JAX", functools.partial(_program_holds, folder))]
     export = _Export(folder, manifest)
     checks += [Check(f"{export.circuit_name} in NumPy = {VECTORS}", export.vectors_hold)]
     if oracle is not None:
@@ -161,6 +163,17 @@ def _digests(folder: Path, manifest: dict[str, Any]) -> str:
     if wrong:
         raise FailedError("; ".join(wrong))
     return f"{len(manifest['files'])} files"
+
+
+def _program_holds(folder: Path) -> str:
+    from lutjax.circuits import language_model
+
+    try:
+        return language_model.verify(folder, compiler=_tool("gcc", "clang", "cc"))
+    except language_model.DifferenceError as error:
+        raise FailedError(str(error)) from error
+    except subprocess.CalledProcessError as error:
+        raise FailedError(f"{Path(error.cmd[0]).name} ends with status {error.returncode}") from error
 
 
 class _Export:

@@ -15,7 +15,7 @@ from lutjax.circuits import deployment, proofs
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.circuits.deployment import Vectors
 from lutjax.models import LogicCA, PackedClassifier
-from lutjax.training import automaton, checkpoints, classifier, runs
+from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import RunError
 from lutjax.training.samples import Samples
@@ -110,18 +110,11 @@ def export(
     Raises:
       RunError: there is no such run, it cannot be exported exactly, or the target holds something else than an export.
     """
-    try:
-        replaced = deployment.check_place(target)
-        if runs.kind(folder) == "lm":
-            files, manifest, lines = _language_model(folder, wanted, progress, on_damage)
-        else:
-            files, manifest, lines = _circuit(folder, wanted, progress, on_damage)
-        if replaced:
-            lines.append(f"the export that was in {target} is replaced.")
-        deployment.write(target, files, manifest)
-    except deployment.DeploymentError as error:
-        raise RunError(str(error)) from error
-    return lines
+    replaced = deployment.check_place(target)
+    make = _language_model if runs.kind(folder) == "lm" else _circuit
+    files, manifest, lines = make(folder, wanted, progress, on_damage)
+    deployment.write(target, files, manifest)
+    return [*lines, f"The export that was in {target} is replaced."] if replaced else lines
 
 
 def _circuit(
@@ -140,6 +133,25 @@ def _circuit(
     facts = {**deployment.facts_of(request), "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs}}
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
     return files, manifest, [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
+
+
+def _language_model(
+    folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
+) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
+    from lutjax.training import integers
+
+    if wanted.formats not in ((), ("c",)):
+        raise RunError(
+            f"{folder} is a run of train lm, whose model adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
+        )
+    for option in ("inputs", "outputs", "name", "registers", "optimise"):
+        if getattr(wanted, option):
+            raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
+    program = integers.program_of(folder, progress=progress, on_damage=on_damage)
+    files = {name: ("c", content) for name, content in program.files.items()}
+    step, _ = runs.read(folder, lm_runs.Record, on_damage=on_damage)
+    manifest = deployment.manifest_of("language model", files, {"facts": program.facts}, _facts(folder, "lm", step))
+    return files, manifest, [*program.remarks, *deployment.sizes(files)]
 
 
 def optimised(circuit: Circuit) -> Circuit:
