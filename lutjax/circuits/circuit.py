@@ -14,7 +14,7 @@ from lutjax.circuits import _evaluation, _names, truth
 from lutjax.ops._checks import describe
 
 if TYPE_CHECKING:
-    from lutjax.circuits import statistics
+    from lutjax.circuits import c, statistics
 
 _FORMAT = re.compile(r"(u?)(int|fixed)(\d+)(?:\.(\d+))?")
 
@@ -384,6 +384,11 @@ class Circuit:
         return statistics.of(self, lut6=lut6)
 
     # ---------------------------------------------------------------------------- formats, each in a module of its own
+    def to_c(self, name: str = "circuit", *, style: "c.Style" = "auto") -> dict[str, str]:
+        """Return the circuit as C99: the texts of its files by name; see `lutjax.circuits.c.to_c`."""
+        from lutjax.circuits import c
+
+        return c.to_c(self, name, style=style)
 
 
 def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
