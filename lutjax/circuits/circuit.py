@@ -14,7 +14,7 @@ from lutjax.circuits import _evaluation, _names, truth
 from lutjax.ops._checks import describe
 
 if TYPE_CHECKING:
-    from lutjax.circuits import statistics
+    from lutjax.circuits import c, statistics
 
 _FORMAT = re.compile(r"(u?)(int|fixed)(\d+)(?:\.(\d+))?")
 
@@ -384,6 +384,11 @@ class Circuit:
         return statistics.of(self, lut6=lut6)
 
     # ---------------------------------------------------------------------------- formats, each in a module of its own
+    def to_c(self, name: str = "circuit", *, style: "c.Style" = "auto") -> dict[str, str]:
+        """Return the circuit as C99: the texts of its files by name; see `lutjax.circuits.c.to_c`."""
+        from lutjax.circuits import c
+
+        return c.to_c(self, name, style=style)
 
     def to_html(self, title: str | None = None, **options: Any) -> str:
         """Return a page that runs the circuit in a browser; the options are those of `lutjax.circuits.page.to_html`."""
