@@ -52,7 +52,10 @@ def main() -> None:
                 start = time.process_time()
                 options = {**NETWORKS[name][1], "steps": arguments.steps, "split": number, "seed": number}
                 train(folder, options)
-                print(f"{name}, split {number}: trained in {time.process_time() - start:.0f} s of CPU time", flush=True)
+                print(
+                    f"{name}, split {number}: trained in {time.process_time() - start:.0f} s of CPU time",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

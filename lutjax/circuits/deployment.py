@@ -63,18 +63,27 @@ class Vectors:
 
     def check(self, circuit: Circuit) -> None:
         """Raise ValueError if the vectors are not those of the ports of a circuit."""
-        for what, ports, given in (("inputs", circuit.inputs, self.inputs), ("outputs", circuit.outputs, self.outputs)):
+        for what, ports, given in (
+            ("inputs", circuit.inputs, self.inputs),
+            ("outputs", circuit.outputs, self.outputs),
+        ):
             expected = {port.name: port.count for port in ports}
             found = {name: x.shape[1] if x.ndim == 2 else None for name, x in given.items()}
             if found != expected:
-                raise ValueError(f"Vectors: {what} have {found} numbers a sample; the circuit's ports have {expected}.")
+                raise ValueError(
+                    f"Vectors: {what} have {found} numbers a sample; the circuit's ports have {expected}."
+                )
 
     def to_json(self) -> str:
         """Return text that `from_json` reads, a line for each sample."""
         rows = []
         for k in range(len(self)):
-            sample = [{name: x[k].tolist() for name, x in side.items()} for side in (self.inputs, self.outputs)]
-            rows.append(json.dumps(dict(zip(("inputs", "outputs"), sample, strict=True)), separators=(",", ":")))
+            sample = [
+                {name: x[k].tolist() for name, x in side.items()} for side in (self.inputs, self.outputs)
+            ]
+            rows.append(
+                json.dumps(dict(zip(("inputs", "outputs"), sample, strict=True)), separators=(",", ":"))
+            )
         return f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
 
     @classmethod
@@ -86,7 +95,10 @@ class Vectors:
         """
         found = json.loads(text)
         sides = [
-            {name: np.asarray([row[side][name] for row in found["samples"]]) for name in found["samples"][0][side]}
+            {
+                name: np.asarray([row[side][name] for row in found["samples"]])
+                for name in found["samples"][0][side]
+            }
             for side in ("inputs", "outputs")
         ]
         return cls(*sides, source=found["source"])
@@ -124,7 +136,9 @@ class Options:
             if format not in FORMATS:
                 raise ValueError(f"formats has {format!r}; the known ones are {', '.join(FORMATS)}.")
         if self.registers < 0:
-            raise ValueError(f"registers is {self.registers}; it is a number of levels, or 0 for no registers.")
+            raise ValueError(
+                f"registers is {self.registers}; it is a number of levels, or 0 for no registers."
+            )
         Port(self.name)  # a word in every language
 
 
@@ -189,7 +203,10 @@ def _c(request: Request) -> dict[str, str]:
     from lutjax.circuits import c
 
     name = request.options.name
-    return {**c.to_c(request.circuit, name), f"{name}_test.c": test_program(request.circuit, request.vectors, name)}
+    return {
+        **c.to_c(request.circuit, name),
+        f"{name}_test.c": test_program(request.circuit, request.vectors, name),
+    }
 
 
 def _html(request: Request) -> dict[str, str]:
@@ -272,7 +289,11 @@ def test_program(circuit: Circuit, vectors: Vectors, name: str) -> str:
 
 
 def _array(what: str, numbers: Sequence[int]) -> list[str]:
-    return [f"{what} = {{", *(f"    {', '.join(map(_c_number, numbers[k : k + 20]))}," for k in range(0, len(numbers), 20)), "};"]
+    return [
+        f"{what} = {{",
+        *(f"    {', '.join(map(_c_number, numbers[k : k + 20]))}," for k in range(0, len(numbers), 20)),
+        "};",
+    ]
 
 
 def _c_number(number: int) -> str:
@@ -281,7 +302,9 @@ def _c_number(number: int) -> str:
     return f"UINT64_C({number})" if number > 0 else "INT64_MIN"
 
 
-def files_of(request: Request, *, progress: Callable[[str], None] = lambda text: None) -> dict[str, tuple[str, bytes]]:
+def files_of(
+    request: Request, *, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, tuple[str, bytes]]:
     """Return the format and the content of each file of an export but its manifest.
 
     Args:
@@ -322,7 +345,10 @@ def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[st
     """Return lines about a circuit and its files."""
     stats = circuit.stats(lut6=False)
     parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
-    return [f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes", *sizes(files)]
+    return [
+        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",
+        *sizes(files),
+    ]
 
 
 def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
@@ -374,7 +400,9 @@ synth:
 
 def _makefile(name: str, formats: set[str]) -> str:
     rules = {target: rule for target, rule in _RULES.items() if target in formats}
-    text = _MAKEFILE.replace("%RULES%", "".join(rules.values())).replace("%ALL%", "".join(f" {t}" for t in rules))
+    text = _MAKEFILE.replace("%RULES%", "".join(rules.values())).replace(
+        "%ALL%", "".join(f" {t}" for t in rules)
+    )
     return text.replace("%NAME%", name)
 
 
@@ -425,7 +453,9 @@ def check_place(folder: Path) -> bool:
     if not found:
         return False
     if MANIFEST not in found:
-        raise DeploymentError(f"{folder} holds files that are no export, such as {min(found)}: choose another folder.")
+        raise DeploymentError(
+            f"{folder} holds files that are no export, such as {min(found)}: choose another folder."
+        )
     known = {MANIFEST, BUILD, *read_manifest(folder)["files"]}
     if found - known:
         raise DeploymentError(
@@ -463,11 +493,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         version, kind, files = found["version"], found["kind"], found["files"]
     except FileNotFoundError:
-        raise DeploymentError(f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one.") from None
+        raise DeploymentError(
+            f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one."
+        ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise DeploymentError(f"{path} is damaged: {error}") from error
     if version != VERSION:
-        raise DeploymentError(f"{path} is of version {version}; lutjax {__version__} knows version {VERSION}.")
+        raise DeploymentError(
+            f"{path} is of version {version}; lutjax {__version__} knows version {VERSION}."
+        )
     assert isinstance(kind, str)
     assert isinstance(files, dict)
     return found

@@ -133,20 +133,32 @@ def checks_of(
     export = _Export(folder, manifest)
     checks += [Check(f"{export.circuit_name} in NumPy = {VECTORS}", export.vectors_hold)]
     if oracle is not None:
-        checks += [Check(f"{export.circuit_name} = the model in JAX", functools.partial(export.model_holds, oracle))]
+        checks += [
+            Check(f"{export.circuit_name} = the model in JAX", functools.partial(export.model_holds, oracle))
+        ]
     if export.about.get("rule") == "life":
         checks += [Check(f"{export.circuit_name} = the Game of Life", export.is_life)]
     for format, suffix in _READERS:
         for name in export.names(format, suffix):
             if name != export.circuit_name:
-                checks += [Check(f"{name} in NumPy = {export.circuit_name}", functools.partial(export.read_holds, name))]
+                checks += [
+                    Check(
+                        f"{name} in NumPy = {export.circuit_name}", functools.partial(export.read_holds, name)
+                    )
+                ]
     if export.names("c", "_test.c"):
         checks += [Check(f"C, compiled = {VECTORS}", export.c_holds)]
     if export.names("verilog", "_testbench.v"):
         checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds)]
-    for name in [*export.names("blif", ".blif"), *export.names("aiger", ".aig"), *export.names("verilog", ".v")]:
+    for name in [
+        *export.names("blif", ".blif"),
+        *export.names("aiger", ".aig"),
+        *export.names("verilog", ".v"),
+    ]:
         if not name.endswith("_testbench.v"):
-            checks += [Check(f"{name} = {export.circuit_name}, by ABC", functools.partial(export.equal_by_abc, name))]
+            checks += [
+                Check(f"{name} = {export.circuit_name}, by ABC", functools.partial(export.equal_by_abc, name))
+            ]
     return checks
 
 
@@ -260,7 +272,9 @@ def life(neighbourhoods: np.ndarray) -> np.ndarray:
 
 def _random(port: Any, n: int) -> np.ndarray:
     """Return random numbers of a port."""
-    codes = np.random.default_rng(0).integers(0, 1 << port.format.bits, (n, port.count), dtype=np.uint64, endpoint=False)
+    codes = np.random.default_rng(0).integers(
+        0, 1 << port.format.bits, (n, port.count), dtype=np.uint64, endpoint=False
+    )
     return np.asarray(port.format.decode(codes))
 
 
@@ -288,7 +302,10 @@ def _same_circuit(one: Circuit, other: Circuit) -> str:
         )
     if n <= MOST_INPUTS:
         bits = (np.arange(max(1 << n, 64))[None] >> np.arange(n)[:, None] & 1).astype(np.uint8)
-        words, what = np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64), f"all 2^{n} inputs"
+        words, what = (
+            np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64),
+            f"all 2^{n} inputs",
+        )
     else:
         words = np.random.default_rng(0).integers(0, 2**64, (n, RANDOM_SAMPLES // 64), dtype=np.uint64)
         what = f"{RANDOM_SAMPLES} random inputs"
@@ -362,7 +379,9 @@ def _called(*words: str | Path, cwd: Path) -> str:
     Raises:
       FailedError: it ends with an error; what it printed last.
     """
-    done = subprocess.run(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         why = lines[-1] if lines else f"status {done.returncode}"

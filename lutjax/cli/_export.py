@@ -28,7 +28,9 @@ from lutjax.training.errors import RunError
     show_default=True,
     help="verilog, blif, aiger, json, c, html, dot, or several with commas between them.",
 )
-@click.option("--out", "folder", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/circuit.")
+@click.option(
+    "--out", "folder", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/circuit."
+)
 @click.option(
     "--inputs",
     help="Format of a sample's numbers: uint8 and the like, fixed12.4 for 12 bits of which 4 are after the point, or bits to "
@@ -39,7 +41,9 @@ from lutjax.training.errors import RunError
     type=click.Choice(["class", "votes", "bits"]),
     help="What a classifier answers. Default: the class.",
 )
-@click.option("--name", help="Of the Verilog module, the C functions and the files. Default: digits, automaton or lm.")
+@click.option(
+    "--name", help="Of the Verilog module, the C functions and the files. Default: digits, automaton or lm."
+)
 @click.option(
     "--registers",
     type=click.IntRange(0),
@@ -47,7 +51,9 @@ from lutjax.training.errors import RunError
     show_default=True,
     help="Levels of gates between two registers of the Verilog module; 0 for none.",
 )
-@click.option("--optimise", is_flag=True, help="Let ABC make the circuit smaller before it is written; needs pyosys.")
+@click.option(
+    "--optimise", is_flag=True, help="Let ABC make the circuit smaller before it is written; needs pyosys."
+)
 def export(
     run: Path,
     formats: str,

@@ -40,13 +40,17 @@ def verify(folder: Path, run: Path | None) -> None:
         click.echo(str(proof))
 
     try:
-        proofs.verify(folder, oracle=lambda manifest: exporting.oracle(manifest, run), doing=doing, on_proof=show)
+        proofs.verify(
+            folder, oracle=lambda manifest: exporting.oracle(manifest, run), doing=doing, on_proof=show
+        )
     except KeyboardInterrupt:
         click.echo(f"stopped after {len(made)} proofs.")
         raise SystemExit(130) from None
     failed = [proof for proof in made if proof.passed is False]
     passed = sum(proof.passed is True for proof in made)
     seconds = sum(proof.seconds for proof in made)
-    click.echo(f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, in {seconds:.1f} s.")
+    click.echo(
+        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, in {seconds:.1f} s."
+    )
     if failed:
         raise SystemExit(1)

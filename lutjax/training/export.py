@@ -150,7 +150,9 @@ def _language_model(
     program = integers.program_of(folder, progress=progress, on_damage=on_damage)
     files = {name: ("c", content) for name, content in program.files.items()}
     step, _ = runs.read(folder, lm_runs.Record, on_damage=on_damage)
-    manifest = deployment.manifest_of("language model", files, {"facts": program.facts}, _facts(folder, "lm", step))
+    manifest = deployment.manifest_of(
+        "language model", files, {"facts": program.facts}, _facts(folder, "lm", step)
+    )
     return files, manifest, [*program.remarks, *deployment.sizes(files)]
 
 
@@ -257,7 +259,12 @@ def _page(
         return {}
     votes = circuit_of(folder, model, inputs=inputs, outputs="votes", about=about)
     firsts = [int(np.flatnonzero(test.y == label)[0]) for label in np.unique(test.y)]
-    return {"circuit": votes, "examples": x[firsts], "labels": test.y[firsts].tolist(), "maximum": float(x.max())}
+    return {
+        "circuit": votes,
+        "examples": x[firsts],
+        "labels": test.y[firsts].tolist(),
+        "maximum": float(x.max()),
+    }
 
 
 def circuit_of(folder: Path, model: Any, **options: Any) -> Circuit:
@@ -298,7 +305,9 @@ def _samples(part: Samples, inputs: str, packed: PackedClassifier) -> tuple[np.n
     other = rounded != part.x
     if not other.any():
         return rounded, ()
-    right = [float((np.asarray(packed(jnp.asarray(x, jnp.float32))) == part.y).mean()) for x in (part.x, rounded)]
+    right = [
+        float((np.asarray(packed(jnp.asarray(x, jnp.float32))) == part.y).mean()) for x in (part.x, rounded)
+    ]
     return rounded, (
         f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: {100 * right[0]:.2f} % of it are "
         f"right before, {100 * right[1]:.2f} % after.",
@@ -348,7 +357,9 @@ def _of_automaton(
     if record.target is None and channels == 1:
         wrong = int((answer(x) != proofs.life(x)).sum())
         if wrong:
-            remarks = (f"the automaton is not the Game of Life: {wrong} of {len(x)} neighbourhoods are wrong.",)
+            remarks = (
+                f"the automaton is not the Game of Life: {wrong} of {len(x)} neighbourhoods are wrong.",
+            )
         else:
             circuit = dataclasses.replace(circuit, about={**circuit.about, "rule": "life"})
     return Source(
@@ -369,7 +380,11 @@ def _grid(record: automaton.Record) -> dict[str, Any]:
     if record.target is None:
         return {}
     start = {"random": "random", "seed": "seed", "zero": "empty"}[training.start]
-    return {"size": (training.size, training.size), "start": start, "shown": 3 if len(record.target) >= 3 else 1}
+    return {
+        "size": (training.size, training.size),
+        "start": start,
+        "shown": 3 if len(record.target) >= 3 else 1,
+    }
 
 
 def _next(model: LogicCA, x: Numbers) -> np.ndarray:
