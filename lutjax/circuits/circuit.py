@@ -402,6 +402,30 @@ class Circuit:
 
         return drawing.to_dot(self, name)
 
+    def to_verilog(self, module: str = "circuit", *, registers: int = 0) -> str:
+        """Return a module of Verilog-2001; see `lutjax.circuits.verilog`."""
+        from lutjax.circuits import verilog
+
+        return verilog.to_verilog(self, module, registers=registers)
+
+    def to_blif(self, model: str = "circuit") -> str:
+        """Return BLIF; see `lutjax.circuits.blif`."""
+        from lutjax.circuits import blif
+
+        return blif.to_blif(self, model)
+
+    def to_aiger(self, *, binary: bool = True) -> bytes:
+        """Return AIGER, binary or ASCII; see `lutjax.circuits.aiger`."""
+        from lutjax.circuits import aiger
+
+        return aiger.to_aiger(self, binary=binary)
+
+    def to_json(self) -> str:
+        """Return JSON, from which `from_json` makes the same circuit; see `lutjax.circuits.netlist_json`."""
+        from lutjax.circuits import netlist_json
+
+        return netlist_json.to_json(self)
+
 
 def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
     seen: dict[str, str] = {}
