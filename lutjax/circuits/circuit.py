@@ -82,7 +82,7 @@ class Format:
         return f"{kind}{self.bits}" + (f".{self.fraction}" if self.fraction else "")
 
     @property
-    def range(self) -> tuple[float, float]:
+    def range(self) -> tuple[float | int, float | int]:
         """The least and the largest number; whole numbers where there is no fraction."""
         least, largest = self._whole_range
         if not self.fraction:

@@ -48,8 +48,8 @@ class Vectors:
       2
     """
 
-    inputs: Mapping[str, Shaped[np.ndarray, "samples count"]]
-    outputs: Mapping[str, Shaped[np.ndarray, "samples count"]]
+    inputs: Mapping[str, Shaped[np.ndarray, "samples _"]]
+    outputs: Mapping[str, Shaped[np.ndarray, "samples _"]]
     source: str
 
     def __post_init__(self) -> None:
@@ -169,13 +169,13 @@ def _verilog(request: Request) -> dict[str, str]:
     circuit, name, registers = request.circuit, request.options.name, request.options.registers
     vectors = request.vectors
     return {
-        f"{name}.v": verilog.to_verilog(circuit, name, registers),
+        f"{name}.v": verilog.to_verilog(circuit, name, registers=registers),
         f"{name}_testbench.v": verilog.testbench(
             circuit,
             as_called(circuit.inputs, vectors.inputs),
             as_called(circuit.outputs, vectors.outputs),
-            name,
-            registers,
+            module=name,
+            registers=registers,
         ),
     }
 
@@ -202,11 +202,9 @@ def _json(request: Request) -> dict[str, str]:
 def _c(request: Request) -> dict[str, str]:
     from lutjax.circuits import c
 
-    name = request.options.name
-    return {
-        **c.to_c(request.circuit, name),
-        f"{name}_test.c": test_program(request.circuit, request.vectors, name),
-    }
+    circuit, name = request.circuit, request.options.name
+    test = c.c_test(circuit, *as_called(circuit.inputs, request.vectors.inputs), name=name)
+    return {**c.to_c(circuit, name), f"{name}_test.c": test}
 
 
 def _html(request: Request) -> dict[str, str]:
@@ -232,74 +230,6 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "dot": _dot,
 }
 """For each format the function that returns its files by their names."""
-
-
-def test_program(circuit: Circuit, vectors: Vectors, name: str) -> str:
-    """Return a C99 program that asks the function of `lutjax.circuits.c` about all samples and prints PASS or FAIL."""
-    n = len(vectors)
-    lines = [
-        f"/* {n} samples for {name}_predict; prints one line, PASS or FAIL. */",
-        "#include <stdio.h>",
-        f'#include "{name}.h"',
-        "",
-    ]
-    calls, loops = [], []
-    for side, ports, given in (
-        ("input", circuit.inputs, vectors.inputs),
-        ("output", circuit.outputs, vectors.outputs),
-    ):
-        for port in ports:
-            bits = max(8, 1 << (port.format.bits - 1).bit_length())
-            kind = f"{'' if port.format.signed else 'u'}int{bits}_t"
-            size = n * port.count
-            codes = port.format.encode(given[port.name]).ravel()
-            if port.format.signed:
-                unread = np.int64(64 - port.format.bits)
-                codes = codes.astype(np.int64) << unread >> unread
-            if side == "input":
-                calls.append(port.name)
-                lines += _array(f"static const {kind} {port.name}[{size}]", codes.tolist())
-            else:
-                lines.append(f"static {kind} {port.name}[{size}];")
-                lines += _array(f"static const {kind} expected_{port.name}[{size}]", codes.tolist())
-                loops += [
-                    f"    for (k = 0; k < {size}; k++)",
-                    f"        if ({port.name}[k] != expected_{port.name}[k])",
-                    "            wrong++;",
-                ]
-    arguments = [*calls, str(n), *(port.name for port in circuit.outputs)]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "int main(void)",
-            "{",
-            "    unsigned long k, wrong = 0;",
-            f"    {name}_predict({', '.join(arguments)});",
-            *loops,
-            "    if (wrong)",
-            '        printf("FAIL: %lu answers are wrong\\n", wrong);',
-            "    else",
-            f'        printf("PASS: {n} samples, %d at once\\n", {name.upper()}_LANES);',
-            "    return wrong != 0;",
-            "}",
-            "",
-        ]
-    )
-
-
-def _array(what: str, numbers: Sequence[int]) -> list[str]:
-    return [
-        f"{what} = {{",
-        *(f"    {', '.join(map(_c_number, numbers[k : k + 20]))}," for k in range(0, len(numbers), 20)),
-        "};",
-    ]
-
-
-def _c_number(number: int) -> str:
-    if number >> 63 in (0, -1) and number != -(1 << 63):
-        return str(number) if abs(number) < 1 << 31 else f"INT64_C({number})"
-    return f"UINT64_C({number})" if number > 0 else "INT64_MIN"
 
 
 def files_of(

@@ -250,7 +250,8 @@ class _Export:
         with _scratch() as scratch:
             program = scratch / "test"
             _called(compiler, *_C_FLAGS, *self.names("c", ".c"), "-o", program, cwd=self.folder)
-            return _passed(_called(program, cwd=self.folder)) + f", {Path(compiler).name}"
+            _called(program, cwd=self.folder)  # its status says whether all answers are right
+            return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
     def verilog_holds(self) -> str:
         """Run the testbench in Icarus Verilog."""

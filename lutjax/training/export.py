@@ -23,7 +23,7 @@ from lutjax.training.samples import Samples
 MOST_VECTORS = 1000
 """Samples that are written with a circuit: the first of the test part."""
 
-Numbers = Shaped[np.ndarray, "samples numbers"]
+Numbers = Shaped[np.ndarray, "samples _"]
 
 
 FOLDER = "circuit"
