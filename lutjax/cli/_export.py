@@ -52,7 +52,9 @@ from lutjax.training.errors import RunError
     help="Levels of gates between two registers of the Verilog module; 0 for none.",
 )
 @click.option(
-    "--optimise", is_flag=True, help="Let ABC make the circuit smaller before it is written; needs pyosys."
+    "--optimise",
+    type=click.Choice(["ands", "lut6"]),
+    help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys.",
 )
 def export(
     run: Path,
@@ -62,7 +64,7 @@ def export(
     outputs: str | None,
     name: str | None,
     registers: int,
-    optimise: bool,
+    optimise: str | None,
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
 

@@ -39,7 +39,7 @@ class Wanted:
       inputs, outputs: see `source_of`.
       name: of the Verilog module, the C functions and the files; None for one after the kind of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
-      optimise: whether ABC makes the circuit smaller first.
+      optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
 
     Raises:
       ValueError: an unknown format, or another value that is impossible.
@@ -50,7 +50,7 @@ class Wanted:
     outputs: str | None = None
     name: str | None = None
     registers: int = 0
-    optimise: bool = False
+    optimise: str | None = None
 
     def __post_init__(self) -> None:
         self.options("circuit")
@@ -125,12 +125,16 @@ def _circuit(
     circuit = source.circuit
     if wanted.optimise:
         progress("optimising the circuit by ABC")
-        circuit = optimised(circuit)
+        circuit = optimised(circuit, wanted.optimise)
     progress("asking the model in JAX")
     vectors = source.vectors()
     request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page)
     files = deployment.files_of(request, progress=progress)
-    facts = {**deployment.facts_of(request), "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs}}
+    facts = {
+        **deployment.facts_of(request),
+        "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs},
+        "optimised": wanted.optimise,
+    }
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
     return files, manifest, [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
 
@@ -156,15 +160,33 @@ def _language_model(
     return files, manifest, [*program.remarks, *deployment.sizes(files)]
 
 
-def optimised(circuit: Circuit) -> Circuit:
+_DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
+"""Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
+
+_SMALL_INPUTS = 16
+"""Inputs up to which a circuit is also tried from its truth table."""
+
+
+def optimised(circuit: Circuit, goal: str) -> Circuit:
     """Return a circuit with the same outputs that ABC has made smaller.
+
+    Args:
+      goal: ``"ands"`` for few AND nodes, or ``"lut6"`` for few look-up tables of 6 inputs.
 
     Raises:
       RunError: ABC is not installed.
     """
     from lutjax.circuits import abc
 
-    return abc.optimise(circuit)
+    if abc.find() is None:
+        raise RunError("--optimise needs ABC, which is not found: pip install pyosys")
+    small = circuit.n_inputs <= _SMALL_INPUTS
+    scripts = [abc.SCRIPT if goal == "ands" else "strash"]
+    if small:
+        from_truth = f"collapse; sop; fx; strash; dc2; {_DEEP}"
+        scripts = [f"{abc.SCRIPT}; {_DEEP}", from_truth]
+    end = "" if goal == "ands" else "; if -K 6 -a"
+    return min((abc.optimised(circuit, script + end) for script in scripts), key=len)
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
@@ -183,7 +205,7 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
     if runs.kind(place) != run["kind"] or checkpoints.peek(place / runs.FOLDER)[2] != run["digest"]:
         raise proofs.SkippedError(f"the latest checkpoint of {place} is not that of step {run['step']}")
     source = source_of(place, **manifest["choices"], on_damage=lambda text: None)
-    return proofs.Oracle(source.samples_name, [source.samples], lambda x: [source.answer(x)])
+    return proofs.Oracle([source.samples], lambda x: [source.answer(x)])
 
 
 def source_of(
