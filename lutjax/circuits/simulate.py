@@ -7,8 +7,6 @@ import subprocess
 import tempfile
 import time
 
-from lutjax.circuits import verilog
-
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
