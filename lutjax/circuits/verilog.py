@@ -5,6 +5,7 @@ the same ports (``std_logic`` and ``std_logic_vector``). A second language would
 Yosys reads it.
 """
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -17,24 +18,19 @@ from lutjax.circuits import _names, _netlists, truth
 from lutjax.circuits.circuit import Circuit, Port
 
 CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
-_OPERATORS = {  # tables of at most 2 inputs
-    (1, 0b01): "~{0}",
-    (1, 0b10): "{0}",
-    (2, 0b0001): "~({0} | {1})",
-    (2, 0b0010): "{0} & ~{1}",
-    (2, 0b0011): "~{1}",
-    (2, 0b0100): "~{0} & {1}",
-    (2, 0b0101): "~{0}",
-    (2, 0b0110): "{0} ^ {1}",
-    (2, 0b0111): "~({0} & {1})",
-    (2, 0b1000): "{0} & {1}",
-    (2, 0b1001): "~({0} ^ {1})",
-    (2, 0b1010): "{0}",
-    (2, 0b1011): "{0} | ~{1}",
-    (2, 0b1100): "{1}",
-    (2, 0b1101): "~{0} | {1}",
-    (2, 0b1110): "{0} | {1}",
+_OPERATORS = {  # of tables that read both of two inputs
+    0b0001: "~({0} | {1})",
+    0b0010: "{0} & ~{1}",
+    0b0100: "~{0} & {1}",
+    0b0110: "{0} ^ {1}",
+    0b0111: "~({0} & {1})",
+    0b1000: "{0} & {1}",
+    0b1001: "~({0} ^ {1})",
+    0b1011: "{0} | ~{1}",
+    0b1101: "~{0} | {1}",
+    0b1110: "{0} | {1}",
 }
+_PAIRS = ((0, 0), (1, 0), (0, 1), (1, 1))
 
 
 def latency(circuit: Circuit, registers: int) -> int:
@@ -52,9 +48,9 @@ def n_registers(circuit: Circuit, registers: int) -> int:
 def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) -> str:
     """Return a circuit as a module of Verilog-2001.
 
-    Its ports are those of the circuit, each a vector with number 0 in the lowest bits. Gates of up to 2 inputs are operators;
-    those of more are functions with a ``case`` over the table, which synthesis turns into one look-up table each if they have at
-    most as many inputs as the device's. Adders and comparisons are gates as all others.
+    Its ports are those of the circuit, each a vector with number 0 in the lowest bits. Gates of up to 3 inputs are written with
+    operators; those of more are functions with a ``case`` over the table, which synthesis turns into one look-up table each if
+    they have at most as many inputs as the device's. Adders and comparisons are gates as all others.
 
     With registers the module is a pipeline that takes a sample in every cycle: ports ``clk``, ``reset`` (synchronous; it clears
     only the valid bits), ``valid_in`` and ``valid_out`` are added, and outputs come from registers, `latency` cycles after their
@@ -102,10 +98,8 @@ def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) ->
             [at(node, stages[first + g]) for node in nodes] if registers else [now[node] for node in nodes]
         )
         n = len(reads)
-        if table in (0, truth.FULL[n]):
-            value = "1'b1" if table else "1'b0"
-        elif n <= 2:
-            value = _OPERATORS[n, table].format(*reads)
+        if n <= 3 or table in (0, truth.FULL[n]):
+            value = _expression(table, n).format(*reads)
         else:
             name = f"{function}{n}_{table:x}"
             functions[n, table] = name
@@ -352,6 +346,48 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
         about = json.dumps(dict(circuit.about), ensure_ascii=True)
         lines.append(f"// {about}")
     return lines
+
+
+@functools.cache
+def _expression(table: int, n: int) -> str:
+    """Operators of a table of at most 3 inputs, or of a constant one, over the fields {0}, {1} and {2}."""
+    read = truth.support(table, n)
+    if not read:
+        return "1'b1" if table else "1'b0"
+    if len(read) == 1:
+        return f"{'~' if table & 1 else ''}{{{read[0]}}}"
+    if len(read) == 2:
+        address = [sum(bit << i for bit, i in zip(bits, read, strict=True)) for bits in _PAIRS]
+        return _OPERATORS[sum((table >> a & 1) << k for k, a in enumerate(address))].format(
+            *(f"{{{i}}}" for i in read)
+        )
+    if table in (0b10010110, 0b01101001):
+        return "{0} ^ {1} ^ {2}" if table & 1 == 0 else "~({0} ^ {1} ^ {2})"
+    return min((_choice(table, i) for i in range(3)), key=len)
+
+
+def _choice(table: int, i: int) -> str:
+    """Operators of a table of 3 inputs, all of which it reads, by the value of one."""
+    width, mask = 1 << i, truth.LOW[3][i]
+    halves = table & mask, table >> width & mask
+    low, high = (half | half << width for half in halves)
+    a, b = (f"({e})" if " " in e else e for e in (_expression(half, 3) for half in (low, high)))
+    x = f"{{{i}}}"
+    if low == 0:
+        return f"{x} & {b}"
+    if high == 0:
+        return f"~{x} & {a}"
+    if low == 255:
+        return f"~{x} | {b}"
+    if high == 255:
+        return f"{x} | {a}"
+    if low ^ high == 255:
+        return f"{x} ^ {a}"
+    if low & ~high == 0:
+        return f"{a} | ({x} & {b})"
+    if high & ~low == 0:
+        return f"{b} | (~{x} & {a})"
+    return f"({x} & {b}) | (~{x} & {a})"
 
 
 def _function(name: str, n: int, table: int) -> str:
