@@ -84,7 +84,7 @@ class Joint:
 
 
 _NOTHING = Joint((), (), (0,))
-_ALONE = Fraction(2, 3)  # gain for each saved table of three gates that share no input
+_ALONE = Fraction(1, 3)  # gain that is asked for each saved table: bits that share no input gain, too
 
 
 def merged(

@@ -7,6 +7,7 @@ with 3 full adders, from 4 on counters of that many bits, one table for each bit
 import collections
 import functools
 import heapq
+import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import _joint_counts, truth
@@ -228,21 +229,41 @@ def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal
 
 def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
     """Return whether a >= b, for unsigned numbers of the same number of bits."""
+    if builder.lut >= 5:
+        return _at_least_by_runs(builder, a, b)
     # For runs of bits: (a > b, a >= b); of two runs the higher decides unless its bits are equal.
     runs = [(builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011)) for x, y in zip(a, b, strict=True)]
     while len(runs) > 1:
         pairs = zip(runs[::2], runs[1::2], strict=False)
-        joined = [tuple(_either(builder, high, low) for low in lows) for lows, high in pairs]
-        runs = [(x, y) for x, y in joined] + runs[len(runs) // 2 * 2 :]
+        joined = [(_either(builder, high, low[0]), _either(builder, high, low[1])) for low, high in pairs]
+        runs = joined + runs[len(runs) // 2 * 2 :]
     return runs[0][1] if runs else ONE
 
 
 def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
-    """Above, or at least and what the lower bits say."""
+    """Whether above, or at least and what the lower bits say."""
     above, least = high
     if builder.lut == 2:
         return builder.gate([above, builder.gate([least, low], 0b1000)], 0b1110)
     return builder.gate([above, least, low], 0b11101010)
+
+
+def _at_least_by_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
+    """Whether a >= b: from the lowest bits on, each table reads the one before and as many pairs of bits as it can."""
+    found, at = ONE, 0
+    while at < len(a):
+        n = min((builder.lut - (found != ONE)) // 2, len(a) - at)
+        read = [*a[at : at + n], *b[at : at + n], found]
+        found = builder.gate(read, _run_at_least(n))
+        at += n
+    return found
+
+
+@functools.cache
+def _run_at_least(n: int) -> int:
+    """Table of n bits of a, n of b, and whether the bits below are at least."""
+    ones = (1 << n) - 1
+    return sum(((x & ones) + (x >> 2 * n) > x >> n & ones) << x for x in range(1 << (2 * n + 1)))
 
 
 def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
@@ -252,13 +273,26 @@ def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
     return builder.gate([a, b, first], 0b10101100)
 
 
+# Of three: bits a, b, c, then whether a >= b, a >= c and b >= c.
+_OF_THREE = truth.from_function(lambda a, b, c, ab, ac, bc: a if ab and ac else b if bc else c, 6)
+
+
 def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Literal]:
     """Return the index of the first largest of unsigned numbers of the same number of bits.
 
-    The index has ``max(1, (len(numbers) - 1).bit_length())`` bits.
+    The index has ``max(1, (len(numbers) - 1).bit_length())`` bits. Numbers are compared two at a time, by tables of 6 bits
+    three at a time.
 
     Raises:
       ValueError: no numbers, or numbers of different lengths.
+
+    Example:
+      >>> from lutjax.circuits import Builder, Format, arithmetic
+      >>> builder = Builder()
+      >>> numbers = builder.input("x", 3, Format.parse("uint4"))
+      >>> builder.output("y", [arithmetic.argmax(builder, numbers)])
+      >>> builder.circuit()([[7, 9, 9], [3, 2, 1]])
+      array([1, 0])
     """
     sizes = sorted({len(number) for number in numbers})
     if len(sizes) != 1:
@@ -266,16 +300,20 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
             f"argmax: numbers have {sizes} bits; expected at least one number, and the same bits in each."
         )
     width = max(1, (len(numbers) - 1).bit_length())
-    rows = [(list(number), [i >> k & 1 for k in range(width)]) for i, number in enumerate(numbers)]
+    rows = [[*number, *(i >> k & 1 for k in range(width))] for i, number in enumerate(numbers)]
+    at_once = 3 if builder.lut == 6 else 2
     while len(rows) > 1:
-        winners = []
-        for (a, i), (b, j) in zip(rows[::2], rows[1::2], strict=False):
-            first = at_least(builder, a, b)
-            winners.append(
-                tuple(
-                    [select(builder, x, y, first) for x, y in zip(u, v, strict=True)]
-                    for u, v in ((a, b), (i, j))
-                )
-            )
-        rows = [(n, i) for n, i in winners] + rows[len(rows) // 2 * 2 :]
-    return rows[0][1]
+        rows = [_first_largest(builder, rows[k : k + at_once], sizes[0]) for k in range(0, len(rows), at_once)]
+    return rows[0][sizes[0] :]
+
+
+def _first_largest(builder: Builder, rows: Sequence[list[Literal]], bits: int) -> list[Literal]:
+    """The first of up to three rows whose first bits are the largest number."""
+    if len(rows) == 1:
+        return rows[0]
+    if len(rows) == 2:
+        a, b = rows
+        first = at_least(builder, a[:bits], b[:bits])
+        return [select(builder, x, y, first) for x, y in zip(a, b, strict=True)]
+    pairs = [at_least(builder, x[:bits], y[:bits]) for x, y in itertools.combinations(rows, 2)]
+    return [builder.gate([*column, *pairs], _OF_THREE) for column in zip(*rows, strict=True)]
