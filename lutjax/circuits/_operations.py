@@ -172,9 +172,14 @@ def _symmetric(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
         phases.append(1)
     bits = n.bit_length()
     answers = [table >> ((1 << k) - 1) & 1 for k in range(n + 1)]
-    # Numbers above n do not occur: they answer as others do, so that the highest bit may be unread.
-    answers += [answers[k - (1 << bits - 1)] for k in range(n + 1, 1 << bits)]
-    return tuple(phases), sum(answer << k for k, answer in enumerate(answers))
+    found = []
+    for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
+        known = sum(answer << k for k, answer in enumerate(given))
+        for unused in range(1 << (1 << bits) - (n + 1)):  # answers to numbers above n, which do not occur
+            filled = known | unused << (n + 1)
+            found.append((len(truth.support(filled, bits)), inverted, filled))
+    _, inverted, filled = min(found)  # that reads the fewest bits
+    return tuple(phase ^ inverted for phase in phases), filled
 
 
 @functools.lru_cache(maxsize=1 << 16)

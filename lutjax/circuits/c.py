@@ -14,8 +14,9 @@ from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit, Port
 
 Style = Literal["auto", "functions", "interpreter"]
+_TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
 _FUNCTION = (
-    100  # operations of one function: more need more time to compile each, fewer keep more values in memory
+    200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
 _WINDOW = 1000  # operations that the interpreter may sort
 _FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
@@ -47,8 +48,10 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
       >>> sorted(to_c(builder.circuit(), "parity"))
       ['parity.c', 'parity.h']
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise ValueError(f"to_c: name is {name!r}; it must be a word of letters, digits and underscores.")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _TAKEN:
+        raise ValueError(
+            f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
+        )
     if style not in ("auto", "functions", "interpreter"):
         raise ValueError(f"to_c: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
     program = _operations.operations(circuit)
