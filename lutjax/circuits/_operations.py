@@ -109,9 +109,11 @@ class _Lowering:
             self.fanins.append(tuple([nodes[i] for i in order]))
             self.tables.append(table)
             return 2 * (self.first + len(self.tables) - 1)
-        counts = _symmetric(table, n)
-        if counts is not None:
-            return self.gate(self.count(nodes), counts)
+        if symmetric := _symmetric(table, n):
+            phases, answers = symmetric
+            return self.gate(
+                self.count([2 * k | phase for k, phase in zip(nodes, phases, strict=True)]), answers
+            )
         if n == 4 and (found := _two_steps(table)):
             inner, inner_table, outer, outer_table = found
             first = self.make(tuple([nodes[i] for i in inner]), inner_table)
@@ -120,9 +122,9 @@ class _Lowering:
         rest = nodes[:i] + nodes[i + 1 :]
         return self.gate([self.make(rest, halves[0]), self.make(rest, halves[1]), 2 * nodes[i]], outer_table)
 
-    def count(self, nodes: Sequence[int]) -> list[int]:
-        """Return the literals of the number of nodes that are 1, lowest bit first, by full adders."""
-        columns = [[2 * n for n in nodes]]
+    def count(self, literals: Sequence[int]) -> list[int]:
+        """Return the literals of the number of literals that are 1, lowest bit first, by full adders."""
+        columns = [list(literals)]
         sums = []
         for column in columns:
             while len(column) > 1:
@@ -157,15 +159,27 @@ def _ordered(table: int, n: int) -> tuple[tuple[int, ...], int]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _symmetric(table: int, n: int) -> int | None:
-    """Return the answers by the number of inputs that are 1, or None where these do not decide."""
-    answers: dict[int, int] = {}
-    for address in range(1 << n):
-        if answers.setdefault(address.bit_count(), table >> address & 1) != table >> address & 1:
+def _symmetric(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
+    """Return which inputs to invert so that only the number of ones decides, and the answers by that number, or None."""
+    phases = [0]
+    for i in range(1, n):
+        if truth.swap(table, n, 0, i) == table:
+            phases.append(0)
+            continue
+        table = truth.negate(table, n, i)
+        if truth.swap(table, n, 0, i) != table:
             return None
+        phases.append(1)
     bits = n.bit_length()
-    # Counts above n do not occur; they repeat a count that does, so that the highest bit may be unread.
-    return sum(answers.get(k, answers.get(k ^ 1 << bits - 1, 0)) << k for k in range(1 << bits))
+    answers = [table >> ((1 << k) - 1) & 1 for k in range(n + 1)]
+    found = []
+    for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
+        known = sum(answer << k for k, answer in enumerate(given))
+        for unused in range(1 << (1 << bits) - (n + 1)):  # answers to numbers above n, which do not occur
+            filled = known | unused << (n + 1)
+            found.append((len(truth.support(filled, bits)), inverted, filled))
+    _, inverted, filled = min(found)  # that reads the fewest bits
+    return tuple(phase ^ inverted for phase in phases), filled
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -315,32 +329,81 @@ def _renumbered(program: Operations, order: Sequence[int]) -> Operations:
 
 
 # ------------------------------------------------------------------------------------- order, and places of values
-def depth_first(program: Operations) -> Operations:
-    """Return the operations output after output, each as late as it is read: values are short-lived."""
-    first, order = program.first, []
-    done = bytearray(first + len(program))
-    done[:first] = b"\1" * first
-    for literal in program.literals:
-        stack = [literal >> 1]
-        while stack:
-            node = stack[-1]
-            if done[node]:
-                stack.pop()
+def short_lived(program: Operations) -> Operations:
+    """Return the operations in an order in which few values wait to be read.
+
+    An output after the other, with what it reads before it, depth first. Operations over the same nodes, as the sum and the
+    carry of an adder, stay together, and an operation comes as soon as it is the last reader of as many values as it makes.
+    """
+    first = program.first
+    groups: list[list[int]] = []  # operations over the same nodes
+    group_of: dict[tuple[int, ...], int] = {}
+    group: list[int] = []  # of each operation
+    readers: list[list[int]] = [[] for _ in range(first + len(program))]  # groups, of each node
+    for g, nodes in enumerate(program.fanins):
+        key = tuple(sorted(nodes))
+        k = group_of.setdefault(key, len(groups))
+        group.append(k)
+        if k == len(groups):
+            groups.append([])
+            for n in nodes:
+                readers[n].append(k)
+        groups[k].append(g)
+    nodes_of = [program.fanins[members[0]] for members in groups]
+    waits = [sum(n >= first for n in nodes) for nodes in nodes_of]  # for so many values
+    unread = [len(r) for r in readers]
+    for n in (*range(first), *(k >> 1 for k in program.literals)):
+        unread[n] = len(groups) + 1  # inputs and outputs stay
+    placed, order = bytearray(len(groups)), []
+
+    def place(start: int) -> None:
+        todo = [start]
+        while todo:
+            k = todo.pop()
+            if placed[k]:
                 continue
-            waiting = [n for n in program.fanins[node - first] if not done[n]]
-            if waiting:
-                stack += reversed(waiting)
-            else:
-                done[node] = 1
-                order.append(node - first)
-                stack.pop()
+            placed[k] = 1
+            order.extend(groups[k])
+            near: list[int] = []
+            for n in nodes_of[k]:
+                unread[n] -= 1
+                if unread[n] <= 2:
+                    near += readers[n]
+            for g in groups[k]:
+                for r in readers[first + g]:
+                    waits[r] -= 1
+                near += readers[first + g]
+            for r in near:
+                if not placed[r] and not waits[r]:
+                    ends = sum([unread[n] == 1 for n in nodes_of[r]])
+                    if ends >= len(groups[r]):
+                        todo.append(r)
+
+    for literal in program.literals:
+        stack = [group[(literal >> 1) - first]] if literal >> 1 >= first else []
+        while stack:
+            k = stack[-1]
+            before = [] if placed[k] else [group[n - first] for n in nodes_of[k] if n >= first]
+            before = [b for b in before if not placed[b]]
+            if before:
+                stack += reversed(before)
+                continue
+            stack.pop()
+            if not placed[k]:
+                place(k)
     return _renumbered(program, order)
 
 
-def by_level(program: Operations) -> Operations:
-    """Return the operations level after level, and in a level those of the same table together."""
-    level = program.levels()[program.first :]
-    return _renumbered(program, sorted(range(len(program)), key=lambda g: (level[g], program.tables[g])))
+def in_runs(program: Operations, window: int) -> Operations:
+    """Return the operations so that those of the same table follow one another, as far as they were no more than `window` apart."""
+    first, order = program.first, []
+    level = [0] * (first + len(program))  # of each operation, in its window
+    for start in range(0, len(program), window):
+        here = range(start, min(start + window, len(program)))
+        for g in here:
+            level[first + g] = 1 + max([level[n] for n in program.fanins[g] if n >= first + start], default=0)
+        order += sorted(here, key=lambda g: (level[first + g], len(program.fanins[g]), program.tables[g]))
+    return _renumbered(program, order)
 
 
 def places(program: Operations, chunk: int) -> tuple[list[int], int]:

@@ -14,9 +14,11 @@ from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit, Port
 
 Style = Literal["auto", "functions", "interpreter"]
+_TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
 _FUNCTION = (
-    100  # operations of one function: more need more time to compile each, fewer keep more values in memory
+    200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
+_WINDOW = 1000  # operations that the interpreter may sort
 _FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
 
 
@@ -46,8 +48,10 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
       >>> sorted(to_c(builder.circuit(), "parity"))
       ['parity.c', 'parity.h']
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise ValueError(f"to_c: name is {name!r}; it must be a word of letters, digits and underscores.")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _TAKEN:
+        raise ValueError(
+            f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
+        )
     if style not in ("auto", "functions", "interpreter"):
         raise ValueError(f"to_c: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
     program = _operations.operations(circuit)
@@ -78,8 +82,11 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
         "body": body,
         "ports": "".join(
             [
-                *(_conversion("to_bits.c", port) for port in circuit.inputs),
-                *(_conversion("to_numbers.c", port) for port in circuit.outputs),
+                *(
+                    _conversion("to_bits.c", port, bits)
+                    for port, bits in zip(circuit.inputs, _bits_read(circuit, program), strict=True)
+                ),
+                *(_conversion("to_numbers.c", port, port.format.bits) for port in circuit.outputs),
             ]
         ),
         "calls_in": _calls(circuit.inputs, "in", "input"),
@@ -252,7 +259,7 @@ def _macro(n: int, table: int) -> str:
 
 def _functions(program: Operations, name: str) -> tuple[str, int]:
     """Return functions that have an instruction for each operation, and the places for values that pass between them."""
-    program = _operations.depth_first(program)
+    program = _operations.short_lived(program)
     where, slots = _operations.places(program, _FUNCTION)
     first, n = program.first, len(program)
     text = [f"x[{i}]" for i in range(-1, program.n_inputs)] + [f"v[{w}]" for w in where]
@@ -288,10 +295,13 @@ def _output(literal: int, text: Sequence[str]) -> str:
 
 def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     """Return a table of operations and the loop that reads it, and the places for values."""
-    program = _operations.by_level(program)
+    program = _operations.in_runs(_operations.short_lived(program), _WINDOW)
     where, slots = _operations.places(program, 1)
-    place = [-1, *range(program.n_inputs), *[program.n_inputs + w for w in where]]  # inputs lie first
-    slots += program.n_inputs
+    read = _inputs_read(program)  # their values lie first
+    place = [-1] * program.first + [len(read) + w for w in where]
+    for k, node in enumerate(read):
+        place[node] = k
+    slots += len(read)
     runs: list[list[Any]] = []  # kind of operation, how many
     table: list[int] = []
     for g, (nodes, answers) in enumerate(zip(program.fanins, program.tables, strict=True)):
@@ -307,6 +317,9 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         f"static const uint{bits}_t operands[] = {{ /* for each operation the places that it reads, and the one it writes */",
         *_wrapped(table),
         "};",
+        f"static const uint{16 if program.n_inputs < 1 << 16 else 32}_t inputs[] = {{ /* those that are read */",
+        *_wrapped([node - 1 for node in read]),
+        "};",
         "static const uint32_t runs[][2] = { /* kind of operation, and how many follow */",
         *_wrapped([f"{{{kinds.index(kind)}, {count}}}" for kind, count in runs] + ["{0, 0}"]),
         "};",
@@ -319,8 +332,8 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         f"    MEMORY word v[{slots + 1}] ALIGNED;",
         f"    const uint{bits}_t *p = operands;",
         "    size_t k, run;",
-        f"    for (k = 0; k < {program.n_inputs}; k++)",
-        "        v[k] = x[k];",
+        f"    for (k = 0; k < {len(read)}; k++)",
+        "        v[k] = x[inputs[k]];",
         f"    v[{slots}] = (word){{0}};",
         "    for (run = 0; runs[run][1] > 0; run++) {",
         "        uint32_t n = runs[run][1];",
@@ -345,24 +358,42 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     return "\n".join(lines), slots + 1
 
 
+def _inputs_read(program: Operations) -> list[int]:
+    """Return the nodes of the inputs that something reads."""
+    nodes = {n for nodes in program.fanins for n in nodes} | {k >> 1 for k in program.literals}
+    return sorted(n for n in nodes if 0 < n < program.first)
+
+
 def _wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
     text = list(map(str, items))
     return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
 
 
 # ------------------------------------------------------------------------------------- numbers and bits
-def _conversion(template: str, port: Port) -> str:
-    """Return the function that takes numbers of a port to bits, or back."""
+def _conversion(template: str, port: Port, read: int) -> str:
+    """Return the function that takes numbers of a port to bits, the lowest `read` of each, or back."""
     values = {
         "port": port.name,
         "type": _type(port),
         "unsigned": f"uint{_width(port)}_t",
         "count": str(port.count),
         "bits": str(port.format.bits),
+        "read": str(read),
         "width": str(_width(port)),
         "sign": str(port.format.bits - 1 if port.format.signed else -1),
     }
     return _filled(template, values)
+
+
+def _bits_read(circuit: Circuit, program: Operations) -> list[int]:
+    """Return for each input port how many bits of its numbers have to be there, at least 1."""
+    nodes = _inputs_read(program)
+    numbers, first = [], 1
+    for port in circuit.inputs:
+        at = [(n - first) % port.format.bits for n in nodes if first <= n < first + port.n_bits]
+        numbers.append(max(at, default=0) + 1)
+        first += port.n_bits
+    return numbers
 
 
 def _calls(ports: Sequence[Port], buffer: str, prefix: str) -> str:

@@ -47,32 +47,41 @@ typedef uint64_t row;
 #define COPY(to, from, bytes) 0
 #endif
 
+/* The bits d higher of p change places with the lower ones of q. */
+#define SWAP(p, q, d) \
+    { \
+        const row t_ = (p >> (uint64_t)(d) ^ q) & (uint64_t)(~(uint64_t)0 / (((uint64_t)1 << (d)) + 1)); \
+        p ^= t_ << (uint64_t)(d); \
+        q ^= t_; \
+    }
+
+/* Of eight rows, `apart` from one another: piece j of row k becomes piece k of row j, of each eight pieces of so many bits. */
+#define TRANSPOSE(a, apart, bits) \
+    { \
+        row r0 = (a)[0], r1 = (a)[apart], r2 = (a)[2 * apart], r3 = (a)[3 * apart]; \
+        row r4 = (a)[4 * apart], r5 = (a)[5 * apart], r6 = (a)[6 * apart], r7 = (a)[7 * apart]; \
+        SWAP(r0, r4, 4 * bits) SWAP(r1, r5, 4 * bits) SWAP(r2, r6, 4 * bits) SWAP(r3, r7, 4 * bits) \
+        SWAP(r0, r2, 2 * bits) SWAP(r1, r3, 2 * bits) SWAP(r4, r6, 2 * bits) SWAP(r5, r7, 2 * bits) \
+        SWAP(r0, r1, bits) SWAP(r2, r3, bits) SWAP(r4, r5, bits) SWAP(r6, r7, bits) \
+        (a)[0] = r0, (a)[apart] = r1, (a)[2 * apart] = r2, (a)[3 * apart] = r3; \
+        (a)[4 * apart] = r4, (a)[5 * apart] = r5, (a)[6 * apart] = r6, (a)[7 * apart] = r7; \
+    }
+
 /* In each column of UNIT bits, bit j of row k becomes bit k of row j. */
 static void transpose(row *a)
 {
-    uint64_t low = ~(uint64_t)0 / (((uint64_t)1 << UNIT / 2) + 1);
-    int d, k;
-    for (d = UNIT / 2; d > 0; d >>= 1, low ^= low << d)
-        for (k = 0; k < UNIT; k = (k + d + 1) & ~d) {
-            const row t = (a[k] >> (uint64_t)d ^ a[k + d]) & low;
-            a[k] ^= t << (uint64_t)d;
-            a[k + d] ^= t;
-        }
-}
-
-/* Bit q of byte i of word b becomes bit b of byte i of word q. */
-static void transpose_bytes(unit *r)
-{
-    static const unsigned char lows[3] = {0x0F, 0x33, 0x55};
-    int s, k, d;
-    for (s = 0, d = 4; s < 3; s++, d >>= 1) {
-        const unit low = (unit)((unit)~(unit)0 / 255 * lows[s]);
-        for (k = 0; k < 8; k = (k + d + 1) & ~d) {
-            const unit t = (unit)((r[k] >> d ^ r[k + d]) & low);
-            r[k] = (unit)(r[k] ^ (unit)(t << d));
-            r[k + d] = (unit)(r[k + d] ^ t);
-        }
-    }
+    int k;
+#if UNIT == 64
+    for (k = 0; k < 8; k++)
+        TRANSPOSE(a + k, 8, 8)
+#elif UNIT > 8
+    int d;
+    for (d = UNIT / 2; d >= 8; d >>= 1)
+        for (k = 0; k < UNIT; k = (k + d + 1) & ~d)
+            SWAP(a[k], a[k + d], d)
+#endif
+    for (k = 0; k < UNIT; k += 8)
+        TRANSPOSE(a + k, 1, 1)
 }
 @ports@
 void @name@_predict(@parameters@)

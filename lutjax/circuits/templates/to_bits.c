@@ -1,7 +1,7 @@
 
 static void bits_of_@port@(const @type@ *numbers, size_t n, unit *bits)
 {
-    enum { COUNT = @count@, BITS = @bits@, WIDTH = @width@, STEP = 64 * ROW / WIDTH };
+    enum { COUNT = @count@, BITS = @bits@, READ = @read@, WIDTH = @width@, STEP = 64 * ROW / WIDTH };
     size_t group, start, k, f, b;
     for (group = 0; group < GROUPS; group++, numbers += COUNT * UNIT, n = n > UNIT ? n - UNIT : 0)
         for (start = 0; start < COUNT; start += STEP) {
@@ -18,7 +18,7 @@ static void bits_of_@port@(const @type@ *numbers, size_t n, unit *bits)
             }
             transpose((row *)a);
             for (f = 0; f < width; f++)
-                for (b = 0; b < BITS; b++) {
+                for (b = 0; b < READ; b++) {
                     const size_t at = f * WIDTH + b;
                     bits[((start + f) * BITS + b) * GROUPS + group] = (unit)(a[at % UNIT][at / 64] >> at / UNIT * UNIT % 64);
                 }
