@@ -2,5 +2,6 @@
 
 from lutjax.circuits.builder import Builder
 from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.circuits.models import of, step_automaton
 
-__all__ = ["Builder", "Circuit", "Format", "Port"]
+__all__ = ["Builder", "Circuit", "Format", "Port", "of", "step_automaton"]

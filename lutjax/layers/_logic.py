@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
+from jaxtyping import Int
 
 import lutjax
 from lutjax import wiring
 from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
+from lutjax._typing import Array
 from lutjax._wires import check_wires
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
@@ -49,6 +51,12 @@ def _within_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Array
 
 
 _within.defvjp(lambda values: (_within(values), values), _within_backward)
+
+
+def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
+    """Return the truth tables of gates by their numbers, for `lutjax.packed_lut`: bool ``[gates, 4]``."""
+    # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
+    return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
 
 def _one_hot(scores: jax.Array) -> jax.Array:
@@ -383,9 +391,7 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         return lutjax.bilinear_gates(x, coefficients, wires, readers=readers, **self._options)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
-        gates = jnp.argmax(arrays["logits"], -1)[:, None]
-        # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
-        return (gates >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
+        return truth_of(jnp.argmax(arrays["logits"], -1))
 
 
 LogicGatesArguments.spec_type = LogicGatesSpec
@@ -715,6 +721,17 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
         rows, columns = (size // self.pool for size in self.places)
         y = y.reshape(self.n_kernels, rows, self.pool, columns, self.pool, *y.shape[3:]).max((2, 4))
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
+
+    @names_layer
+    def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Return the hard trees of one window: wires ``[G, 2]`` and bool tables ``[G, 4]``, the kernels' outputs last.
+
+        Ids below `window` are values of the window, and ``window + g`` is gate g.
+        """
+        n_inner = sum(self.levels) - self.levels[0]
+        inner = jnp.arange(2 * n_inner, dtype=jnp.int32).reshape(-1, 2) + self.window
+        wires = jnp.concatenate([jnp.asarray(arrays["wires"], jnp.int32), inner])
+        return wires, truth_of(jnp.argmax(arrays["logits"], -1))
 
     def _windows(self, x: Any) -> jax.Array:
         """Return images as ``[values of a window, rows, columns, ...]``."""
