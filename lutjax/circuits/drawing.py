@@ -128,9 +128,9 @@ def _bit_names(ports: Sequence[Port]) -> list[str]:
 
 
 def _part_of_gates(circuit: Circuit) -> list[str]:
-    """Return the name of the part of each gate."""
-    names = [name for name, count in circuit.parts for _ in range(count)]
-    return names + [""] * (len(circuit) - len(names))
+    """Return the name of the part of each gate; if all gates are one part, it needs no name."""
+    parts = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
+    return [name for name, count in parts for _ in range(count)]
 
 
 def _read(circuit: Circuit) -> list[int]:

@@ -16,6 +16,7 @@ from lutjax.circuits.circuit import Circuit, Port
 
 _STARTS = ("sparse", "random", "seed", "empty")
 _CELLS_OF_A_SIDE = 64
+_BITS_OF_A_NUMBER = 53  # in JavaScript
 
 
 def to_html(
@@ -33,8 +34,9 @@ def to_html(
     """Return a page that runs the circuit in a browser, without a network or any other file.
 
     A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; the bits of any other circuit
-    are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``,
-    and then ``n_classes`` and ``image`` (height and width), or ``channels`` and ``periodic``.
+    are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
+    then ``n_classes`` and ``image`` (height and width; by default a square), or ``channels`` and ``periodic``. A
+    classifier of images has one input port, with a number for each pixel.
 
     A classifier shows the votes of a port of as many numbers as there are classes, and the class of a port of one
     number; without the second one the class is the first that has the most votes.
@@ -75,9 +77,10 @@ def to_html(
     for name, value in options.items():
         if value is not None and name not in allowed.get(kind, ()):
             owner = next(owner for owner, names in allowed.items() if name in names)
+            owners = {"classifier": "classifiers of images", "automaton": "automata"}[owner]
             raise ValueError(
-                f"to_html: {name} is given, but the circuit is shown as a {kind}; leave it out, or say in "
-                f"`about` that the circuit is a {owner}{' of images' if owner == 'classifier' else ''}."
+                f"to_html: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
+                f"Leave {name} out, or give the circuit an `about` that says what it is."
             )
     data: dict[str, Any] = {
         "kind": kind,
@@ -149,6 +152,8 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
     if circuit.about.get("kind") != "classifier" or len(circuit.inputs) != 1:
         return None
     count = circuit.inputs[0].count
+    if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
+        return None
     if circuit.about.get("image"):
         height, width = circuit.about["image"]
         return (int(height), int(width)) if height * width == count else None

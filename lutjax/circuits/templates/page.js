@@ -71,8 +71,7 @@ const PART_WORDS = {
 
 const partViews = [];
 function showParts() {
-  const parts = data.parts.length ? data.parts : [["gates", evaluator.gates.length]];
-  const most = Math.max(1, ...parts.map(([, count]) => count));
+  const parts = data.parts.filter(([, count]) => count), most = Math.max(...parts.map(([, count]) => count));
   let first = 1 + evaluator.nInputs;
   for (const [name, count] of parts) {
     const words = PART_WORDS[name] || (name.startsWith("layer") ? "gates that training found" : "");
@@ -94,7 +93,6 @@ function showParts() {
 function showGates(word = 0, lane = 0) {
   const on = styled("--accent"), off = styled("--off"), ground = styled("--card");
   for (const { canvas, first, count } of partViews) {
-    if (!count) continue;
     const room = canvas.parentElement.clientWidth / 3, unit = Math.min(5, Math.max(2, Math.floor(room / count)));
     const across = Math.min(count, Math.max(1, Math.floor(room / unit)));
     const width = 3 * across, down = Math.ceil(count / across);
