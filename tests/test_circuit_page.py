@@ -1,5 +1,6 @@
 """Pages that run a circuit: their evaluator in node, and the pages in a browser."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
 
-from lutjax.circuits import Builder, Format
+from lutjax.circuits import Builder, Format, Port
 
 NODE = shutil.which("node")
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
@@ -410,6 +411,33 @@ def test_any_circuit_has_switches(opened):
         "const f = document.querySelector('#inputs input'); f.value = -99; f.dispatchEvent(new Event('change'))"
     )
     assert page.run("document.querySelector('#inputs input').value") == "-4"
+
+
+@needs_browser
+def test_every_gate_is_a_dot(opened):
+    """Check that dots are filled where a gate's answer is 1, part by part; dots of large parts are in several rows."""
+    circuit = random_circuit(7, 20, 900, arities=(2, 3))
+    page = opened(circuit, width=700)
+    bits = np.random.default_rng(2).integers(0, 2, 20)
+    page.run(f"lutjax.set('x', {bits.tolist()})")
+    literals = tuple(2 * (circuit.first_gate + gate) for gate in range(len(circuit)))
+    every = dataclasses.replace(circuit, outputs=(Port("gate", len(circuit)),), literals=literals)
+    filled = """[...document.querySelectorAll('#parts canvas')].map((canvas) => {
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height), dots = [];
+      for (let y = 0; y < canvas.height; y += 3) {
+        for (let x = 0; x < canvas.width; x += 3) {
+          const [red, , blue, opaque] = data.slice(4 * (y * canvas.width + x));
+          if (opaque) dots.push(blue - red > 100 ? 1 : 0);
+        }
+      }
+      return dots;
+    })"""
+    found = page.run(filled)
+    assert [len(dots) for dots in found] == [count for _, count in circuit.parts]
+    assert sum(found, []) == every(bits[None])[0].tolist()
+    assert [row.split(":")[0] for row in page.text("#parts").splitlines() if ":" in row] == ["layer 1", "layer 2"]
+    page.click("#measure")
+    assert "gates a second" in page.text("#speed")
 
 
 @needs_browser
