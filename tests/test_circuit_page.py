@@ -1,10 +1,10 @@
 """Pages that run a circuit: their evaluator in node, and the pages in a browser."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
-import subprocess
 from importlib import resources
 
 import browser as browsers
@@ -13,46 +13,23 @@ import pytest
 from example_circuits import life_circuit, random_circuit
 
 from lutjax.circuits import Builder, Format, Port
+from lutjax.circuits.page import evaluate_in_node, from_html
 
 NODE = shutil.which("node")
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
-EVALUATE = """
-const lines = require("fs").readFileSync(0, "utf8").split("\\n");
-const answers = lines.filter((line) => line).map((line) => {
-  const { data, words, n } = JSON.parse(line);
-  return Array.from(new Evaluator(data).evaluate(words, n));
-});
-console.log(JSON.stringify(answers));
-"""
 
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 needs_browser = pytest.mark.skipif(browsers.EXECUTABLE is None, reason="no Chromium or Chrome is installed")
 
 
 def data_of(page):
-    """Return the circuit that a page carries."""
-    found = re.findall(r'<script type="application/json" id="circuit">(.*?)</script>', page, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    """Return what a page carries."""
+    return json.loads(re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def random_words(seed, circuit, n_words):
     """Return words of 32 samples for all inputs of a circuit."""
     return np.random.default_rng(seed).integers(0, 1 << 32, (circuit.n_inputs, n_words), np.uint32)
-
-
-def in_node(pairs):
-    """Return the answers of the page's evaluator to words of uint32, for each circuit."""
-    program = resources.files("lutjax.circuits").joinpath("templates", "evaluate.js").read_text() + EVALUATE
-    lines = [
-        json.dumps({"data": data_of(c.to_html()), "words": w.ravel().tolist(), "n": w.shape[1]})
-        for c, w in pairs
-    ]
-    done = subprocess.run(
-        [NODE, "-e", program], input="\n".join(lines), capture_output=True, text=True, check=True
-    )
-    answers = json.loads(done.stdout)
-    return [np.array(a, np.uint32).reshape(c.n_outputs, -1) for a, (c, _) in zip(answers, pairs, strict=True)]
 
 
 def classifier_circuit(outputs, *, seed=0, n_gates=600, about=DIGITS):
@@ -75,18 +52,20 @@ def answer_of(circuit, pixels):
 
 # ------------------------------------------------------------------------------------- the evaluator
 @needs_node
-def test_node_and_numpy_agree():
-    pairs = []
-    for seed, (n_inputs, n_gates, n_words) in enumerate(
-        [(1, 0, 1), (5, 30, 1), (9, 200, 3), (200, 3000, 2), (3, 60, 5)]
-    ):
-        circuit = random_circuit(seed, n_inputs, n_gates)
-        pairs.append((circuit, random_words(seed, circuit, n_words)))
-    for arity in range(1, 9):
-        circuit = random_circuit(arity, 12, 40, arities=(arity,))
-        pairs.append((circuit, random_words(arity, circuit, 1)))
-    for answer, (circuit, words) in zip(in_node(pairs), pairs, strict=True):
-        np.testing.assert_array_equal(answer, circuit.evaluate(words))
+@pytest.mark.parametrize(
+    ("n_inputs", "n_gates", "n_words", "arities"),
+    [
+        (1, 0, 1, (2,)),
+        (9, 200, 3, range(9)),
+        (200, 2000, 2, range(9)),
+        (12, 300, 1, (6, 7, 8)),
+        (12, 300, 1, (1, 2, 3)),
+    ],
+)
+def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
+    circuit = random_circuit(n_gates, n_inputs, n_gates, arities=arities)
+    words = random_words(n_words, circuit, n_words)
+    np.testing.assert_array_equal(evaluate_in_node(circuit.to_html(), words), circuit.evaluate(words))
 
 
 @needs_node
@@ -101,7 +80,7 @@ def test_node_sees_every_entry_of_a_table():
     circuit = builder.circuit()
     address = np.arange(256)[None] >> np.arange(8)[:, None] & 1
     words = np.packbits(address.astype(np.uint8), axis=1, bitorder="little").view("<u4")
-    (answer,) = in_node([(circuit, words)])
+    answer = evaluate_in_node(circuit.to_html(), words)
     bits = np.unpackbits(answer.view(np.uint8), axis=1, bitorder="little")
     for k in range(16):
         assert bits[k, :4].tolist() == [k >> a & 1 for a in range(4)]
@@ -120,6 +99,17 @@ def test_a_page_is_one_small_file_without_a_network():
     assert not re.search(r"(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttpRequest|{{", page)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_circuits_come_back_from_pages(seed):
+    inputs = {"a": (3, Format(5, 2, True)), "b": (200, Format())}
+    circuit = random_circuit(seed, inputs, 400, near=300, about={"run": "</script>", "n": [1, 2.5]})
+    back = from_html(circuit.to_html())
+    for field in dataclasses.fields(circuit):
+        assert getattr(back, field.name) == getattr(circuit, field.name)
+    with pytest.raises(ValueError, match="text has 0 scripts 'circuit'; a page of "):
+        from_html("<!doctype html>")
+
+
 def test_titles_and_names_cannot_leave_their_place():
     wild = "</script><script>alert('x')</script> & \"{{data}}\" <!--"
     about = {**DIGITS, "run": wild, "n_classes": 2}
@@ -128,7 +118,7 @@ def test_titles_and_names_cannot_leave_their_place():
     assert "alert('x')" not in re.sub(
         r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL
     )
-    assert page.count("</script>") == 2
+    assert page.count("</script>") == 3
     assert page.count("{{data}}") == 2 + 11  # in the title, the heading, `about` and each class
     data = data_of(page)
     assert data["about"]["run"] == wild
@@ -434,8 +424,11 @@ def test_every_gate_is_a_dot(opened):
     })"""
     found = page.run(filled)
     assert [len(dots) for dots in found] == [count for _, count in circuit.parts]
-    assert sum(found, []) == every(bits[None])[0].tolist()
-    assert [row.split(":")[0] for row in page.text("#parts").splitlines() if ":" in row] == ["layer 1", "layer 2"]
+    assert list(itertools.chain(*found)) == every(bits[None])[0].tolist()
+    assert [row.split(":")[0] for row in page.text("#parts").splitlines() if ":" in row] == [
+        "layer 1",
+        "layer 2",
+    ]
     page.click("#measure")
     assert "gates a second" in page.text("#speed")
 

@@ -6,13 +6,14 @@ import importlib.resources
 import json
 import math
 import re
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits.circuit import Circuit, Format, Port
 
 _STARTS = ("sparse", "random", "seed", "empty")
 _CELLS_OF_A_SIDE = 64
@@ -130,6 +131,100 @@ def encode_gates(circuit: Circuit) -> str:
                 distance >>= 7
             data.append(distance)
     return base64.b64encode(bytes(data)).decode("ascii")
+
+
+def from_html(text: str) -> Circuit:
+    """Return the circuit of a page that `to_html` wrote.
+
+    Raises:
+      ValueError: the text has no such circuit.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits.page import from_html
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate((a, b), 0b0110)]])
+      >>> from_html(builder.circuit().to_html())
+      Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
+    """
+    data = json.loads(_script(text, "circuit"))
+    ports = [
+        [
+            Port(port["name"], port["count"], Format(port["bits"], port["fraction"], port["signed"]))
+            for port in data[side]
+        ]
+        for side in ("inputs", "outputs")
+    ]
+    fanins, tables = _decode_gates(data["gates"], 1 + sum(port.n_bits for port in ports[0]))
+    return Circuit(
+        inputs=tuple(ports[0]),
+        outputs=tuple(ports[1]),
+        fanins=fanins,
+        tables=tables,
+        literals=tuple(data["literals"]),
+        parts=tuple((name, count) for name, count in data["parts"]),
+        about=data["about"],
+    )
+
+
+def evaluate_in_node(
+    text: str, words: UInt32[np.ndarray, "inputs words"], *, node: str = "node"
+) -> UInt32[np.ndarray, "outputs words"]:
+    """Return what the script of a page computes, run outside of a browser by Node.js.
+
+    Args:
+      text: of a page that `to_html` wrote.
+      words: for each bit of the input ports 32 samples a word, as for `Circuit.evaluate`.
+      node: the program.
+
+    Raises:
+      ValueError: the text is no such page.
+      OSError: the program is not there.
+      subprocess.CalledProcessError: the script failed.
+    """
+    program = (
+        _script(text, "evaluate")
+        + """
+const { data, words, n } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
+"""
+    )
+    given = f'{{"data":{_script(text, "circuit")},"words":{words.ravel().tolist()},"n":{words.shape[1]}}}'
+    done = subprocess.run([node, "-e", program], input=given, capture_output=True, text=True, check=True)
+    answer = np.array(json.loads(done.stdout), np.uint32)
+    return answer.reshape(-1, words.shape[1])
+
+
+def _script(text: str, name: str) -> str:
+    """Return the script of an id."""
+    found = re.findall(rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL)
+    if len(found) != 1:
+        raise ValueError(f"text has {len(found)} scripts {name!r}; a page of Circuit.to_html has one.")
+    script: str = found[0]
+    return script
+
+
+def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return fan-ins and tables, the reverse of `encode_gates`."""
+    data, at = base64.b64decode(text), 0
+    fanins: list[tuple[int, ...]] = []
+    tables: list[int] = []
+    while at < len(data):
+        n, start = data[at], at + 1
+        at = start + max(1, (1 << n) // 8)
+        tables.append(int.from_bytes(data[start:at], "little"))
+        fanin = []
+        for _ in range(n):
+            distance = shift = 0
+            while True:
+                distance |= (data[at] & 127) << shift
+                shift, at = shift + 7, at + 1
+                if not data[at - 1] & 128:
+                    break
+            fanin.append(first + len(fanins) - distance)
+        fanins.append(tuple(fanin))
+    return tuple(fanins), tuple(tables)
 
 
 def _template(name: str) -> str:

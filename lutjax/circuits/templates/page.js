@@ -130,4 +130,5 @@ function measure() {
 showParts();
 find("measure").addEventListener("click", measure);
 setTimeout(measure, 300);
+// For the console, and for tests.
 window.lutjax = { circuit: data, evaluator, measure, evaluate: (words, n) => evaluator.copy().evaluate(words, n) };
