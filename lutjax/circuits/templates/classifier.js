@@ -105,6 +105,7 @@
     if (classPort) best = numbersOf(classPort)[0];
     else if (votes) best = votes.indexOf(Math.max(...votes));
     find("class").textContent = best === null ? "" : blank ? "?" : nameOf(best);
+    find("class-here").textContent = find("class").textContent; // for windows in which the answer is below
     let text = blank ? "Draw something, or click an example." : "";
     if (votes) {
       scale = Math.max(scale, ...votes);
