@@ -121,24 +121,36 @@ class Browser:
             " const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
         )
 
-    def stroke(self, selector, points, *, modifiers=0):
+    def _places(self, selector, points):
+        left, top, width, height = self.box(selector)
+        return [{"x": left + x * width, "y": top + y * height} for x, y in points]
+
+    def stroke(self, selector, points, *, modifiers=0, press=True, release=True):
         """Press the mouse at the first point, move it through the others, and release it.
 
         Args:
           points: x and y from 0 to 1 in the element's box.
           modifiers: keys that are held; 8 is Shift.
+          press, release: without these, the stroke goes on from the one before, or is left for one to come.
         """
-        left, top, width, height = self.box(selector)
-        places = [{"x": left + x * width, "y": top + y * height} for x, y in points]
-        mouse = {"button": "left", "modifiers": modifiers}
-        self.call(
-            "Input.dispatchMouseEvent", type="mousePressed", buttons=1, clickCount=1, **places[0], **mouse
-        )
-        for place in places[1:]:
+        places, mouse = self._places(selector, points), {"button": "left", "modifiers": modifiers}
+        if press:
+            self.call(
+                "Input.dispatchMouseEvent", type="mousePressed", buttons=1, clickCount=1, **places[0], **mouse
+            )
+        for place in places[1:] if press else places:
             self.call("Input.dispatchMouseEvent", type="mouseMoved", buttons=1, **place, **mouse)
-        self.call(
-            "Input.dispatchMouseEvent", type="mouseReleased", buttons=0, clickCount=1, **places[-1], **mouse
-        )
+        if release:
+            self.call("Input.dispatchMouseEvent", type="mouseReleased", clickCount=1, **places[-1], **mouse)
+        self.wait_for_frame()
+
+    def touch(self, selector, points):
+        """Put a finger down at the first point, move it through the others, and lift it."""
+        for number, place in enumerate(self._places(selector, points)):
+            self.call(
+                "Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=[place]
+            )
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         self.wait_for_frame()
 
     def click(self, selector):

@@ -1,6 +1,6 @@
 """Circuits of the tests of pages and pictures."""
 
-import numpy as np
+import random
 
 from lutjax.circuits import Builder, Format
 
@@ -8,7 +8,15 @@ AND, OR, XOR, MAJORITY, PARITY = 0b1000, 0b1110, 0b0110, 0b11101000, 0b10010110
 
 
 def random_circuit(
-    seed, n_inputs, n_gates, *, arities=(0, 1, 2, 3, 4, 5, 6, 7, 8), ports=None, about=None, simplify=False, near=60
+    seed,
+    n_inputs,
+    n_gates,
+    *,
+    arities=(0, 1, 2, 3, 4, 5, 6, 7, 8),
+    ports=None,
+    about=None,
+    simplify=False,
+    near=60,
 ):
     """Return random gates over random nodes; the outputs are literals of the last ones, of inputs, and constants.
 
@@ -17,7 +25,7 @@ def random_circuit(
       ports: outputs as names with a count and a format.
       near: most gates read some of so many nodes before them.
     """
-    generator = np.random.default_rng(seed)
+    draw = random.Random(seed)
     builder = Builder(simplify=simplify)
     if isinstance(n_inputs, int):
         n_inputs = {"x": (n_inputs, Format())}
@@ -28,15 +36,11 @@ def random_circuit(
     for k in range(n_gates):
         if k == n_gates // 2:
             builder.part("layer 2")
-        n = int(generator.choice(arities))
-        nearest = nodes[-near:] if generator.random() < 0.8 else nodes
-        fanin = [int(generator.choice(nearest)) ^ int(generator.integers(2)) for _ in range(n)]
-        table = int.from_bytes(generator.bytes(32), "little") & ((1 << (1 << n)) - 1)
-        nodes.append(builder.gate(fanin, table))
+        n, nearest = draw.choice(arities), nodes[-near:] if draw.random() < 0.8 else nodes
+        fanin = [draw.choice(nearest) ^ draw.getrandbits(1) for _ in range(n)]
+        nodes.append(builder.gate(fanin, draw.getrandbits(1 << n)))
     for name, (count, form) in (ports or {"y": (8, Format())}).items():
-        bits = [
-            int(generator.choice(nodes[-40:])) ^ int(generator.integers(2)) for _ in range(count * form.bits)
-        ]
+        bits = [draw.choice(nodes[-40:]) ^ draw.getrandbits(1) for _ in range(count * form.bits)]
         if name == "y" and ports is None:
             bits[:3] = [0, 1, 3]
         builder.output(name, [bits[k : k + form.bits] for k in range(0, len(bits), form.bits)], form)

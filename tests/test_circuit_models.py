@@ -1,7 +1,9 @@
 """Circuits of models and layers: the same bits, votes and classes as the hard network in JAX; or a reason why there is none."""
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import haiku as hk
@@ -40,10 +42,20 @@ def every(n_bits: int) -> np.ndarray:
     return (np.arange(1 << n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
 
 
+def drawn(build: Callable[[nnx.Rngs], Any]) -> Any:
+    """A model whose arrays one program draws."""
+    structure = models.Structure(build)
+    return structure.model(*structure.init(3))
+
+
+@functools.cache
+def configured(name: str) -> LogicClassifier:
+    return classifier(CONFIGS[name])
+
+
 def classifier(config: LogicClassifierConfig, thresholds: np.ndarray = THRESHOLDS) -> LogicClassifier:
     given = jnp.asarray(thresholds) if config.n_thresholds else None
-    structure = models.Structure(lambda rngs: LogicClassifier(config, thresholds=given, rngs=rngs))
-    return structure.model(*structure.init(3))
+    return drawn(lambda rngs: LogicClassifier(config, thresholds=given, rngs=rngs))
 
 
 def votes_of(model: LogicClassifier, x: np.ndarray) -> np.ndarray:
@@ -69,7 +81,7 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 # ------------------------------------------------------------------------------------- classifiers
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_circuit_is_the_classifier(name: str) -> None:
-    model, config = classifier(CONFIGS[name]), CONFIGS[name]
+    model, config = configured(name), CONFIGS[name]
     x = RNG(0).choice([0, 1, 2, 3, 4, 9, 10, 254, 255], (400, 6)).astype(np.uint8)
     x = x if config.n_thresholds else every(11)
     votes = votes_of(model, x)
@@ -91,7 +103,7 @@ def test_a_circuit_is_the_classifier(name: str) -> None:
 @pytest.mark.parametrize("name", ["gates", "binary"])
 def test_circuits_of_all_bits(name: str) -> None:
     """All words of bits, also those that no number gives."""
-    packed, x = classifier(CONFIGS[name]).packed(), every(12)
+    packed, x = configured(name).packed(), every(12)
     words = lutjax.pack_bits(jnp.asarray(x.T))
     np.testing.assert_array_equal(packed.circuit()(x), packed.from_words(words)[: len(x)])
     for truth, wires in zip(packed.truth, packed.wires, strict=True):
@@ -110,27 +122,19 @@ def test_a_circuit_of_the_size_of_digits() -> None:
     x = rng.integers(0, 17, (360, 64)).astype(np.uint8)
     x[:, [0, 8, 32]] = 0  # pixels that are always 0 have one threshold three times
     thresholds = lutjax.thermometer_thresholds(jnp.asarray(x), 3)
-    config = LogicClassifierConfig(64, 10, layers=(600, 600, 600), noise=2)
-    model = classifier(config, np.asarray(thresholds))
+    model = classifier(LogicClassifierConfig(64, 10, layers=(600, 600), noise=2), np.asarray(thresholds))
     votes = votes_of(model, x)
     assert len(np.unique(votes.argmax(-1))) > 4
     circuit = model.circuit(inputs="uint8", about={"image": [8, 8]})
     assert circuit.about["image"] == [8, 8]
-    assert [name for name, _ in circuit.parts] == [
-        "encoder",
-        "layer 1",
-        "layer 2",
-        "layer 3",
-        "votes",
-        "argmax",
-    ]
-    raw = model.circuit(inputs="uint8", simplify=False)
+    raw = model.circuit(inputs="uint5", simplify=False)
+    names = ["encoder", "layer 1", "layer 2", "votes", "argmax"]
+    assert [name for name, _ in circuit.parts] == [name for name, _ in raw.parts] == names
     assert dict(raw.parts)["layer 2"] == 600 > dict(circuit.parts)["layer 2"] > 0
-    for same in (circuit, raw, *(model.circuit(inputs=i) for i in ("uint5", "int6", Format(9, 3)))):
+    for same in (circuit, raw):
         np.testing.assert_array_equal(same(x), votes.argmax(-1))
     bits = (x[..., None] > np.asarray(thresholds)).reshape(360, -1)
-    np.testing.assert_array_equal(model.circuit()(bits), votes.argmax(-1))
-    np.testing.assert_array_equal(model.circuit(inputs="uint5", outputs="votes")(x), votes)
+    np.testing.assert_array_equal(model.circuit(outputs="votes")(bits), votes)
 
 
 # ------------------------------------------------------------------------------------- thermometers
@@ -161,7 +165,7 @@ def test_thresholds_that_no_number_decides_are_constants() -> None:
 
 
 def test_thresholds_are_kept_with_a_circuit_of_bits() -> None:
-    model = classifier(CONFIGS["gates"])
+    model = configured("gates")
     kept = model.circuit().about["thresholds"]
     np.testing.assert_array_equal(np.array(kept, object).astype(np.float32), THRESHOLDS)
     assert "thresholds" not in model.circuit(inputs="uint8").about
@@ -222,6 +226,15 @@ def test_one_class(outputs: str) -> None:
     assert outputs == "votes" or len(circuit) == 0
 
 
+def test_a_classifier_without_layers() -> None:
+    config = LogicClassifierConfig(6, 3, layers=(3,), n_thresholds=0)
+    packed = PackedClassifier((), (), None, config)
+    votes = every(6).reshape(-1, 3, 2).sum(-1)
+    np.testing.assert_array_equal(packed.circuit(outputs="votes")(every(6)), votes)
+    np.testing.assert_array_equal(packed.circuit()(every(6)), votes.argmax(-1))
+    np.testing.assert_array_equal(packed.circuit(outputs="bits")(every(6)), every(6))
+
+
 def test_votes_without_gates() -> None:
     thresholds = jnp.array([[1.0, 2.0, 3.0], [0.0, 0.0, 5.0]])
     layers = [lutjax_nnx.Thermometer(2, 3, thresholds=thresholds), lutjax_nnx.GroupSum(2)]
@@ -260,9 +273,8 @@ def assert_stack(given: list[Any], sums: jax.Array) -> None:
 
 
 def test_layers_of_nnx() -> None:
-    layers = stack(lutjax_nnx, rngs=nnx.Rngs(5))
-    model = nnx.Sequential(*layers)
-    assert_stack([layers, tuple(layers), model], model(FLOATS))
+    model = drawn(lambda rngs: nnx.Sequential(*stack(lutjax_nnx, rngs=rngs)))
+    assert_stack([list(model.layers), tuple(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
     # A layer whose gates were pruned has the sizes of its arrays.
     gates, votes = lutjax_nnx.LogicGates(8, 12, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(3)
     gates.logits, gates.wires = gates.logits[:9], gates.wires[:9]
@@ -314,21 +326,24 @@ TREES = {
 }
 
 
-def tree(**options: Any) -> Any:
-    options = {"logits_init": jax.nn.initializers.normal(1.0), "deterministic": True, **options}
-    return lutjax_nnx.LogicTree(
-        options.pop("in_shape"), options.pop("n_kernels"), rngs=nnx.Rngs(1), **options
-    )
+def rarely_one(key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Logits of and, of one input without the other, and of xor: the or of many of them is not always 1."""
+    return jax.nn.one_hot(jax.random.choice(key, jnp.array([1, 2, 4, 6]), shape[:1]), shape[1], dtype=dtype)
+
+
+def tree(rngs: nnx.Rngs, in_shape: tuple[int, int, int], n_kernels: int, **options: Any) -> Any:
+    options |= {"logits_init": rarely_one, "deterministic": True}
+    return lutjax_nnx.LogicTree(in_shape, n_kernels, rngs=rngs, **options)
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_trees_at_every_place(name: str) -> None:
-    layer = tree(**TREES[name])
+    layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
     height, width, channels = layer.in_shape
     first = layer.feature_axis == 0
     x = every(height * width * channels)
     images = x.T.reshape(channels, height, width, -1) if first else x.reshape(-1, height, width, channels)
-    y = np.asarray(layer(jnp.asarray(images, jnp.float32)))
+    y = np.asarray(jax.jit(lambda x: layer(x))(images.astype(np.float32)))
     want = y.reshape(-1, len(x)).T if first else y.reshape(len(x), -1)
     assert 0 < want.mean() < 1
     for simplify in (True, False):
@@ -339,46 +354,54 @@ def test_trees_at_every_place(name: str) -> None:
 
 def test_a_convolutional_classifier() -> None:
     """Pixels, two layers of trees, gates and votes: three kinds of layers over 16 pixels of two bits."""
-    rngs = nnx.Rngs(2)
-    encoder = lutjax_nnx.Thermometer(16, 2, thresholds=jnp.tile(jnp.array([[0.5, 1.5]]), (16, 1)))
-    trees = [
-        tree(in_shape=(4, 4, 2), n_kernels=4, kernel=3, depth=3, padding=1, pool=2),
-        tree(in_shape=(2, 2, 4), n_kernels=6, kernel=2, depth=2, padding=1),
-    ]
-    gates = lutjax_nnx.LogicGates(54, 40, logits_init=jax.nn.initializers.normal(1.0), rngs=rngs)
-    votes = lutjax_nnx.GroupSum(4)
+    normal = jax.nn.initializers.normal(1.0)
+
+    def build(rngs: nnx.Rngs) -> Any:
+        return nnx.Sequential(
+            lutjax_nnx.Thermometer(16, 2, thresholds=np.tile(np.array([[0.5, 1.5]], np.float32), (16, 1))),
+            tree(rngs, (4, 4, 2), 4, kernel=3, depth=3, padding=1, pool=2),
+            tree(rngs, (2, 2, 4), 6, kernel=2, depth=2, padding=1),
+            lutjax_nnx.LogicGates(54, 40, logits_init=normal, deterministic=True, rngs=rngs),
+            lutjax_nnx.GroupSum(4),
+        )
+
+    layers = list(drawn(build).layers)
+
+    @jax.jit
+    def sums_of(x: jax.Array) -> jax.Array:
+        encoder, first, second, gates, votes = layers
+        y = second(first(encoder(x).reshape(-1, 4, 4, 2)))
+        return votes(gates(y.reshape(len(x), -1)))
+
     x = RNG(0).integers(0, 3, (300, 16))
-    y = trees[1](trees[0](encoder(jnp.asarray(x, jnp.float32)).reshape(-1, 4, 4, 2)))
-    sums = np.asarray(votes(gates(y.reshape(300, -1), deterministic=True)), int)
+    sums = np.asarray(sums_of(x.astype(np.float32)), int)
     assert len(np.unique(sums.argmax(-1))) > 1
-    layers = [encoder, *trees, gates, votes]
     np.testing.assert_array_equal(circuits.of(layers, inputs="uint2", outputs="votes")(x), sums)
     np.testing.assert_array_equal(circuits.of(layers, inputs="uint2")(x), sums.argmax(-1))
 
 
 # ------------------------------------------------------------------------------------- automata
+@functools.cache
 def automaton(channels: int, **options: Any) -> LogicCA:
     config = LogicCAConfig(
         channels=channels, kernels=3, perception=(8, 4, 2), update=(12, channels), **options
     )
-    structure = models.Structure(lambda rngs: LogicCA(config, rngs=rngs))
-    model = structure.model(*structure.init(0))
+    model = drawn(lambda rngs: LogicCA(config, rngs=rngs))
     # Few gates that forget, so that the state neither dies nor fills the grid.
     gates = RNG(4).choice([2, 6, 7, 9, 13, 14], config.n_gates, p=[0.1, 0.4, 0.1, 0.2, 0.1, 0.1])
     model.logits.set_value(jnp.eye(16)[:, gates])
     return model
 
 
-@pytest.mark.parametrize("simplify", [True, False])
-def test_the_rule_of_all_neighbourhoods(simplify: bool) -> None:
+def test_the_rule_of_all_neighbourhoods() -> None:
     """Each of the 512 neighbourhoods as the middle of a grid of its own."""
     model, x = automaton(1), every(9)
     grids = np.insert(x[:, :8], 4, x[:, 8], axis=1).reshape(-1, 3, 3, 1)
     after = np.asarray(model(jnp.asarray(grids), deterministic=True))[:, 1, 1, 0]
     assert 0 < after.mean() < 1
-    circuit = model.circuit(simplify=simplify)
-    np.testing.assert_array_equal(circuit(x), after)
-    assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
+    for circuit in (model.circuit(), model.circuit(simplify=False)):
+        np.testing.assert_array_equal(circuit(x), after)
+        assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
 
 
 @pytest.mark.parametrize("periodic", [True, False])
@@ -387,17 +410,11 @@ def test_steps_of_an_automaton(periodic: bool) -> None:
     state = RNG(1).integers(0, 2, (2, 7, 9, 3)).astype(np.int8)
     circuit = model.circuit()
     assert circuit.about["kind"] == "automaton"
-    for n_steps in (0, 1, 20):
-        want = model(jnp.asarray(state), n_steps, deterministic=True)
-        found = circuits.step_automaton(circuit, state, n_steps)
-        assert found.dtype == np.int8
-        np.testing.assert_array_equal(found, want)
+    found = circuits.step_automaton(circuit, state, 20)
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, model(jnp.asarray(state), 20, deterministic=True))
     assert 0 < found.mean() < 1
-    # One cell is its own neighbour on a torus.
-    one = state[0, :1, :1]
-    np.testing.assert_array_equal(
-        circuits.step_automaton(circuit, one), model(jnp.asarray(one), deterministic=True)
-    )
+    np.testing.assert_array_equal(circuits.step_automaton(circuit, state, 0), state)
 
 
 # ------------------------------------------------------------------------------------- refused
@@ -412,7 +429,7 @@ def with_nan() -> list[Any]:
 
 
 def nan_thresholds() -> PackedClassifier:
-    packed = classifier(CONFIGS["gates"]).packed()
+    packed = configured("gates").packed()
     return dataclasses.replace(packed, thresholds=packed.thresholds.at[2, 0].set(jnp.nan))
 
 
@@ -460,6 +477,11 @@ def test_refused(name: str) -> None:
     model = make()
     with pytest.raises(kind, match=message):
         circuits.of(model, **options)
+
+
+def test_inputs_of_another_kind(without_typechecking: None) -> None:
+    with pytest.raises(TypeError, match=r"inputs is <class 'numpy.uint8'>; expected 'bits', a Format"):
+        circuits.of(bfloat16(), inputs=np.uint8)
 
 
 def test_a_traced_layer_is_refused() -> None:

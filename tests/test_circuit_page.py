@@ -1,9 +1,10 @@
 """Pages that run a circuit: their evaluator in node, and the pages in a browser."""
 
+import dataclasses
+import itertools
 import json
 import re
 import shutil
-import subprocess
 from importlib import resources
 
 import browser as browsers
@@ -11,28 +12,19 @@ import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
 
-from lutjax.circuits import Builder, Format
+from lutjax.circuits import Builder, Format, Port
+from lutjax.circuits.page import evaluate_in_node, from_html
 
 NODE = shutil.which("node")
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
-EVALUATE = """
-const lines = require("fs").readFileSync(0, "utf8").split("\\n");
-const answers = lines.filter((line) => line).map((line) => {
-  const { data, words, n } = JSON.parse(line);
-  return Array.from(new Evaluator(data).evaluate(words, n));
-});
-console.log(JSON.stringify(answers));
-"""
 
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 needs_browser = pytest.mark.skipif(browsers.EXECUTABLE is None, reason="no Chromium or Chrome is installed")
 
 
 def data_of(page):
-    """Return the circuit that a page carries."""
-    found = re.findall(r'<script type="application/json" id="circuit">(.*?)</script>', page, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    """Return what a page carries."""
+    return json.loads(re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def random_words(seed, circuit, n_words):
@@ -40,20 +32,13 @@ def random_words(seed, circuit, n_words):
     return np.random.default_rng(seed).integers(0, 1 << 32, (circuit.n_inputs, n_words), np.uint32)
 
 
-def in_node(pairs):
-    """Return the answers of the page's evaluator to words of uint32, for each circuit."""
-    program = resources.files("lutjax.circuits").joinpath("templates", "evaluate.js").read_text() + EVALUATE
-    lines = [
-        json.dumps({"data": data_of(c.to_html()), "words": w.ravel().tolist(), "n": w.shape[1]}) for c, w in pairs
-    ]
-    done = subprocess.run([NODE, "-e", program], input="\n".join(lines), capture_output=True, text=True, check=True)
-    answers = json.loads(done.stdout)
-    return [np.array(a, np.uint32).reshape(c.n_outputs, -1) for a, (c, _) in zip(answers, pairs, strict=True)]
-
-
 def classifier_circuit(outputs, *, seed=0, n_gates=600, about=DIGITS):
     """Return random gates over 8 x 8 pixels of 5 bits."""
-    ports = {"votes": ("votes", (10, Format(4))), "class": ("y", (1, Format(4))), "only votes": ("y", (10, Format(4)))}
+    ports = {
+        "votes": ("votes", (10, Format(4))),
+        "class": ("y", (1, Format(4))),
+        "only votes": ("y", (10, Format(4))),
+    }
     chosen = dict(ports[name] for name in outputs)
     return random_circuit(seed, {"x": (64, Format(5))}, n_gates, arities=(2, 3, 4), ports=chosen, about=about)
 
@@ -67,16 +52,20 @@ def answer_of(circuit, pixels):
 
 # ------------------------------------------------------------------------------------- the evaluator
 @needs_node
-def test_node_and_numpy_agree():
-    pairs = []
-    for seed, (n_inputs, n_gates, n_words) in enumerate([(1, 0, 1), (5, 30, 1), (9, 200, 3), (200, 3000, 2), (3, 60, 5)]):
-        circuit = random_circuit(seed, n_inputs, n_gates)
-        pairs.append((circuit, random_words(seed, circuit, n_words)))
-    for arity in range(1, 9):
-        circuit = random_circuit(arity, 12, 40, arities=(arity,))
-        pairs.append((circuit, random_words(arity, circuit, 1)))
-    for answer, (circuit, words) in zip(in_node(pairs), pairs, strict=True):
-        np.testing.assert_array_equal(answer, circuit.evaluate(words))
+@pytest.mark.parametrize(
+    ("n_inputs", "n_gates", "n_words", "arities"),
+    [
+        (1, 0, 1, (2,)),
+        (9, 200, 3, range(9)),
+        (200, 2000, 2, range(9)),
+        (12, 300, 1, (6, 7, 8)),
+        (12, 300, 1, (1, 2, 3)),
+    ],
+)
+def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
+    circuit = random_circuit(n_gates, n_inputs, n_gates, arities=arities)
+    words = random_words(n_words, circuit, n_words)
+    np.testing.assert_array_equal(evaluate_in_node(circuit.to_html(), words), circuit.evaluate(words))
 
 
 @needs_node
@@ -91,7 +80,7 @@ def test_node_sees_every_entry_of_a_table():
     circuit = builder.circuit()
     address = np.arange(256)[None] >> np.arange(8)[:, None] & 1
     words = np.packbits(address.astype(np.uint8), axis=1, bitorder="little").view("<u4")
-    (answer,) = in_node([(circuit, words)])
+    answer = evaluate_in_node(circuit.to_html(), words)
     bits = np.unpackbits(answer.view(np.uint8), axis=1, bitorder="little")
     for k in range(16):
         assert bits[k, :4].tolist() == [k >> a & 1 for a in range(4)]
@@ -110,13 +99,26 @@ def test_a_page_is_one_small_file_without_a_network():
     assert not re.search(r"(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttpRequest|{{", page)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_circuits_come_back_from_pages(seed):
+    inputs = {"a": (3, Format(5, 2, True)), "b": (200, Format())}
+    circuit = random_circuit(seed, inputs, 400, near=300, about={"run": "</script>", "n": [1, 2.5]})
+    back = from_html(circuit.to_html())
+    for field in dataclasses.fields(circuit):
+        assert getattr(back, field.name) == getattr(circuit, field.name)
+    with pytest.raises(ValueError, match="text has 0 scripts 'circuit'; a page of "):
+        from_html("<!doctype html>")
+
+
 def test_titles_and_names_cannot_leave_their_place():
     wild = "</script><script>alert('x')</script> & \"{{data}}\" <!--"
     about = {**DIGITS, "run": wild, "n_classes": 2}
     circuit = classifier_circuit(["votes"], about={**about, "n_classes": 10})
     page = circuit.to_html(wild, classes=[wild] * 10)
-    assert "alert('x')" not in re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL)
-    assert page.count("</script>") == 2
+    assert "alert('x')" not in re.sub(
+        r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL
+    )
+    assert page.count("</script>") == 3
     assert page.count("{{data}}") == 2 + 11  # in the title, the heading, `about` and each class
     data = data_of(page)
     assert data["about"]["run"] == wild
@@ -125,7 +127,11 @@ def test_titles_and_names_cannot_leave_their_place():
 
 def test_examples_are_numbers_of_the_format():
     circuit = random_circuit(
-        0, {"x": (4, Format(4, 2, True))}, 20, ports={"y": (1, Format(2))}, about={"kind": "classifier", "n_classes": 4}
+        0,
+        {"x": (4, Format(4, 2, True))},
+        20,
+        ports={"y": (1, Format(2))},
+        about={"kind": "classifier", "n_classes": 4},
     )
     data = data_of(circuit.to_html(examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5))
     assert data["examples"] == [[-8, -1, 0, 7]]
@@ -142,8 +148,8 @@ def test_examples_are_numbers_of_the_format():
         (life_circuit, {"shown": 3}, r"shown is 3; it is 1, or 3 if there are so many channels \(1\)"),
         (life_circuit, {"start": np.zeros((4, 4, 2), bool)}, r"start has shape \[4, 4, 2\]; expected \[height, width, 1\]"),
         (life_circuit, {"start": np.zeros((4, 4, 1), bool), "size": (5, 4)}, r"size is \(5, 4\) and start has shape"),
-        (life_circuit, {"classes": ["a"]}, "classes is given, but the circuit is shown as a automaton"),
-        (lambda: random_circuit(0, 3, 3), {"size": (9, 9)}, "size is given, but the circuit is shown as a network"),
+        (life_circuit, {"classes": ["a"]}, "classes is given, which is for classifiers of images; by its `about` .* kind 'automaton'"),
+        (lambda: random_circuit(0, 3, 3), {"size": (9, 9)}, "size is given, which is for automata; by its `about` .* kind 'network'"),
         (lambda: classifier_circuit(["class"]), {"classes": ["a"]}, "classes has 1 names; the circuit has 10 classes"),
         (lambda: classifier_circuit(["class"]), {"labels": [1]}, "labels has 1 entries for 0 examples"),
         (lambda: classifier_circuit(["class"]), {"maximum": 32}, "maximum is 32; an input of .* is above 0 and at most 31"),
@@ -165,7 +171,10 @@ def test_refused(without_typechecking, make, options, message):
 def test_text_is_readable_in_light_and_dark():
     """The contrast of text with its ground is at least 4.5, and that of the edges of controls at least 3."""
     css = resources.files("lutjax.circuits").joinpath("templates", "page.css").read_text()
-    themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root {(.*?)}", css, re.DOTALL)]
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+        for block in re.findall(r":root {(.*?)}", css, re.DOTALL)
+    ]
     assert len(themes) == 2
 
     def luminance(colour):
@@ -213,13 +222,21 @@ def ring(n=24):
     return [(0.5 + 0.2 * np.cos(a), 0.5 + 0.35 * np.sin(a)) for a in angles.tolist()]
 
 
+def fits(page):
+    """Return whether nothing is wider than the window."""
+    return page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
 def check_answer(page, circuit):
     """Check that class and votes shown are those of the circuit for the pixels; return the pixels."""
     pixels = page.run("lutjax.pixels()")
     expected = answer_of(circuit, pixels)
     votes = expected.get("votes") or (expected["y"] if len(expected["y"]) > 1 else None)
     if votes:
-        assert page.run("[...document.querySelectorAll('#votes tr')].map((r) => +r.cells[2].textContent)") == votes
+        assert (
+            page.run("[...document.querySelectorAll('#votes tr')].map((r) => +r.cells[2].textContent)")
+            == votes
+        )
     shown = int(page.text("#class"))
     assert shown == (expected["y"][0] if len(expected.get("y", [])) == 1 else int(np.argmax(votes)))
     return pixels
@@ -240,8 +257,10 @@ def test_what_is_drawn_is_classified(opened):
     assert image[0].max() > 0
     assert image[7].max() > 0
     assert image[3:5, 3:5].max() < 8  # and is empty in the middle
-    page.stroke("#pad", [(0.3, 0.5), (0.7, 0.5)])
-    assert check_answer(page, circuit) != drawn
+    page.stroke("#pad", [(0.3, 0.5), (0.5, 0.5)], release=False)
+    halfway = check_answer(page, circuit)  # the answer changes while the pen is down
+    page.stroke("#pad", [(0.7, 0.5)], press=False)
+    assert len({tuple(pixels) for pixels in (drawn, halfway, check_answer(page, circuit))}) == 3
     page.click("#examples button:nth-child(2)")
     assert check_answer(page, circuit) == examples[1].tolist()
     page.click("#clear")
@@ -254,7 +273,7 @@ def test_what_is_drawn_is_classified(opened):
 
 
 @needs_browser
-def test_drawing_with_the_keyboard(opened):
+def test_drawing_with_the_keyboard_and_a_finger(opened):
     circuit = classifier_circuit(["votes", "class"], seed=1)
     page = opened(circuit, width=360, dark=True, maximum=31)
     page.run("document.getElementById('pad').focus()")
@@ -268,7 +287,9 @@ def test_drawing_with_the_keyboard(opened):
     assert image[:, [0, 1, 6, 7]].max() == 0
     page.press("Delete")
     assert page.run("lutjax.pixels()") == [0] * 64
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    page.touch("#pad", ring())
+    assert np.array(check_answer(page, circuit)).reshape(8, 8)[:, 3:5].any()
+    assert fits(page)
 
 
 @needs_browser
@@ -342,7 +363,7 @@ def test_life_is_damaged_where_it_is_clicked(opened):
     np.testing.assert_array_equal(painted[0][~disc], after[0][~disc])
     page.click("#step")
     np.testing.assert_array_equal(cells(page, shape), automaton_step(circuit, painted, True))
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     # With the keyboard: a mark is moved, and the brush used there.
     page.click("#start-empty")
     page.click("input[value=paint]")
@@ -376,8 +397,40 @@ def test_any_circuit_has_switches(opened):
     page.click("#inputs .bits button")
     page.click("#inputs .bits button")
     assert page.run("lutjax.get('y')") == was
-    page.run("const f = document.querySelector('#inputs input'); f.value = -99; f.dispatchEvent(new Event('change'))")
+    page.run(
+        "const f = document.querySelector('#inputs input'); f.value = -99; f.dispatchEvent(new Event('change'))"
+    )
     assert page.run("document.querySelector('#inputs input').value") == "-4"
+
+
+@needs_browser
+def test_every_gate_is_a_dot(opened):
+    """Check that dots are filled where a gate's answer is 1, part by part; dots of large parts are in several rows."""
+    circuit = random_circuit(7, 20, 900, arities=(2, 3))
+    page = opened(circuit, width=700)
+    bits = np.random.default_rng(2).integers(0, 2, 20)
+    page.run(f"lutjax.set('x', {bits.tolist()})")
+    literals = tuple(2 * (circuit.first_gate + gate) for gate in range(len(circuit)))
+    every = dataclasses.replace(circuit, outputs=(Port("gate", len(circuit)),), literals=literals)
+    filled = """[...document.querySelectorAll('#parts canvas')].map((canvas) => {
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height), dots = [];
+      for (let y = 0; y < canvas.height; y += 3) {
+        for (let x = 0; x < canvas.width; x += 3) {
+          const [red, , blue, opaque] = data.slice(4 * (y * canvas.width + x));
+          if (opaque) dots.push(blue - red > 100 ? 1 : 0);
+        }
+      }
+      return dots;
+    })"""
+    found = page.run(filled)
+    assert [len(dots) for dots in found] == [count for _, count in circuit.parts]
+    assert list(itertools.chain(*found)) == every(bits[None])[0].tolist()
+    assert [row.split(":")[0] for row in page.text("#parts").splitlines() if ":" in row] == [
+        "layer 1",
+        "layer 2",
+    ]
+    page.click("#measure")
+    assert "gates a second" in page.text("#speed")
 
 
 @needs_browser
@@ -399,9 +452,11 @@ def test_controls_have_names_and_can_be_reached(opened, kind):
     for _ in range(n_tabs):
         page.press("Tab")
         seen.add(page.run("document.activeElement.id || document.activeElement.outerHTML"))
-    ids = page.run("[...document.querySelectorAll('button, canvas[tabindex]')].filter(e => !e.hidden && e.id).map(e => e.id)")
+    ids = page.run(
+        "[...document.querySelectorAll('button, canvas[tabindex]')].filter(e => !e.hidden && e.id).map(e => e.id)"
+    )
     assert set(ids) <= seen
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
 
 
 @needs_browser
@@ -411,5 +466,7 @@ def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
     circuit = random_circuit(0, 144, 3000, arities=(2,), ports={"y": (16, Format())}, about=about, near=2000)
     page = opened(circuit)
     page.run("lutjax.play(false)")
-    milliseconds = page.run("(() => { const t = performance.now(); lutjax.step(60); return performance.now() - t; })()")
+    milliseconds = page.run(
+        "(() => { const t = performance.now(); lutjax.step(60); return performance.now() - t; })()"
+    )
     assert milliseconds < 2000

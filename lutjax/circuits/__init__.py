@@ -4,6 +4,7 @@ from lutjax.circuits.aiger import from_aiger
 from lutjax.circuits.blif import from_blif
 from lutjax.circuits.builder import Builder
 from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.circuits.drawing import draw
 from lutjax.circuits.models import of, step_automaton
 from lutjax.circuits.netlist_json import from_json
 
@@ -12,6 +13,7 @@ __all__ = [
     "Circuit",
     "Format",
     "Port",
+    "draw",
     "from_aiger",
     "from_blif",
     "from_json",

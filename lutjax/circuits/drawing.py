@@ -1,5 +1,6 @@
 """Circuits as Graphviz text, and as pictures."""
 
+import colorsys
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -128,9 +129,17 @@ def _bit_names(ports: Sequence[Port]) -> list[str]:
 
 
 def _part_of_gates(circuit: Circuit) -> list[str]:
-    """Return the name of the part of each gate."""
-    names = [name for name, count in circuit.parts for _ in range(count)]
-    return names + [""] * (len(circuit) - len(names))
+    """Return the name of the part of each gate; if all gates are one part, it needs no name."""
+    parts = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
+    return [name for name, count in parts for _ in range(count)]
+
+
+def _colours(n_parts: int) -> list[str]:
+    """Return a light colour for each part."""
+    if n_parts <= len(_COLOURS):
+        return list(_COLOURS[:n_parts])
+    colours = (colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts))
+    return ["#" + "".join(f"{round(255 * value):02x}" for value in colour) for colour in colours]
 
 
 def _read(circuit: Circuit) -> list[int]:
@@ -183,14 +192,14 @@ def to_dot(circuit: Circuit, name: str = "circuit") -> str:
         function_of(table, len(fanin)) for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
     ]
     first, part, indent = circuit.first_gate, "", "  "
+    colours = _colours(len(circuit.parts))
     n_clusters = 0
     for gate, (function, new) in enumerate(zip(functions, _part_of_gates(circuit), strict=True)):
         if new != part:
             lines += ["  }"] if part else []
             if new:
-                colour = _COLOURS[n_clusters % len(_COLOURS)]
                 lines.append(f"  subgraph cluster_{n_clusters} {{")
-                lines.append(f"    label={_quoted(new)}; style=filled; color={_quoted(colour)};")
+                lines.append(f"    label={_quoted(new)}; style=filled; color={_quoted(colours[n_clusters])};")
                 n_clusters += 1
             part, indent = new, "    " if new else "  "
         hexadecimal = f"0x{circuit.tables[gate]:x}"
@@ -355,7 +364,7 @@ class _Layout:
         circuit, first = self.circuit, self.circuit.first_gate
         parts = _part_of_gates(circuit)
         names = list(dict.fromkeys(parts))
-        colours = {name: _COLOURS[k % len(_COLOURS)] for k, name in enumerate(names)}
+        colours = dict(zip(names, _colours(len(names)), strict=True))
         labels = ["0", *_bit_names(circuit.inputs)]
         text = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 4}
         for node in _read(circuit):

@@ -15,7 +15,7 @@ from lutjax import wiring
 from lutjax._dtypes import accumulator
 from lutjax._wires import check_wires
 from lutjax.circuits import arithmetic
-from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
+from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.layers import _logic
 from lutjax.layers._spec import Spec
@@ -23,7 +23,10 @@ from lutjax.layers._spec import Spec
 OUTPUTS = ("bits", "votes", "class")
 
 _OR = 0b1110
-_ONLY = "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicTree, and of GroupSum as the last layer"
+_ONLY = (
+    "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicTree, and of GroupSum as the last layer. Leave "
+    "out functions that only flatten: a layer takes the bits of the one before it in their order"
+)
 
 
 def of(
@@ -80,25 +83,21 @@ def of(
     """
     if _is(model, "lutjax.models.automaton", "LogicCA"):
         return _of_automaton(model, inputs, outputs, Builder(simplify=simplify, merge=merge), about)
-    stages, facts = _network(model)
-    first, last = stages[0], stages[-1]
-    encoder = first if isinstance(first, _Thermometer) else None
-    votes = last if isinstance(last, _Votes) else None
+    stages = _network(model)
+    encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
+    votes = stages[-1] if isinstance(stages[-1], _Votes) else None
+    layers = stages[encoder is not None : len(stages) - (votes is not None)]
     format, outputs = _format(inputs, encoder), _checked_outputs(outputs, votes)
 
     builder = Builder(simplify=simplify, merge=merge, lut=lut)
     if encoder is None:
-        bits = _bits(builder.input("x", first.n_inputs))
+        bits = _bits(builder.input("x", stages[0].n_inputs))
     elif format is None:
         bits = _bits(builder.input("x", encoder.n_outputs))
-        facts["thresholds"] = [
-            [t if math.isfinite(t) else str(t) for t in row] for row in encoder.thresholds.tolist()
-        ]
     else:
         numbers = builder.input("x", encoder.n_inputs, format)
         builder.part("encoder")
         bits = encoder.of_numbers(builder, numbers, format)
-    layers = stages[encoder is not None : len(stages) - (votes is not None)]
     for number, stage in enumerate(layers, 1):
         builder.part(f"layer {number}")
         bits = stage(builder, bits)
@@ -106,7 +105,23 @@ def of(
         builder.output("y", [[bit] for bit in bits], Format())
     else:
         _vote(builder, bits, votes.k, outputs)
-    return builder.circuit({**facts, **(about or {})})
+    unread = encoder if format is None else None
+    return builder.circuit({**_facts(unread, layers, votes), **(about or {})})
+
+
+def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None") -> dict[str, Any]:
+    """Return facts about a network; of a thermometer that is not in the circuit its thresholds."""
+    facts: dict[str, Any] = (
+        {"kind": "network"} if votes is None else {"kind": "classifier", "n_classes": votes.k}
+    )
+    facts["layers"] = [layer.n_gates for layer in layers]
+    if layers and isinstance(layers[0], _Trees):
+        facts["image"] = list(layers[0].spec.in_shape[:2])
+    if unread is not None:  # JSON has no infinity
+        facts["thresholds"] = [
+            [t if math.isfinite(t) else str(t) for t in row] for row in unread.thresholds.tolist()
+        ]
+    return facts
 
 
 def _bits(numbers: list[list[Literal]]) -> list[Literal]:
@@ -174,6 +189,10 @@ class _Thermometer:
 
     @property
     def n_outputs(self) -> int:
+        return self.thresholds.size
+
+    @property
+    def n_gates(self) -> int:
         return self.thresholds.size
 
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
@@ -275,14 +294,13 @@ class _Votes:
     n_outputs = 0  # no layer reads sums
 
 
-_Stage = _Thermometer | _Gates | _Trees | _Votes
+_Layer = _Thermometer | _Gates | _Trees
+_Stage = _Layer | _Votes
 
 
 def _as_integers(truth: np.ndarray) -> list[int]:
     packed = np.packbits(truth.astype(bool), axis=1, bitorder="little")
-    if packed.shape[1] == 1:
-        return [int(t) for t in packed[:, 0].tolist()]
-    return [int.from_bytes(row.tobytes(), "little") for row in packed]
+    return [int.from_bytes(row, "little") for row in packed.tolist()]
 
 
 def _any(builder: Builder, bits: list[Literal]) -> Literal:
@@ -295,40 +313,12 @@ def _any(builder: Builder, bits: list[Literal]) -> Literal:
 def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
     size = len(bits) // k
     groups = [bits[i * size : (i + 1) * size] for i in range(k)]
-    if outputs == "class" and builder.simplify:
-        groups = _differing(groups)
     builder.part("votes")
     numbers = arithmetic.popcounts(builder, groups, relative=outputs == "class")
     if outputs == "class":
         builder.part("argmax")
         numbers = [arithmetic.argmax(builder, numbers)]
     builder.output("y", numbers)
-
-
-def _differing(groups: list[list[Literal]]) -> list[list[Literal]]:
-    """Return votes with the same differences between classes: the same votes for every class are dropped.
-
-    A bit that has votes for most classes counts against the others instead.
-    """
-    weights: dict[int, list[int]] = {}  # of each node's bit, for each class
-    constants = [0] * len(groups)
-    for label, group in enumerate(groups):
-        for literal in group:
-            weight = weights.setdefault(literal >> 1, [0] * len(groups))
-            weight[label] += -1 if literal & 1 else 1
-            constants[label] += literal & 1
-    weights.pop(ZERO >> 1, None)
-    kept: list[list[Literal]] = [[] for _ in groups]
-    # The median is the common weight that leaves the fewest votes.
-    for node, weight in weights.items():
-        common = sorted(weight)[(len(weight) - 1) // 2]
-        for label, w in enumerate(weight):
-            times = abs(w - common)
-            negative = w < common
-            kept[label] += [2 * node + negative] * times
-            constants[label] -= times * negative  # -x is not x, less 1
-    least = min(constants)
-    return [[ONE] * (c - least) + group for c, group in zip(constants, kept, strict=True)]
 
 
 # ------------------------------------------------------------------------------------- options
@@ -345,6 +335,8 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
                 "exact for every number of the format."
             )
         inputs = Format.parse(inputs)
+    if not isinstance(inputs, Format):
+        raise TypeError(f"{where}; expected 'bits', a Format, or the text of one such as 'uint8'.")
     if encoder is None:
         if inputs == Format():
             return None
@@ -385,8 +377,8 @@ def _is(model: Any, module: str, name: str) -> bool:
     return loaded is not None and isinstance(model, getattr(loaded, name))
 
 
-def _network(model: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the layers of a model, and facts about it."""
+def _network(model: Any) -> list[Any]:
+    """Return the stages of a model."""
     if _is(model, "lutjax.models.packed", "PackedClassifier"):
         stages = _stages_of_packed(model)
     else:
@@ -398,13 +390,7 @@ def _network(model: Any) -> tuple[list[Any], dict[str, Any]]:
         for number, layer in enumerate(layers, 1):
             stages.append(_stage(f"layer {number}", layer, n_bits, last=number == len(layers)))
             n_bits = stages[-1].n_outputs
-    gates = [stage for stage in stages if isinstance(stage, _Gates | _Trees)]
-    facts: dict[str, Any] = {"kind": "network", "layers": [stage.n_gates for stage in gates]}
-    if isinstance(stages[-1], _Votes):
-        facts |= {"kind": "classifier", "n_classes": stages[-1].k}
-    if gates and isinstance(gates[0], _Trees):
-        facts["image"] = list(gates[0].spec.in_shape[:2])
-    return stages, facts
+    return stages
 
 
 def _stages_of_packed(model: Any) -> list[_Stage]:

@@ -6,16 +6,18 @@ import importlib.resources
 import json
 import math
 import re
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits.circuit import Circuit, Format, Port
 
 _STARTS = ("sparse", "random", "seed", "empty")
 _CELLS_OF_A_SIDE = 64
+_BITS_OF_A_NUMBER = 53  # in JavaScript
 
 
 def to_html(
@@ -33,8 +35,9 @@ def to_html(
     """Return a page that runs the circuit in a browser, without a network or any other file.
 
     A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; the bits of any other circuit
-    are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``,
-    and then ``n_classes`` and ``image`` (height and width), or ``channels`` and ``periodic``.
+    are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
+    then ``n_classes`` and ``image`` (height and width; by default a square), or ``channels`` and ``periodic``. A
+    classifier of images has one input port, with a number for each pixel.
 
     A classifier shows the votes of a port of as many numbers as there are classes, and the class of a port of one
     number; without the second one the class is the first that has the most votes.
@@ -75,9 +78,10 @@ def to_html(
     for name, value in options.items():
         if value is not None and name not in allowed.get(kind, ()):
             owner = next(owner for owner, names in allowed.items() if name in names)
+            owners = {"classifier": "classifiers of images", "automaton": "automata"}[owner]
             raise ValueError(
-                f"to_html: {name} is given, but the circuit is shown as a {kind}; leave it out, or say in "
-                f"`about` that the circuit is a {owner}{' of images' if owner == 'classifier' else ''}."
+                f"to_html: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
+                f"Leave {name} out, or give the circuit an `about` that says what it is."
             )
     data: dict[str, Any] = {
         "kind": kind,
@@ -129,6 +133,100 @@ def encode_gates(circuit: Circuit) -> str:
     return base64.b64encode(bytes(data)).decode("ascii")
 
 
+def from_html(text: str) -> Circuit:
+    """Return the circuit of a page that `to_html` wrote.
+
+    Raises:
+      ValueError: the text has no such circuit.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits.page import from_html
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate((a, b), 0b0110)]])
+      >>> from_html(builder.circuit().to_html())
+      Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
+    """
+    data = json.loads(_script(text, "circuit"))
+    ports = [
+        [
+            Port(port["name"], port["count"], Format(port["bits"], port["fraction"], port["signed"]))
+            for port in data[side]
+        ]
+        for side in ("inputs", "outputs")
+    ]
+    fanins, tables = _decode_gates(data["gates"], 1 + sum(port.n_bits for port in ports[0]))
+    return Circuit(
+        inputs=tuple(ports[0]),
+        outputs=tuple(ports[1]),
+        fanins=fanins,
+        tables=tables,
+        literals=tuple(data["literals"]),
+        parts=tuple((name, count) for name, count in data["parts"]),
+        about=data["about"],
+    )
+
+
+def evaluate_in_node(
+    text: str, words: UInt32[np.ndarray, "inputs words"], *, node: str = "node"
+) -> UInt32[np.ndarray, "outputs words"]:
+    """Return what the script of a page computes, run outside of a browser by Node.js.
+
+    Args:
+      text: of a page that `to_html` wrote.
+      words: for each bit of the input ports 32 samples a word, as for `Circuit.evaluate`.
+      node: the program.
+
+    Raises:
+      ValueError: the text is no such page.
+      OSError: the program is not there.
+      subprocess.CalledProcessError: the script failed.
+    """
+    program = (
+        _script(text, "evaluate")
+        + """
+const { data, words, n } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
+"""
+    )
+    given = f'{{"data":{_script(text, "circuit")},"words":{words.ravel().tolist()},"n":{words.shape[1]}}}'
+    done = subprocess.run([node, "-e", program], input=given, capture_output=True, text=True, check=True)
+    answer = np.array(json.loads(done.stdout), np.uint32)
+    return answer.reshape(-1, words.shape[1])
+
+
+def _script(text: str, name: str) -> str:
+    """Return the script of an id."""
+    found = re.findall(rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL)
+    if len(found) != 1:
+        raise ValueError(f"text has {len(found)} scripts {name!r}; a page of Circuit.to_html has one.")
+    script: str = found[0]
+    return script
+
+
+def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return fan-ins and tables, the reverse of `encode_gates`."""
+    data, at = base64.b64decode(text), 0
+    fanins: list[tuple[int, ...]] = []
+    tables: list[int] = []
+    while at < len(data):
+        n, start = data[at], at + 1
+        at = start + max(1, (1 << n) // 8)
+        tables.append(int.from_bytes(data[start:at], "little"))
+        fanin = []
+        for _ in range(n):
+            distance = shift = 0
+            while True:
+                distance |= (data[at] & 127) << shift
+                shift, at = shift + 7, at + 1
+                if not data[at - 1] & 128:
+                    break
+            fanin.append(first + len(fanins) - distance)
+        fanins.append(tuple(fanin))
+    return tuple(fanins), tuple(tables)
+
+
 def _template(name: str) -> str:
     return importlib.resources.files("lutjax.circuits").joinpath("templates", name).read_text("utf-8").strip()
 
@@ -149,6 +247,8 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
     if circuit.about.get("kind") != "classifier" or len(circuit.inputs) != 1:
         return None
     count = circuit.inputs[0].count
+    if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
+        return None
     if circuit.about.get("image"):
         height, width = circuit.about["image"]
         return (int(height), int(width)) if height * width == count else None

@@ -11,6 +11,7 @@
   const large = height >= 20; // as MNIST: 20 of 28 pixels, around the centre of mass; smaller images are filled
   const inner = large ? (20 / 28) * Math.min(height, width) : Math.min(height, width);
   const fine = Math.max(4, Math.ceil(128 / Math.max(height, width))); // points across a pixel
+  pen.value = large ? 10 : 18; // about the strokes of MNIST, and of the 8 x 8 digits of scikit-learn
   const radius = () => (pen.valueAsNumber / 200) * height;
 
   // Return the strokes moved and scaled into the middle of the frame.
@@ -104,6 +105,7 @@
     if (classPort) best = numbersOf(classPort)[0];
     else if (votes) best = votes.indexOf(Math.max(...votes));
     find("class").textContent = best === null ? "" : blank ? "?" : nameOf(best);
+    find("class-here").textContent = find("class").textContent; // for windows in which the answer is below
     let text = blank ? "Draw something, or click an example." : "";
     if (votes) {
       scale = Math.max(scale, ...votes);
@@ -214,7 +216,7 @@
   });
 
   find("seen-text").textContent = `The circuit reads ${width} × ${height} pixels, each a number from 0 to ` +
-    `${data.maximum / 2 ** input.fraction}.`;
+    `${data.maximum / 2 ** input.fraction}.` + (votesPort && !classPort ? " The answer is the first class with the most votes." : "");
   find("outputs").hidden = Boolean(classPort || votesPort);
   if (votesPort) {
     find("votes").hidden = false;

@@ -59,6 +59,7 @@
     entry.show = () => {
       fields.forEach((field, i) => (field.value = numberOf(port, (k) => bits[i * port.bits + k]) / scale));
       shown.bits.forEach((button, k) => {
+        if (button.textContent === String(bits[k])) return;
         button.textContent = bits[k];
         button.setAttribute("aria-label", button.title);
         button.setAttribute("aria-pressed", bits[k] === 1);
@@ -73,6 +74,7 @@
       shown.cells.forEach((cell, i) => (cell.textContent = numbers[i] / 2 ** port.fraction));
       shown.bits.forEach((place, k) => {
         const bit = evaluator.word(evaluator.outputs[port.start + k]) & 1;
+        if (place.textContent === String(bit)) return;
         place.textContent = bit;
         place.className = bit ? "on" : "";
       });

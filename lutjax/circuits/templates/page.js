@@ -71,11 +71,12 @@ const PART_WORDS = {
 
 const partViews = [];
 function showParts() {
-  const parts = data.parts.length ? data.parts : [["gates", evaluator.gates.length]];
-  const most = Math.max(1, ...parts.map(([, count]) => count));
+  const parts = data.parts.filter(([, count]) => count), most = Math.max(...parts.map(([, count]) => count));
+  const many = parts.length > 6; // then side by side, with few words
+  find("parts").classList.toggle("many", many);
   let first = 1 + evaluator.nInputs;
   for (const [name, count] of parts) {
-    const words = PART_WORDS[name] || (name.startsWith("layer") ? "gates that training found" : "");
+    const words = PART_WORDS[name] || (name.startsWith("layer") && !many ? "gates that training found" : "");
     const canvas = make("canvas");
     canvas.setAttribute("aria-hidden", "true");
     const fill = make("div");
@@ -92,18 +93,21 @@ function showParts() {
 
 // Show which gates answer 1 for the sample in a lane of a word.
 function showGates(word = 0, lane = 0) {
-  const on = styled("--accent"), off = styled("--off"), ground = styled("--card");
+  const [on, off] = ["--accent", "--off"].map((name) => new Uint32Array(Uint8Array.from([...styled(name), 255]).buffer)[0]);
   for (const { canvas, first, count } of partViews) {
-    if (!count) continue;
     const room = canvas.parentElement.clientWidth / 3, unit = Math.min(5, Math.max(2, Math.floor(room / count)));
     const across = Math.min(count, Math.max(1, Math.floor(room / unit)));
     const width = 3 * across, down = Math.ceil(count / across);
     canvas.style.width = `${unit * width}px`;
-    paint(canvas, width, 3 * down, (k) => {
-      const x = k % width, y = Math.floor(k / width), gate = Math.floor(y / 3) * across + Math.floor(x / 3);
-      if (x % 3 === 2 || y % 3 === 2 || gate >= count) return ground;
-      return (evaluator.word(evaluator.literals[first + gate], word) >>> lane) & 1 ? on : off;
-    });
+    [canvas.width, canvas.height] = [width, 3 * down];
+    const context = canvas.getContext("2d"), image = context.createImageData(width, 3 * down);
+    const pixels = new Uint32Array(image.data.buffer); // 3 x 3 for each gate, of which 2 x 2 are coloured
+    for (let gate = 0; gate < count; gate++) {
+      const bit = (evaluator.word(evaluator.literals[first + gate], word) >>> lane) & 1;
+      const at = 3 * (Math.floor(gate / across) * width + (gate % across));
+      pixels[at] = pixels[at + 1] = pixels[at + width] = pixels[at + width + 1] = bit ? on : off;
+    }
+    context.putImageData(image, 0, 0);
   }
 }
 
@@ -126,4 +130,5 @@ function measure() {
 showParts();
 find("measure").addEventListener("click", measure);
 setTimeout(measure, 300);
+// For the console, and for tests.
 window.lutjax = { circuit: data, evaluator, measure, evaluate: (words, n) => evaluator.copy().evaluate(words, n) };
