@@ -61,7 +61,8 @@ class Rounded:
         self.model = _in_floats(model, self.integer)
         model = nnx.merge(*nnx.split(self.model))
         model.init_cache(())
-        graphdef, cache, kept = nnx.split(model, nnx.Cache, ...)
+        parts: Any = nnx.split(model, nnx.Cache, ...)
+        graphdef, cache, kept = parts
         # Arrays alone go in and out: states are slow to take apart at each byte.
         self._empty, caches = jax.tree.flatten(cache)
         self._kept, others = jax.tree.flatten(kept)
@@ -154,7 +155,9 @@ def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTrans
     """Return the model of float32 whose numbers are those of its integer form."""
     config = rounded_config(model.config)
     params, others = models.arrays(model)
-    others = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), others)  # on no device, as all that is made here
+    others = jax.tree.map(
+        lambda a: jnp.asarray(np.asarray(a)), others
+    )  # on no device, as all that is made here
     of_layers: dict[Any, Any] = {}
     for k, attention in enumerate(integer.attention):
         block = params["layers"][k]
