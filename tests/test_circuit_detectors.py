@@ -231,7 +231,7 @@ def test_layers_that_do_not_fit(change: dict[str, Any], message: str, without_ty
         dataclasses.replace(layer, **change)
 
 
-def test_layers_without_an_integer_form(without_typechecking: None) -> None:
+def test_layers_without_an_integer_form(without_typechecking: None, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = LUT(4, 2, n_detectors=3, n_anchors=2, weights_init=ties, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="no integer form of Linear"):
         detectors.of(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
@@ -266,6 +266,9 @@ def test_layers_without_an_integer_form(without_typechecking: None) -> None:
         integer(np.full(4, 2**31))
     with pytest.raises(ValueError, match="name is 'No-name'"):
         integer.to_c("No-name")
+    monkeypatch.setattr(detectors, "_MOST_IN_C", 23)
+    with pytest.raises(ValueError, match="the tables have 24 entries, more than the 23"):
+        integer.to_c()
     with pytest.raises(ValueError, match="give out_features, too"):
         detectors.rounded(np.zeros((1, 2, 2)), SLOTS[:, :, :2], in_features=4, targets=SLOTS)
 
@@ -389,10 +392,11 @@ def test_no_sum_leaves_the_exact_numbers() -> None:
 
 
 def test_tables_in_a_file(rounded: Rounded, compiler: str, tmp_path: Path) -> None:
-    """Also: of a detector exactly one row is read, so that a flipped entry of it is found, and no other."""
+    """A detector reads exactly one row, so that a flipped entry of it is found, and no other."""
     program = built(compiler, written(rounded.integer, tmp_path, tables_in_file=True))
     tables, prompt = tmp_path / "tables.bin", b"a prompt"
-    expected, content = logits_in_c(program, prompt, "-m", tables), tables.read_bytes()
+    expected, content = logits_in_c(program, prompt), tables.read_bytes()  # found beside the program
+    assert logits_in_c(program, prompt, "-m", tables) == expected
     text = rounded.text(prompt, 5, temperature=0, top_k=256, seed=0)
     assert expected == list(text.logits)
     (tmp_path / "texts.json").write_text(language_model.texts_to_json([text]))

@@ -33,7 +33,7 @@ class Rounded:
     """A language model of look-up tables in whole numbers, which JAX and the exported C program run alike.
 
     The model in JAX computes with float32, yet all of its numbers are whole multiples of powers of two below
-    `language_model.EXACT`, so every sum of them is exact in any order, on any device.
+    `language_model.EXACT`, so every sum of them is exact, in any order.
 
     Args:
       model: as it was trained.
@@ -51,9 +51,9 @@ class Rounded:
       >>> from lutjax.models import LUTTransformer, LUTTransformerConfig
       >>> from lutjax.training.integers import Rounded
       >>> config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
-      >>> rounded = Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)))
-      >>> len(rounded.generate(b"It was", 3, temperature=2.5, seed=1))
-      3
+      >>> rounded = Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
+      >>> rounded.integer.dtype, rounded.integer.window, rounded.model.embedding.dtype
+      (dtype('int8'), 3, dtype('float32'))
     """
 
     def __init__(self, model: LUTTransformer, *, tables: str = "int16"):
