@@ -184,6 +184,29 @@ def test_rounded_layers(programs: Any) -> None:
     np.testing.assert_array_equal(made["int8"](x) / 2.0 ** made["int8"].fraction, exact)
 
 
+def test_rounded_sparse_layers(programs: Any) -> None:
+    of = {name: layer for name, layer in layers().items() if isinstance(layer, SparseLUT)}
+    made, exact = {}, {}
+    for name, layer in of.items():
+        weights, anchors, targets = (
+            np.asarray(a[...]) for a in (layer.weights, layer.anchors, layer.targets)
+        )
+        sizes = {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "groups": layer.groups or 1,
+        }
+        made[name] = detectors.rounded(weights, anchors, targets=targets, tables="int8", **sizes)
+        exact[name] = detectors.rounded(weights, anchors, targets=targets, tables="int32", **sizes)
+    in_c, rng = programs(made), np.random.default_rng(5)
+    for name, integer in made.items():
+        x = rng.integers(-3, 4, (30, integer.in_features))
+        np.testing.assert_array_equal(in_c(name, x), integer(x))
+        n_addends = len(integer.values) * integer.values.shape[2]
+        error = np.abs(integer(x) / 2.0**integer.fraction - exact[name](x) / 2.0 ** exact[name].fraction)
+        assert 0 < error.max() <= n_addends * 2.0 ** (integer.shifts.max() - integer.fraction)
+
+
 def test_the_largest_sums_fit(programs: Any) -> None:
     values = np.array([[[LARGEST // 2 + 1, -LARGEST]], [[LARGEST // 2, 0]]], np.int32)
     layer = IntegerLUT(2, np.zeros((2, 0, 2), int), values, np.zeros(2, int))
