@@ -16,6 +16,7 @@ from lutjax import _quantised
 _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")
 _MOST_SHIFT = 30
+_MOST_IN_C = 2**24
 _FINER_THAN_ALL = 120  # fraction of scales of int8
 _PER_LINE = 32
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -163,7 +164,7 @@ class IntegerLUT:
           name: of the function and the files: lower-case letters, digits and underscores.
 
         Raises:
-          ValueError: another name.
+          ValueError: another name, or tables that compilers take too long for.
 
         Example:
           >>> import numpy as np
@@ -174,6 +175,10 @@ class IntegerLUT:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"to_c: name is {name!r}; expected lower-case letters, digits and underscores.")
+        if self.values.size > _MOST_IN_C:
+            raise ValueError(
+                f"to_c: the tables have {self.values.size:,} entries, more than the {_MOST_IN_C:,} that compilers take in a minute."
+            )
         return {
             "detectors.h": source("detectors.h"),
             f"{name}.h": self._header(name),
@@ -194,6 +199,7 @@ class IntegerLUT:
                 f"#define {name.upper()}_OUTPUTS {self.out_features}",
                 f"#define {name.upper()}_FRACTION {self.fraction}",
                 "",
+                *("#ifdef __cplusplus", 'extern "C"', "#endif"),
                 f"void {name}(const int32_t x[{name.upper()}_INPUTS], int32_t y[{name.upper()}_OUTPUTS]);",
                 "",
                 "#endif",
@@ -315,6 +321,8 @@ def rounded(
     Tables of int16 or int32 are fixed-point numbers of one `fraction`. Those of int8 have a power of two as scale for each
     group and output, as `lutjax.quantise_tables` gives them, and the sums are shifted to one `fraction`; a scale that is
     finer than it gives way.
+
+    Tables that `lutjax.scored_lut` reads by `lutjax.reads.Hard` have the same form; its other reads weigh rows by floats.
 
     Args:
       weights: floats ``[T, 2**C, K]``.

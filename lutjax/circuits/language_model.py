@@ -323,7 +323,7 @@ class Draws:
       >>> from lutjax.circuits.language_model import Draws
       >>> draws = Draws(seed=1, fraction=0, temperature=1000)
       >>> [draws(np.array([0, 2, 1])) for _ in range(8)]
-      [0, 1, 2, 1, 1, 1, 1, 1]
+      [1, 1, 1, 1, 1, 0, 1, 1]
     """
 
     def __init__(self, *, seed: int, fraction: int, temperature: int, top_k: int = _BYTES):

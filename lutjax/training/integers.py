@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._extras import needed_by
+from lutjax._typing import Array
 from lutjax.circuits import language_model
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.circuits.language_model import TEMPERATURES, TEXTS, Draws, IntegerLanguageModel, Text
@@ -32,7 +33,7 @@ class Rounded:
     """A language model of look-up tables in whole numbers, which JAX and the exported C program run alike.
 
     The model in JAX computes with float32, yet all of its numbers are whole multiples of powers of two below
-    `language_model.EXACT`, so every sum of them is exact in any order, on any device.
+    `language_model.EXACT`, so every sum of them is exact, in any order.
 
     Args:
       model: as it was trained.
@@ -50,15 +51,31 @@ class Rounded:
       >>> from lutjax.models import LUTTransformer, LUTTransformerConfig
       >>> from lutjax.training.integers import Rounded
       >>> config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
-      >>> rounded = Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)))
-      >>> len(rounded.generate(b"It was", 3, temperature=2.5, seed=1))
-      3
+      >>> rounded = Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
+      >>> rounded.integer.dtype, rounded.integer.window, rounded.model.embedding.dtype
+      (dtype('int8'), 3, dtype('float32'))
     """
 
     def __init__(self, model: LUTTransformer, *, tables: str = "int16"):
         self.integer = language_model.of(model, tables=tables)
         self.model = _in_floats(model, self.integer)
-        self._feed = jax.jit(fed, static_argnums=0)
+        model = nnx.merge(*nnx.split(self.model))
+        model.init_cache(())
+        parts: Any = nnx.split(model, nnx.Cache, ...)
+        graphdef, cache, kept = parts
+        # Arrays alone go in and out: states are slow to take apart at each byte.
+        self._empty, caches = jax.tree.flatten(cache)
+        self._kept, others = jax.tree.flatten(kept)
+
+        @jax.jit
+        def feed(
+            cache: list[jax.Array], kept: list[jax.Array], byte: Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            state = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
+            new, logits = fed(graphdef, *state, byte[None])
+            return jax.tree.leaves(new), logits
+
+        self._feed = feed
 
     def generate(
         self,
@@ -99,14 +116,11 @@ class Rounded:
             raise ValueError("generate: the prompt is empty; give at least one byte to continue.")
         fraction = self.integer.unembed.fraction
         draws = Draws(seed=seed, fraction=fraction, temperature=temperature, top_k=top_k or 256)
-        model = nnx.merge(*nnx.split(self.model))
-        model.init_cache(())
-        parts: Any = nnx.split(model, nnx.Cache, ...)
-        graphdef, cache, kept = parts
+        cache = self._empty
 
         def fed_with(byte: int) -> np.ndarray:
             nonlocal cache
-            cache, logits = self._feed(graphdef, cache, kept, np.asarray([byte], np.int32))
+            cache, logits = self._feed(cache, self._kept, np.int32(byte))
             return np.ldexp(np.asarray(logits, np.float64), fraction).astype(np.int64)
 
         for byte in prompt[:-1]:
@@ -141,6 +155,9 @@ def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTrans
     """Return the model of float32 whose numbers are those of its integer form."""
     config = rounded_config(model.config)
     params, others = models.arrays(model)
+    others = jax.tree.map(
+        lambda a: jnp.asarray(np.asarray(a)), others
+    )  # on no device, as all that is made here
     of_layers: dict[Any, Any] = {}
     for k, attention in enumerate(integer.attention):
         block = params["layers"][k]

@@ -99,7 +99,7 @@ void lm_feed(lm_state *state, uint8_t byte)
 {
     int32_t *z = state->z, next = state->newest + 1 == LM_WINDOW ? 0 : state->newest + 1;
     for (int k = 0; k < LM_FEATURES; k++)
-        z[k] = lm_embedding[byte * LM_FEATURES + k];
+        z[k] = lm_embedding[(int32_t)byte * LM_FEATURES + k];
     for (int layer = 0; layer < LM_LAYERS; layer++) {
         int32_t own[LM_KEY_SIZE], sums[LM_FEATURES] = {0};
         attend(state, layer, z, own, sums);

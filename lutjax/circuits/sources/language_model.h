@@ -7,6 +7,10 @@
 
 #include "model.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* A text so far: for each layer the keys of the bytes that the next one sees, and the vector of the last byte. */
 typedef struct {
     int32_t keys[LM_LAYERS][LM_WINDOW][LM_KEY_SIZE];
@@ -30,5 +34,9 @@ void lm_logits(const lm_state *state, int32_t logits[LM_BYTES]);
  * The weight of a byte that is d units below the largest logit is 2**-e, where e = d log2(exp(1)) / temperature, cut off after 16
  * bits. Draws are those of SplitMix64, modulo the sum of the weights. */
 uint8_t lm_choose(const int32_t logits[LM_BYTES], uint32_t thousandths_of_temperature, int top_k, uint64_t *random);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

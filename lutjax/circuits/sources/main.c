@@ -17,7 +17,7 @@ static const char usage[] =
     "  -s  seed of the draws; 0\n"
     "  -l  the logits before each new byte, whole numbers, in place of it\n"
 #if LM_TABLES_IN_FILE
-    "  -m  file of the tables; tables.bin\n"
+    "  -m  file of the tables; tables.bin beside the program\n"
 #endif
     "  --  what follows is the prompt, even if it looks like an option\n"
     "Without PROMPT it is read from the standard input.\n";
@@ -58,6 +58,20 @@ static int fail(const char *what)
 #if LM_TABLES_IN_FILE
 lm_value lm_tables[LM_TABLE_SIZE];
 
+/* The path of the tables in the folder of the program. */
+static const char *beside(const char *program)
+{
+    static char path[4096];
+    const char *name = "tables.bin", *end = strrchr(program ? program : "", '/');
+    size_t length = end ? (size_t)(end + 1 - program) : 0;
+    if (length + strlen(name) >= sizeof path)
+        return name;
+    if (length)
+        memcpy(path, program, length);
+    strcpy(path + length, name);
+    return path;
+}
+
 /* Read tables of numbers whose lowest byte is first. */
 static int read_tables(const char *path)
 {
@@ -92,7 +106,7 @@ int main(int argc, char **argv)
     int show_logits = 0, options = 1;
     const char *prompt = NULL;
 #if LM_TABLES_IN_FILE
-    const char *path = "tables.bin";
+    const char *path = beside(argv[0]);
 #endif
     for (int k = 1; k < argc; k++) {
         const char *word = argv[k];
