@@ -194,7 +194,7 @@ class Builder:
                     continue
                 new, new_table = nodes, table
                 for gate in chosen:
-                    new, new_table = _composed(
+                    new, new_table = composed(
                         new, new_table, gate, fanins[gate - first], self._tables[gate - first]
                     )
                 new, new_table = _reduced(new, new_table)
@@ -213,6 +213,23 @@ class Builder:
     def level(self, literal: Literal) -> int:
         """Return the number of gates on the longest path to a literal."""
         return self._levels[literal >> 1]
+
+    def read(self, node: int) -> tuple[tuple[int, ...], int]:
+        """Return the nodes that a gate reads and its table; no nodes for an input or a constant."""
+        gate = node - self._first
+        return (self._fanins[gate], self._tables[gate]) if gate >= 0 else ((), 0)
+
+    def readers(self, literals: Sequence[Literal]) -> list[int]:
+        """Return for each node how many of these literals read it, and gates on which these depend."""
+        return self._readers(self._fanins, literals)
+
+    def _readers(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> list[int]:
+        readers = [0] * (self._first + len(fanins))
+        for node in itertools.chain.from_iterable(itertools.compress(fanins, self._alive(fanins, literals))):
+            readers[node] += 1
+        for literal in literals:
+            readers[literal >> 1] += 1
+        return readers
 
     def output(self, name: str, numbers: Sequence[Sequence[Literal]], format: Format | None = None) -> None:
         """Declare an output port: the literals of its numbers, lowest bit first.
@@ -291,11 +308,7 @@ class Builder:
         if merge == 2:
             return fanins, tables
         alive = self._alive(fanins, literals)
-        readers = [0] * (first + len(fanins))
-        for node in itertools.chain.from_iterable(itertools.compress(fanins, alive)):
-            readers[node] += 1
-        for literal in literals:
-            readers[literal >> 1] += 1
+        readers = self._readers(fanins, literals)
         for gate in itertools.compress(range(len(fanins)), alive):
             nodes, table = fanins[gate], tables[gate]
             at = 0
@@ -307,7 +320,7 @@ class Builder:
                 union = {*nodes, *fanins[inner]}
                 if len(union) - 1 > max(merge, len(nodes)):
                     continue
-                new, table = _composed(list(nodes), table, first + inner, fanins[inner], tables[inner])
+                new, table = composed(list(nodes), table, first + inner, fanins[inner], tables[inner])
                 for node in (*nodes, *fanins[inner]):
                     readers[node] -= 1
                 nodes, table = _sorted(*_reduced(new, table))
@@ -315,7 +328,38 @@ class Builder:
                     readers[node] += 1
                 fanins[gate], tables[gate] = nodes, table
                 at = 0
+        if merge > 3:
+            self._put_into_all_readers(fanins, tables, literals)
         return fanins, tables
+
+    def _put_into_all_readers(
+        self, fanins: list[tuple[int, ...]], tables: list[int], literals: Sequence[Literal]
+    ) -> None:
+        """Lets all readers of a gate read its inputs instead, where they have room: look-up tables cost the same full or not."""
+        first, alive = self._first, self._alive(fanins, literals)
+        readers: dict[int, set[int]] = {gate: set() for gate in itertools.compress(range(len(fanins)), alive)}
+        for gate in readers:
+            for node in fanins[gate]:
+                if node >= first:
+                    readers[node - first].add(gate)
+        needed = {literal >> 1 for literal in literals}
+        for inner in sorted(readers, key=lambda gate: (len(readers[gate]) * (len(fanins[gate]) - 1), gate)):
+            if first + inner in needed or not readers[inner]:
+                continue
+            own = fanins[inner]
+            if any(len({*fanins[gate], *own}) - 1 > self.merge for gate in readers[inner]):
+                continue
+            for gate in sorted(readers[inner]):
+                before = fanins[gate]
+                new = composed(before, tables[gate], first + inner, own, tables[inner])
+                fanins[gate], tables[gate] = _sorted(*_reduced(*new))
+                for node in {*before, *own}:
+                    if node >= first:
+                        (readers[node - first].add if node in fanins[gate] else readers[node - first].discard)(gate)
+            for node in own:
+                if node >= first:
+                    readers[node - first].discard(inner)
+            readers[inner].clear()
 
 
 def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
@@ -366,10 +410,10 @@ def _sorted(nodes: Sequence[int], table: int) -> tuple[tuple[int, ...], int]:
     return tuple([nodes[i] for i in order]), truth.permute(table, len(nodes), order)
 
 
-def _composed(
+def composed(
     nodes: Sequence[int], table: int, gate: int, inner: Sequence[int], inner_table: int
 ) -> tuple[list[int], int]:
-    """What a table reads where one of its nodes is a gate over inner nodes, and the table over that."""
+    """Return what a table reads where one of its nodes is a gate over inner nodes, and the table over that."""
     i = nodes.index(gate)
     union = [*nodes[:i], *nodes[i + 1 :]]
     union += [node for node in inner if node not in union]
