@@ -26,14 +26,15 @@ THRESHOLDS = np.array(
     [[-1.5, 3.0], [0.0, 0.0], [2.5, 300.0], [254.5, 255.0], [1.25, np.inf], [-np.inf, 9.0]], np.float32
 )
 SIZES: dict[str, Any] = {"in_features": 6, "n_classes": 3, "n_thresholds": 2}
+# Layers of one size, whose programs are compiled once.
 CONFIGS = {
-    "gates": LogicClassifierConfig(**SIZES, layers=(20, 12), noise=3),
-    "light": LogicClassifierConfig(**SIZES, layers=(11, 15), n_inputs=3),
-    "walsh": LogicClassifierConfig(**SIZES, layers=(9, 9), n_inputs=4, tables="walsh", wiring="learnable"),
-    "raw": LogicClassifierConfig(**SIZES, layers=(6,), n_inputs=8, tables="raw"),
-    "binary": LogicClassifierConfig(**SIZES, layers=(9, 21), n_inputs=6, tables="binary"),
-    "bits": LogicClassifierConfig(11, 4, n_thresholds=0, layers=(30, 40), noise=3),
-    "binary_bits": LogicClassifierConfig(11, 2, n_thresholds=0, layers=(10,), n_inputs=5, tables="binary"),
+    "gates": LogicClassifierConfig(**SIZES, layers=(12, 12), noise=3),
+    "light": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3),
+    "walsh": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3, tables="walsh", wiring="learnable"),
+    "raw": LogicClassifierConfig(**SIZES, layers=(12,), n_inputs=8, tables="raw"),
+    "binary": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3, tables="binary"),
+    "bits": LogicClassifierConfig(12, 4, n_thresholds=0, layers=(12, 12), noise=3),
+    "binary_bits": LogicClassifierConfig(12, 2, n_thresholds=0, layers=(12,), n_inputs=3, tables="binary"),
 }
 
 
@@ -83,7 +84,7 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 def test_a_circuit_is_the_classifier(name: str) -> None:
     model, config = configured(name), CONFIGS[name]
     x = RNG(0).choice([0, 1, 2, 3, 4, 9, 10, 254, 255], (400, 6)).astype(np.uint8)
-    x = x if config.n_thresholds else every(11)
+    x = x if config.n_thresholds else every(12)
     votes = votes_of(model, x)
     assert len(np.unique(votes.argmax(-1))) > 1
     of_numbers = "uint8" if config.n_thresholds else "bits"
@@ -254,8 +255,8 @@ def stack(library: Any, **options: Any) -> list[Any]:
     return [
         library.Thermometer(4, 2, thresholds=np.array([[0.5, 1.0]] * 4, np.float32)),
         library.LogicGates(8, 12, logits_init=jax.nn.initializers.normal(1.0), **options),
-        library.SoftLUT(12, 10, n_inputs=3, parametrisation="walsh", **learnable, **options),
-        library.BinaryLUT(10, 9, n_inputs=4, estimator="soft", **options),
+        library.SoftLUT(12, 12, n_inputs=3, parametrisation="walsh", **learnable, **options),
+        library.BinaryLUT(12, 12, n_inputs=3, estimator="soft", **options),
         library.GroupSum(3, tau=2.0),
     ]
 

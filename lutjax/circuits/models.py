@@ -68,7 +68,9 @@ def of(
     Source: docs/logic.md, section 7.
 
     Example:
-      >>> import jax.numpy as jnp, numpy as np
+      Flax NNX:
+
+      >>> import jax, jax.numpy as jnp, numpy as np
       >>> from flax import nnx
       >>> from lutjax import circuits
       >>> from lutjax.layers.nnx import GroupSum, LogicGates, Thermometer
@@ -80,6 +82,31 @@ def of(
       [('x', 2, 2), ('y', 1, 2)]
       >>> [name for name, _ in circuit.parts]
       ['encoder', 'layer 1', 'votes', 'argmax']
+
+      Linen, bound or in pairs:
+
+      >>> from flax import linen as nn
+      >>> from lutjax.layers import linen
+      >>> model, x = nn.Sequential([linen.LogicGates(4, 6), linen.GroupSum(3)]), jnp.ones((1, 4))
+      >>> variables = model.init(jax.random.key(0), x)
+      >>> circuit = circuits.of(model.bind(variables))
+      >>> own = {kind: of_layers["layers_0"] for kind, of_layers in variables.items()}
+      >>> same = circuits.of([(linen.LogicGates(4, 6), own), (linen.GroupSum(3), {})])
+      >>> circuit.fanins == same.fanins and circuit.tables == same.tables
+      True
+
+      Haiku, inside of a transformed function:
+
+      >>> import haiku as hk
+      >>> from lutjax.layers import haiku as layers
+      >>> def network():
+      ...     return hk.Sequential([layers.LogicGates(4, 6), layers.GroupSum(3)])
+      >>> f = hk.transform_with_state(lambda x: network()(x))
+      >>> params, state = f.init(jax.random.key(0), x)
+      >>> to_circuit = hk.transform_with_state(lambda: circuits.of(network(), outputs="bits"))
+      >>> circuit, _ = to_circuit.apply(params, state, None)
+      >>> circuit([[0, 1, 1, 0]]).shape
+      (1, 6)
     """
     if _is(model, "lutjax.models.automaton", "LogicCA"):
         return _of_automaton(model, inputs, outputs, Builder(simplify=simplify, merge=merge), about)
@@ -210,7 +237,8 @@ class _Thermometer:
         lowest = -(1 << format.bits - 1) if format.signed else 0
         highest = lowest + (1 << format.bits) - 1
         scaled = np.ldexp(np.clip(self.thresholds, -(2.0**80), 2.0**80), format.fraction)
-        return np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
+        levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
+        return levels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,16 +371,11 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
         raise ValueError(
             f"{where}: the first layer reads bits, because the model has no thermometer; use inputs='bits'."
         )
-    info = jnp.finfo(encoder.dtype)
-    bits = inputs.bits - inputs.signed
-    if (
-        bits > info.nmant + 1
-        or bits - inputs.fraction > info.maxexp
-        or inputs.fraction > info.nmant - info.minexp
-    ):
+    largest = int(jnp.finfo(encoder.dtype).nmant) + 1  # type: ignore[no-untyped-call]
+    if inputs.bits - inputs.signed > largest:
         raise ValueError(
             f"{where}: the thermometer compares numbers in {encoder.dtype}, which rounds some of this format; use one of "
-            f"at most {info.nmant + 1} bits, or a wider dtype."
+            f"at most {largest} bits, or a wider dtype."
         )
     return inputs
 
@@ -476,12 +499,10 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     if isinstance(spec, _logic.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
     elif isinstance(spec, _logic.LogicTreeSpec):
-        wires, truth = (np.asarray(a) for a in spec.truth_tables(arrays))
-        check_wires(wires, spec.window + len(wires), where=f"circuits.of: {where}")
-        stage = _Trees(spec, wires, truth)
+        check_wires(arrays["wires"], spec.window, where=f"circuits.of: {where}")
+        stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
     elif isinstance(spec, _logic._WiredSpec):
-        wires, truth = spec.truth_tables(arrays)
-        stage = _gates(where, wires, truth, spec.in_features)
+        stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
     else:
         raise TypeError(f"circuits.of: {where} has no exact circuit: {_ONLY}.")
     if n_bits is not None and stage.n_inputs != n_bits:
