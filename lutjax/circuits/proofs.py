@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lutjax.circuits import deployment
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, Port
 from lutjax.circuits.deployment import VECTORS, Vectors, evaluated
 
 MOST_INPUTS = 16
@@ -228,11 +228,11 @@ class _Export:
 
     def model_holds(self, oracle: Callable[[dict[str, Any]], Oracle]) -> str:
         model = oracle(self.manifest)
-        random = [_random(port, RANDOM_SAMPLES) for port in self.circuit.inputs]
-        for x in (list(model.samples), random):
+        others, what = _tried(self.circuit.inputs)
+        for x in (list(model.samples), others):
             expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
             _same(evaluated(self.circuit, x), expected)
-        return f"{_samples(len(model.samples[0]))} and {RANDOM_SAMPLES} random ones"
+        return f"{_samples(len(model.samples[0]))} and {what}"
 
     def is_life(self) -> str:
         x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
@@ -286,12 +286,21 @@ def life(neighbourhoods: np.ndarray) -> np.ndarray:
     return ((alive == 3) | (neighbourhoods[:, 8] == 1) & (alive == 2)).astype(np.uint8)[:, None]
 
 
-def _random(port: Any, n: int) -> np.ndarray:
-    """Return random numbers of a port."""
-    codes = np.random.default_rng(0).integers(
-        0, 1 << port.format.bits, (n, port.count), dtype=np.uint64, endpoint=False
-    )
-    return np.asarray(port.format.decode(codes))
+def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
+    """Return numbers of input ports, all that there are or random ones, and how many these are in words."""
+    n = sum(port.n_bits for port in ports)
+    if n <= MOST_INPUTS:
+        bits, what = np.arange(1 << n)[:, None] >> np.arange(n) & 1, f"all 2^{n} inputs"
+    else:
+        bits = np.random.default_rng(0).integers(0, 2, (RANDOM_SAMPLES, n), dtype=np.uint8)
+        what = f"{RANDOM_SAMPLES} random ones"
+    numbers, start = [], 0
+    for port in ports:
+        own = bits[:, start : start + port.n_bits].reshape(len(bits), port.count, port.format.bits).astype(np.uint64)
+        codes = (own << np.arange(port.format.bits, dtype=np.uint64)).sum(-1, dtype=np.uint64)
+        numbers.append(np.asarray(port.format.decode(codes)))
+        start += port.n_bits
+    return numbers, what
 
 
 def _samples(n: int) -> str:
