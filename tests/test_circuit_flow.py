@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lutjax import circuits
-from lutjax.circuits import deployment, proofs
+from lutjax.circuits import abc, deployment, proofs
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors
 from lutjax.cli._main import cli
@@ -56,7 +56,13 @@ def write_classifier(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) 
 
 def write_automaton(folder: Path, *, channels: int = 1, **fields: Any) -> Path:
     """Write the run of an automaton whose gates are random; return its folder."""
-    options = {"kernels": 2, "perception": (8, 2), "update": (12, 6, channels), "channels": channels, **fields}
+    options = {
+        "kernels": 2,
+        "perception": (8, 2),
+        "update": (12, 6, channels),
+        "channels": channels,
+        **fields,
+    }
     experiment = Automaton.new(options, "life" if channels == 1 else "checkerboard")
     state = experiment.run.init()
     gates = np.random.default_rng(7).choice([1, 6, 7, 9, 14], state.params["logits"].shape[1])
@@ -403,3 +409,69 @@ def test_tests_of_a_run_with_a_cost_say_how_many_gates_survive(tmp_path: Path) -
         assert remark.endswith(f"gates that survive {n_gates}")
     with pytest.raises(ValueError, match="gate_cost is -1; it must not be negative"):
         dataclasses.replace(TRAINING, gate_cost=-1)
+
+
+# ------------------------------------------------------------------------------------- the commands
+def test_a_stopped_verify_says_what_was_done(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proofs, "evaluated", stop)
+    result = lutjax_command("verify", folders["automaton"])
+    assert result.exit_code == 130
+    assert result.output.splitlines()[-1] == "stopped after 1 proofs."
+
+
+def test_language_models_are_programs_alone(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting.runs, "kind", lambda folder: "lm")
+    for words, expected in (
+        (("--format", "verilog"), "it is exported as c, not as verilog"),
+        (("--registers", 2), "which has no option --registers"),
+    ):
+        result = lutjax_command(
+            "export", "--run", folders["automaton run"], "--out", tmp_path / "out", *words
+        )
+        assert result.exit_code == 1
+        assert expected in message(result)
+
+
+@pytest.mark.parametrize("goal", ["ands", "lut6"])
+def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    if abc.find() is None:
+        pytest.skip("pyosys is not installed")
+    run, out = folders["automaton run"], tmp_path / "out"
+    result = lutjax_command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
+    assert result.exit_code == 0, result.output
+    before, after = (
+        circuits.from_json((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
+    )
+    sizes = [c.stats(lut6=False).ands if goal == "ands" else len(c) for c in (before, after)]
+    assert sizes[1] <= sizes[0]
+    assert max(map(len, after.fanins)) <= (2 if goal == "ands" else 6)
+    found = proofs.verify(out, oracle=exporting.oracle)
+    assert [proof.passed for proof in found] == [True] * 5
+
+
+def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    import circuits as benchmark
+
+    assert benchmark.table(benchmark.read(benchmark.ROWS)) in (root / "docs" / "circuits.md").read_text()
+
+
+@pytest.mark.slow
+def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
+    out, circuit = tmp_path / "run", tmp_path / "circuit"
+    assert lutjax_command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
+    words = ("--optimise", "ands") if abc.find() else ()
+    assert lutjax_command("export", "--run", out, "--out", circuit, *words).exit_code == 0
+    found = proofs.verify(circuit, oracle=exporting.oracle)
+    assert not [proof for proof in found if proof.passed is False]
+    assert any(proof.passed and "the Game of Life" in proof.name for proof in found)
+    if words:
+        assert deployment.read_manifest(circuit)["statistics"]["ands"] <= 45
