@@ -45,7 +45,7 @@ from lutjax.ops.sparse_lookup import sparse_lookup
 from lutjax.ops.weighted_lookup import weighted_lookup
 
 if TYPE_CHECKING:
-    from lutjax import layers, models, reference, testing, training, tuning
+    from lutjax import circuits, layers, models, reference, testing, training, tuning
 
 catalogue.register(kernel_registry)
 use_implementation = kernel_registry.use_implementation
@@ -62,6 +62,7 @@ __all__ = [
     "bilinear_gates",
     "binary_lut",
     "cell_total_variation",
+    "circuits",
     "detect",
     "detect_signs",
     "explain",
@@ -100,7 +101,7 @@ __all__ = [
     "wiring",
 ]
 
-_LAZY = ("layers", "models", "reference", "testing", "training", "tuning")
+_LAZY = ("circuits", "layers", "models", "reference", "testing", "training", "tuning")
 
 
 def __getattr__(name: str) -> Any:

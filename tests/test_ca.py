@@ -34,7 +34,7 @@ def small(**options):
 
 def simulated(model, state, coefficients):
     """Return ``[H, W, C]`` after one synchronous step, cell by cell."""
-    config, (wires, _) = model.config, model.circuit
+    config, (wires, _) = model.config, model.wiring
     height, width, channels = state.shape
     mode = "wrap" if config.periodic else "constant"
     padded = np.pad(state, ((1, 1), (1, 1), (0, 0)), mode=mode)
@@ -96,7 +96,7 @@ def test_words_are_the_hard_automaton(width: int, options: dict) -> None:
     bits = jax.random.bernoulli(jax.random.key(2), shape=(3, 4, width, 2)).astype(jnp.float32)
     hard = lutjax.gate_coefficients(model.logits[...], hard=True, axis=0)
     first = jnp.moveaxis(bits, -1, 0)
-    slow = automaton.run_soft(model.config, hard, model.circuit, first, 3, key)
+    slow = automaton.run_soft(model.config, hard, model.wiring, first, 3, key)
     fast = model(bits, 3, key=key, deterministic=True)
     assert fast.dtype == bits.dtype
     assert (fast == jnp.moveaxis(slow, 0, -1)).all()
@@ -116,7 +116,7 @@ def test_asynchronous_cells_are_new_or_old() -> None:
 def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> None:
     model = small()
     state = jax.random.uniform(jax.random.key(2), (2, 3, 8, 9))
-    config, circuit = model.config, model.circuit
+    config, wiring = model.config, model.wiring
 
     def plain(logits, state):
         """Compute the same without recomputation, ops or custom gradients."""
@@ -124,7 +124,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
         for _ in range(2):
             channels, n_cells = state.shape[0], state[0].size
             near = jnp.stack([*automaton._shifted(config, state), state]).reshape(9, -1)
-            wires = [jnp.stack([jnp.arange(24) % 8, jnp.full(24, 8)], -1), *circuit.wires]
+            wires = [jnp.stack([jnp.arange(24) % 8, jnp.full(24, 8)], -1), *wiring.wires]
             x, first = near, 0
             for layer, w in enumerate(wires):
                 if layer == len(config.perception):
@@ -136,7 +136,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
 
     def loss(logits, state):
         coefficients = lutjax.gate_coefficients(logits, axis=0)
-        return jnp.square(automaton.run_soft(config, coefficients, circuit, state, 2)).sum()
+        return jnp.square(automaton.run_soft(config, coefficients, wiring, state, 2)).sum()
 
     ours = jax.jit(jax.grad(loss, argnums=(0, 1)))
     for got, expected in zip(
@@ -149,7 +149,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
     def temporaries(n_steps: int) -> int:
         def loss(logits, state):
             coefficients = lutjax.gate_coefficients(logits, axis=0)
-            return jnp.square(automaton.run_soft(config, coefficients, circuit, state, n_steps)).sum()
+            return jnp.square(automaton.run_soft(config, coefficients, wiring, state, n_steps)).sum()
 
         compiled = jax.jit(jax.grad(loss)).lower(model.logits[...], state).compile()
         return compiled.memory_analysis().temp_size_in_bytes
@@ -177,11 +177,11 @@ def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None
 
     def gradients(device: jax.Device) -> list[np.ndarray]:
         # Gradients of logits are small differences of those of coefficients, and lose three digits to rounding.
-        def loss(coefficients: jax.Array, circuit: automaton.Circuit, state: jax.Array) -> jax.Array:
-            return jnp.square(automaton.run_soft(model.config, coefficients, circuit, state, 20)).sum()
+        def loss(coefficients: jax.Array, wiring: automaton.Wiring, state: jax.Array) -> jax.Array:
+            return jnp.square(automaton.run_soft(model.config, coefficients, wiring, state, 20)).sum()
 
         coefficients = lutjax.gate_coefficients(model.logits[...], axis=0)
-        arguments = jax.device_put((coefficients, model.circuit, state), device)
+        arguments = jax.device_put((coefficients, model.wiring, state), device)
         got = jax.jit(jax.grad(loss, argnums=(0, 2)))(*arguments)
         assert all(gradient.devices() == {device} for gradient in got)
         return [np.asarray(gradient) for gradient in got]
@@ -199,11 +199,11 @@ def test_each_number_of_a_gradient_is_clipped() -> None:
     state = run.init()
     key = jax.random.fold_in(jax.random.key(run.training.seed), 0)
     first, target = run.sample(jax.random.split(key, 3)[0], 64)
-    circuit = run.structure.model(state.params, state.others).circuit
+    wiring = run.structure.model(state.params, state.others).wiring
 
     def loss(logits: jax.Array) -> jax.Array:
         coefficients = lutjax.gate_coefficients(logits, axis=0)
-        last = automaton.run_soft(run.config, coefficients, circuit, first.astype(jnp.float32), 1)
+        last = automaton.run_soft(run.config, coefficients, wiring, first.astype(jnp.float32), 1)
         return jnp.square(last[:1] - target.astype(jnp.float32)).sum()
 
     gradient = np.asarray(jax.grad(loss)(state.params["logits"]))
@@ -244,12 +244,12 @@ def test_live_gates_are_those_that_change_the_output() -> None:
     assert 0 < used.sum() < len(used)
     state = jax.random.bernoulli(jax.random.key(5), shape=(2, 8, 32, 6))
     gates = np.asarray(model.gates())
-    before = automaton.run_hard(model.config, gates, model.circuit, state, 4)[0]
+    before = automaton.run_hard(model.config, gates, model.wiring, state, 4)[0]
     for place in np.flatnonzero(~used):
         other = np.where(np.arange(len(gates)) == place, 15 - gates, gates)
-        assert (automaton.run_hard(model.config, other, model.circuit, state, 4)[0] == before).all()
+        assert (automaton.run_hard(model.config, other, model.wiring, state, 4)[0] == before).all()
     other = np.where(used, 15 - gates, gates)
-    assert (automaton.run_hard(model.config, other, model.circuit, state, 4)[0] != before).any()
+    assert (automaton.run_hard(model.config, other, model.wiring, state, 4)[0] != before).any()
     assert "active" in circuits.table(model, 1)
 
 

@@ -287,6 +287,50 @@ def test_truth_tables_of_all_gates():
     np.testing.assert_array_equal(linen.LogicGates(2, 16).truth_tables(variables)[1], tables)
 
 
+def needs_of(tables: np.ndarray) -> np.ndarray:
+    """Number of inputs that each table depends on, by definition: bool ``[tables, 2**n]``."""
+    address = np.arange(tables.shape[1])
+    masks = 1 << np.arange(tables.shape[1].bit_length() - 1)
+    return sum((tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks)
+
+
+@pytest.mark.parametrize(
+    "name", ["gates", "tables_light", "tables_walsh", "tables_raw", "tables_of_signs", "tables_of_signs_soft"]
+)
+def test_expected_needs_are_the_mean_over_all_tables(name):
+    case = CASES[name]
+    layer = nnx_layer(case, variables_of(case))
+    if case.layer == "LogicGates":
+        every = nnx_layer(Case("LogicGates", {"wires": np.tile([0, 1], (16, 1))}, (4, 2), (2, 16)))
+        every.logits.set_value(jnp.eye(16))
+        tables = np.asarray(every.truth_tables()[1])
+        shares = np.asarray(jax.nn.softmax(layer.logits[...]))
+    else:
+        size = layer.table[...].shape[1]
+        tables = (np.arange(2**size)[:, None] >> np.arange(size) & 1).astype(bool)
+        ones = np.asarray(layer.spec._corners(layer._arrays()), np.float64)[:, None]
+        shares = np.where(tables, ones, 1 - ones).prod(-1)
+    np.testing.assert_allclose(shares.sum(-1), 1, rtol=1e-5)
+    needs = needs_of(tables)
+    inputs, any_input = layer.expected_needs()
+    np.testing.assert_allclose(inputs, shares @ needs, rtol=1e-5)
+    np.testing.assert_allclose(any_input, shares @ (needs > 0), rtol=1e-5)
+
+
+def test_expected_needs_of_sure_tables_are_those_of_the_hard_network():
+    case = CASES["tables_light"]
+    arrays = {**variables_of(case), "table": 200.0 * variables_of(case)["table"]}
+    arrays["table"] = arrays["table"].at[0].set(-50.0).at[1].set(jnp.asarray([-50.0, 50.0] * 4))
+    inputs, any_input = (np.asarray(a) for a in case.spec.expected_needs(arrays))
+    needs = needs_of(np.asarray(case.spec.truth_tables(arrays)[1]))
+    assert (needs[0], needs[1]) == (0, 1)
+    np.testing.assert_allclose(inputs, needs, atol=1e-3)
+    np.testing.assert_allclose(any_input, needs > 0, atol=1e-3)
+    layer = linen.SoftLUT(7, 6, n_inputs=3)
+    variables = {"params": {"table": arrays["table"]}, "wires": {"wires": arrays["wires"]}}
+    np.testing.assert_array_equal(layer.expected_needs(variables)[0], inputs)
+
+
 def test_deterministic_is_an_argument_an_option_and_a_view():
     case = CASES["gates"]
     arrays, x = variables_of(case), inputs_of(case, bits=True)

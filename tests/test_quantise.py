@@ -168,7 +168,7 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LUTTransformerConfig(), "is a run of the model lut, whose tables have no form of integers"),
+        (LUTTransformerConfig(), "is a run of the model lut, whose form of integers is the C program"),
         (dataclasses.replace(CONFIG, feed_forward="dense"), "has no tables: its feed_forward is 'dense'"),
         (
             dataclasses.replace(CONFIG, feed_forward="lut"),

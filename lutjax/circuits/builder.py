@@ -1,68 +1,425 @@
-"""Circuits made gate by gate."""
+"""Circuits made gate by gate, simplified on the way."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lutjax.circuits import truth
 from lutjax.circuits.circuit import Circuit, Format, Port
 
-Literal = int
+Literal = int  # 2 * node, and one more where the value is inverted
 ZERO, ONE = 0, 1
+
+# Tables of two inputs: with inputs inverted (bit k of the first index: input k), and with the inputs exchanged.
+_INVERTED = tuple(
+    tuple(sum((t >> (a ^ inverted) & 1) << a for a in range(4)) for t in range(16)) for inverted in range(4)
+)
+_EXCHANGED = tuple(truth.swap(t, 2, 0, 1) for t in range(16))
+_DEGENERATE = frozenset({0b0000, 0b1111, 0b1010, 0b0101, 0b1100, 0b0011})
 
 
 class Builder:
-    """Makes a circuit gate by gate, simplified as gates come: literals in, literals out.
+    """Makes a circuit gate by gate: literals in, literals out.
+
+    A new gate is simplified: it does not read constants, inverters, repeated or unread inputs; a gate that computes the same
+    as an earlier one over the same nodes, inverted or not, *is* the earlier one; and where reading through fan-ins shows that
+    fewer nodes decide, it reads those. `circuit` keeps what outputs depend on, and lets gates absorb others.
 
     Args:
       simplify: whether gates are simplified; else every gate is kept as it is given.
-      merge: a gate reads through its fan-in where that leaves it at most so many inputs.
+      merge: a gate absorbs gates that only it reads while it has at most so many inputs, 2 to 8. Gates that are given with
+        more inputs keep them.
+      lut: inputs of the largest tables that `lutjax.circuits.arithmetic` makes, 2 to 6: 2 for gates, 3 for full adders in two
+        tables, 6 for FPGAs, whose look-up tables have 6 inputs. By default `merge`, at most 6.
+
+    Raises:
+      ValueError: sizes beyond these.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> nand = builder.gate([a, b], 0b0111)
+      >>> nand == builder.gate([b ^ 1, a ^ 1], 0b1110)  # the same gate, written differently
+      True
+      >>> builder.output("y", [[nand]])
+      >>> builder.circuit()
+      Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
     """
 
-    def __init__(self, *, simplify: bool = True, merge: int = 3):
-        self.simplify, self.merge = simplify, merge
-        self.inputs: list[Port] = []
-        self.fanins: list[tuple[int, ...]] = []
-        self.tables: list[int] = []
-        self.outputs: list[tuple[Port, list[Literal]]] = []
-        self.parts: list[tuple[str, int]] = []  # name, and gates before it
-        self._known: dict[tuple[tuple[Literal, ...], int], int] = {}
+    def __init__(self, *, simplify: bool = True, merge: int = 3, lut: int | None = None):
+        if type(merge) is not int or not 2 <= merge <= truth.MAX_INPUTS:
+            raise ValueError(
+                f"Builder: merge is {merge!r}; it must be a whole number from 2 to {truth.MAX_INPUTS}."
+            )
+        lut = min(merge, 6) if lut is None else lut
+        if type(lut) is not int or not 2 <= lut <= 6:
+            raise ValueError(f"Builder: lut is {lut!r}; it must be a whole number from 2 to 6, or None.")
+        self.simplify, self.merge, self.lut = simplify, merge, lut
+        self._inputs: list[Port] = []
+        self._outputs: list[tuple[Port, list[Literal]]] = []
+        self._parts: list[tuple[str, int]] = []  # name, and gates before it
+        self._fanins: list[tuple[int, ...]] = []
+        self._tables: list[int] = []
+        self._classes: list[int] = []  # gates before the votes of each class
+        self._votes_end = 0  # gates before the part that follows these
+        self._first = 1
+        self._levels = [0]
+        self._known: dict[tuple[tuple[int, ...], int], int] = {}
 
     def input(self, name: str, count: int = 1, format: Format = Format()) -> list[list[Literal]]:  # noqa: B008
-        """Declare an input port, before the first gate; return the literals of its numbers, lowest bit first."""
-        first = 1 + sum(port.n_bits for port in self.inputs)
-        self.inputs.append(Port(name, count, format))
-        bits = [2 * (first + k) for k in range(count * format.bits)]
-        return [bits[k : k + format.bits] for k in range(0, len(bits), format.bits)]
+        """Declare an input port, before the first gate; return the literals of its numbers, lowest bit first.
+
+        Raises:
+          ValueError: there are gates already, or `Port` refuses the arguments.
+        """
+        if self._tables:
+            raise ValueError(
+                f"Builder.input: there are gates before port {name!r}; declare the inputs first."
+            )
+        port = Port(name, count, format)
+        self._inputs.append(port)
+        bits = range(2 * self._first, 2 * (self._first + port.n_bits), 2)
+        self._first += port.n_bits
+        self._levels = [0] * self._first
+        return [list(bits[k : k + format.bits]) for k in range(0, len(bits), format.bits)]
 
     def part(self, name: str) -> None:
-        """Name the gates that follow."""
-        self.parts.append((name, len(self.tables)))
+        """Name the gates that follow.
+
+        Raises:
+          ValueError: an earlier part has this name.
+        """
+        if self._parts and self._parts[-1][0] == name:
+            return
+        if any(name == other for other, _ in self._parts):
+            raise ValueError(f"Builder.part: an earlier part is named {name!r}; parts need different names.")
+        if not self._parts and self._tables:
+            self._parts.append(("gates", 0))
+        self._parts.append((name, len(self._tables)))
+        if self._classes and not self._votes_end:
+            self._votes_end = len(self._tables)
+
+    def next_class(self) -> None:
+        """Say that the gates which follow, up to the next call or part, count the votes of the next class.
+
+        The circuit says how many these are in ``about["vote_gates"]``, and `Circuit.stats` what each class costs.
+        """
+        self._classes.append(len(self._tables))
 
     def gate(self, literals: Sequence[Literal], table: int) -> Literal:
-        """Return the literal of a table over literals."""
-        key = tuple(literals), table
-        if key not in self._known:
-            for k, literal in enumerate(literals):
-                if literal & 1:  # read as it is: swap the halves of the table
-                    table = sum((table >> (a ^ 1 << k) & 1) << a for a in range(1 << len(literals)))
-            self.fanins.append(tuple(literal >> 1 for literal in literals))
-            self.tables.append(table)
-            self._known[key] = sum(port.n_bits for port in self.inputs) + len(self.tables)
-        return 2 * self._known[key]
+        """Return the literal of a table over literals.
+
+        Args:
+          literals: at most 8.
+          table: bit k is the answer at address k; the first literal is the lowest bit of the address.
+
+        Raises:
+          ValueError: literals that are not there, or a table that does not fit them.
+        """
+        n, end = len(literals), 2 * (self._first + len(self._tables))
+        if n > truth.MAX_INPUTS or not 0 <= table <= truth.FULL[n]:
+            raise ValueError(
+                f"Builder.gate: table is {table} over {n} literals; expected at most {truth.MAX_INPUTS} literals, and a table "
+                "from 0 to 2**2**literals - 1."
+            )
+        for literal in literals:
+            if not 0 <= literal < end:
+                raise ValueError(
+                    f"Builder.gate: literals is {list(literals)}; they must be from 0 to {end - 1}."
+                )
+        if not self.simplify:
+            for i, literal in enumerate(literals):
+                if literal & 1:
+                    table = truth.negate(table, n, i)
+            return self._append(tuple(literal >> 1 for literal in literals), table)
+        if n == 2:
+            a, b = literals
+            if a > 1 and b > 1 and a >> 1 != b >> 1:  # by far the most frequent case
+                plain = _INVERTED[a & 1 | (b & 1) << 1][table]
+                if plain not in _DEGENERATE:
+                    if a < b:
+                        return self._two(a >> 1, b >> 1, plain)
+                    return self._two(b >> 1, a >> 1, _EXCHANGED[plain])
+        for i, literal in enumerate(literals):
+            if literal & 1:
+                table = truth.negate(table, n, i)
+        return self._normal(*_reduced([literal >> 1 for literal in literals], table))
+
+    def _two(self, a: int, b: int, table: int) -> Literal:
+        """Literal of a table that reads two nodes a < b."""
+        inverted = table & 1
+        if inverted:
+            table ^= 15
+        node = self._known.get(((a, b), table))
+        if node is None:
+            return self._normal([a, b], table) ^ inverted
+        return 2 * node + inverted
+
+    def _normal(self, nodes: list[int], table: int) -> Literal:
+        """Literal of a table over different nodes, all of which it reads."""
+        nodes, table = self._read_through(nodes, table)
+        if len(nodes) == 0:
+            return table
+        if len(nodes) == 1:
+            return 2 * nodes[0] + (table & 1)
+        key, table = _sorted(nodes, table)
+        inverted = table & 1
+        if inverted:
+            table ^= truth.FULL[len(key)]
+        node = self._known.get((key, table))
+        if node is None:
+            node = self._known[key, table] = self._append(key, table) >> 1
+        return 2 * node + inverted
+
+    def _read_through(self, nodes: list[int], table: int) -> tuple[list[int], int]:
+        """The same function over earlier nodes, where it needs no more of these."""
+        again = True
+        while again and len(nodes) > 1:
+            again = False
+            n, first, fanins = len(nodes), self._first, self._fanins
+            gates = [node for node in nodes if node >= first]
+            choices: list[tuple[int, ...]] = [(node,) for node in gates]
+            if n < 4:
+                choices += list(itertools.combinations(gates, 2))
+            for chosen in choices:
+                read = [node for node in nodes if node not in chosen]
+                size = len(read)
+                for gate in chosen:
+                    inner = fanins[gate - first]
+                    size += len(inner)
+                    read += [node for node in inner if node not in read]
+                # Functions of different nodes alone cannot need fewer of them.
+                if len(read) == size or len(read) > max(n, 4):
+                    continue
+                new, new_table = nodes, table
+                for gate in chosen:
+                    new, new_table = composed(
+                        new, new_table, gate, fanins[gate - first], self._tables[gate - first]
+                    )
+                new, new_table = _reduced(new, new_table)
+                if len(new) <= n:
+                    nodes, table, again = new, new_table, True
+                    break
+        return nodes, table
+
+    def _append(self, nodes: tuple[int, ...], table: int) -> Literal:
+        self._fanins.append(nodes)
+        self._tables.append(table)
+        levels = self._levels
+        levels.append(1 + max([levels[n] for n in nodes], default=-1))
+        return 2 * (len(levels) - 1)
+
+    def level(self, literal: Literal) -> int:
+        """Return the number of gates on the longest path to a literal."""
+        return self._levels[literal >> 1]
+
+    def read(self, node: int) -> tuple[tuple[int, ...], int]:
+        """Return the nodes that a gate reads and its table; no nodes for an input or a constant."""
+        gate = node - self._first
+        return (self._fanins[gate], self._tables[gate]) if gate >= 0 else ((), 0)
+
+    def readers(self, literals: Sequence[Literal]) -> list[int]:
+        """Return for each node how many of these literals read it, and gates on which these depend."""
+        return self._readers(self._fanins, literals)
+
+    def _readers(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> list[int]:
+        readers = [0] * (self._first + len(fanins))
+        for node in itertools.chain.from_iterable(itertools.compress(fanins, self._alive(fanins, literals))):
+            readers[node] += 1
+        for literal in literals:
+            readers[literal >> 1] += 1
+        return readers
 
     def output(self, name: str, numbers: Sequence[Sequence[Literal]], format: Format | None = None) -> None:
-        """Declare an output port: the literals of its numbers, lowest bit first."""
+        """Declare an output port: the literals of its numbers, lowest bit first.
+
+        Args:
+          name: of the port.
+          numbers: all of the same number of bits.
+          format: by default unsigned whole numbers.
+
+        Raises:
+          ValueError: no numbers, or a number of other bits than the format has; or `Port` refuses the arguments.
+        """
+        if not numbers:
+            raise ValueError(f"Builder.output: port {name!r} has no numbers; it needs at least one.")
         format = format or Format(len(numbers[0]))
-        self.outputs.append((Port(name, len(numbers), format), [k for number in numbers for k in number]))
+        sizes = {len(number) for number in numbers}
+        if sizes != {format.bits}:
+            raise ValueError(
+                f"Builder.output: numbers of port {name!r} have {sorted(sizes)} bits; the format {format} has {format.bits}."
+            )
+        bits = [literal for number in numbers for literal in number]
+        end = 2 * (self._first + len(self._tables))
+        if not all(0 <= literal < end for literal in bits):
+            raise ValueError(f"Builder.output: port {name!r} has literals beyond 0 to {end - 1}.")
+        self._outputs.append((Port(name, len(numbers), format), bits))
 
     def circuit(self, about: Mapping[str, Any] | None = None) -> Circuit:
-        """Return the circuit of what the outputs read."""
-        ends = [start for _, start in self.parts[1:]] + [len(self.tables)]
+        """Return the circuit: when it is simplified, of what the outputs read."""
+        fanins, tables = self._fanins, self._tables
+        literals = [literal for _, bits in self._outputs for literal in bits]
+        kept = bytearray(b"\1") * len(tables)
+        if self.simplify:
+            fanins, tables = self._absorbed(literals)
+            kept = self._alive(fanins, literals)
+        before = list(itertools.accumulate(kept, initial=0))  # gates that are kept before each gate
+        if before[-1] < len(tables):
+            number = [*range(self._first), *(self._first + count for count in before)]
+            fanins = [tuple([number[n] for n in nodes]) for nodes in itertools.compress(fanins, kept)]
+            tables = list(itertools.compress(tables, kept))
+            literals = [2 * number[literal >> 1] | literal & 1 for literal in literals]
+        starts = [start for _, start in self._parts] + [len(kept)]
+        parts = [
+            (name, before[end] - before[start])
+            for (name, start), end in zip(self._parts, starts[1:], strict=True)
+        ]
+        about = dict(about or {})
+        if self._classes:
+            ends = [before[start] for start in (*self._classes, self._votes_end or len(kept))]
+            about["vote_gates"] = [end - start for start, end in itertools.pairwise(ends)]
         return Circuit(
-            inputs=tuple(self.inputs),
-            outputs=tuple(port for port, _ in self.outputs),
-            fanins=tuple(self.fanins),
-            tables=tuple(self.tables),
-            literals=tuple(k for _, literals in self.outputs for k in literals),
-            parts=tuple((name, end - start) for (name, start), end in zip(self.parts, ends, strict=True)),
-            about=dict(about or {}),
+            inputs=tuple(self._inputs),
+            outputs=tuple(port for port, _ in self._outputs),
+            fanins=tuple(fanins),
+            tables=tuple(tables),
+            literals=tuple(literals),
+            parts=tuple(parts),
+            about=about,
         )
+
+    def _alive(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> bytearray:
+        """For each gate whether an output depends on it."""
+        first = self._first
+        alive = bytearray(first + len(fanins))
+        for literal in literals:
+            alive[literal >> 1] = 1
+        for gate in range(len(fanins) - 1, -1, -1):
+            if alive[first + gate]:
+                for node in fanins[gate]:
+                    alive[node] = 1
+        return alive[first:]
+
+    def _absorbed(self, literals: Sequence[Literal]) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Gates that have absorbed what only they read; the absorbed ones have no readers."""
+        first, merge = self._first, self.merge
+        fanins, tables = list(self._fanins), list(self._tables)
+        if merge == 2:
+            return fanins, tables
+        alive = self._alive(fanins, literals)
+        readers = self._readers(fanins, literals)
+        for gate in itertools.compress(range(len(fanins)), alive):
+            nodes, table = fanins[gate], tables[gate]
+            at = 0
+            while at < len(nodes):
+                inner = nodes[at] - first
+                at += 1
+                if inner < 0 or readers[first + inner] > 1:
+                    continue
+                union = {*nodes, *fanins[inner]}
+                if len(union) - 1 > max(merge, len(nodes)):
+                    continue
+                new, table = composed(list(nodes), table, first + inner, fanins[inner], tables[inner])
+                for node in (*nodes, *fanins[inner]):
+                    readers[node] -= 1
+                nodes, table = _sorted(*_reduced(new, table))
+                for node in nodes:
+                    readers[node] += 1
+                fanins[gate], tables[gate] = nodes, table
+                at = 0
+        if merge > 3:
+            self._put_into_all_readers(fanins, tables, literals)
+        return fanins, tables
+
+    def _put_into_all_readers(
+        self, fanins: list[tuple[int, ...]], tables: list[int], literals: Sequence[Literal]
+    ) -> None:
+        """Lets all readers of a gate read its inputs instead, where they have room: look-up tables cost the same full or not."""
+        first, alive = self._first, self._alive(fanins, literals)
+        readers: dict[int, set[int]] = {gate: set() for gate in itertools.compress(range(len(fanins)), alive)}
+        for gate in readers:
+            for node in fanins[gate]:
+                if node >= first:
+                    readers[node - first].add(gate)
+        needed = {literal >> 1 for literal in literals}
+        for inner in sorted(readers, key=lambda gate: (len(readers[gate]) * (len(fanins[gate]) - 1), gate)):
+            if first + inner in needed or not readers[inner]:
+                continue
+            own = fanins[inner]
+            if any(len({*fanins[gate], *own}) - 1 > self.merge for gate in readers[inner]):
+                continue
+            for gate in sorted(readers[inner]):
+                before = fanins[gate]
+                new = composed(before, tables[gate], first + inner, own, tables[inner])
+                fanins[gate], tables[gate] = _sorted(*_reduced(*new))
+                for node in {*before, *own}:
+                    if node >= first:
+                        (
+                            readers[node - first].add
+                            if node in fanins[gate]
+                            else readers[node - first].discard
+                        )(gate)
+            for node in own:
+                if node >= first:
+                    readers[node - first].discard(inner)
+            readers[inner].clear()
+
+
+def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
+    """Return a circuit made once more, by an empty builder."""
+    literals = [ZERO]
+    for port in circuit.inputs:
+        literals += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
+    classes = set()
+    if "vote_gates" in circuit.about and "votes" in circuit.part_ranges:
+        start = circuit.part_ranges["votes"].start
+        classes = set(itertools.accumulate(circuit.about["vote_gates"][:-1], initial=start))
+    for name, gates in circuit.part_ranges.items():
+        builder.part(name)
+        for gate in gates:
+            if gate in classes:
+                builder.next_class()
+            literals.append(builder.gate([literals[n] for n in circuit.fanins[gate]], circuit.tables[gate]))
+    bits = iter([literals[k >> 1] ^ k & 1 for k in circuit.literals])
+    for port in circuit.outputs:
+        numbers = [list(itertools.islice(bits, port.format.bits)) for _ in range(port.count)]
+        builder.output(port.name, numbers, port.format)
+    return builder.circuit(circuit.about)
+
+
+def _reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
+    """The different nodes that a table reads, and the table over them."""
+    nodes = list(nodes)
+    if len(set(nodes)) < len(nodes):
+        for i in range(len(nodes) - 1, -1, -1):
+            at = nodes.index(nodes[i])
+            if at < i:
+                table = truth.merge_inputs(table, len(nodes), at, i)
+                del nodes[i]
+    if 0 in nodes:
+        i = nodes.index(0)
+        table = truth.cofactor(table, len(nodes), i, 0)
+        del nodes[i]
+    for i in range(len(nodes) - 1, -1, -1):
+        if not truth.depends(table, len(nodes), i):
+            table = truth.cofactor(table, len(nodes), i, 0)
+            del nodes[i]
+    return nodes, table
+
+
+def _sorted(nodes: Sequence[int], table: int) -> tuple[tuple[int, ...], int]:
+    """Nodes in order, and the table over them."""
+    order = sorted(range(len(nodes)), key=nodes.__getitem__)
+    return tuple([nodes[i] for i in order]), truth.permute(table, len(nodes), order)
+
+
+def composed(
+    nodes: Sequence[int], table: int, gate: int, inner: Sequence[int], inner_table: int
+) -> tuple[list[int], int]:
+    """Return what a table reads where one of its nodes is a gate over inner nodes, and the table over that."""
+    i = nodes.index(gate)
+    union = [*nodes[:i], *nodes[i + 1 :]]
+    union += [node for node in inner if node not in union]
+    positions = [union.index(node) for node in inner]
+    return union, truth.compose(table, len(nodes), i, inner_table, positions, len(union))

@@ -2,13 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Shaped, UInt
 
-from lutjax.circuits import truth
+from lutjax.circuits import _evaluation, _names, truth
+from lutjax.ops._checks import describe
+
+if TYPE_CHECKING:
+    from lutjax.circuits import c, statistics
+
+_FORMAT = re.compile(r"(u?)(int|fixed)(\d+)(?:\.(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +24,13 @@ class Format:
     """Fixed-point numbers of a port: a whole number of some bits, divided by a power of two.
 
     Attributes:
-      bits: of a number; negative ones are in two's complement.
-      fraction: bits after the point; the number is its whole number over ``2**fraction``.
+      bits: of a number, 1 to 64; negative ones are in two's complement.
+      fraction: bits after the point; the number is its whole number over ``2**fraction``. At most `bits`, and only for
+        numbers of at most 53 bits, which float64 holds.
       signed: whether the highest bit counts negative.
+
+    Raises:
+      ValueError: sizes beyond these.
 
     Example:
       >>> from lutjax.circuits import Format
@@ -30,20 +42,159 @@ class Format:
     fraction: int = 0
     signed: bool = False
 
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or not 1 <= self.bits <= 64:
+            raise ValueError(f"Format: bits is {self.bits!r}; it must be a whole number from 1 to 64.")
+        if type(self.fraction) is not int or not 0 <= self.fraction <= self.bits:
+            raise ValueError(
+                f"Format: fraction is {self.fraction!r}; it must be a whole number from 0 to the {self.bits} bits."
+            )
+        if self.fraction and self.bits > 53:
+            raise ValueError(
+                f"Format: bits is {self.bits} and fraction is {self.fraction}; numbers with a fraction have at most 53 bits, "
+                "which float64 holds."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Format":
+        """Return the format of a name: ``uint8``, ``int12``, ``ufixed8.4`` or ``fixed12.4``.
+
+        The first number counts all bits, the second those of the fraction.
+
+        Raises:
+          ValueError: any other name.
+
+        Example:
+          >>> from lutjax.circuits import Format
+          >>> Format.parse("ufixed8.4").range
+          (0.0, 15.9375)
+        """
+        match = _FORMAT.fullmatch(text) if isinstance(text, str) else None
+        if match is None or (match[2] == "fixed") != (match[4] is not None):
+            raise ValueError(
+                f"Format.parse: text is {text!r}; expected 'uint8' or 'int8', with any number of bits, or 'ufixed8.4' or "
+                "'fixed8.4', with the bits in all and those of the fraction."
+            )
+        return cls(int(match[3]), int(match[4] or 0), signed=not match[1])
+
+    def __str__(self) -> str:
+        kind = ("" if self.signed else "u") + ("fixed" if self.fraction else "int")
+        return f"{kind}{self.bits}" + (f".{self.fraction}" if self.fraction else "")
+
+    @property
+    def range(self) -> tuple[int | float, int | float]:
+        """The least and the largest number; whole numbers where there is no fraction."""
+        least, largest = self._whole_range
+        if not self.fraction:
+            return least, largest
+        return least / 2**self.fraction, largest / 2**self.fraction
+
+    @property
+    def _whole_range(self) -> tuple[int, int]:
+        return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
+
+    def encode(self, numbers: Shaped[np.ndarray, "..."]) -> UInt[np.ndarray, "..."]:
+        """Return the bits of numbers, as whole numbers (uint64): negative ones in two's complement.
+
+        Args:
+          numbers: of any real dtype.
+
+        Raises:
+          TypeError: numbers of another dtype.
+          ValueError: a number that the format does not have.
+
+        Example:
+          >>> import numpy as np
+          >>> from lutjax.circuits import Format
+          >>> Format.parse("fixed8.4").encode(np.array([0.5, -0.0625]))
+          array([  8, 255], dtype=uint64)
+        """
+        numbers = np.asarray(numbers)
+        if numbers.dtype.kind not in "buif":
+            try:
+                numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and the like
+            except TypeError:
+                raise TypeError(
+                    f"Format.encode: numbers is {describe(numbers)}; expected integers, floating-point numbers or bool."
+                ) from None
+        least, largest = self._whole_range
+        if numbers.dtype.kind == "f":
+            wide = numbers if numbers.dtype.itemsize > 8 else numbers.astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                whole = np.ldexp(wide, self.fraction)
+                good = (np.floor(whole) == whole) & (whole >= float(least)) & (whole < float(largest + 1))
+            whole = np.where(good, whole, 0)
+            # A conversion of negative floats to uint64, or of large ones to int64, is undefined.
+            codes = whole.astype(np.int64).view(np.uint64) if self.signed else whole.astype(np.uint64)
+        else:
+            if numbers.dtype.kind == "b":
+                numbers = numbers.astype(np.uint8)
+            low, high = -(-least >> self.fraction), largest >> self.fraction
+            limits = np.iinfo(numbers.dtype)
+            good = np.ones(numbers.shape, bool)
+            if limits.min < low:
+                good &= numbers >= low
+            if limits.max > high:
+                good &= numbers <= high
+            codes = np.where(good, numbers, 0).astype(np.uint64) << np.uint64(self.fraction)
+        if not good.all():
+            at = tuple(int(i) for i in np.argwhere(~good)[0])
+            first, last = self.range
+            steps = f"multiples of 1/{2**self.fraction}" if self.fraction else "whole numbers"
+            raise ValueError(
+                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; {self} has {steps} from {first} to "
+                f"{last}. Round and clip the numbers first, or choose another format."
+            )
+        return codes & np.uint64((1 << self.bits) - 1)
+
+    def decode(self, codes: UInt[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+        """Return the numbers of bits, the reverse of `encode`.
+
+        Returns:
+          int64; uint64 for 64 unsigned bits, float64 where there is a fraction.
+
+        Example:
+          >>> import numpy as np
+          >>> from lutjax.circuits import Format
+          >>> Format.parse("fixed8.4").decode(np.array([8, 255], np.uint64))
+          array([ 0.5   , -0.0625])
+        """
+        codes = np.asarray(codes).astype(np.uint64)
+        if self.bits == 64 and not self.signed:
+            return codes
+        whole = codes.astype(np.int64)
+        if self.signed:
+            unread = 64 - self.bits
+            whole = whole << unread >> unread
+        return np.ldexp(whole.astype(np.float64), -self.fraction) if self.fraction else whole
+
 
 @dataclasses.dataclass(frozen=True)
 class Port:
     """Numbers that enter or leave a circuit side by side.
 
     Attributes:
-      name: a word of letters, digits and underscores.
-      count: numbers.
+      name: a word of letters, digits and underscores, that is a keyword of neither Verilog, VHDL nor C.
+      count: numbers, at least 1.
       format: of each; its bits lie lowest first, number after number.
+
+    Raises:
+      ValueError: another name or count.
     """
 
     name: str
     count: int = 1
     format: Format = Format()
+
+    def __post_init__(self) -> None:
+        if why := _names.why_not(self.name):
+            raise ValueError(f"Port: name is {self.name!r}; {why}.")
+        if type(self.count) is not int or self.count < 1:
+            raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
+        if not isinstance(self.format, Format):
+            raise TypeError(
+                f"Port: format is {self.format!r}; expected a Format. Format.parse makes one from 'uint8' and the like."
+            )
 
     @property
     def n_bits(self) -> int:
@@ -64,8 +215,24 @@ class Circuit:
       tables: for each gate a whole number whose bit k is the answer at address k; the first fan-in is the lowest bit of
         the address, as in `lutjax.packed_lut`.
       literals: the bits of the output ports.
-      parts: names of runs of gates, in order, and how many gates each has: encoder, layers, votes, argmax.
+      parts: names of runs of gates, in order, and how many gates each has: encoder, layers, votes, argmax. Without any, all
+        gates are one part.
       about: facts that pages and manifests show, all of JSON.
+
+    Raises:
+      TypeError, ValueError: fields that make no circuit; the message says which gate.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port
+      >>> half_adder = Circuit(
+      ...     inputs=(Port("a"), Port("b")),
+      ...     outputs=(Port("sum"), Port("carry")),
+      ...     fanins=((1, 2), (1, 2)),
+      ...     tables=(0b0110, 0b1000),
+      ...     literals=(2 * 3, 2 * 4),
+      ... )
+      >>> half_adder([0, 1, 1], [0, 0, 1])
+      (array([0, 1, 0]), array([0, 0, 1]))
     """
 
     inputs: tuple[Port, ...]
@@ -76,7 +243,17 @@ class Circuit:
     parts: tuple[tuple[str, int], ...] = ()
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    @property
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs", "tables", "literals"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "fanins", tuple(map(tuple, self.fanins)))
+        parts = tuple((name, count) for name, count in self.parts)
+        object.__setattr__(self, "parts", parts or ((("gates", len(self.tables)),) if self.tables else ()))
+        _check_ports(self.inputs, self.outputs)
+        _check_gates(self.first_gate, self.fanins, self.tables)
+        _check_rest(self)
+
+    @functools.cached_property
     def n_inputs(self) -> int:
         """Bits of all input ports."""
         return sum(port.n_bits for port in self.inputs)
@@ -95,12 +272,20 @@ class Circuit:
         """Return the number of gates."""
         return len(self.tables)
 
+    def __repr__(self) -> str:
+        ports = [
+            ", ".join(f"{port.name}: {port.count} x {port.format}" for port in ports)
+            for ports in (self.inputs, self.outputs)
+        ]
+        return f"Circuit({ports[0] or 'nothing'} -> {ports[1] or 'nothing'}; {len(self)} gates)"
+
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
-        """Gates on the longest path to each node; 0 for the constant and inputs."""
+        """Gates on the longest path to each node; 0 for the constant, inputs and gates that read nothing."""
         level = [0] * self.first_gate
+        append = level.append
         for nodes in self.fanins:
-            level.append(1 + max((level[n] for n in nodes), default=-1))
+            append(1 + max([level[n] for n in nodes], default=-1))
         return tuple(level)
 
     @property
@@ -108,10 +293,244 @@ class Circuit:
         """Gates on the longest path to an output."""
         return max((self.levels[literal >> 1] for literal in self.literals), default=0)
 
-    def evaluate(self, words: UInt64[np.ndarray, "inputs words"]) -> UInt64[np.ndarray, "outputs words"]:
-        """Return the bits of the outputs for 64 samples a word: bit j of word w is sample ``64 * w + j``."""
-        ones = ~words.dtype.type(0)
-        values = [np.zeros_like(words[0]), *words]
-        for nodes, table in zip(self.fanins, self.tables, strict=True):
-            values.append(truth.evaluate([values[n] for n in nodes], table, ones))
-        return np.stack([values[k >> 1] ^ (ones if k & 1 else ones & 0) for k in self.literals])
+    @functools.cached_property
+    def part_ranges(self) -> dict[str, range]:
+        """For each part the range of its gates, counted from 0; the node of gate g is ``first_gate + g``."""
+        ends = list(itertools.accumulate(count for _, count in self.parts))
+        return {name: range(end - count, end) for (name, count), end in zip(self.parts, ends, strict=True)}
+
+    def evaluate(self, words: UInt[np.ndarray, "inputs words"]) -> UInt[np.ndarray, "outputs words"]:
+        """Return the bits of the outputs for many samples a word: with uint64, bit j of word w is sample ``64 * w + j``.
+
+        Args:
+          words: for each bit of the input ports the samples, of any unsigned dtype.
+
+        Returns:
+          For each bit of the output ports the samples, of the same dtype.
+
+        Raises:
+          ValueError, TypeError: a wrong shape or dtype.
+        """
+        words = np.asarray(words)
+        if words.dtype.kind != "u":
+            raise TypeError(
+                f"Circuit.evaluate: words is {describe(words)}; its dtype must be unsigned, as uint64."
+            )
+        if words.ndim != 2 or len(words) != self.n_inputs:
+            raise ValueError(
+                f"Circuit.evaluate: words is {describe(words)}; expected shape [{self.n_inputs}, words], a row for each bit "
+                "of the inputs."
+            )
+        return self._plan.run(words)
+
+    @functools.cached_property
+    def _plan(self) -> "_evaluation.Plan":
+        return _evaluation.Plan(self.n_inputs, self.fanins, self.tables, self.literals, self.levels)
+
+    def __call__(self, *numbers: Any) -> Any:
+        """Return the numbers of the output ports for numbers of the input ports.
+
+        Args:
+          *numbers: for each input port an array ``[samples, count]``, or ``[samples]`` where its count is 1. Numbers that the
+            format of the port does not have are an error: round and clip them first.
+
+        Returns:
+          For each output port an array ``[samples, count]``, or ``[samples]`` where its count is 1, in a tuple unless there is
+          one output port: int64, or float64 where the format has a fraction.
+
+        Raises:
+          ValueError, TypeError: a wrong number of arrays, a wrong shape or dtype, numbers that a format does not have.
+        """
+        if len(numbers) != len(self.inputs):
+            names = ", ".join(port.name for port in self.inputs)
+            raise TypeError(
+                f"Circuit: {len(numbers)} arrays are given; expected {len(self.inputs)}, for the ports {names or 'of none'}."
+            )
+        if not numbers:
+            raise TypeError("Circuit: there is no input port, so no number of samples; call evaluate.")
+        bits = [_encode(port, given) for port, given in zip(self.inputs, numbers, strict=True)]
+        n_samples = {b.shape[1] for b in bits}
+        if len(n_samples) > 1:
+            raise ValueError(
+                f"Circuit: the arrays have {sorted(n_samples)} samples; expected the same number."
+            )
+        words = self.evaluate(_pack(np.concatenate(bits)))
+        found = _unpack(words, n_samples.pop())
+        rows = np.cumsum([0] + [port.n_bits for port in self.outputs])
+        results = tuple(
+            _decode(port, found[start:end])
+            for port, start, end in zip(self.outputs, rows[:-1], rows[1:], strict=True)
+        )
+        return results[0] if len(results) == 1 else results
+
+    def simplify(self, *, merge: int = 3) -> "Circuit":
+        """Return a circuit that computes the same with fewer gates; see `Builder`.
+
+        Args:
+          merge: gates may have so many inputs, where that saves a gate.
+        """
+        from lutjax.circuits import builder
+
+        return builder.rebuild(self, builder.Builder(merge=merge))
+
+    def stats(self, *, lut6: bool = True) -> "statistics.Stats":
+        """Return counts of gates, AND nodes, levels, fan-out, parts and classes.
+
+        Args:
+          lut6: whether to map the circuit to look-up tables of 6 inputs, where pyosys is installed.
+        """
+        from lutjax.circuits import statistics
+
+        return statistics.of(self, lut6=lut6)
+
+    # ---------------------------------------------------------------------------- formats, each in a module of its own
+    def to_c(self, name: str = "circuit", *, style: "c.Style" = "auto") -> dict[str, str]:
+        """Return the circuit as C99: the texts of its files by name; see `lutjax.circuits.c.to_c`."""
+        from lutjax.circuits import c
+
+        return c.to_c(self, name, style=style)
+
+    def to_html(self, title: str | None = None, **options: Any) -> str:
+        """Return a page that runs the circuit in a browser; the options are those of `lutjax.circuits.page.to_html`."""
+        from lutjax.circuits import page
+
+        return page.to_html(self, title, **options)
+
+    def to_dot(self, name: str = "circuit") -> str:
+        """Return the circuit as text of Graphviz; see `lutjax.circuits.drawing.to_dot`."""
+        from lutjax.circuits import drawing
+
+        return drawing.to_dot(self, name)
+
+    def to_verilog(self, module: str = "circuit", *, registers: int = 0) -> str:
+        """Return a module of Verilog-2001; see `lutjax.circuits.verilog`."""
+        from lutjax.circuits import verilog
+
+        return verilog.to_verilog(self, module, registers=registers)
+
+    def to_blif(self, model: str = "circuit") -> str:
+        """Return BLIF; see `lutjax.circuits.blif`."""
+        from lutjax.circuits import blif
+
+        return blif.to_blif(self, model)
+
+    def to_aiger(self, *, binary: bool = True) -> bytes:
+        """Return AIGER, binary or ASCII; see `lutjax.circuits.aiger`."""
+        from lutjax.circuits import aiger
+
+        return aiger.to_aiger(self, binary=binary)
+
+    def to_json(self) -> str:
+        """Return JSON, from which `from_json` makes the same circuit; see `lutjax.circuits.netlist_json`."""
+        from lutjax.circuits import netlist_json
+
+        return netlist_json.to_json(self)
+
+
+def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+    seen: dict[str, str] = {}
+    for name, ports in (("inputs", inputs), ("outputs", outputs)):
+        for port in ports:
+            if not isinstance(port, Port):
+                raise TypeError(f"Circuit: {name} has {port!r}; expected ports.")
+            if other := seen.get(port.name.lower()):
+                raise ValueError(
+                    f"Circuit: two ports are named {other!r} and {port.name!r}; names must differ, and in more than capitals."
+                )
+            seen[port.name.lower()] = port.name
+
+
+def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[int, ...]) -> None:
+    if len(fanins) != len(tables):
+        raise ValueError(
+            f"Circuit: there are {len(fanins)} fanins and {len(tables)} tables; every gate has one of each."
+        )
+    # Checks of all gates at once; only where one fails, its gate is looked for.
+    sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
+    if sizes.max(initial=0) > truth.MAX_INPUTS:
+        gate = int(sizes.argmax())
+        raise ValueError(
+            f"Circuit: gate {gate} reads {sizes[gate]} nodes; a gate reads at most {truth.MAX_INPUTS}."
+        )
+    for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {int}:
+        raise TypeError(
+            f"Circuit: fanins and tables have a {kind.__name__}; expected whole numbers (int) of Python."
+        )
+    nodes = np.array(
+        [n if -1 <= n < 1 << 62 else -1 for n in itertools.chain.from_iterable(fanins)], dtype=np.int64
+    )
+    reader = np.repeat(np.arange(len(fanins)), sizes)
+    wrong = (nodes < 0) | (nodes >= first + reader)
+    if wrong.any():
+        gate = int(reader[wrong.argmax()])
+        raise ValueError(
+            f"Circuit: gate {gate}, node {first + gate}, reads nodes {fanins[gate]}; it may read nodes from 0 to "
+            f"{first + gate - 1}. Give the gates in an order in which each comes after what it reads."
+        )
+    limits = [1 << (1 << n) for n in range(truth.MAX_INPUTS + 1)]
+    for gate, (table, n) in enumerate(zip(tables, sizes.tolist(), strict=True)):
+        if not 0 <= table < limits[n]:
+            raise ValueError(
+                f"Circuit: the table of gate {gate} is {table}; over {n} inputs it must be from 0 to 2**{1 << n} - 1."
+            )
+
+
+def _check_rest(circuit: Circuit) -> None:
+    bits = sum(port.n_bits for port in circuit.outputs)
+    if len(circuit.literals) != bits:
+        raise ValueError(
+            f"Circuit: there are {len(circuit.literals)} literals; the output ports have {bits} bits."
+        )
+    end = 2 * (circuit.first_gate + len(circuit))
+    for k, literal in enumerate(circuit.literals):
+        if type(literal) is not int or not 0 <= literal < end:
+            raise ValueError(
+                f"Circuit: literal {k} is {literal!r}; it must be a whole number (int) from 0 to {end - 1}: 2 * node, and "
+                "one more where the value is inverted."
+            )
+    names = [name for name, _ in circuit.parts]
+    counts = [count for _, count in circuit.parts]
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"Circuit: parts have the names {names}; expected different, non-empty strings.")
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != len(circuit):
+        raise ValueError(
+            f"Circuit: parts have {counts} gates; expected whole numbers whose sum is the {len(circuit)} gates of the circuit."
+        )
+
+
+def _encode(port: Port, given: Any) -> np.ndarray:
+    """Numbers ``[samples, count]`` of a port as bits ``[count * bits, samples]``."""
+    numbers = np.asarray(given)
+    if numbers.ndim == 1 and port.count == 1:
+        numbers = numbers[:, None]
+    if numbers.ndim != 2 or numbers.shape[1] != port.count:
+        alone = " or [samples]" if port.count == 1 else ""
+        raise ValueError(
+            f"Circuit: {port.name} is {describe(np.asarray(given))}; expected shape [samples, {port.count}]{alone}."
+        )
+    codes = port.format.encode(numbers).T  # [count, samples]
+    bits = codes[:, None] >> np.arange(port.format.bits, dtype=np.uint64)[:, None] & np.uint64(1)
+    return bits.astype(np.uint8).reshape(port.n_bits, -1)
+
+
+def _decode(port: Port, bits: np.ndarray) -> np.ndarray:
+    """Bits ``[count * bits, samples]`` as numbers ``[samples, count]``, or ``[samples]`` of one."""
+    bits = bits.reshape(port.count, port.format.bits, bits.shape[1])
+    codes = np.zeros((port.count, bits.shape[2]), np.uint64)
+    for k in range(port.format.bits):
+        codes |= bits[:, k].astype(np.uint64) << np.uint64(k)
+    numbers = port.format.decode(codes.T)
+    return numbers[:, 0] if port.count == 1 else numbers
+
+
+def _pack(bits: np.ndarray) -> np.ndarray:
+    """Samples of uint8 0 and 1 ``[rows, samples]`` as uint64 ``[rows, words]``, whatever the byte order of the machine."""
+    octets = np.packbits(bits, axis=1, bitorder="little")
+    octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
+    return np.ascontiguousarray(octets).view("<u8").astype(np.uint64)
+
+
+def _unpack(words: np.ndarray, n_samples: int) -> np.ndarray:
+    """The reverse of `_pack`."""
+    octets = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)
+    return np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")

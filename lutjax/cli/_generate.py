@@ -1,6 +1,7 @@
 """``lutjax generate``: text from a trained model."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,8 +27,20 @@ import click
 )
 @click.option("--top-k", type=click.IntRange(1, 256), help="Draw only from so many of the likeliest bytes.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the draws.")
+@click.option(
+    "--integers",
+    type=click.Choice(["int16", "int8"]),
+    help="Round a model of train lm --model lut to whole numbers, with such tables, and draw as the C program does that "
+    "`export` makes of it: the same bytes.",
+)
 def generate(
-    folder: Path, prompt: str, n_bytes: int, temperature: float, top_k: int | None, seed: int
+    folder: Path,
+    prompt: str,
+    n_bytes: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    integers: str | None,
 ) -> None:
     """Continue a text with the model of a checkpoint."""
     if not prompt:
@@ -36,6 +49,17 @@ def generate(
     from lutjax.training import lm_runs
 
     model, _ = lm_runs.load_model(folder, on_damage=lambda message: click.echo(message, err=True))
-    click.echo(
-        prompt + lm_runs.sample(model, prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed)
-    )
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
+    if integers is None:
+        click.echo(prompt + lm_runs.sample(model, prompt, n_bytes, **options))
+        return
+
+    from lutjax.training import integers as whole
+
+    try:
+        whole.thousandths(temperature)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--temperature") from error
+    rounded = whole.rounded_model(folder, model, tables=integers)
+    added = rounded.generate(prompt.encode(errors="surrogateescape"), n_bytes, **options)
+    click.echo(prompt + added.decode(errors="replace"))

@@ -5,6 +5,7 @@ import click
 from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
+from lutjax.cli._export import export
 from lutjax.cli._generate import generate
 from lutjax.cli._quantise import quantise
 from lutjax.cli._status import status
@@ -12,6 +13,7 @@ from lutjax.cli._train_ca import ca
 from lutjax.cli._train_digits import digits
 from lutjax.cli._train_lm import lm
 from lutjax.cli._tune import tune
+from lutjax.cli._verify import verify
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,6 +32,8 @@ train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)
 cli.add_command(quantise)
+cli.add_command(export)
+cli.add_command(verify)
 cli.add_command(bench)
 cli.add_command(status)
 cli.add_command(tune)

@@ -75,6 +75,12 @@ class Report(Watcher):
             )
         self.resume()
 
+    def remark(self, done: int, text: str) -> None:
+        """Show a line about the state after `done` steps."""
+        line = f"step {done}/{self._steps}  {text}"
+        self._console.print(line, highlight=False, soft_wrap=True)
+        self.resume()
+
     def resume(self) -> None:
         """Leave out of the speed what took time until now."""
         self._time = time.perf_counter()

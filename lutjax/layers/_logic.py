@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
+from jaxtyping import Int
 
 import lutjax
 from lutjax import wiring
 from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
+from lutjax._typing import Array
 from lutjax._wires import check_wires
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
@@ -23,6 +25,9 @@ INT32 = jnp.dtype("int32")
 WIRINGS = ("balanced", "unique", "learnable")
 PARAMETRISATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
+
+# Numbers of the gates that need no input, false and true, and of those that need one: a, b, not b, not a.
+_CONSTANTS, _OF_ONE_INPUT = np.array([0, 15]), np.array([3, 5, 10, 12])
 
 # A list of readers has room for the most read input. Where that is so much more than the average, it would be
 # mostly empty, and the gradient is scattered instead.
@@ -49,6 +54,12 @@ def _within_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Array
 
 
 _within.defvjp(lambda values: (_within(values), values), _within_backward)
+
+
+def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
+    """Return the truth tables of gates by their numbers, for `lutjax.packed_lut`: bool ``[gates, 4]``."""
+    # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
+    return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
 
 def _one_hot(scores: jax.Array) -> jax.Array:
@@ -315,6 +326,14 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     def _truth(self, arrays: Arrays) -> jax.Array:
         raise NotImplementedError
 
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
+
+        Tables are drawn with the probabilities that training has for them.
+        """
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(eq=False)
 class LogicGatesArguments(_WiredArguments):
@@ -383,9 +402,14 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         return lutjax.bilinear_gates(x, coefficients, wires, readers=readers, **self._options)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
-        gates = jnp.argmax(arrays["logits"], -1)[:, None]
-        # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
-        return (gates >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
+        return truth_of(jnp.argmax(arrays["logits"], -1))
+
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        logits = jnp.asarray(arrays["logits"])
+        shares = jax.nn.softmax(logits / jnp.asarray(self.temperature, logits.dtype))
+        constant, one = (shares[:, ids].sum(-1) for ids in (_CONSTANTS, _OF_ONE_INPUT))
+        return 2 * (1 - constant) - one, 1 - constant
 
 
 LogicGatesArguments.spec_type = LogicGatesSpec
@@ -419,6 +443,21 @@ class _TableSpec(_TableArguments, _WiredSpec):
     @property
     def table_shape(self) -> tuple[int, ...]:
         return (self.out_features, 2**self.n_inputs)
+
+    def _corners(self, arrays: Arrays) -> jax.Array:
+        """Return for each slot of the tables the probability that training has for a 1."""
+        raise NotImplementedError
+
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        ones = self._corners(arrays)
+        constant = ones.prod(-1) + (1 - ones).prod(-1)
+        needed = jnp.zeros_like(constant)
+        for bit in range(self.n_inputs):
+            low, high = jnp.moveaxis(ones.reshape(len(ones), -1, 2, 1 << bit), 2, 0)
+            equal = low * high + (1 - low) * (1 - high)
+            needed += 1 - equal.prod((1, 2))
+        return needed, 1 - constant
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes, wires = super().sizes_of(arrays), np.shape(arrays["wires"])
@@ -501,15 +540,19 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         def hard(logits: jax.Array) -> jax.Array:
             return (logits > 0).astype(logits.dtype)
 
-        def soft(logits: jax.Array) -> jax.Array:
-            return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
-
         logits = self._logits(arrays)
         if deterministic:
             corners = hard(logits)
         else:
-            corners = self._estimate(logits, key, jax.random.logistic, soft, hard)
+            corners = self._estimate(logits, key, jax.random.logistic, self._soft, hard)
         return lutjax.soft_lut(x, corners, wires, readers=readers, **self._options)
+
+    def _soft(self, logits: jax.Array) -> jax.Array:
+        return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
+
+    def _corners(self, arrays: Arrays) -> jax.Array:
+        logits = self._logits(arrays)
+        return self._soft(logits / jnp.asarray(self.temperature, logits.dtype))
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return self._logits(arrays) > 0
@@ -583,6 +626,9 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
         if deterministic or self.estimator == "soft":
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)
+
+    def _corners(self, arrays: Arrays) -> jax.Array:
+        return (_within(jnp.asarray(arrays["table"])) + 1) / 2
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(arrays["table"]) > 0
@@ -715,6 +761,17 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
         rows, columns = (size // self.pool for size in self.places)
         y = y.reshape(self.n_kernels, rows, self.pool, columns, self.pool, *y.shape[3:]).max((2, 4))
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
+
+    @names_layer
+    def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Return the hard trees of one window: wires ``[G, 2]`` and bool tables ``[G, 4]``, the kernels' outputs last.
+
+        Ids below `window` are values of the window, and ``window + g`` is gate g.
+        """
+        n_inner = sum(self.levels) - self.levels[0]
+        inner = jnp.arange(2 * n_inner, dtype=jnp.int32).reshape(-1, 2) + self.window
+        wires = jnp.concatenate([jnp.asarray(arrays["wires"], jnp.int32), inner])
+        return wires, truth_of(jnp.argmax(arrays["logits"], -1))
 
     def _windows(self, x: Any) -> jax.Array:
         """Return images as ``[values of a window, rows, columns, ...]``."""

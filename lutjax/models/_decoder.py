@@ -141,6 +141,18 @@ def _check_tokens(where: str, tokens: Array) -> None:
         )
 
 
+def fed(graphdef: Any, cache: Any, kept: Any, tokens: Array) -> tuple[Any, jax.Array]:
+    """Continue texts with tokens; return the caches, and the logits of the token after the last.
+
+    Args:
+      graphdef, cache, kept: parts of a decoder with caches, as ``nnx.split(model, nnx.Cache, ...)`` gives them.
+      tokens: of each text, at least one.
+    """
+    model = nnx.merge(graphdef, cache, kept)
+    z = model.hidden(model.embed(tokens), deterministic=True, decode=True)
+    return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
+
+
 @functools.partial(jax.jit, static_argnames=("graphdef", "n_tokens", "top_k"))
 def _generate(
     graphdef: Any,
@@ -157,12 +169,6 @@ def _generate(
     parts: Any = nnx.split(model, nnx.Cache, ...)
     graphdef, cache, kept = parts
 
-    def feed(cache: Any, tokens: Array) -> tuple[Any, jax.Array]:
-        """Logits of the token after the last."""
-        model = nnx.merge(graphdef, cache, kept)
-        z = model.hidden(model.embed(tokens), deterministic=True, decode=True)
-        return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
-
     def draw(logits: Array, key: Array) -> jax.Array:
         logits = logits.astype(jnp.float32)
         if temperature is None:
@@ -175,12 +181,12 @@ def _generate(
 
     def step(carry: tuple[Any, Array], key: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
-        cache, logits = feed(cache, token[..., None])
+        cache, logits = fed(graphdef, cache, kept, token[..., None])
         token = draw(logits, key)
         return (cache, token), token
 
     keys = jax.random.split(key, n_tokens)
-    cache, logits = feed(cache, prompt)
+    cache, logits = fed(graphdef, cache, kept, prompt)
     first = draw(logits, keys[0])
     _, others = jax.lax.scan(step, (cache, first), keys[1:])
     return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,14 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax._typing import Array
+from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 from lutjax.models._config import Config
+
+if TYPE_CHECKING:
+    from lutjax.circuits import Circuit
 
 _NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 _CENTRE = len(_NEIGHBOURS)
@@ -99,7 +103,7 @@ class LogicCAConfig(Config):
         )
 
 
-class Circuit(NamedTuple):
+class Wiring(NamedTuple):
     """The wires of every layer but the first, and the readers of its inputs: see `lutjax.readers`."""
 
     wires: list[Array]
@@ -148,13 +152,28 @@ class LogicCA(nnx.Module):
         )
 
     @property
-    def circuit(self) -> Circuit:
+    def wiring(self) -> Wiring:
         """The wires and readers."""
-        return Circuit([w[...] for w in self.wires], [r[...] for r in self.readers])
+        return Wiring([w[...] for w in self.wires], [r[...] for r in self.readers])
 
     def gates(self) -> Int[jax.Array, " gates"]:
         """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
+
+    def circuit(self, **options: Any) -> "Circuit":
+        """The hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
+
+        `lutjax.circuits.step_automaton` runs it on a grid.
+
+        Args:
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+
+        Raises:
+          ValueError: the automaton is asynchronous.
+        """
+        from lutjax import circuits
+
+        return circuits.of(self, **options)
 
     def __call__(
         self,
@@ -186,11 +205,11 @@ class LogicCA(nnx.Module):
         first = jnp.moveaxis(jnp.asarray(state), -1, 0)
         grids = first.reshape(first.shape[0], -1, *first.shape[-2:])
         if deterministic:
-            last = run_hard(self.config, self.gates(), self.circuit, grids.astype(bool), n_steps, key)
+            last = run_hard(self.config, self.gates(), self.wiring, grids.astype(bool), n_steps, key)
         else:
             grids = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
             coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
-            last = run_soft(self.config, coefficients, self.circuit, grids, n_steps, key)
+            last = run_soft(self.config, coefficients, self.wiring, grids, n_steps, key)
         return jnp.moveaxis(last.reshape(first.shape), 0, -1).astype(
             last.dtype if not deterministic else state.dtype
         )
@@ -220,7 +239,7 @@ def _pairs(n_inputs: int, n_gates: int) -> np.ndarray:
 def run_soft(
     config: LogicCAConfig,
     coefficients: Float[Array, "4 gates"],
-    circuit: Circuit,
+    wiring: Wiring,
     state: Float[Array, "channels batch height width"],
     n_steps: int,
     key: Array | None = None,
@@ -228,7 +247,7 @@ def run_soft(
     """The soft automaton, channels first. Its gradient keeps the states alone and computes each step again."""
 
     def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
-        new = _step(config, coefficients, circuit, state)
+        new = _step(config, coefficients, wiring, state)
         if config.update_rate < 1:
             assert key is not None
             new = jnp.where(_updated(config, key, state), new, state)
@@ -247,7 +266,7 @@ def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
     return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
 
 
-def _step(config: LogicCAConfig, coefficients: Array, circuit: Circuit, state: Array) -> jax.Array:
+def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Array) -> jax.Array:
     channels, batch, height, width = state.shape
     n_cells = batch * height * width
     near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
@@ -255,7 +274,7 @@ def _step(config: LogicCAConfig, coefficients: Array, circuit: Circuit, state: A
     x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
     of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
     x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
-    for layer, (wires, readers) in enumerate(zip(*circuit, strict=True)):
+    for layer, (wires, readers) in enumerate(zip(*wiring, strict=True)):
         if layer == len(config.perception) - 1:
             x = jnp.concatenate([state.reshape(channels, n_cells), x.reshape(-1, n_cells)])
         c = coefficients[:, rest : rest + len(wires)]
@@ -317,13 +336,13 @@ _meet.defvjp(_meet_forward, _meet_backward)
 def run_hard(
     config: LogicCAConfig,
     gates: Int[Array, " gates"],
-    circuit: Circuit,
+    wiring: Wiring,
     state: Shaped[Array, "channels batch height width"],
     n_steps: int,
     key: Array | None = None,
 ) -> Shaped[jax.Array, "channels batch height width"]:
     """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs."""
-    return _run_hard(config, n_steps, gates, tuple(circuit.wires), state, key)
+    return _run_hard(config, n_steps, gates, tuple(wiring.wires), state, key)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -354,12 +373,6 @@ def _run_hard(
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
     words: jax.Array = jax.lax.scan(step, pack(jnp.asarray(state)), keys, length=n_steps)[0]
     return lutjax.unpack_bits(words.reshape(-1, words.shape[-1]), width).reshape(shape)
-
-
-def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
-    """Truth tables of gates for `lutjax.packed_lut`: bool ``[gates, 4]``."""
-    # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
-    return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
 
 def _packed_step(

@@ -17,6 +17,7 @@ from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT, Thermome
 from lutjax.models._config import Config
 
 if TYPE_CHECKING:
+    from lutjax.circuits import Circuit, Format
     from lutjax.models.packed import PackedClassifier
 
 TABLES = ("gates", "light", "walsh", "raw", "binary")
@@ -191,6 +192,27 @@ class LogicClassifier(nnx.Module):
         from lutjax.models.packed import pack
 
         return pack(self)
+
+    def circuit(
+        self,
+        *,
+        inputs: "str | Format" = "bits",
+        outputs: str = "class",
+        **options: Any,
+    ) -> "Circuit":
+        """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
+
+        Args:
+          inputs: ``"bits"`` of the thermometer, or numbers of a `lutjax.circuits.Format` such as ``"uint8"``.
+          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+
+        Raises:
+          ValueError: there is no exact circuit of such inputs or outputs.
+        """
+        from lutjax import circuits
+
+        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
 
 def check_samples(x: Array, config: LogicClassifierConfig) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from jaxtyping import Int, Num, UInt32
 import lutjax
 from lutjax._typing import Array
 from lutjax.models.classifier import LogicClassifier, check_samples
+
+if TYPE_CHECKING:
+    from lutjax.circuits import Circuit, Format
 
 # Words of every gate that are computed before the next words: the values of two layers stay in the cache.
 _BLOCK = 64
@@ -84,6 +87,27 @@ class PackedClassifier:
                 f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
             )
         return _of_words(self, words)
+
+    def circuit(
+        self,
+        *,
+        inputs: "str | Format" = "bits",
+        outputs: str = "class",
+        **options: Any,
+    ) -> "Circuit":
+        """The hard network as a circuit, outside of JAX.
+
+        Args:
+          inputs: ``"bits"`` of the thermometer, or numbers of a `lutjax.circuits.Format` such as ``"uint8"``.
+          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+
+        Raises:
+          ValueError: there is no exact circuit of such inputs or outputs.
+        """
+        from lutjax import circuits
+
+        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
 
 def pack(classifier: LogicClassifier) -> PackedClassifier:

@@ -171,7 +171,7 @@ class Run(ModelRun[LogicCA]):
         first, target = self.sample(sample_key, training.batch_size)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
-        circuit = model.circuit
+        wiring = model.wiring
         hard_gates = jax.random.bernoulli(gate_key, float(training.hard_share), (1, config.n_gates))
 
         def loss_of(params: Any) -> Array:
@@ -181,11 +181,11 @@ class Run(ModelRun[LogicCA]):
                 hard = lutjax.gate_coefficients(logits, hard=True, axis=0)
                 likeliest = coefficients + jax.lax.stop_gradient(hard - coefficients)
                 coefficients = jnp.where(hard_gates, likeliest, coefficients)
-            last = automaton.run_soft(config, coefficients, circuit, soft_first, training.n_steps, update_key)
+            last = automaton.run_soft(config, coefficients, wiring, soft_first, training.n_steps, update_key)
             return jnp.square(last[: len(target)] - soft_target).sum()
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
-        last = automaton.run_hard(config, model.gates(), circuit, first, training.n_steps, update_key)
+        last = automaton.run_hard(config, model.gates(), wiring, first, training.n_steps, update_key)
         wrong = (last[: len(target)] != target).sum().astype(jnp.float32) / target.shape[1]
         old = state.optimizer
         keep = _SMOOTHING if training.start == "random" or self._draws_boards else 0.0
@@ -219,7 +219,7 @@ class Run(ModelRun[LogicCA]):
         sample_key, update_key = jax.random.split(jax.random.key(self.training.seed ^ 0x5EED))
         first, target = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
         n_steps = self.training.n_steps
-        last = automaton.run_hard(self.config, model.gates(), model.circuit, first, n_steps, update_key)
+        last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
         return (last[: len(target)] != target).sum() / target.shape[1]
 
 

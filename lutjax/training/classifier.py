@@ -40,6 +40,9 @@ class TrainingConfig(Training):
         lutjax.thermometer_thresholds.
       augment: how strongly images are moved, turned and stretched at random in each step: with 1 up to half a
         pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images [height, width] stay as they are.
+      gate_cost: what 1000 gates of the circuit add to the loss, in nats: as many as are expected to need two inputs, and a
+        vote that is not constant counts as one. Circuits become smaller, and at some cost less accurate; see
+        docs/circuits.md.
       split: which random fifth of the samples is the test part.
       seed: of the model, the order of samples and all noise.
     """
@@ -49,6 +52,7 @@ class TrainingConfig(Training):
     cooldown: float = 0.5
     thresholds: str = "uniform"
     augment: float | int = 1.0
+    gate_cost: float | int = 0.0
     split: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +63,8 @@ class TrainingConfig(Training):
             raise ValueError(f"thresholds is {self.thresholds!r}; expected one of {THRESHOLDS}.")
         if not 0 <= self.augment < float("inf"):
             raise ValueError(f"augment is {self.augment}; it must not be negative.")
+        if not 0 <= self.gate_cost < float("inf"):
+            raise ValueError(f"gate_cost is {self.gate_cost}; it must not be negative.")
 
     def rate(self) -> optax.Schedule:
         """Return the learning rate of every step, counted from 0."""
@@ -109,7 +115,10 @@ class Run(ModelRun[LogicClassifier]):
         def loss_of(params: Any) -> Array:
             model = self.structure.model(params, state.others)
             logits = model(x, deterministic=False, rngs=nnx.Rngs(gates=gate_key))
-            return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
+            loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
+            if self.training.gate_cost:
+                loss += expected_gates(model) * (self.training.gate_cost / 1000)
+            return loss
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
@@ -130,6 +139,20 @@ class Run(ModelRun[LogicClassifier]):
         model = self.structure.model(params, others)
         rngs = nnx.Rngs(gates=self.training.seed)
         return model(x, deterministic=hard, rngs=rngs).argmax(-1).astype(jnp.int32)
+
+
+def expected_gates(model: LogicClassifier) -> Array:
+    """Return how many gates of two inputs the circuit of a classifier is expected to need: a scalar.
+
+    A table that needs n inputs counts as ``n - 1`` gates, and a vote that is not constant as one. Gates that nothing reads
+    count too; they become constants without changing a vote.
+    """
+    gates = []
+    for layer in model.layers:
+        inputs, any_input = layer.expected_needs()
+        gates.append((inputs - any_input).sum())
+    gates.append(any_input.sum())
+    return jnp.stack(gates).astype(jnp.float32).sum()
 
 
 def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresholds: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import runs
-from lutjax.training.classifier import Record, Run, TrainingConfig, baselines
+from lutjax.training.classifier import Record, Run, TrainingConfig, baselines, expected_gates
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
@@ -93,6 +93,19 @@ class Classifier(Experiment):
     def evaluate(self, state: State) -> float:
         return self.run.accuracy(state, self.test, hard=True)
 
+    def remark(self, state: State) -> str:
+        if not self.record.training.gate_cost:
+            return ""
+        expected, survive = self._gates(state)
+        return f"gates of two inputs and votes expected {expected:.0f}; gates that survive {survive}"
+
+    def _gates(self, state: State) -> tuple[float, int]:
+        """Return the gates that training expects, and those of the simplified circuit from bits to bits."""
+        from lutjax import circuits
+
+        model = self.run.structure.model(state.params, state.others)
+        return float(expected_gates(model)), len(circuits.of(model, inputs="bits", outputs="bits"))
+
     def solved(self) -> str | None:
         patience = self.intervals.patience
         accuracies = [accuracy for _, accuracy in self.record.history.test]
@@ -114,6 +127,7 @@ class Classifier(Experiment):
         return [
             f"Hard network: {hard:.1f} % of the test part; on the same bits {others}.",
             f"Soft network: {soft:.1f} %.",
+            f"Circuit: {self._gates(state)[1]:,} of {sum(self.record.model.layers):,} gates survive simplification.",
         ]
 
     def _draw(self, state: State, path: Path) -> list[str]:

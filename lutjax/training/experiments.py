@@ -152,6 +152,10 @@ class Experiment(ABC):
     def prepare(self) -> None:  # noqa: B027 (many kinds have nothing to do here)
         """Computes what the record holds beside sizes and rates, before the first step of a new run."""
 
+    def remark(self, state: State) -> str:
+        """Return what is shown beside a test of a state, in words; empty where there is nothing to say."""
+        return ""
+
     def speed(self, seconds: float) -> str:
         """The speed in words, of the seconds that a step takes."""
         return f"{1e3 * seconds:.2f} ms/step"
@@ -190,6 +194,9 @@ class Watcher:
 
     def test(self, done: int, value: float) -> None:
         """A test was made after `done` steps."""
+
+    def remark(self, done: int, text: str) -> None:
+        """Something else was found of the state after `done` steps."""
 
     def resume(self) -> None:
         """Something else than training took time until now."""
@@ -413,8 +420,11 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
 
     def test(number: int, loss: float, state: State) -> None:
         history.test.append((number, experiment.evaluate(state)))
+        remark = experiment.remark(state)
         for watcher in watchers:
             watcher.test(*history.test[-1])
+            if remark:
+                watcher.remark(number, remark)
 
     def save(number: int, loss: float | None, state: State) -> None:
         nonlocal saved

@@ -36,7 +36,10 @@ def deployed_record(folder: Path, record: Record) -> Record:
     if record.quantised:
         raise RunError(f"{folder} is quantised already.")
     if not isinstance(config, GPTConfig):
-        raise RunError(f"{folder} is a run of the model lut, whose tables have no form of integers: {advice}")
+        raise RunError(
+            f"{folder} is a run of the model lut, whose form of integers is the C program that lutjax export writes: for tables "
+            f"of int8 in JAX {advice}"
+        )
     if config.feed_forward != "projection_lut":
         tables = "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
         raise RunError(f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}")

@@ -18,6 +18,14 @@ class _Wired(Switched):
         wires, tables = self.spec.truth_tables(self._arrays())
         return wires, tables
 
+    def expected_needs(self) -> tuple[jax.Array, jax.Array]:
+        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any.
+
+        See `lutjax.layers.nnx.LogicGates.expected_needs`.
+        """
+        inputs, any_input = self.spec.expected_needs(self._arrays())
+        return inputs, any_input
+
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LogicGates(_Wired, _logic.LogicGatesArguments):

@@ -24,6 +24,17 @@ class _Wired(Switched):
         wires, tables = self._build()[0].truth_tables(merged(variables))
         return wires, tables
 
+    def expected_needs(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any.
+
+        See `lutjax.layers.nnx.LogicGates.expected_needs`.
+
+        Args:
+          variables: the layer's own part of them, ``params`` and ``wires``.
+        """
+        inputs, any_input = self._build()[0].expected_needs(merged(variables))
+        return inputs, any_input
+
 
 class LogicGates(_Wired, _logic.LogicGatesArguments):
     """Layer of differentiable logic gates of two inputs.

@@ -18,6 +18,16 @@ class _Wired(Random):
         wires, tables = self.spec.truth_tables(self._arrays())
         return wires, tables
 
+    def expected_needs(self) -> tuple[jax.Array, jax.Array]:
+        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
+
+        Tables are drawn with the probabilities that training has for them: a mixture of gates, or the values of slots. Both
+        are differentiable. A circuit leaves out constants, and buffers and inverters, which need one input; a table that
+        needs n inputs takes ``n - 1`` gates of two inputs or more.
+        """
+        inputs, any_input = self.spec.expected_needs(self._arrays())
+        return inputs, any_input
+
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LogicGates(_Wired, _logic.LogicGatesArguments):

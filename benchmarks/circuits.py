@@ -1,0 +1,160 @@
+"""Accuracy against hardware for scikit-learn's digits: `python benchmarks/circuits.py [--runs FOLDER] [--only NAME ...]`.
+
+Networks with and without a cost of gates, and with narrow last layers, are trained on some splits and kept as runs in a folder, so
+that a second call only measures. For each there are the accuracy of the hard network on the test part, gates of the simplified
+circuit from pixels to class, and look-up tables of 6 inputs (LUT6) after mapping by ABC; needs pyosys. The rows go into
+docs/benchmarks/circuits.csv, their table into docs/circuits.md, and the curve into docs/circuits.png.
+"""
+
+import argparse
+import csv
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lutjax.training import classifier, models
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.export import source_of
+
+DOCS = Path(__file__).parents[1] / "docs"
+ROWS, PAGE, PICTURE = DOCS / "benchmarks" / "circuits.csv", DOCS / "circuits.md", DOCS / "circuits.png"
+PIXELS = "uint5"  # from 0 to 16
+
+WIDE, NARROW = {"layers": (2000, 2000, 2000)}, {"layers": (2000, 2000, 500), "tau": 2.0}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "3 x 2000 gates": WIDE,
+    **{f"3 x 2000 gates, cost {c}": {**WIDE, "gate_cost": c} for c in (0.01, 0.03, 0.1)},
+    "2000 + 2000 + 500 gates": NARROW,
+    **{f"2000 + 2000 + 500 gates, cost {c}": {**NARROW, "gate_cost": c} for c in (0.01, 0.03, 0.1)},
+    "2 x 500 tables of 6": {"layers": (500, 500), "n_inputs": 6},
+    "500 + 200 tables of 6": {"layers": (500, 200), "n_inputs": 6, "tau": 1.25},
+    "200 + 100 tables of 6": {"layers": (200, 100), "n_inputs": 6, "tau": 1.0},
+}
+FIELDS = ("network", "split", "accuracy", "gates", "votes", "ands", "levels", "lut6")
+
+
+def train(folder: Path, fields: dict[str, Any]) -> None:
+    """Train a network and keep it as a run that `lutjax export --run` takes."""
+    experiment = Classifier.new(fields)
+    steps = experiment.record.training.steps
+    state, _ = experiment.run.advance(experiment.run.init(), 0, steps)
+    models.save(folder, steps, state, experiment.record)
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Return the accuracy and the costs of a run."""
+    source = source_of(folder, inputs=PIXELS)
+    _, record = classifier.load_model(folder)
+    labels = Classifier.of(record).test.y
+    stats = source.circuit.stats(lut6=True)
+    if stats.lut6 is None:
+        raise SystemExit("benchmarks/circuits.py: mapping needs ABC: pip install pyosys")
+    return {
+        "accuracy": float((source.answer(source.samples)[:, 0] == labels).mean()),
+        "gates": stats.gates,
+        "votes": next(part.gates for part in stats.parts if part.name == "votes"),
+        "ands": stats.ands,
+        "levels": stats.levels,
+        "lut6": stats.lut6,
+    }
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, with numbers as numbers."""
+    with path.open(newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    return [{name: row[name] if name == "network" else float(row[name]) for name in FIELDS} for row in rows]
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return for each network the means over its splits."""
+    found: dict[str, dict[str, float]] = {}
+    for network in dict.fromkeys(row["network"] for row in rows):
+        own = [row for row in rows if row["network"] == network]
+        found[network] = {name: sum(row[name] for row in own) / len(own) for name in FIELDS[1:]}
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of docs/circuits.md."""
+    n_splits = len({row["split"] for row in rows})
+    lines = [
+        f"| network | % right, mean of {n_splits} splits | gates | of these votes | levels | LUT6 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for network, mean in means(rows).items():
+        lines.append(
+            f"| {network} | {100 * mean['accuracy']:.1f} | {mean['gates']:.0f} | {100 * mean['votes'] / mean['gates']:.0f} % "
+            f"| {mean['levels']:.0f} | {mean['lut6']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw accuracy against LUT6, a line for each family of networks."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    families: dict[str, list[tuple[float, float, str]]] = {}
+    for network, mean in means(rows).items():
+        name, _, cost = network.partition(", ")
+        family = "tables of 6 inputs, without a cost" if "tables" in name else f"{name}, by cost"
+        label = name.removesuffix(" tables of 6") if "tables" in name else cost.removeprefix("cost ") or "0"
+        families.setdefault(family, []).append((mean["lut6"], 100 * mean["accuracy"], label))
+    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110)
+    for (family, points), marker in zip(families.items(), "osD^", strict=False):
+        points.sort()
+        axes.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=family)
+        for x, y, text in points:
+            axes.annotate(text, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8)
+    axes.set_xscale("log")
+    ticks = [500, 1000, 2000, 4000]
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.set_xlabel("LUT6 from pixels to class")
+    axes.set_ylabel("% of test images right")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs/circuits"))
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--steps", type=int, default=15000)
+    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1])
+    parser.add_argument(
+        "--write", action="store_true", help="write the rows, the table of the page and the picture"
+    )
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.only:
+        for number in arguments.splits:
+            folder = arguments.runs / f"{re.sub('[^a-z0-9.]+', '-', name)}-{number}"
+            start = time.process_time()
+            if not folder.exists():
+                train(folder, {**NETWORKS[name], "steps": arguments.steps, "split": number, "seed": number})
+            rows.append({"network": name, "split": number, **measure(folder)})
+            print(rows[-1], f"{time.process_time() - start:.0f} s of CPU time", flush=True)
+    print(table(rows))
+    if arguments.write:
+        with ROWS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        page = re.sub(
+            r"(<!-- table -->\n).*?(<!-- end -->)", rf"\1{table(rows)}\2", PAGE.read_text(), flags=re.DOTALL
+        )
+        PAGE.write_text(page)
+        draw(rows, PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Files and folders that are whole or not there."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """Yield the path at which to write a file that moves to `path` when the block ends, if it was written.
+
+    An error, or the end of the process, leaves what was there before.
+    """
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        yield unfinished
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield the path at which to make a folder that moves to `folder` when the block ends, in the place of what is there.
+
+    An error, or the end of the process in the block, leaves what was there before.
+    """
+    unfinished, replaced = (folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced"))
+    if replaced.exists() and not folder.exists():  # a process was killed between two renames
+        os.replace(replaced, folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        yield unfinished
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.replace(folder, replaced)
+        os.replace(unfinished, folder)
+    finally:
+        if replaced.exists() and not folder.exists():
+            os.replace(replaced, folder)
+        for left in (unfinished, replaced):
+            shutil.rmtree(left, ignore_errors=True)

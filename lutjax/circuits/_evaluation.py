@@ -1,0 +1,81 @@
+"""Evaluation of a circuit in NumPy: all gates of a level and of one number of inputs at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lutjax.circuits import truth
+
+_BYTES = 1 << 25  # for the values of a block of words: samples are divided so that they fit
+
+
+class Plan:
+    """Order in which gates are evaluated, made once for a circuit.
+
+    A table is a sum modulo 2 of products of its inputs (its algebraic normal form), so a gate of n inputs is
+    evaluated by ``2**n - 1`` steps of AND and XOR, the same for all gates of n inputs: only the coefficients differ.
+
+    Args:
+      n_inputs, fanins, tables, literals, levels: see `lutjax.circuits.Circuit`.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        fanins: Sequence[Sequence[int]],
+        tables: Sequence[int],
+        literals: Sequence[int],
+        levels: Sequence[int],
+    ):
+        first = 1 + n_inputs
+        self.n_inputs, self.n_nodes = n_inputs, first + len(tables)
+        sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
+        level = np.asarray(levels[first:], dtype=np.int64)
+        order = np.lexsort(
+            (sizes, level)
+        )  # rows of values: first the constant and inputs, then gates in this order
+        row = np.arange(self.n_nodes)
+        row[first + order] = np.arange(first, self.n_nodes)
+        ends = np.flatnonzero(np.diff(level[order]) | np.diff(sizes[order])) + 1
+        self.groups: list[tuple[int, np.ndarray, np.ndarray]] = []
+        for gates in np.split(order, ends) if len(order) else ():
+            n = int(sizes[gates[0]])
+            nodes = np.array([fanins[g] for g in gates], dtype=np.int64).reshape(len(gates), n)
+            start = int(row[first + gates[0]])
+            self.groups.append((start, row[nodes.T], _normal_form([tables[g] for g in gates], n)))
+        self.widest = max([self.n_nodes, *(c.size for _, _, c in self.groups)])
+        outputs = np.asarray(literals, dtype=np.int64)
+        self.rows, self.inverted = row[outputs >> 1], outputs & 1 == 1
+
+    def run(self, words: np.ndarray) -> np.ndarray:
+        """Return words of the outputs for words of the inputs."""
+        block = max(1, _BYTES // (self.widest * words.itemsize))
+        parts = [self._run(words[:, k : k + block]) for k in range(0, words.shape[1], block)]
+        return np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)
+
+    def _run(self, words: np.ndarray) -> np.ndarray:
+        ones = ~words.dtype.type(0)
+        values = np.zeros((self.n_nodes, words.shape[1]), words.dtype)
+        values[1 : 1 + self.n_inputs] = words
+        for start, rows, coefficients in self.groups:
+            # Pairs of coefficients c + x c' for the first input, pairs of these for the second, and so on.
+            terms = [c[:, None] * ones for c in coefficients.astype(words.dtype)]
+            for k in range(len(rows)):
+                x = values[rows[k]]
+                terms = [a ^ (b & x) for a, b in zip(terms[::2], terms[1::2], strict=True)]
+            values[start : start + rows.shape[1]] = terms[0]
+        outputs: np.ndarray = values[self.rows]
+        outputs[self.inverted] ^= ones
+        return outputs
+
+
+def _normal_form(tables: Sequence[int], n: int) -> np.ndarray:
+    """Coefficients ``[2**n, gates]`` of 0 and 1: of the product of those inputs whose bits the index has."""
+    size = max(1, (1 << n) // 8)
+    low, form = truth.LOW[n], []
+    for table in tables:
+        for i in range(n):
+            table ^= (table & low[i]) << (1 << i)
+        form.append(table.to_bytes(size, "little"))
+    octets = np.frombuffer(b"".join(form), np.uint8).reshape(len(tables), size)
+    return np.ascontiguousarray(np.unpackbits(octets, axis=1, bitorder="little")[:, : 1 << n].T)

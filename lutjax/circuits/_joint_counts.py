@@ -1,0 +1,189 @@
+"""Bits that are counted together with the gates that make them.
+
+An FPGA's look-up table reads 6 bits. Three gates of two inputs and their full adder are five tables, but the two bits of
+their count depend on 6 bits alone: two tables. Bits that share inputs gain more: a AND b and (NOT a) AND c are never both 1, so
+their sum is one bit.
+"""
+
+import collections
+import dataclasses
+import functools
+import heapq
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from lutjax.circuits import truth
+from lutjax.circuits.builder import Builder, Literal, composed
+
+_INPUTS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Addend:
+    """A bit of a sum as a table.
+
+    Attributes:
+      literal: the bit.
+      nodes: that its table reads.
+      table: over these nodes.
+      saved: tables that are not needed any more once this bit is counted through its inputs.
+    """
+
+    literal: Literal
+    nodes: tuple[int, ...]
+    table: int
+    saved: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """A sum of bits as tables over a few nodes.
+
+    Attributes:
+      addends: the bits.
+      nodes: that all of them together read, at most 6.
+      counts: the sum at each address.
+    """
+
+    addends: tuple[Addend, ...]
+    nodes: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def least(self) -> int:
+        """The least sum, which is a constant."""
+        return min(self.counts)
+
+    def tables(self) -> dict[int, int]:
+        """For each bit that the sum has beyond its least, by its place, the table over the nodes."""
+        least, found = self.least, {}
+        for place in range((max(self.counts) - least).bit_length()):
+            table = sum(((count - least) >> place & 1) << a for a, count in enumerate(self.counts))
+            if table:
+                found[place] = table
+        return found
+
+    def gain(self) -> int:
+        """Tables that are saved, where each bit less of a sum saves one."""
+        return len(self.addends) - 2 * len(set(self.tables().values())) + sum(a.saved for a in self.addends)
+
+    @functools.cached_property
+    def advantage(self) -> Fraction:
+        """The gain beyond that of the same bits by threes."""
+        return self.gain() - _ALONE * sum(max(a.saved, 0) for a in self.addends)
+
+    def with_addend(self, addend: Addend) -> "Joint | None":
+        """The sum with one more bit, None where that takes too many nodes."""
+        nodes = self.nodes + tuple(n for n in addend.nodes if n not in self.nodes)
+        if len(nodes) > _INPUTS:
+            return None
+        counts = self.counts * (1 << (len(nodes) - len(self.nodes)))
+        at = [nodes.index(n) for n in addend.nodes]
+        table = truth.expand(addend.table, len(addend.nodes), at, len(nodes))
+        return Joint(
+            (*self.addends, addend), nodes, tuple([c + (table >> a & 1) for a, c in enumerate(counts)])
+        )
+
+
+_NOTHING = Joint((), (), (0,))
+_ALONE = Fraction(1, 3)  # gain that is asked for each saved table: bits that share no input gain, too
+
+
+def merged(
+    builder: Builder, sums: Sequence[tuple[int, list[tuple[Literal, int]]]]
+) -> list[tuple[int, list[tuple[Literal, int]]]]:
+    """Return the same sums with fewer bits, which are made from the inputs of gates.
+
+    Args:
+      builder: gets the tables.
+      sums: each a constant, and weights of bits.
+    """
+    readers = builder.readers([literal for _, terms in sums for literal, _ in terms])
+    return [_merged(builder, constant, terms, readers) for constant, terms in sums]
+
+
+def _merged(
+    builder: Builder, constant: int, terms: Sequence[tuple[Literal, int]], readers: Sequence[int]
+) -> tuple[int, list[tuple[Literal, int]]]:
+    views = [view for literal, weight in terms if weight == 1 for view in _views(builder, literal, readers)]
+    joints = list(_overlapping(views))
+    used = {addend.literal for joint in joints for addend in joint.addends}
+    joints += _threes([view for view in views if view.literal not in used and len(view.nodes) == 2])
+    used = {addend.literal for joint in joints for addend in joint.addends}
+    new = [(literal, weight) for literal, weight in terms if weight > 1 or literal not in used]
+    for joint in joints:
+        constant += joint.least
+        nodes = [2 * node for node in joint.nodes]
+        new += [(builder.gate(nodes, table), 1 << place) for place, table in joint.tables().items()]
+    return constant, new
+
+
+def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterator[Addend]:
+    """A bit as tables of nodes further and further down, while other gates do not read those between."""
+    node, inverted = literal >> 1, literal & 1
+    yield Addend(literal, (node,), 0b01 if inverted else 0b10, 0)
+    nodes, table = builder.read(node)
+    if not nodes or len(nodes) > 4:
+        return
+    if inverted:
+        table ^= truth.FULL[len(nodes)]
+    saved = int(readers[node] == 1)
+    inner = [n for n in nodes if readers[n] == 1 and builder.read(n)[0]]
+    yield Addend(literal, nodes, table, saved - len(inner))
+    deeper: Sequence[int] = nodes
+    for n in inner:
+        deeper, table = composed(deeper, table, n, *builder.read(n))
+    if inner and len(deeper) <= 4:
+        yield Addend(literal, tuple(deeper), table, saved)
+
+
+def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
+    """Sums of bits with common inputs, each bit in one of them at most, those with the largest gain first."""
+    readers: dict[int, list[Addend]] = collections.defaultdict(list)
+    for view in views:
+        for node in view.nodes:
+            readers[node].append(view)
+    used: set[Literal] = set()
+    queue: list[tuple[Fraction, int, Joint]] = []
+
+    def grow(rank: int) -> None:
+        joint = best = _NOTHING.with_addend(views[rank]) or _NOTHING
+        while True:
+            inside = {addend.literal for addend in joint.addends}
+            near = {view for node in joint.nodes for view in readers[node]}
+            larger = [
+                found
+                for view in sorted(near, key=lambda v: (v.literal, v.nodes))
+                if view.literal not in inside
+                and view.literal not in used
+                and (found := joint.with_addend(view))
+            ]
+            if not larger:
+                break
+            joint = max(larger, key=lambda found: (found.advantage, -len(found.nodes)))
+            best = max(best, joint, key=lambda found: found.advantage)
+        if best.advantage > 0:
+            heapq.heappush(queue, (-best.advantage, rank, best))
+
+    for rank, view in enumerate(views):
+        if len(view.nodes) > 1:
+            grow(rank)
+    while queue:
+        _, rank, joint = heapq.heappop(queue)
+        if used.isdisjoint(addend.literal for addend in joint.addends):
+            used.update(addend.literal for addend in joint.addends)
+            yield joint
+        elif views[rank].literal not in used:
+            grow(rank)
+
+
+def _threes(views: Sequence[Addend]) -> Iterator[Joint]:
+    """Sums of three gates of two inputs each, where that gains."""
+    left = sorted(views, key=lambda view: -view.saved)
+    while len(left) > 2:
+        joint: Joint | None = _NOTHING
+        for view in left[:3]:
+            joint = joint and joint.with_addend(view)
+        del left[:3]
+        if joint and joint.gain() > 0:
+            yield joint

@@ -1,0 +1,230 @@
+"""Circuits from networks of named signals, as netlist files have them: ports of names, and gates in any order."""
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from lutjax.circuits import _names, netlist_json, truth
+from lutjax.circuits.circuit import Circuit, Port
+
+Signal = Hashable
+Product = tuple[int, int]  # inputs that it reads, and their values
+Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
+_BIT = re.compile(r"(.+)\[(\d+)\]")
+
+
+def bit_names(ports: Sequence[Port]) -> list[str]:
+    """Return the names of all bits of ports, as ``x[3]``."""
+    return [f"{port.name}[{k}]" for port in ports for k in range(port.n_bits)]
+
+
+def ports_to_text(circuit: Circuit) -> str:
+    """Return the ports of a circuit in one line."""
+    ports = [netlist_json.ports_to_json(circuit.inputs), netlist_json.ports_to_json(circuit.outputs)]
+    return json.dumps(ports, separators=(",", ":"))
+
+
+def ports_from_text(text: str) -> Ports | None:
+    """Return the ports of `ports_to_text`; None if that is not what the text is."""
+    try:
+        inputs, outputs = json.loads(text)
+        return tuple(netlist_json.ports_from_json(inputs, "inputs")), tuple(
+            netlist_json.ports_from_json(outputs, "outputs")
+        )
+    except (ValueError, TypeError):
+        return None
+
+
+def ports_of(names: Sequence[str], taken: set[str]) -> tuple[tuple[Port, ...], list[int]]:
+    """Return ports for names of bits, and for each bit of these ports its place among the names.
+
+    Args:
+      taken: names that ports cannot have; those of the new ports are added.
+    """
+    groups: dict[str, dict[int, int]] = {}  # name -> bit -> place
+    for place, name in enumerate(names):
+        match = _BIT.fullmatch(name)
+        base, bit = (match[1], int(match[2])) if match else (name, 0)
+        if bit in groups.get(base, {}):  # x beside x[0]
+            base, bit = f"{name} {place}", 0
+        groups.setdefault(base, {})[bit] = place
+    ports: list[Port] = []
+    places: list[int] = []
+    for base, bits in groups.items():
+        if set(bits) == set(range(len(bits))):
+            vectors = [(base, [bits[k] for k in range(len(bits))])]
+        else:
+            vectors = [(f"{base}_{k}", [bits[k]]) for k in sorted(bits)]
+        for name, vector in vectors:
+            ports.append(Port(_word(name, taken), len(vector)))
+            places += vector
+    return tuple(ports), places
+
+
+def _word(name: str, taken: set[str]) -> str:
+    word = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if not re.match(r"[A-Za-z_]", word):
+        word = "n" + word
+    candidates = itertools.chain([word], (f"{word}_{k}" for k in itertools.count()))
+    found = next(c for c in candidates if c not in taken and not _names.why_not(c))
+    taken.add(found)
+    return found
+
+
+class _Driver(NamedTuple):
+    reads: Sequence[Signal]
+    products: Sequence[Product]
+    inverted: int
+    where: str
+
+
+class Network:
+    """Signals and what drives them, in any order.
+
+    Args:
+      caller: begins the messages of errors.
+      noun: stands before a signal there.
+    """
+
+    def __init__(self, caller: str, noun: str = ""):
+        self.caller, self.noun = caller, noun
+        self.drivers: dict[Signal, _Driver] = {}
+
+    def add(
+        self, signal: Signal, reads: Sequence[Signal], products: Sequence[Product], inverted: int, where: str
+    ) -> None:
+        """Drive a signal by a sum of products over others, inverted or not."""
+        if signal in self.drivers:
+            raise self._wrong(
+                where, signal, f"is driven a second time, first in {self.drivers[signal].where}"
+            )
+        self.drivers[signal] = _Driver(reads, products, inverted, where)
+
+    def circuit(
+        self,
+        inputs: Sequence[Signal],
+        outputs: Sequence[tuple[Signal, int]],
+        names: tuple[Sequence[str], Sequence[str]],
+        ports: Ports | None,
+    ) -> Circuit:
+        """Return the circuit of all signals.
+
+        Args:
+          inputs: signals.
+          outputs: signals, and whether they are inverted.
+          names: of the inputs and outputs.
+          ports: where their bits have these names, in any order; None to find ports for the names.
+        """
+        literals: dict[Signal, int] = {}
+        if ports is None or any(
+            sorted(bit_names(some)) != sorted(given) for some, given in zip(ports, names, strict=True)
+        ):
+            taken: set[str] = set()
+            (in_ports, in_places), (out_ports, out_places) = (ports_of(given, taken) for given in names)
+        else:
+            in_ports, out_ports = ports
+            in_places, out_places = (
+                [{name: k for k, name in enumerate(given)}[name] for name in bit_names(some)]
+                for some, given in zip(ports, names, strict=True)
+            )
+        for k, place in enumerate(in_places, 1):
+            signal = inputs[place]
+            if signal in literals:
+                raise self._wrong("the inputs", signal, "is an input twice")
+            if signal in self.drivers:
+                raise self._wrong(self.drivers[signal].where, signal, "is driven, but it is an input")
+            literals[signal] = 2 * k
+        gates = _Gates(len(in_places))
+        for signal in self._in_order([signal for signal, _ in outputs], literals):
+            reads, products, inverted, _ = self.drivers[signal]
+            literals[signal] = gates.sum([literals[name] for name in reads], products) ^ inverted
+        found = [literals[outputs[place][0]] ^ outputs[place][1] for place in out_places]
+        return Circuit(in_ports, out_ports, tuple(gates.fanins), tuple(gates.tables), tuple(found))
+
+    def _in_order(self, outputs: Sequence[Signal], known: Iterable[Signal]) -> list[Signal]:
+        """All driven signals, each after those that it reads."""
+        order: list[Signal] = []
+        done = dict.fromkeys(known, True)  # False while what a signal reads is visited
+        for root in itertools.chain(self.drivers, outputs):
+            stack = [(root, "the outputs")]
+            while stack:
+                signal, reader = stack[-1]
+                if signal not in done:
+                    if signal not in self.drivers:
+                        raise self._wrong(
+                            reader, signal, "is read, but nothing drives it, and it is no input"
+                        )
+                    done[signal] = False
+                    where = self.drivers[signal].where
+                    for name in self.drivers[signal].reads:
+                        if not done.get(name, True):
+                            raise self._wrong(
+                                where, signal, f"is in a loop: it reads {self.noun}{name}, which reads it"
+                            )
+                        if name not in done:
+                            stack.append((name, where))
+                    continue
+                if not done[signal]:
+                    done[signal] = True
+                    order.append(signal)
+                stack.pop()
+        return order
+
+    def _wrong(self, where: str, signal: Signal, what: str) -> ValueError:
+        return ValueError(f"{self.caller}: {where}: {self.noun}{signal} {what}.")
+
+
+class _Gates:
+    """Gates as they are read from a file: constants, buffers and inverters become literals."""
+
+    def __init__(self, n_inputs: int):
+        self.n_inputs = n_inputs
+        self.fanins: list[tuple[int, ...]] = []
+        self.tables: list[int] = []
+
+    def sum(self, literals: list[int], products: Sequence[Product]) -> int:
+        """Return the literal of a sum of products over any number of literals."""
+        n = len(literals)
+        if n <= truth.MAX_INPUTS:
+            return self._gate(literals, _table(tuple(products), n))
+        terms = [
+            self._conjunction([literals[i] ^ (~values >> i & 1) for i in range(n) if read >> i & 1])
+            for read, values in products
+        ]
+        return self._conjunction([term ^ 1 for term in terms]) ^ 1
+
+    def _gate(self, literals: list[int], table: int) -> int:
+        n = len(literals)
+        for k, literal in enumerate(literals):
+            if literal & 1:
+                table = truth.negate(table, n, k)
+        if table in (0, truth.FULL[n]):
+            return int(table != 0)
+        if n == 1:
+            return literals[0] & ~1 | (table == 0b01)
+        self.fanins.append(tuple(literal >> 1 for literal in literals))
+        self.tables.append(table)
+        return 2 * (self.n_inputs + len(self.tables))
+
+    def _conjunction(self, literals: list[int]) -> int:
+        """Gates of at most 8 inputs, as a tree."""
+        while len(literals) > 1:
+            groups = [literals[k : k + truth.MAX_INPUTS] for k in range(0, len(literals), truth.MAX_INPUTS)]
+            literals = [self._gate(group, 1 << (1 << len(group)) - 1) for group in groups]
+        return literals[0] if literals else 1
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _table(products: tuple[Product, ...], n: int) -> int:
+    """The table over n inputs of a sum of products, the reverse of `truth.cubes`."""
+    table = 0
+    for read, values in products:
+        product = truth.FULL[n]
+        for i in range(n):
+            if read >> i & 1:
+                product &= truth.variable(n, i) if values >> i & 1 else truth.LOW[n][i]
+        table |= product
+    return table

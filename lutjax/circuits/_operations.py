@@ -1,0 +1,438 @@
+"""Circuits as operations of at most three inputs, in an order and with places for their values: what programs are made of.
+
+A processor with three-operand logic (AVX-512) has one instruction for each table of three inputs, and others need at most
+four or five. Larger tables are taken apart, and small gates that nothing else reads move into their readers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from lutjax.circuits import truth
+from lutjax.circuits.circuit import Circuit
+
+XOR3, MAJORITY = 0b10010110, 0b11101000
+AND, XOR = 0b1000, 0b0110
+
+
+@dataclasses.dataclass
+class Operations:
+    """Tables of one to three inputs in topological order, without constants and repeated fan-ins.
+
+    Attributes:
+      n_inputs: bits that enter. Node 0 is the constant 0, nodes 1 to `n_inputs` are these, and operations follow.
+      fanins: for each operation the nodes that it reads, two or three.
+      tables: for each operation its answers; bit k is the answer at address k.
+      literals: the outputs, ``2 * node + inverted``.
+    """
+
+    n_inputs: int
+    fanins: list[tuple[int, ...]]
+    tables: list[int]
+    literals: list[int]
+
+    @property
+    def first(self) -> int:
+        """Node of the first operation."""
+        return 1 + self.n_inputs
+
+    def __len__(self) -> int:
+        """Return the number of operations."""
+        return len(self.tables)
+
+    def levels(self) -> list[int]:
+        """Return the number of operations on the longest path to each node."""
+        level = [0] * self.first
+        for nodes in self.fanins:
+            level.append(1 + max(level[n] for n in nodes))
+        return level
+
+
+def operations(circuit: Circuit) -> Operations:
+    """Return the operations of a circuit that its outputs read."""
+    made = _Lowering(circuit.n_inputs)
+    literal = [2 * n for n in range(circuit.first_gate)]  # of the value of each node of the circuit
+    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
+        literal.append(made.gate([literal[n] for n in nodes], table))
+    outputs = [literal[k >> 1] ^ (k & 1) for k in circuit.literals]
+    program = _alive(Operations(circuit.n_inputs, made.fanins, made.tables, outputs))
+    _absorb(program, readers=2)
+    return _alive(program)
+
+
+class _Lowering:
+    """Operations of gates, which come one after another; equal ones are made once."""
+
+    def __init__(self, n_inputs: int):
+        self.first = 1 + n_inputs
+        self.fanins: list[tuple[int, ...]] = []
+        self.tables: list[int] = []
+        self.known: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def gate(self, literals: Sequence[int], table: int) -> int:
+        """Return the literal of a table over literals, which may be constant, inverted and repeated."""
+        nodes: list[int] = []
+        n = len(literals)
+        for literal in literals:
+            i, node = len(nodes), literal >> 1
+            if node == 0:
+                table = truth.cofactor(table, n, i, literal & 1)
+                n -= 1
+                continue
+            if literal & 1:
+                table = truth.negate(table, n, i)
+            if node in nodes:
+                table = truth.merge_inputs(table, n, nodes.index(node), i)
+                n -= 1
+                continue
+            nodes.append(node)
+        return self.make(tuple(nodes), table)
+
+    def make(self, nodes: tuple[int, ...], table: int) -> int:
+        """Return the literal of a table over different nodes."""
+        known = self.known.get((nodes, table))
+        if known is None:
+            known = self.known[nodes, table] = self._make(nodes, table)
+        return known
+
+    def _make(self, nodes: tuple[int, ...], table: int) -> int:
+        n = len(nodes)
+        kept, small, inverted = _read(table, n)
+        if not kept:
+            return inverted
+        if len(kept) == 1:  # `small` answers 0 to 0, so 1 to 1
+            return 2 * nodes[kept[0]] | inverted
+        if len(kept) < n or inverted:
+            return self.make(tuple([nodes[i] for i in kept]), small) ^ inverted
+        if n <= 3:
+            order, table = _ordered(table, n)
+            self.fanins.append(tuple([nodes[i] for i in order]))
+            self.tables.append(table)
+            return 2 * (self.first + len(self.tables) - 1)
+        if symmetric := _symmetric(table, n):
+            phases, answers = symmetric
+            return self.gate(
+                self.count([2 * k | phase for k, phase in zip(nodes, phases, strict=True)]), answers
+            )
+        if n == 4 and (found := _two_steps(table)):
+            inner, inner_table, outer, outer_table = found
+            first = self.make(tuple([nodes[i] for i in inner]), inner_table)
+            return self.gate([first, *[2 * nodes[i] for i in outer]], outer_table)
+        i, halves, outer_table = _split(table, n)
+        rest = nodes[:i] + nodes[i + 1 :]
+        return self.gate([self.make(rest, halves[0]), self.make(rest, halves[1]), 2 * nodes[i]], outer_table)
+
+    def count(self, literals: Sequence[int]) -> list[int]:
+        """Return the literals of the number of literals that are 1, lowest bit first, by full adders."""
+        columns = [list(literals)]
+        sums = []
+        for column in columns:
+            while len(column) > 1:
+                three, column[:3] = column[:3], []
+                full = len(three) == 3
+                column.append(self.gate(three, XOR3 if full else XOR))
+                if len(columns) == len(sums) + 1:
+                    columns.append([])
+                columns[len(sums) + 1].append(self.gate(three, MAJORITY if full else AND))
+            sums += column
+        return sums
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _read(table: int, n: int) -> tuple[tuple[int, ...], int, int]:
+    """Return the inputs that a table reads, its table over these that answers 0 to zeros, and whether that is inverted."""
+    kept = truth.support(table, n)
+    for i in reversed(range(n)):
+        if i not in kept:
+            table, n = truth.cofactor(table, n, i, 0), n - 1
+    inverted = table & 1
+    return kept, table ^ truth.FULL[n] if inverted else table, inverted
+
+
+@functools.lru_cache(maxsize=512)
+def _ordered(table: int, n: int) -> tuple[tuple[int, ...], int]:
+    """Return the order of inputs in which a table of two or three is the smallest number, and that number."""
+    orders = (
+        [(0, 1), (1, 0)] if n == 2 else [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    )
+    return min(((order, truth.permute(table, n, order)) for order in orders), key=lambda found: found[1])
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _symmetric(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
+    """Return which inputs to invert so that only the number of ones decides, and the answers by that number, or None."""
+    phases = [0]
+    for i in range(1, n):
+        if truth.swap(table, n, 0, i) == table:
+            phases.append(0)
+            continue
+        table = truth.negate(table, n, i)
+        if truth.swap(table, n, 0, i) != table:
+            return None
+        phases.append(1)
+    bits = n.bit_length()
+    answers = [table >> ((1 << k) - 1) & 1 for k in range(n + 1)]
+    found = []
+    for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
+        known = sum(answer << k for k, answer in enumerate(given))
+        for unused in range(1 << (1 << bits) - (n + 1)):  # answers to numbers above n, which do not occur
+            filled = known | unused << (n + 1)
+            found.append((len(truth.support(filled, bits)), inverted, filled))
+    _, inverted, filled = min(found)  # that reads the fewest bits
+    return tuple(phase ^ inverted for phase in phases), filled
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _two_steps(table: int) -> tuple[tuple[int, ...], int, tuple[int, ...], int] | None:
+    """Return a table of four inputs as one of three inside another, or None.
+
+    The result has the inputs of the inner table, that table, the inputs of the outer one beside its first, which is the
+    inner answer, and the outer table.
+    """
+    for d in range(4):
+        inner = tuple(i for i in range(4) if i != d)
+        halves = truth.cofactor(table, 4, d, 0), truth.cofactor(table, 4, d, 1)
+        for e in range(3):  # the outer table may read one of the inner inputs as well
+            found, outer = [0, 0], 0
+            for value in (0, 1):
+                core = None
+                for side, half in enumerate(halves):
+                    rest = truth.cofactor(half, 3, e, value)
+                    if rest in (0, 15):
+                        answers = 3 * (rest & 1)
+                    elif core is None or rest == core:
+                        core, answers = rest, 0b10
+                    elif rest == core ^ 15:
+                        answers = 0b01
+                    else:
+                        break
+                    outer |= answers << (2 * side + 4 * value)
+                else:
+                    found[value] = core or 0
+                    continue
+                break
+            else:
+                at = [k for k in range(3) if k != e]
+                inner_table = truth.expand(found[0], 2, at, 3) & truth.LOW[3][e]
+                inner_table |= truth.expand(found[1], 2, at, 3) & truth.variable(3, e)
+                return inner, inner_table, (d, inner[e]), outer
+    return None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _split(table: int, n: int) -> tuple[int, tuple[int, int], int]:
+    """Return an input, two tables over the others, and the table that makes the whole of these two and that input."""
+    best = None
+    for i in range(n):
+        low, high = truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)
+        a, b, c = _effort(low, n - 1), _effort(high, n - 1), _effort(low ^ high, n - 1)
+        for effort, halves, outer in (
+            (a + b, (low, high), 0b11001010),  # the input chooses
+            (a + c, (low, low ^ high), 0b01101010),  # low XOR (input AND difference)
+            (b + c, (high, low ^ high), 0b10100110),  # high XOR (NOT input AND difference)
+        ):
+            if best is None or effort < best[0]:
+                best = effort, i, halves, outer
+    assert best is not None
+    return best[1:]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _effort(table: int, n: int) -> int:
+    """Return the operations of a table at most, if it has no other structure than the inputs that it reads."""
+    read = len(truth.support(table, n))
+    return int(read > 1) if read < 4 else (1 << (read - 2)) - 1
+
+
+# ------------------------------------------------------------------------------------- small gates move into their readers
+@functools.lru_cache(maxsize=1 << 14)
+def _composed(
+    outer: int, n: int, i: int, inner: int, positions: tuple[int, ...], m: int
+) -> tuple[tuple[int, ...], int]:
+    """Return the inputs that are read, and their table, of `outer` over m inputs with `inner` in the place of its input i.
+
+    The first n - 1 of the m are the other inputs of `outer`; `positions` are the inputs of `inner`.
+    """
+    others = range(n - 1)
+    low = truth.expand(truth.cofactor(outer, n, i, 0), n - 1, others, m)
+    high = truth.expand(truth.cofactor(outer, n, i, 1), n - 1, others, m)
+    chosen = truth.expand(inner, len(positions), positions, m)
+    table = low & ~chosen | high & chosen
+    read = truth.support(table, m)
+    for k in reversed(range(m)):
+        if k not in read:
+            table, m = truth.cofactor(table, m, k, 0), m - 1
+    if m < 2:
+        return (), 0
+    order, table = _ordered(table, m)
+    return tuple(read[k] for k in order), table
+
+
+def _absorb(program: Operations, readers: int) -> None:
+    """Move operations into their readers, at most so many, where all of these still have at most three inputs."""
+    first, fanins, tables = program.first, program.fanins, program.tables
+    outputs = {k >> 1 for k in program.literals}
+    fanouts: list[list[int]] = [[] for _ in range(first + len(program))]
+    for g, nodes in enumerate(fanins):
+        for node in nodes:
+            fanouts[node].append(g)
+    for g in range(len(program)):
+        node, inner, reading = first + g, fanins[g], fanouts[first + g]
+        if not 0 < len(reading) <= readers or node in outputs:
+            continue
+        if any(len({*inner, *fanins[r]}) > 4 for r in reading):  # three, and the operation itself
+            continue
+        new = []
+        for r in reading:
+            i = fanins[r].index(node)
+            union = list(fanins[r][:i] + fanins[r][i + 1 :])
+            union += [n for n in inner if n not in union]
+            read, table = _composed(
+                tables[r], len(fanins[r]), i, tables[g], tuple([union.index(n) for n in inner]), len(union)
+            )
+            new.append((r, tuple([union[k] for k in read]), table))
+        if not all(nodes for _, nodes, _ in new):  # a constant or a copy, which no operation is
+            continue
+        for r, nodes, table in new:
+            for n in fanins[r]:
+                fanouts[n].remove(r)
+            for n in nodes:
+                fanouts[n].append(r)
+            fanins[r], tables[r] = nodes, table
+
+
+def _alive(program: Operations) -> Operations:
+    """Return the operations that outputs read."""
+    first = program.first
+    used = bytearray(first + len(program))
+    for k in program.literals:
+        used[k >> 1] = 1
+    for g in range(len(program) - 1, -1, -1):
+        if used[first + g]:
+            for n in program.fanins[g]:
+                used[n] = 1
+    return _renumbered(program, [g for g in range(len(program)) if used[first + g]])
+
+
+def _renumbered(program: Operations, order: Sequence[int]) -> Operations:
+    """Return the operations of an order, which has those that they read before them."""
+    first = program.first
+    new = list(range(first)) + [0] * len(program)
+    for k, g in enumerate(order, first):
+        new[first + g] = k
+    return Operations(
+        program.n_inputs,
+        [tuple([new[n] for n in program.fanins[g]]) for g in order],
+        [program.tables[g] for g in order],
+        [2 * new[k >> 1] | k & 1 for k in program.literals],
+    )
+
+
+# ------------------------------------------------------------------------------------- order, and places of values
+def short_lived(program: Operations) -> Operations:
+    """Return the operations in an order in which few values wait to be read.
+
+    An output after the other, with what it reads before it, depth first. Operations over the same nodes, as the sum and the
+    carry of an adder, stay together, and an operation comes as soon as it is the last reader of as many values as it makes.
+    """
+    first = program.first
+    groups: list[list[int]] = []  # operations over the same nodes
+    group_of: dict[tuple[int, ...], int] = {}
+    group: list[int] = []  # of each operation
+    readers: list[list[int]] = [[] for _ in range(first + len(program))]  # groups, of each node
+    for g, nodes in enumerate(program.fanins):
+        key = tuple(sorted(nodes))
+        k = group_of.setdefault(key, len(groups))
+        group.append(k)
+        if k == len(groups):
+            groups.append([])
+            for n in nodes:
+                readers[n].append(k)
+        groups[k].append(g)
+    nodes_of = [program.fanins[members[0]] for members in groups]
+    waits = [sum(n >= first for n in nodes) for nodes in nodes_of]  # for so many values
+    unread = [len(r) for r in readers]
+    for n in (*range(first), *(k >> 1 for k in program.literals)):
+        unread[n] = len(groups) + 1  # inputs and outputs stay
+    placed, order = bytearray(len(groups)), []
+
+    def place(start: int) -> None:
+        todo = [start]
+        while todo:
+            k = todo.pop()
+            if placed[k]:
+                continue
+            placed[k] = 1
+            order.extend(groups[k])
+            near: list[int] = []
+            for n in nodes_of[k]:
+                unread[n] -= 1
+                if unread[n] <= 2:
+                    near += readers[n]
+            for g in groups[k]:
+                for r in readers[first + g]:
+                    waits[r] -= 1
+                near += readers[first + g]
+            for r in near:
+                if not placed[r] and not waits[r]:
+                    ends = sum([unread[n] == 1 for n in nodes_of[r]])
+                    if ends >= len(groups[r]):
+                        todo.append(r)
+
+    for literal in program.literals:
+        stack = [group[(literal >> 1) - first]] if literal >> 1 >= first else []
+        while stack:
+            k = stack[-1]
+            before = [] if placed[k] else [group[n - first] for n in nodes_of[k] if n >= first]
+            before = [b for b in before if not placed[b]]
+            if before:
+                stack += reversed(before)
+                continue
+            stack.pop()
+            if not placed[k]:
+                place(k)
+    return _renumbered(program, order)
+
+
+def in_runs(program: Operations, window: int) -> Operations:
+    """Return the operations so that those of the same table follow one another, as far as they were no more than `window` apart."""
+    first, order = program.first, []
+    level = [0] * (first + len(program))  # of each operation, in its window
+    for start in range(0, len(program), window):
+        here = range(start, min(start + window, len(program)))
+        for g in here:
+            level[first + g] = 1 + max([level[n] for n in program.fanins[g] if n >= first + start], default=0)
+        order += sorted(here, key=lambda g: (level[first + g], len(program.fanins[g]), program.tables[g]))
+    return _renumbered(program, order)
+
+
+def places(program: Operations, chunk: int) -> tuple[list[int], int]:
+    """Return where each operation's value is kept, -1 where no other chunk reads it, and the number of places.
+
+    Chunks are runs of so many operations. A place is free for the next chunk after the last one that reads it; with
+    chunks of one operation, also for the value of the operation that read it last.
+    """
+    first, n_chunks = program.first, -(-len(program) // chunk)
+    last = [-1] * (first + len(program))  # the last chunk that reads a node
+    for g, nodes in enumerate(program.fanins):
+        now = g // chunk
+        for n in nodes:
+            last[n] = now
+    for k in program.literals:
+        last[k >> 1] = n_chunks
+    where, free, count = [-1] * len(program), [], 0
+    expiring: list[list[int]] = [[] for _ in range(n_chunks + 1)]
+    for now in range(n_chunks):
+        if chunk == 1:
+            free += expiring[now]
+        for g in range(now * chunk, min((now + 1) * chunk, len(program))):
+            until = last[first + g]
+            if until > now:
+                if free:
+                    where[g] = free.pop()
+                else:
+                    where[g], count = count, count + 1
+                expiring[until].append(where[g])
+        if chunk > 1:
+            free += expiring[now]
+    return where, count

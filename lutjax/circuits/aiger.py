@@ -1,0 +1,222 @@
+"""Circuits as AIGER, in its ASCII and its binary form, and back."""
+
+from collections.abc import Iterator
+
+from lutjax.circuits import _netlists
+from lutjax.circuits.ands import and_graph
+from lutjax.circuits.circuit import Circuit
+
+_PORTS = b"lutjax ports "  # begins the comment that holds the ports
+
+
+def to_aiger(circuit: Circuit, binary: bool = True) -> bytes:
+    """Return a circuit as AIGER: AND nodes and inverters, bits of ports in the symbol table as ``x[3]``.
+
+    A comment keeps the formats of the ports for `from_aiger`.
+
+    Args:
+      binary: the compact form (``aig``), which ABC reads, or the ASCII form (``aag``).
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, aiger
+      >>> either = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1110,), (2 * 3,))
+      >>> print(aiger.to_aiger(either, binary=False).decode())  # doctest: +ELLIPSIS
+      aag 3 2 0 1 1
+      2
+      4
+      7
+      6 5 3
+      i0 x[0]
+      i1 x[1]
+      o0 y[0]
+      c
+      lutjax ports ...
+    """
+    ands, outputs = and_graph(circuit)
+    n = circuit.n_inputs
+    head = f"{'aig' if binary else 'aag'} {n + len(ands)} {n} 0 {len(outputs)} {len(ands)}\n"
+    lines = [] if binary else [f"{2 * k}\n" for k in range(1, n + 1)]
+    lines += [f"{literal}\n" for literal in outputs]
+    if binary:
+        body = _deltas(ands, 2 * (n + 1))
+    else:
+        body = "".join(f"{2 * k} {a} {b}\n" for k, (a, b) in enumerate(ands, n + 1)).encode()
+    symbols = [f"i{k} {name}\n" for k, name in enumerate(_netlists.bit_names(circuit.inputs))]
+    symbols += [f"o{k} {name}\n" for k, name in enumerate(_netlists.bit_names(circuit.outputs))]
+    comment = b"c\n" + _PORTS + _netlists.ports_to_text(circuit).encode() + b"\n"
+    return (head + "".join(lines)).encode() + body + "".join(symbols).encode() + comment
+
+
+def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
+    """AND nodes of the binary form: differences of literals in groups of 7 bits, the lowest first."""
+    body = bytearray()
+    for a, b in ands:
+        for delta in (literal - a, a - b):
+            while delta > 127:
+                body.append(delta & 127 | 128)
+                delta >>= 7
+            body.append(delta)
+        literal += 2
+    return bytes(body)
+
+
+def from_aiger(data: bytes) -> Circuit:
+    """Return the circuit of an AIGER file of either form, each AND node a gate.
+
+    Names as ``x[3]`` in the symbol table make up a port; without names the ports are ``x`` and ``y``.
+
+    Raises:
+      TypeError: text instead of bytes.
+      ValueError: a damaged file, or one with latches, properties or constraints. The message says where.
+    """
+    if not isinstance(data, bytes | bytearray):
+        raise TypeError(f"from_aiger: data is of type {type(data).__name__}; read the file as bytes.")
+    file = _File(bytes(data))
+    binary, top, n_inputs, n_outputs, n_ands = _header(file)
+    if binary:
+        inputs = list(range(2, 2 * n_inputs + 2, 2))
+    else:
+        inputs = [_literals(file, f"input {k}", 1, top)[0] for k in range(n_inputs)]
+    outputs = [_literals(file, f"output {k}", 1, top)[0] for k in range(n_outputs)]
+    if binary:
+        ands = list(_binary_ands(file, 2 * (n_inputs + 1), n_ands))
+    else:
+        ands = [_literals(file, f"AND {k}", 3, top) for k in range(n_ands)]
+    names, ports = _symbols(file, n_inputs, n_outputs)
+    network = _netlists.Network("from_aiger", "variable ")
+    network.add(0, (), (), 0, "the constant")
+    for k, literal in enumerate(inputs):
+        if literal & 1 or literal < 2:
+            raise ValueError(
+                f"from_aiger: input {k} is the literal {literal}; expected an even one of at least 2."
+            )
+    for k, (literal, a, b) in enumerate(ands):
+        if literal & 1 or literal < 2:
+            raise ValueError(
+                f"from_aiger: AND {k} defines the literal {literal}; expected an even one of at least 2."
+            )
+        product = 0b11, (~a & 1) | (~b & 1) << 1
+        network.add(literal >> 1, (a >> 1, b >> 1), (product,), 0, f"AND {k}")
+    return network.circuit(
+        [literal >> 1 for literal in inputs],
+        [(literal >> 1, literal & 1) for literal in outputs],
+        names,
+        ports,
+    )
+
+
+class _File:
+    """Bytes that are read line by line, or octet by octet."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    def line(self, what: str) -> str:
+        end = self.data.find(b"\n", self.at)
+        if end < 0:
+            raise ValueError(f"from_aiger: the file ends before {what}; is it complete?")
+        line = self.data[self.at : end]
+        self.at = end + 1
+        try:
+            return line.decode().removesuffix("\r")
+        except UnicodeDecodeError:
+            raise ValueError(f"from_aiger: {what} is {line[:40]!r}; expected text.") from None
+
+    def number(self, what: str) -> int:
+        """A number of the binary form: groups of 7 bits, the lowest first."""
+        number = shift = 0
+        while True:
+            if self.at >= len(self.data):
+                raise ValueError(f"from_aiger: the file ends in {what}; is it complete?")
+            octet = self.data[self.at]
+            self.at += 1
+            number |= (octet & 127) << shift
+            if octet < 128:
+                return number
+            shift += 7
+            if shift > 63:
+                raise ValueError(
+                    f"from_aiger: {what} has a number of more than 64 bits; is the file damaged?"
+                )
+
+
+def _header(file: _File) -> tuple[bool, int, int, int, int]:
+    """Whether the file is binary, the largest variable, and how many inputs, outputs and AND nodes there are."""
+    line = file.line("its header")
+    words = line.split(" ")
+    if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):
+        raise ValueError(
+            f"from_aiger: the header is {line[:60]!r}; expected 'aig' or 'aag' and the numbers M I L O A, with single blanks."
+        )
+    top, n_inputs, n_latches, n_outputs, n_ands, *rest = map(int, words[1:])
+    if n_latches:
+        raise ValueError(
+            f"from_aiger: the file has {n_latches} latches; a circuit here is combinational (in ABC, `comb` makes their inputs "
+            "and outputs ports)."
+        )
+    if any(rest):
+        raise ValueError(
+            f"from_aiger: the header is {line!r}; properties, constraints and fairness (B C J F) are not of a circuit here."
+        )
+    binary = words[0] == "aig"
+    if top < n_inputs + n_ands or (binary and top > n_inputs + n_ands):
+        raise ValueError(
+            f"from_aiger: the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
+        )
+    return binary, top, n_inputs, n_outputs, n_ands
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
+def _literals(file: _File, what: str, count: int, top: int) -> list[int]:
+    line = file.line(what)
+    words = line.split(" ")
+    if len(words) != count or not all(map(_is_number, words)):
+        expected = "a literal" if count == 1 else f"{count} literals"
+        raise ValueError(f"from_aiger: {what} is {line[:60]!r}; expected {expected}.")
+    literals = [int(word) for word in words]
+    if max(literals) > 2 * top + 1:
+        raise ValueError(
+            f"from_aiger: {what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}."
+        )
+    return literals
+
+
+def _binary_ands(file: _File, literal: int, count: int) -> Iterator[list[int]]:
+    for k in range(count):
+        what = f"AND {k}"
+        larger = literal - file.number(what)
+        smaller = larger - file.number(what)
+        if not 0 <= smaller <= larger < literal:
+            raise ValueError(
+                f"from_aiger: {what}, literal {literal}, reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
+            )
+        yield [literal, larger, smaller]
+        literal += 2
+
+
+def _symbols(
+    file: _File, n_inputs: int, n_outputs: int
+) -> tuple[tuple[list[str], list[str]], _netlists.Ports | None]:
+    """Names of the inputs and outputs, and ports if a comment of our own has them."""
+    names = [f"x[{k}]" for k in range(n_inputs)], [f"y[{k}]" for k in range(n_outputs)]
+    while file.at < len(file.data):
+        line = file.line("the end of a line of the symbol table")
+        if line == "c":
+            for comment in file.data[file.at :].splitlines():
+                if comment.startswith(_PORTS):
+                    return names, _netlists.ports_from_text(
+                        comment.removeprefix(_PORTS).decode(errors="replace")
+                    )
+            break
+        place, _, name = line.partition(" ")
+        kind, number = "io".find(place[:1]), place[1:]
+        if kind < 0 or not place or not _is_number(number) or int(number) >= len(names[kind]) or not name:
+            raise ValueError(
+                f"from_aiger: the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
+                "name."
+            )
+        names[kind][int(number)] = name
+    return names, None

@@ -1,0 +1,169 @@
+"""Circuits as graphs of AND nodes of two inputs and inverters, as AIGER and ABC have them."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from lutjax.circuits import truth
+from lutjax.circuits.circuit import Circuit
+
+
+def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the AND nodes of a circuit, and the literals of its outputs.
+
+    Equal nodes are one, and an XOR takes three. Only what outputs depend on is there.
+
+    Returns:
+      For each AND node its two literals, the larger first, and the literals of the outputs. Literals are those of
+      AIGER: ``2 * variable``, and one more where it is inverted; variable 0 is the constant 0, then come the bits of the
+      inputs, then the AND nodes.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits.ands import and_graph
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
+      >>> and_graph(builder.circuit())
+      ([(5, 2), (4, 3), (9, 7)], [11])
+    """
+    graph = _Graph(circuit.n_inputs)
+    values = list(range(0, 2 * circuit.first_gate, 2))
+    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
+        values.append(graph.table([values[node] for node in nodes], table))
+    return graph.compact([values[literal >> 1] ^ literal & 1 for literal in circuit.literals])
+
+
+class _Graph:
+    """AND nodes, each there once."""
+
+    def __init__(self, n_inputs: int):
+        self.first = 1 + n_inputs
+        self.ands: list[tuple[int, int]] = []
+        self.known: dict[tuple[int, int], int] = {}
+
+    def conjunction(self, a: int, b: int) -> int:
+        if a < b:
+            a, b = b, a
+        if b < 2:
+            return a if b else 0
+        if a ^ b < 2:
+            return a if a == b else 0
+        literal = self.known.get((a, b))
+        if literal is None:
+            literal = self.known[a, b] = 2 * (self.first + len(self.ands))
+            self.ands.append((a, b))
+        return literal
+
+    def disjunction(self, a: int, b: int) -> int:
+        return self.conjunction(a ^ 1, b ^ 1) ^ 1
+
+    def difference(self, a: int, b: int) -> int:
+        """XOR, from either pair of nodes that may be there already."""
+        if (max(a, b), min(a, b)) in self.known or (max(a ^ 1, b ^ 1), min(a ^ 1, b ^ 1)) in self.known:
+            return self.disjunction(self.conjunction(a, b), self.conjunction(a ^ 1, b ^ 1)) ^ 1
+        return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
+
+    def two(self, a: int, b: int, table: int) -> int:
+        """A table of two literals, both of which it reads."""
+        if table in (0b0110, 0b1001):
+            return self.difference(a, b) ^ (table & 1)
+        inverted = table.bit_count() == 3
+        if inverted:
+            table ^= 0b1111
+        at = table.bit_length() - 1
+        return self.conjunction(a ^ (~at & 1), b ^ (~at >> 1 & 1)) ^ inverted
+
+    def table(self, literals: Sequence[int], table: int) -> int:
+        """A table of literals, as `_cheapest` takes it apart."""
+        n = len(literals)
+        kind, i, j, first, second = _cheapest(table, n)[1]
+        if kind == "constant":
+            return first
+        x = literals[i]
+        if kind == "input":
+            return x ^ first
+        if kind == "pair":  # the table reads inputs i and j only as a table of the two
+            joined = self.two(x, literals[j], first)
+            return self.table([*literals[:i], *literals[i + 1 : j], *literals[j + 1 :], joined], second)
+        rest = [*literals[:i], *literals[i + 1 :]]
+        low = self.table(rest, first)
+        if kind == "difference":
+            return self.difference(low, self.conjunction(x, self.table(rest, second)))
+        high = self.table(rest, second)
+        if kind == "rising":  # low <= high
+            return self.disjunction(low, self.conjunction(x, high))
+        if kind == "falling":
+            return self.disjunction(high, self.conjunction(x ^ 1, low))
+        return self.disjunction(self.conjunction(x, high), self.conjunction(x ^ 1, low))
+
+    def compact(self, outputs: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+        """The nodes on which the outputs depend, counted anew, and the outputs."""
+        alive = bytearray(self.first + len(self.ands))
+        for literal in outputs:
+            alive[literal >> 1] = 1
+        for k in range(len(self.ands) - 1, -1, -1):
+            if alive[self.first + k]:
+                a, b = self.ands[k]
+                alive[a >> 1] = alive[b >> 1] = 1
+        new = list(range(self.first))
+        count = itertools.count(self.first)
+        new += [next(count) if kept else 0 for kept in alive[self.first :]]
+        ands = [
+            (2 * new[a >> 1] | a & 1, 2 * new[b >> 1] | b & 1)
+            for (a, b), kept in zip(self.ands, alive[self.first :], strict=True)
+            if kept
+        ]
+        return ands, [2 * new[literal >> 1] | literal & 1 for literal in outputs]
+
+
+_Step = tuple[str, int, int, int, int]  # kind, inputs i and j, and two tables or a bit
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def _cheapest(table: int, n: int) -> tuple[int, _Step]:
+    """AND nodes of a table of n inputs, where none is shared, and how it is taken apart."""
+    read = truth.support(table, n)
+    if not read:
+        return 0, ("constant", 0, 0, table & 1, 0)
+    if len(read) == 1:
+        return 0, ("input", read[0], 0, table & 1, 0)
+    for i, j in itertools.combinations(read, 2):
+        if pair := _pair(table, n, i, j):
+            inner, outer = pair
+            return (3 if inner == 0b0110 else 1) + _cheapest(outer, n - 1)[0], ("pair", i, j, inner, outer)
+    splits = [(i, truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)) for i in read]
+    if len(read) > 4:  # all choices would take too long: halves that read least, and answer least evenly
+        splits = [min(splits, key=lambda s: sum(_size(t, n - 1) for t in s[1:]))]
+    return min(_split(i, low, high, n - 1) for i, low, high in splits)
+
+
+def _size(table: int, n: int) -> float:
+    ones = table.bit_count() / (1 << n)
+    return len(truth.support(table, n)) + min(ones, 1 - ones)
+
+
+def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
+    costs = _cheapest(low, n)[0], _cheapest(high, n)[0]
+    if not low & ~high:
+        kind, extra = "rising", 2
+    elif not high & ~low:
+        kind, extra = "falling", 2
+    else:
+        kind, extra = "choice", 3
+    found = extra + sum(costs), (kind, i, 0, low, high)
+    return min(found, (4 + costs[0] + _cheapest(low ^ high, n)[0], ("difference", i, 0, low, low ^ high)))
+
+
+def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
+    """The table of inputs i < j, and the table over the other inputs and then that one, if there are such two."""
+    low = truth.LOW[n][i] & truth.LOW[n][j]
+    quarters = [table >> (((a & 1) << i) + ((a >> 1) << j)) & low for a in range(4)]
+    zero = quarters[0]
+    others = {q for q in quarters if q != zero}
+    if len(others) != 1:
+        return None
+    inner = sum((q != zero) << a for a, q in enumerate(quarters))
+    at = inner.bit_length() - 1
+    zero, one = (truth.cofactor(truth.cofactor(table, n, j, a >> 1), n - 1, i, a & 1) for a in (0, at))
+    return inner, zero | one << (1 << (n - 2))

@@ -1,0 +1,328 @@
+"""Sums of bits, comparisons and the first largest number, as gates of a builder.
+
+Numbers are lists of literals, lowest bit first. `Builder.lut` decides how large the tables are: with 2 gates of two inputs,
+with 3 full adders, from 4 on counters of that many bits, one table for each bit of the count.
+"""
+
+import collections
+import functools
+import heapq
+import itertools
+from collections.abc import Sequence
+
+from lutjax.circuits import _joint_counts, truth
+from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
+
+
+def popcount(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
+    """Return the number of literals that are 1.
+
+    Literals may be repeated, opposite or constant. The number has as many bits as the largest count needs, at least one.
+
+    Example:
+      >>> from lutjax.circuits import Builder, arithmetic
+      >>> builder = Builder()
+      >>> bits = [bit for bit, in builder.input("x", 5)]
+      >>> builder.output("y", [arithmetic.popcount(builder, bits)])
+      >>> builder.circuit()([[1, 1, 0, 1, 1]])
+      array([4])
+    """
+    constant, terms = _weights(literals)
+    return _sum(builder, constant, terms)
+
+
+def popcounts(
+    builder: Builder, groups: Sequence[Sequence[Literal]], *, relative: bool = False
+) -> list[list[Literal]]:
+    """Return for each class the number of its literals that are 1, all of the same number of bits.
+
+    Args:
+      builder: gets the gates.
+      groups: for each class its literals.
+      relative: whether a constant that all counts contain is left out, so that the numbers compare as the counts do.
+    """
+    sums = [_weights(literals) for literals in groups]
+    if builder.lut == 6 and builder.simplify:
+        sums = _joint_counts.merged(builder, sums)
+    least = min((constant for constant, _ in sums), default=0) if relative else 0
+    numbers = []
+    for constant, terms in sums:
+        builder.next_class()
+        numbers.append(_sum(builder, constant - least, terms))
+    width = max(map(len, numbers), default=0)
+    return [number + [ZERO] * (width - len(number)) for number in numbers]
+
+
+def _weights(literals: Sequence[Literal]) -> tuple[int, list[tuple[Literal, int]]]:
+    """A sum as a constant and weights > 0 of literals of different nodes: an opposite pair is 1."""
+    count: dict[int, list[int]] = {}
+    for literal in literals:
+        count.setdefault(literal >> 1, [0, 0])[literal & 1] += 1
+    constant, terms = 0, []
+    for node, (plus, minus) in count.items():
+        if node == 0:
+            constant += minus
+        else:
+            constant += min(plus, minus)
+            if plus != minus:
+                terms.append((2 * node + (minus > plus), abs(plus - minus)))
+    return constant, terms
+
+
+def _sum(builder: Builder, constant: int, terms: Sequence[tuple[Literal, int]]) -> list[Literal]:
+    """Bits of a weighted sum; the earliest bits of a column are added first."""
+    width = max((constant + sum(weight for _, weight in terms)).bit_length(), 1)
+    columns: list[list[tuple[int, Literal]]] = [[] for _ in range(width)]
+
+    def put(k: int, literal: Literal) -> None:
+        if literal != ZERO and k < width:  # beyond the width bits are always 0
+            heapq.heappush(columns[k], (builder.level(literal), literal))
+
+    for literal, weight in [(ONE, constant), *terms]:
+        for k in range(weight.bit_length()):
+            if weight >> k & 1:
+                put(k, literal)
+    if builder.lut < 4:
+        for k, column in enumerate(columns):
+            while len(column) > 1:
+                earliest = [heapq.heappop(column)[1] for _ in range(min(3, len(column)))]
+                for place, bit in enumerate(_add(builder, earliest), k):
+                    put(place, bit)
+    else:
+        k = 0
+        while k < width:
+            # Planned anew after each step, as bits may turn out to be constant.
+            step = _next_counter(tuple(map(len, columns[k:])), builder.lut)
+            if step is None:
+                k += 1
+                continue
+            low, high = ([heapq.heappop(columns[k + i])[1] for _ in range(n)] for i, n in enumerate(step))
+            for place, table in enumerate(_counter(*step)):
+                put(k + place, builder.gate([*low, *high], table))
+    return [column[0][1] if column else ZERO for column in columns]
+
+
+def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
+    """Sum and carry of two or three bits."""
+    if len(literals) == 3 and builder.lut == 2:
+        a, b, c = literals
+        half = builder.gate([a, b], 0b0110)
+        carry = builder.gate([builder.gate([half, c], 0b1000), builder.gate([a, b], 0b1000)], 0b1110)
+        return [builder.gate([half, c], 0b0110), carry]
+    return [builder.gate(literals, table) for table in _counter(len(literals))]
+
+
+@functools.cache
+def _counter(n: int, twos: int = 0) -> tuple[int, ...]:
+    """Tables of the bits of the sum of n bits that count 1 and, after them, bits that count 2."""
+    sums = [(a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in range(1 << (n + twos))]
+    return tuple(
+        sum((s >> bit & 1) << a for a, s in enumerate(sums)) for bit in range((n + 2 * twos).bit_length())
+    )
+
+
+_MANY = 10  # bits of a column of which some are added at once without looking for the best way
+
+
+def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
+    """How many bits of the first column and of the second to add next; None where the first has one bit.
+
+    Args:
+      heights: bits of each column, the lowest first; beyond the last one sums have no bits.
+      lut: how many bits can be added at once.
+    """
+    if heights[0] < 2:
+        return None
+    if heights[0] > _MANY:
+        return _at_once(lut), 0
+    return _fewest_tables(heights, lut)[1]
+
+
+def _at_once(lut: int) -> int:
+    """Bits of one place for which a counter takes the fewest tables for each bit less: a full adder is better than 4 to 3."""
+    return 3 if lut == 4 else lut
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, int] | None]:
+    """The tables that it takes until every column has one bit, and the first step."""
+    if not heights:
+        return 0, None
+    if heights[0] < 2:
+        return _fewest_tables(heights[1:], lut)[0], None
+    if heights[0] > _MANY:
+        steps = [(_at_once(lut), 0)]
+    else:
+        limit = heights[1] if len(heights) > 1 else 0
+        steps = [
+            (n, twos)
+            for n in range(min(lut, heights[0]), 1, -1)
+            for twos in range(min(2, lut - n, limit) + 1)
+        ]
+    best: tuple[int, tuple[int, int] | None] | None = None
+    for n, twos in steps:
+        new = list(heights)
+        new[0] -= n
+        if twos:
+            new[1] -= twos
+        bits = min((n + 2 * twos).bit_length(), len(heights))
+        for place in range(bits):
+            new[place] += 1
+        cost = bits + _fewest_tables(tuple(new), lut)[0]
+        if best is None or cost < best[0]:
+            best = cost, (n, twos)
+    assert best is not None
+    return best
+
+
+def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed: bool = False) -> Literal:
+    """Return whether a number is greater than a whole number k, which may lie beyond the range of the number.
+
+    Args:
+      builder: gets the gates.
+      bits: of the number.
+      k: any whole number.
+      signed: whether the number is in two's complement.
+    """
+    bits = list(bits)
+    if signed:  # adding half of the range makes the least number 0
+        bits[-1] ^= 1
+        k += 1 << len(bits) - 1
+    if k < 0:
+        return ONE
+    if k >> len(bits):
+        return ZERO
+    if builder.lut < 4:
+        return _above_by_gates(builder, bits, k)
+    # The high bits as one bit where k has only zeros or only ones there: thresholds of the same number share it.
+    size = builder.lut
+    split = size - 1
+    high, high_k = bits[split:], k >> split
+    if len(bits) > size and high_k in (0, (1 << len(high)) - 1):
+        decided = _tree(builder, high, any_of=not high_k)
+        bits, k = [*bits[:split], decided], (k & (1 << split) - 1) | (1 << split if high_k else 0)
+    above = ZERO
+    while bits:
+        n = min(size if above == ZERO else split, len(bits))
+        limit = k & (1 << n) - 1
+        greater = sum(1 << a for a in range(limit + 1, 1 << n))
+        above = builder.gate([*bits[:n], above], greater | (greater | 1 << limit) << (1 << n))
+        bits, k = bits[n:], k >> n
+    return above
+
+
+def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
+    """Whether an unsigned number is greater than k, which it can be; gates of two inputs, the highest bits shared."""
+    run = len(bits)
+    one = k >> run - 1 & 1
+    while run and k >> run - 1 & 1 == one:
+        run -= 1
+    above = ZERO
+    for i, bit in enumerate(bits[:run]):
+        above = builder.gate([bit, above], 0b1000 if k >> i & 1 else 0b1110)
+    decided = _tree(builder, bits[run:], any_of=not one)
+    return builder.gate([decided, above], 0b1000 if one else 0b1110)
+
+
+def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal:
+    """Whether any, or all, of at least one bits are 1."""
+    queue, size = collections.deque(bits), builder.lut
+    while len(queue) > 1:
+        some = [queue.popleft() for _ in range(min(size, len(queue)))]
+        full = truth.FULL[len(some)]
+        queue.append(builder.gate(some, full ^ 1 if any_of else full ^ full >> 1))
+    return queue[0]
+
+
+def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
+    """Return whether a >= b, for unsigned numbers of the same number of bits."""
+    if builder.lut >= 5:
+        return _at_least_by_runs(builder, a, b)
+    # For runs of bits: (a > b, a >= b); of two runs the higher decides unless its bits are equal.
+    runs = [(builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011)) for x, y in zip(a, b, strict=True)]
+    while len(runs) > 1:
+        pairs = zip(runs[::2], runs[1::2], strict=False)
+        joined = [(_either(builder, high, low[0]), _either(builder, high, low[1])) for low, high in pairs]
+        runs = joined + runs[len(runs) // 2 * 2 :]
+    return runs[0][1] if runs else ONE
+
+
+def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
+    """Whether above, or at least and what the lower bits say."""
+    above, least = high
+    if builder.lut == 2:
+        return builder.gate([above, builder.gate([least, low], 0b1000)], 0b1110)
+    return builder.gate([above, least, low], 0b11101010)
+
+
+def _at_least_by_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
+    """Whether a >= b: from the lowest bits on, each table reads the one before and as many pairs of bits as it can."""
+    found, at = ONE, 0
+    while at < len(a):
+        n = min((builder.lut - (found != ONE)) // 2, len(a) - at)
+        read = [*a[at : at + n], *b[at : at + n], found]
+        found = builder.gate(read, _run_at_least(n))
+        at += n
+    return found
+
+
+@functools.cache
+def _run_at_least(n: int) -> int:
+    """Table of n bits of a, n of b, and whether the bits below are at least."""
+    ones = (1 << n) - 1
+    return sum(((x & ones) + (x >> 2 * n) > x >> n & ones) << x for x in range(1 << (2 * n + 1)))
+
+
+def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
+    """Return a where `first` is 1, else b."""
+    if builder.lut == 2:
+        return builder.gate([builder.gate([first, a], 0b1000), builder.gate([first, b], 0b0100)], 0b1110)
+    return builder.gate([a, b, first], 0b10101100)
+
+
+# Of three: bits a, b, c, then whether a >= b, a >= c and b >= c.
+_OF_THREE = truth.from_function(lambda a, b, c, ab, ac, bc: a if ab and ac else b if bc else c, 6)
+
+
+def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Literal]:
+    """Return the index of the first largest of unsigned numbers of the same number of bits.
+
+    The index has ``max(1, (len(numbers) - 1).bit_length())`` bits. Numbers are compared two at a time, by tables of 6 bits
+    three at a time.
+
+    Raises:
+      ValueError: no numbers, or numbers of different lengths.
+
+    Example:
+      >>> from lutjax.circuits import Builder, Format, arithmetic
+      >>> builder = Builder()
+      >>> numbers = builder.input("x", 3, Format.parse("uint4"))
+      >>> builder.output("y", [arithmetic.argmax(builder, numbers)])
+      >>> builder.circuit()([[7, 9, 9], [3, 2, 1]])
+      array([1, 0])
+    """
+    sizes = sorted({len(number) for number in numbers})
+    if len(sizes) != 1:
+        raise ValueError(
+            f"argmax: numbers have {sizes} bits; expected at least one number, and the same bits in each."
+        )
+    width = max(1, (len(numbers) - 1).bit_length())
+    rows = [[*number, *(i >> k & 1 for k in range(width))] for i, number in enumerate(numbers)]
+    at_once = 3 if builder.lut == 6 else 2
+    while len(rows) > 1:
+        rows = [
+            _first_largest(builder, rows[k : k + at_once], sizes[0]) for k in range(0, len(rows), at_once)
+        ]
+    return rows[0][sizes[0] :]
+
+
+def _first_largest(builder: Builder, rows: Sequence[list[Literal]], bits: int) -> list[Literal]:
+    """The first of up to three rows whose first bits are the largest number."""
+    if len(rows) == 1:
+        return rows[0]
+    if len(rows) == 2:
+        a, b = rows
+        first = at_least(builder, a[:bits], b[:bits])
+        return [select(builder, x, y, first) for x, y in zip(a, b, strict=True)]
+    pairs = [at_least(builder, x[:bits], y[:bits]) for x, y in itertools.combinations(rows, 2)]
+    return [builder.gate([*column, *pairs], _OF_THREE) for column in zip(*rows, strict=True)]

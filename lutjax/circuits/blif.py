@@ -1,0 +1,216 @@
+"""Circuits as BLIF (Berkeley Logic Interchange Format), and back."""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from lutjax.circuits import _netlists, truth
+from lutjax.circuits.circuit import Circuit
+
+_PORTS = "lutjax ports "  # begins the comment that holds the ports
+_LINE = 100  # characters, after which lists of names go on in another line
+_SKIPPED = {  # of timing and layout, or names of yosys for what changes no function
+    *(".area", ".delay", ".wire_load_slope", ".wire", ".input_arrival", ".default_input_arrival"),
+    *(".output_required", ".default_output_required", ".input_drive", ".default_input_drive"),
+    *(".output_load", ".default_output_load", ".max_input_load", ".default_max_input_load"),
+    *(".attr", ".param", ".cname"),
+}
+_REFUSED = {
+    ".latch": "it has latches; a circuit here is combinational (in ABC, `comb` makes their inputs and outputs ports)",
+    ".mlatch": "it has latches; a circuit here is combinational",
+    ".gate": "it is mapped to cells of a library; in ABC, `strash; write_blif` writes tables",
+    ".subckt": "it has other models in it; flatten it first (in yosys, `flatten`)",
+    ".exdc": "it has don't-cares of the network, which a circuit here has not",
+    ".start_kiss": "it is a state machine; a circuit here is combinational",
+    ".blackbox": "it is a black box",
+}
+
+
+def to_blif(circuit: Circuit, model: str = "circuit") -> str:
+    """Return a circuit as BLIF: each gate an irredundant sum of products, bits of ports as ``x[3]``.
+
+    A comment keeps the formats of the ports for `from_blif`.
+
+    Args:
+      model: the name of the model.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, blif
+      >>> either = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1110,), (2 * 3,))
+      >>> print(blif.to_blif(either))  # doctest: +ELLIPSIS
+      # lutjax ports ...
+      .model circuit
+      .inputs x[0] x[1]
+      .outputs y[0]
+      .names x[0] x[1] g0
+      -1 1
+      1- 1
+      .names g0 y[0]
+      1 1
+      .end
+      <BLANKLINE>
+    """
+    if not re.fullmatch(r"[^\s#\\]+", model):
+        raise ValueError(
+            f"to_blif: model is {model!r}; a name has no blanks, # or \\, and at least one character."
+        )
+    inputs, outputs = _netlists.bit_names(circuit.inputs), _netlists.bit_names(circuit.outputs)
+    names = ["zero", *inputs, *(f"g{g}" for g in range(len(circuit)))]
+    lines = [
+        f"# {_PORTS}{_netlists.ports_to_text(circuit)}",
+        f".model {model}",
+        *_wrapped(".inputs", inputs),
+        *_wrapped(".outputs", outputs),
+    ]
+    if any(0 in nodes for nodes in circuit.fanins) or any(literal < 2 for literal in circuit.literals):
+        lines.append(".names zero")
+    for name, nodes, table in zip(names[circuit.first_gate :], circuit.fanins, circuit.tables, strict=True):
+        lines.append(f".names {' '.join([names[node] for node in nodes])} {name}")
+        lines += _cover(table, len(nodes))
+    for bit, literal in zip(outputs, circuit.literals, strict=True):
+        lines += [f".names {names[literal >> 1]} {bit}", "0 1" if literal & 1 else "1 1"]
+    return "\n".join([*lines, ".end", ""])
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _cover(table: int, n: int) -> tuple[str, ...]:
+    if not n:
+        return ("1",) if table else ()
+    return tuple(
+        "".join("-" if not read >> i & 1 else "01"[values >> i & 1] for i in range(n)) + " 1"
+        for read, values in truth.cubes(table, n)
+    )
+
+
+def _wrapped(word: str, names: Sequence[str]) -> Iterator[str]:
+    line = word
+    for name in names:
+        if len(line) + len(name) > _LINE:
+            yield line + " \\"
+            line = ""
+        line += " " + name
+    yield line
+
+
+def from_blif(text: str | bytes) -> Circuit:
+    """Return the circuit of a BLIF text: of `to_blif`, or one that ABC or yosys wrote.
+
+    Names as ``x[3]`` make up a port; other names become a port each, with the characters that a port cannot have replaced.
+    Constants, buffers and inverters become literals; ``.names`` of more inputs than a gate has become several gates.
+
+    Raises:
+      ValueError: a text that is not BLIF, signals without or with two drivers, loops, and what a combinational circuit cannot
+        have: latches, cells, models in models. The message has the number of the line.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"from_blif: the text is not UTF-8: {error}.") from None
+    inputs: list[str] = []
+    outputs: list[str] = []
+    ports = None
+    network = _netlists.Network("from_blif")
+    found: tuple[int, list[str], list[tuple[str, str]]] | None = (
+        None  # line, signals and rows of the last .names
+    )
+    models = ended = 0
+
+    def close() -> None:
+        if found is not None:
+            line, signals, rows = found
+            network.add(signals[-1], signals[:-1], *_read_cover(line, signals, rows), where=f"line {line}")
+
+    for number, words, comment in _lines(text):
+        if comment.startswith(_PORTS):
+            ports = _netlists.ports_from_text(comment.removeprefix(_PORTS))
+        if not words:
+            continue
+        word = words[0]
+        if not word.startswith("."):
+            if found is None:
+                raise _wrong(number, f"{' '.join(words)!r} is a row of a table, but no .names is before it")
+            if len(words) > 2:
+                raise _wrong(
+                    number, f"{' '.join(words)!r} has {len(words)} words; a row of a table has 1 or 2"
+                )
+            found[2].append((words[0], words[1]) if len(words) == 2 else ("", words[0]))
+            continue
+        close()
+        found = None
+        if word == ".model":
+            models += 1
+            if models > 1:
+                raise _wrong(number, "a second .model begins; expected one, flat model")
+        elif word == ".inputs":
+            inputs += words[1:]
+        elif word == ".outputs":
+            outputs += words[1:]
+        elif word == ".names":
+            if len(words) < 2:
+                raise _wrong(number, ".names has no signal")
+            found = (number, words[1:], [])
+        elif word == ".conn" and len(words) == 3:
+            network.add(words[2], words[1:2], ((1, 1),), 0, f"line {number}")
+        elif word == ".end":
+            ended = number
+            break
+        elif word in _REFUSED:
+            raise _wrong(number, f"{word}: {_REFUSED[word]}")
+        elif word not in _SKIPPED:
+            raise _wrong(number, f"{word} is not known; expected .inputs, .outputs, .names and .end")
+    close()
+    if not models and not ended and not network.drivers:
+        raise ValueError("from_blif: the text has no .model, no .names and no .end; is it BLIF?")
+    for kind, names in (("inputs", inputs), ("outputs", outputs)):
+        if len(set(names)) < len(names):
+            twice = next(name for k, name in enumerate(names) if name in names[:k])
+            raise ValueError(f"from_blif: {twice} is twice among the {kind}.")
+    return network.circuit(inputs, [(name, 0) for name in outputs], (inputs, outputs), ports)
+
+
+def _lines(text: str) -> Iterator[tuple[int, list[str], str]]:
+    """Number, words and comment of each line; a line that ends in a backslash goes on in the next."""
+    words: list[str] = []
+    start = None
+    for number, line in enumerate(text.splitlines(), 1):
+        line, _, comment = line.partition("#")
+        line = line.rstrip()
+        start = start or number
+        if line.endswith("\\"):
+            words += line[:-1].split()
+            continue
+        yield start, words + line.split(), comment.strip()
+        words, start = [], None
+    if words:
+        yield start or 0, words, ""
+
+
+def _read_cover(
+    line: int, signals: Sequence[str], rows: Iterable[tuple[str, str]]
+) -> tuple[list[tuple[int, int]], int]:
+    """Products of the rows of a table, as `truth.cubes` has them, and whether they answer 0."""
+    n, products, answers = len(signals) - 1, [], set()
+    for row, answer in rows:
+        if len(row) != n or set(row) - set("01-") or answer not in ("0", "1"):
+            raise _wrong(
+                line, f"the table of {signals[-1]} has the row {f'{row} {answer}'.strip()!r}; expected {n} of 0, 1 and -, "
+                "a blank, and 0 or 1"
+            )  # fmt: skip
+        answers.add(answer)
+        products.append(
+            (
+                sum(1 << i for i, c in enumerate(row) if c != "-"),
+                sum(1 << i for i, c in enumerate(row) if c == "1"),
+            )
+        )
+    if len(answers) > 1:
+        raise _wrong(
+            line,
+            f"the table of {signals[-1]} has rows that answer 0 and rows that answer 1; expected one kind",
+        )
+    return products, int(answers == {"0"})
+
+
+def _wrong(line: int, what: str) -> ValueError:
+    return ValueError(f"from_blif: line {line}: {what}.")

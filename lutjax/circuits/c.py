@@ -1,0 +1,408 @@
+"""Circuits as C99: a program that evaluates a word of samples at a time, as functions or as a table that a loop reads."""
+
+import functools
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax.circuits import _operations
+from lutjax.circuits._operations import Operations
+from lutjax.circuits.circuit import Circuit, Port
+
+Style = Literal["auto", "functions", "interpreter"]
+_TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
+_FUNCTION = (
+    200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
+)
+_WINDOW = 1000  # operations that the interpreter may sort
+_FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
+
+
+def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> dict[str, str]:
+    """Return a circuit as C99: the texts of ``NAME.h`` and ``NAME.c`` by file name.
+
+    The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
+    number of samples, and ``NAME_words`` takes bits to bits, with one sample in each bit of a word. Words have 8 to 512 bits,
+    chosen when the program is compiled.
+
+    Args:
+      circuit: any; what its outputs do not read is left out.
+      name: of the files, and what names in them begin with.
+      style: "functions" writes every operation as an instruction, which is the fastest form and takes seconds to compile;
+        "interpreter" writes a table and a loop that reads it, for large circuits and small memories; "auto" chooses by the number
+        of operations.
+
+    Raises:
+      ValueError: a name that is not a word, or an unknown style.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
+      >>> from lutjax.circuits.c import to_c
+      >>> sorted(to_c(builder.circuit(), "parity"))
+      ['parity.c', 'parity.h']
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _TAKEN:
+        raise ValueError(
+            f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
+        )
+    if style not in ("auto", "functions", "interpreter"):
+        raise ValueError(f"to_c: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
+    program = _operations.operations(circuit)
+    if style == "auto":
+        style = "functions" if len(program) <= _FUNCTIONS_UP_TO else "interpreter"
+    if not len(program):  # outputs are inputs and constants: there is nothing to interpret
+        style = "functions"
+    body, slots = (_functions if style == "functions" else _interpreter)(program, name)
+    values = {
+        "name": name,
+        "NAME": name.upper(),
+        "title": f"{name}: {len(circuit)} gates as {len(program)} operations ({style})",
+        "summary": "\n".join(f" * {line}" for line in _summary(circuit)),
+        "inputs": str(circuit.n_inputs),
+        "outputs": str(circuit.n_outputs),
+        "in_words": str(max(circuit.n_inputs, 1)),
+        "out_words": str(max(circuit.n_outputs, 1)),
+        "slots": str(slots),
+        "numbers": "\n".join(f" * {line}" for line in _numbers(circuit)),
+        "parameters": ", ".join(
+            [
+                *(f"const {_type(port)} *input_{port.name}" for port in circuit.inputs),
+                "size_t n",
+                *(f"{_type(port)} *output_{port.name}" for port in circuit.outputs),
+            ]
+        ),
+        "macros": _macros(program),
+        "body": body,
+        "ports": "".join(
+            [
+                *(
+                    _conversion("to_bits.c", port, bits)
+                    for port, bits in zip(circuit.inputs, _bits_read(circuit, program), strict=True)
+                ),
+                *(_conversion("to_numbers.c", port, port.format.bits) for port in circuit.outputs),
+            ]
+        ),
+        "calls_in": _calls(circuit.inputs, "in", "input"),
+        "calls_out": _calls(circuit.outputs, "out", "output"),
+    }
+    return {f"{name}.{end}": _filled(f"circuit.{end}", values) for end in ("h", "c")}
+
+
+def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
+    """Return the text of a program that tests `to_c` of a circuit: it has samples inside, and the answers that are right.
+
+    It prints how many samples are wrong, and returns 0 if none is. It is compiled together with ``NAME.c``.
+
+    Args:
+      circuit: that of `to_c`, with an input port and an output port at least.
+      *samples: for each input port the numbers of the samples, as `Circuit` takes them.
+      name: that of `to_c`.
+
+    Raises:
+      ValueError: a circuit without inputs or outputs.
+      ValueError, TypeError: samples that the circuit does not take.
+    """
+    if not circuit.inputs or not circuit.outputs:
+        raise ValueError("c_test: circuit has no input port or no output port; there is nothing to test.")
+    answers = circuit(*samples)
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    n = len(answers[0])
+    lines = ["#include <stdio.h>", f'#include "{name}.h"', ""]
+    check = []
+    for kind, ports, numbers in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
+        for port, given in zip(ports, numbers, strict=True):
+            lines.append(f"static const {_type(port)} {kind}_{port.name}[] = {{")
+            lines += [*_wrapped(_constants(port, given)), "};"]
+    for port in circuit.outputs:
+        lines.append(f"static {_type(port)} output_{port.name}[{n * port.count}];")
+        check += [
+            f"        for (i = 0; i < {port.count}; i++)",
+            f"            same &= output_{port.name}[k * {port.count} + i] == expected_{port.name}[k * {port.count} + i];",
+        ]
+    arguments = [f"input_{port.name}" for port in circuit.inputs]
+    arguments += [str(n), *(f"output_{port.name}" for port in circuit.outputs)]
+    lines += [
+        "",
+        "int main(void)",
+        "{",
+        "    unsigned long k, i, wrong = 0;",
+        f"    {name}_predict({', '.join(arguments)});",
+        f"    for (k = 0; k < {n}; k++) {{",
+        "        int same = 1;",
+        *check,
+        "        wrong += !same;",
+        "    }",
+        f'    printf("{name}: {n} samples, %lu wrong\\n", wrong);',
+        "    return wrong != 0;",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
+    """Return numbers of a port as constants of C: whole numbers, before they are divided."""
+    codes = port.format.encode(numbers).ravel()
+    if not port.format.signed:
+        return [f"{code}u" for code in codes.tolist()]
+    whole = (codes.astype(np.int64) << 64 - port.format.bits >> 64 - port.format.bits).tolist()
+    return [str(k) if k > -(1 << 63) else "-9223372036854775807 - 1" for k in whole]
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    text = resources.files(__package__).joinpath("templates", template).read_text()
+    text = re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+# ------------------------------------------------------------------------------------- words of the header
+def _described(port: Port) -> str:
+    f = port.format
+    kind = ("" if f.signed else "u") + (f"fixed{f.bits}.{f.fraction}" if f.fraction else f"int{f.bits}")
+    return f"{port.name}, {port.count} of {kind}" if f.bits > 1 else f"{port.name}, {port.count} bits"
+
+
+def _summary(circuit: Circuit) -> list[str]:
+    lines, at = [], 0
+    for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
+        at = 0
+        for port in ports:
+            lines.append(
+                f"{what} {_described(port)}: bits {at} to {at + port.n_bits - 1}, number after number, lowest bit first."
+            )
+            at += port.n_bits
+    return lines
+
+
+def _numbers(circuit: Circuit) -> list[str]:
+    lines = [
+        f"input_{port.name} has {port.count} numbers of each sample; {_kept(port)}" for port in circuit.inputs
+    ]
+    lines += [f"output_{port.name} gets {port.count} of each sample." for port in circuit.outputs]
+    for port in (*circuit.inputs, *circuit.outputs):
+        if port.format.fraction:
+            lines.append(f"A number of {port.name} stands for itself over {2**port.format.fraction}.")
+    return lines
+
+
+def _kept(port: Port) -> str:
+    return (
+        f"their lowest {port.format.bits} bits are read."
+        if port.format.bits < _width(port)
+        else "all bits are read."
+    )
+
+
+def _width(port: Port) -> int:
+    return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
+
+
+def _type(port: Port) -> str:
+    return f"{'' if port.format.signed else 'u'}int{_width(port)}_t"
+
+
+# ------------------------------------------------------------------------------------- operations as C
+@functools.cache
+def _expressions() -> dict[int, str]:
+    """Return for each table of a, b and c that is not constant a shortest expression."""
+    shortest = {0b10101010: "a", 0b11001100: "b", 0b11110000: "c"}
+    by_length = [list(shortest)]
+    while len(shortest) < 254:
+        new: dict[int, str] = {}
+        length = len(by_length)
+        for i in range(length):
+            for p in by_length[i]:
+                left = _within(shortest[p])
+                found = [(p ^ 255, f"~{left}")] if i == length - 1 else []
+                for q in by_length[length - 1 - i]:
+                    right = _within(shortest[q])
+                    found += [
+                        (p & q, f"{left} & {right}"),
+                        (p | q, f"{left} | {right}"),
+                        (p ^ q, f"{left} ^ {right}"),
+                        (p & ~q, f"{left} & ~{right}"),
+                    ]
+                for table, text in found:
+                    if 0 < table < 255 and table not in shortest:
+                        new.setdefault(table, text)
+        shortest |= new
+        by_length.append(list(new))
+    return shortest
+
+
+def _within(text: str) -> str:
+    return text if len(text) == 1 else f"({text})"
+
+
+def _macros(program: Operations) -> str:
+    """Return a macro for each operation that is used: ``F3_E8(a, b, c)`` is that of the table 0xE8 over three."""
+    lines = []
+    for n, table in sorted(
+        {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
+    ):
+        text = _expressions()[table * 0x11 if n == 2 else table]
+        text = re.sub("[abc]", lambda match: f"({match[0]})", text)
+        lines.append(f"#define {_macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
+    return "\n".join(lines)
+
+
+def _macro(n: int, table: int) -> str:
+    return f"F{n}_{table:X}"
+
+
+def _functions(program: Operations, name: str) -> tuple[str, int]:
+    """Return functions that have an instruction for each operation, and the places for values that pass between them."""
+    program = _operations.short_lived(program)
+    where, slots = _operations.places(program, _FUNCTION)
+    first, n = program.first, len(program)
+    text = [f"x[{i}]" for i in range(-1, program.n_inputs)] + [f"v[{w}]" for w in where]
+    lines, calls = [], []
+    for start in range(0, n, _FUNCTION):
+        lines.append(
+            f"static SEPARATE void part_{start // _FUNCTION}(const word *restrict x, word *restrict v)\n{{"
+        )
+        calls.append(f"    part_{start // _FUNCTION}(x, v);")
+        local, end = first + start, min(start + _FUNCTION, n)
+        read = {k for g in range(start, end) for k in program.fanins[g]}
+        for g in range(start, end):
+            nodes = program.fanins[g]
+            arguments = ", ".join([text[k] if k < local else f"g{k - first}" for k in nodes])
+            kept = f"v[{where[g]}] = " if where[g] >= 0 else ""
+            here = f"const word g{g} = " if first + g in read else ""
+            lines.append(f"    {here}{kept}{_macro(len(nodes), program.tables[g])}({arguments});")
+        lines.append("    (void)x;\n}\n")
+    lines.append(f"void {name}_words(const word *x, word *y)\n{{")
+    lines.append(f"    MEMORY word v[{max(slots, 1)}] ALIGNED;")
+    lines += calls
+    for k, literal in enumerate(program.literals):
+        lines.append(f"    y[{k}] = {_output(literal, text)};")
+    lines.append("    (void)x, (void)y, (void)v;\n}")
+    return "\n".join(lines), slots
+
+
+def _output(literal: int, text: Sequence[str]) -> str:
+    if literal < 2:
+        return "(word)~(word){0}" if literal else "(word){0}"
+    return f"(word)~{text[literal >> 1]}" if literal & 1 else text[literal >> 1]
+
+
+def _interpreter(program: Operations, name: str) -> tuple[str, int]:
+    """Return a table of operations and the loop that reads it, and the places for values."""
+    program = _operations.in_runs(_operations.short_lived(program), _WINDOW)
+    where, slots = _operations.places(program, 1)
+    read = _inputs_read(program)  # their values lie first
+    place = [-1] * program.first + [len(read) + w for w in where]
+    for k, node in enumerate(read):
+        place[node] = k
+    slots += len(read)
+    runs: list[list[Any]] = []  # kind of operation, how many
+    table: list[int] = []
+    for g, (nodes, answers) in enumerate(zip(program.fanins, program.tables, strict=True)):
+        kind = len(nodes), answers
+        if not runs or runs[-1][0] != kind:
+            runs.append([kind, 0])
+        runs[-1][1] += 1
+        table += [place[n] for n in nodes]
+        table.append(place[program.first + g])
+    kinds = sorted({kind for kind, _ in runs})
+    bits = 16 if slots < 1 << 16 else 32
+    lines = [
+        f"static const uint{bits}_t operands[] = {{ /* for each operation the places that it reads, and the one it writes */",
+        *_wrapped(table),
+        "};",
+        f"static const uint{16 if program.n_inputs < 1 << 16 else 32}_t inputs[] = {{ /* those that are read */",
+        *_wrapped([node - 1 for node in read]),
+        "};",
+        "static const uint32_t runs[][2] = { /* kind of operation, and how many follow */",
+        *_wrapped([f"{{{kinds.index(kind)}, {count}}}" for kind, count in runs] + ["{0, 0}"]),
+        "};",
+        "static const uint32_t results[] = { /* twice the place, and one more for the inverse */",
+        *_wrapped([2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals] or [0]),
+        "};",
+        "",
+        f"void {name}_words(const word *x, word *y)",
+        "{",
+        f"    MEMORY word v[{slots + 1}] ALIGNED;",
+        f"    const uint{bits}_t *p = operands;",
+        "    size_t k, run;",
+        f"    for (k = 0; k < {len(read)}; k++)",
+        "        v[k] = x[inputs[k]];",
+        f"    v[{slots}] = (word){{0}};",
+        "    for (run = 0; runs[run][1] > 0; run++) {",
+        "        uint32_t n = runs[run][1];",
+        "        switch (runs[run][0]) {",
+    ]
+    for i, (n, answers) in enumerate(kinds):
+        reads = ", ".join(f"v[p[{k}]]" for k in range(n))
+        lines += [
+            f"        case {i}:",
+            f"            for (; n > 0; n--, p += {n + 1})",
+            f"                v[p[{n}]] = {_macro(n, answers)}({reads});",
+            "            break;",
+        ]
+    lines += [
+        "        }",
+        "    }",
+        f"    for (k = 0; k < {len(program.literals)}; k++)",
+        "        y[k] = results[k] & 1 ? (word)~v[results[k] >> 1] : v[results[k] >> 1];",
+        "    (void)x, (void)y, (void)p;",
+        "}",
+    ]
+    return "\n".join(lines), slots + 1
+
+
+def _inputs_read(program: Operations) -> list[int]:
+    """Return the nodes of the inputs that something reads."""
+    nodes = {n for nodes in program.fanins for n in nodes} | {k >> 1 for k in program.literals}
+    return sorted(n for n in nodes if 0 < n < program.first)
+
+
+def _wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
+    text = list(map(str, items))
+    return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
+
+
+# ------------------------------------------------------------------------------------- numbers and bits
+def _conversion(template: str, port: Port, read: int) -> str:
+    """Return the function that takes numbers of a port to bits, the lowest `read` of each, or back."""
+    values = {
+        "port": port.name,
+        "type": _type(port),
+        "unsigned": f"uint{_width(port)}_t",
+        "count": str(port.count),
+        "bits": str(port.format.bits),
+        "read": str(read),
+        "width": str(_width(port)),
+        "sign": str(port.format.bits - 1 if port.format.signed else -1),
+    }
+    return _filled(template, values)
+
+
+def _bits_read(circuit: Circuit, program: Operations) -> list[int]:
+    """Return for each input port how many bits of its numbers have to be there, at least 1."""
+    nodes = _inputs_read(program)
+    numbers, first = [], 1
+    for port in circuit.inputs:
+        at = [(n - first) % port.format.bits for n in nodes if first <= n < first + port.n_bits]
+        numbers.append(max(at, default=0) + 1)
+        first += port.n_bits
+    return numbers
+
+
+def _calls(ports: Sequence[Port], buffer: str, prefix: str) -> str:
+    lines, at = [], 0
+    for port in ports:
+        numbers = f"{prefix}_{port.name} + done * {port.count}"
+        if prefix == "input":
+            lines.append(f"        bits_of_{port.name}({numbers}, left, in + {at} * GROUPS);")
+        else:
+            lines.append(f"        numbers_of_{port.name}(out + {at} * GROUPS, left, {numbers});")
+        at += port.n_bits
+    return "\n".join(lines)

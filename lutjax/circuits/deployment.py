@@ -1,0 +1,437 @@
+"""Folders of exported circuits: a file of each format, samples with their answers, and a manifest that says what all of it is."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax._files import replacing
+from lutjax._version import __version__
+from lutjax.circuits.circuit import Circuit, Port
+from lutjax.training.errors import RunError
+
+MANIFEST = "manifest.json"
+VECTORS = "vectors.json"
+MAKEFILE = "Makefile"
+BUILD = "build"
+"""Folder that the Makefile of an export writes into; it may be there when an export is replaced."""
+
+VERSION = 1
+"""Version of the layout of a folder."""
+
+
+class DeploymentError(RunError):
+    """A folder that cannot be written or read, or files that cannot be made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vectors:
+    """Samples of a circuit with the answers that are expected.
+
+    Attributes:
+      inputs, outputs: for each port its numbers, ``[samples, count]``.
+      source: where the samples are from, in words.
+
+    Raises:
+      ValueError: ports have other numbers of samples.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.circuits.deployment import Vectors
+      >>> len(Vectors({"x": np.array([[0, 1], [1, 1]])}, {"y": np.array([[0], [1]])}, "two by hand"))
+      2
+    """
+
+    inputs: Mapping[str, Shaped[np.ndarray, "samples _"]]
+    outputs: Mapping[str, Shaped[np.ndarray, "samples _"]]
+    source: str
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(x) for name, x in (*self.inputs.items(), *self.outputs.items())}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"Vectors: ports have {sizes} samples; expected as many of each.")
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(next(iter(self.inputs.values())))
+
+    def check(self, circuit: Circuit) -> None:
+        """Raise ValueError if the vectors are not those of the ports of a circuit."""
+        for what, ports, given in (
+            ("inputs", circuit.inputs, self.inputs),
+            ("outputs", circuit.outputs, self.outputs),
+        ):
+            expected = {port.name: port.count for port in ports}
+            found = {name: x.shape[1] if x.ndim == 2 else None for name, x in given.items()}
+            if found != expected:
+                raise ValueError(
+                    f"Vectors: {what} have {found} numbers a sample; the circuit's ports have {expected}."
+                )
+
+    def to_json(self) -> str:
+        """Return text that `from_json` reads, a line for each sample."""
+        rows = []
+        for k in range(len(self)):
+            sample = [
+                {name: x[k].tolist() for name, x in side.items()} for side in (self.inputs, self.outputs)
+            ]
+            rows.append(
+                json.dumps(dict(zip(("inputs", "outputs"), sample, strict=True)), separators=(",", ":"))
+            )
+        return f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Vectors":
+        """Return the vectors of a text that `to_json` made.
+
+        Raises:
+          ValueError, KeyError, TypeError: another text.
+        """
+        found = json.loads(text)
+        sides = [
+            {
+                name: np.asarray([row[side][name] for row in found["samples"]])
+                for name in found["samples"][0][side]
+            }
+            for side in ("inputs", "outputs")
+        ]
+        return cls(*sides, source=found["source"])
+
+
+def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the numbers ``[samples, count]`` of each output port, as the evaluator in NumPy finds them."""
+    numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
+    found = circuit(*numbers)
+    outputs = found if isinstance(found, tuple) else (found,)
+    return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Choices of the files of an export.
+
+    Attributes:
+      formats: names of `FORMATS`.
+      name: of the Verilog module, the C functions and the files.
+      registers: levels of gates between two registers of the Verilog module; 0 for none.
+
+    Raises:
+      ValueError: an unknown format, or another value that is impossible.
+    """
+
+    formats: tuple[str, ...] = ()
+    name: str = "circuit"
+    registers: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.formats:
+            object.__setattr__(self, "formats", tuple(FORMATS))
+        for format in self.formats:
+            if format not in FORMATS:
+                raise ValueError(f"formats has {format!r}; the known ones are {', '.join(FORMATS)}.")
+        if self.registers < 0:
+            raise ValueError(
+                f"registers is {self.registers}; it is a number of levels, or 0 for no registers."
+            )
+        Port(self.name)  # a word in every language
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Everything that the files of an export are made of.
+
+    Attributes:
+      circuit, vectors, options: what is written.
+      page: arguments of `lutjax.circuits.page.to_html`: examples, labels and so on, and under ``circuit`` another circuit to show,
+        such as one with votes.
+    """
+
+    circuit: Circuit
+    vectors: Vectors
+    options: Options
+    page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return numbers ``[samples, count]`` of ports as calls of a `Circuit` take and return them."""
+    return tuple(numbers[port.name][:, 0] if port.count == 1 else numbers[port.name] for port in ports)
+
+
+def _verilog(request: Request) -> dict[str, str]:
+    from lutjax.circuits import verilog
+
+    circuit, name, registers = request.circuit, request.options.name, request.options.registers
+    vectors = request.vectors
+    return {
+        f"{name}.v": verilog.to_verilog(circuit, name, registers=registers),
+        f"{name}_testbench.v": verilog.testbench(
+            circuit,
+            as_called(circuit.inputs, vectors.inputs),
+            as_called(circuit.outputs, vectors.outputs),
+            module=name,
+            registers=registers,
+        ),
+    }
+
+
+def _blif(request: Request) -> dict[str, str]:
+    from lutjax.circuits import blif
+
+    return {f"{request.options.name}.blif": blif.to_blif(request.circuit, request.options.name)}
+
+
+def _aiger(request: Request) -> dict[str, bytes]:
+    from lutjax.circuits import aiger
+
+    name, circuit = request.options.name, request.circuit
+    return {f"{name}.aig": aiger.to_aiger(circuit), f"{name}.aag": aiger.to_aiger(circuit, binary=False)}
+
+
+def _json(request: Request) -> dict[str, str]:
+    from lutjax.circuits import netlist_json
+
+    return {f"{request.options.name}.json": netlist_json.to_json(request.circuit)}
+
+
+def _c(request: Request) -> dict[str, str]:
+    from lutjax.circuits import c
+
+    circuit, name = request.circuit, request.options.name
+    test = c.c_test(circuit, *as_called(circuit.inputs, request.vectors.inputs), name=name)
+    return {**c.to_c(circuit, name), f"{name}_test.c": test}
+
+
+def _html(request: Request) -> dict[str, str]:
+    from lutjax.circuits import page
+
+    options = dict(request.page)
+    return {f"{request.options.name}.html": page.to_html(options.pop("circuit", request.circuit), **options)}
+
+
+def _dot(request: Request) -> dict[str, str]:
+    from lutjax.circuits import drawing
+
+    return {f"{request.options.name}.dot": drawing.to_dot(request.circuit, request.options.name)}
+
+
+FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
+    "verilog": _verilog,
+    "blif": _blif,
+    "aiger": _aiger,
+    "json": _json,
+    "c": _c,
+    "html": _html,
+    "dot": _dot,
+}
+"""For each format the function that returns its files by their names."""
+
+
+def files_of(
+    request: Request, *, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, tuple[str, bytes]]:
+    """Return the format and the content of each file of an export but its manifest.
+
+    Args:
+      progress: is told what is made next.
+    """
+    options = request.options
+    found: dict[str, tuple[str, bytes]] = {}
+    for format in dict.fromkeys(("json", *options.formats)):
+        progress(f"writing {format}")
+        for name, content in FORMATS[format](request).items():
+            found[name] = format, content if isinstance(content, bytes) else content.encode()
+    found[VECTORS] = "vectors", request.vectors.to_json().encode()
+    found[MAKEFILE] = "make", _makefile(options.name, {format for format, _ in found.values()}).encode()
+    return found
+
+
+def facts_of(request: Request) -> dict[str, Any]:
+    """Return what the manifest of a circuit says beside its files: interface, options, statistics, vectors."""
+    circuit, options = request.circuit, request.options
+    facts: dict[str, Any] = {
+        "circuit": f"{options.name}.json",
+        "name": options.name,
+        "inputs": interface(circuit.inputs),
+        "outputs": interface(circuit.outputs),
+        "about": dict(circuit.about),
+        "statistics": dataclasses.asdict(circuit.stats(lut6=False)),
+        "vectors": {"samples": len(request.vectors), "source": request.vectors.source},
+    }
+    if "verilog" in options.formats:
+        from lutjax.circuits import verilog
+
+        facts["registers"] = options.registers
+        facts["latency"] = verilog.latency(circuit, options.registers)
+    return facts
+
+
+def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
+    """Return lines about a circuit and its files."""
+    stats = circuit.stats(lut6=False)
+    parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
+    return [
+        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",
+        *sizes(files),
+    ]
+
+
+def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
+    """Return a line for each file."""
+    width = max(map(len, files))
+    return [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
+
+
+def _few(parts: Sequence[Any]) -> list[Any]:
+    """Return parts, of more than eight those with the most gates."""
+    if len(parts) <= 8:
+        return list(parts)
+    most = sorted(parts, key=lambda part: -part.gates)[:8]
+    return [part for part in parts if part in most]
+
+
+_MAKEFILE = """\
+# make checks all for which the tools are found; make c and make verilog check one format.
+CC ?= cc
+CFLAGS ?= -O2
+
+all:%ALL%
+%RULES%
+clean:
+\trm -rf build
+
+.PHONY: all clean%ALL%
+"""
+_RULES = {
+    "c": """
+c:
+\t@mkdir -p build
+\t$(CC) -std=c99 -Wall -Wextra $(CFLAGS) -o build/%NAME%_test %NAME%_test.c %NAME%.c
+\t./build/%NAME%_test
+""",
+    "verilog": """
+verilog:
+\t@if command -v iverilog > /dev/null; then set -e; mkdir -p build; \\
+\t  iverilog -g2005 -o build/%NAME%.vvp %NAME%.v %NAME%_testbench.v; \\
+\t  vvp build/%NAME%.vvp | tee build/verilog.log; grep -q ^PASS build/verilog.log; \\
+\telse echo "verilog: skipped, as iverilog is not found"; fi
+
+# Cells of a synthesis by yosys, in look-up tables of 6 inputs.
+synth:
+\tyosys -p "read_verilog %NAME%.v; synth -top %NAME% -lut 6; stat"
+""",
+}
+
+
+def _makefile(name: str, formats: set[str]) -> str:
+    rules = {target: rule for target, rule in _RULES.items() if target in formats}
+    text = _MAKEFILE.replace("%RULES%", "".join(rules.values())).replace(
+        "%ALL%", "".join(f" {t}" for t in rules)
+    )
+    return text.replace("%NAME%", name)
+
+
+def manifest_of(
+    kind: str,
+    files: Mapping[str, tuple[str, bytes]],
+    facts: Mapping[str, Any],
+    run: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the content of a manifest.
+
+    Args:
+      kind: ``"circuit"`` or ``"language model"``.
+      files: format and content of each file.
+      facts: of the kind: interface, statistics, options.
+      run: kind, folder, step and digest of the run that the model is from.
+    """
+    return {
+        "lutjax": __version__,
+        "version": VERSION,
+        "kind": kind,
+        "run": None if run is None else dict(run),
+        **facts,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "files": {
+            name: {"format": format, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, (format, content) in sorted(files.items())
+        },
+    }
+
+
+def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
+    """Return ports as JSON."""
+    return [{"name": port.name, "count": port.count, **dataclasses.asdict(port.format)} for port in ports]
+
+
+def check_place(folder: Path) -> bool:
+    """Return whether a folder holds an export that may be replaced, or is free.
+
+    Raises:
+      DeploymentError: it is a file, or holds something else than an export, or an export and other files.
+    """
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise DeploymentError(f"{folder} is a file; choose another folder.")
+    found = {path.relative_to(folder).parts[0] for path in folder.iterdir()}
+    if not found:
+        return False
+    if MANIFEST not in found:
+        raise DeploymentError(
+            f"{folder} holds files that are no export, such as {min(found)}: choose another folder."
+        )
+    known = {MANIFEST, BUILD, *read_manifest(folder)["files"]}
+    if found - known:
+        raise DeploymentError(
+            f"{folder} holds an export and other files, such as {min(found - known)}, which would be lost: move them, or "
+            "choose another folder."
+        )
+    return True
+
+
+def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]) -> None:
+    """Write the files of an export and their manifest, all or nothing, in the place of an earlier export.
+
+    Raises:
+      DeploymentError: as `check_place`.
+    """
+    check_place(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as place:
+        place.mkdir()
+        for name, (_, content) in files.items():
+            (place / name).write_bytes(content)
+        (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of an export.
+
+    Raises:
+      DeploymentError: there is none, or one of a later version.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise DeploymentError(f"{folder} is no folder; give one that `lutjax export` wrote.")
+    try:
+        found = json.loads(path.read_bytes())
+        version, kind, files = found["version"], found["kind"], found["files"]
+    except FileNotFoundError:
+        raise DeploymentError(
+            f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one."
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise DeploymentError(f"{path} is damaged: {error}") from error
+    if version != VERSION:
+        raise DeploymentError(
+            f"{path} is of version {version}; lutjax {__version__} knows version {VERSION}."
+        )
+    assert isinstance(kind, str)
+    assert isinstance(files, dict)
+    return found

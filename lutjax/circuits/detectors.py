@@ -1,0 +1,509 @@
+"""Look-up layers in whole numbers, and as C99: comparators, tables of integers, and sums of the rows that are read."""
+
+import dataclasses
+import importlib.resources
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from lutjax import _quantised
+
+_INT32 = np.iinfo(np.int32)
+_DTYPES = ("int8", "int16", "int32")
+_MOST_SHIFT = 30
+_MOST_IN_C = 2**24
+_FINER_THAN_ALL = 120  # fraction of scales of int8
+_PER_LINE = 32
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IntegerLUT:
+    """Layer of look-up tables in whole numbers: the integer form of `lutjax.lut` and `lutjax.sparse_lut`.
+
+    Detector ``t`` compares pairs of whole numbers, and the bits address a row of its table, the first pair the lowest bit. The
+    rows of all detectors are summed in int32, and each sum is shifted to the left by a number of bits of its own. An
+    output stands for its whole number over ``2**fraction``, whatever inputs stand for, as comparisons do not ask.
+
+    Definition, for one sample ``x`` without groups and targets::
+
+        a, b = anchors[..., 0], anchors[..., 1]
+        bit = x[a] - x[b] >= max(1, dead_zone)
+        row = (bit << np.arange(anchors.shape[1])).sum(axis=1)
+        y = values[np.arange(len(row)), row].sum(axis=0) << shifts
+
+    Attributes:
+      in_features: inputs.
+      anchors: int32 ids of the inputs of a group ``[T, C, 2]``.
+      values: int8, int16 or int32 ``[T, 2**C, K]``; K is that of the outputs of a group, or of the targets.
+      shifts: for each output ``[O]``, from 0 to 30.
+      fraction: bits after the point of an output.
+      targets: int32 ids of the outputs of a group ``[T or 1, 2**C or 1, K]``, -1 for an unused slot; None: rows reach all.
+      groups: of detectors, inputs and outputs, which follow each other.
+      dead_zone: least difference of two inputs that counts, where it is above 1.
+
+    Raises:
+      ValueError: shapes that do not fit, an id that does not exist, or tables whose sums can leave int32.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.circuits.detectors import IntegerLUT
+      >>> layer = IntegerLUT(2, np.array([[[0, 1]]]), np.array([[[-3], [5]]], np.int8), shifts=np.array([4]))
+      >>> layer(np.array([[7, 7], [8, 7]]))[:, 0]
+      array([-48,  80], dtype=int32)
+    """
+
+    in_features: int
+    anchors: Int[np.ndarray, "detectors anchors 2"]
+    values: Int[np.ndarray, "detectors rows columns"]
+    shifts: Int[np.ndarray, " outputs"]
+    fraction: int = 0
+    targets: Int[np.ndarray, "#detectors #rows columns"] | None = None
+    groups: int = 1
+    dead_zone: int = 0
+
+    def __post_init__(self) -> None:
+        tables, rows, columns = self.values.shape
+        outputs = self.out_features // self.groups
+        if self.values.dtype.name not in _DTYPES:
+            raise ValueError(f"IntegerLUT: values are {self.values.dtype}; expected one of {_DTYPES}.")
+        if self.anchors.shape[0] != tables or rows != 2 ** self.anchors.shape[1]:
+            raise ValueError(
+                f"IntegerLUT: anchors have shape {list(self.anchors.shape)} and values {list(self.values.shape)}; "
+                "expected [T, C, 2] and [T, 2**C, K]."
+            )
+        sizes = {"in_features": self.in_features, "out_features": self.out_features, "detectors": tables}
+        for name, size in sizes.items():
+            if self.groups < 1 or size % self.groups:
+                raise ValueError(f"IntegerLUT: groups is {self.groups}; it must divide {name}, {size}.")
+        if self.targets is None and columns != outputs:
+            raise ValueError(
+                f"IntegerLUT: values have {columns} columns; expected one for each of {outputs} outputs."
+            )
+        if self.targets is not None and (
+            self.targets.shape[0] not in (1, tables)
+            or self.targets.shape[1] not in (1, rows)
+            or self.targets.shape[2] != columns
+        ):
+            raise ValueError(
+                f"IntegerLUT: targets have shape {list(self.targets.shape)}; expected [{tables} or 1, {rows} or 1, {columns}]."
+            )
+        if self.in_features // self.groups > 2**16:
+            raise ValueError(
+                f"IntegerLUT: in_features is {self.in_features}; a detector chooses from at most {2**16} inputs."
+            )
+        _check_ids("anchors", self.anchors, 0, self.in_features // self.groups)
+        _check_ids("shifts", self.shifts, 0, _MOST_SHIFT + 1)
+        if self.targets is not None:
+            _check_ids("targets", self.targets, -1, outputs)
+        most = max(self.bound)
+        if most > _INT32.max:
+            raise ValueError(
+                f"IntegerLUT: the values of a sum can add up to {most}, beyond int32; use a smaller fraction, or smaller tables."
+            )
+
+    @property
+    def out_features(self) -> int:
+        """Outputs."""
+        return len(self.shifts)
+
+    @property
+    def bound(self) -> tuple[int, ...]:
+        """Largest magnitude that each output, and each of its partial sums, can have."""
+        most = sums(np.abs(self.values.astype(np.int64)), self.out_features, self.targets, self.groups)
+        return tuple(int(m) << int(s) for m, s in zip(most, self.shifts, strict=True))
+
+    def rows(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch detectors"]:
+        """Return the rows that inputs address, int64."""
+        if not np.issubdtype(x.dtype, np.integer):
+            raise TypeError(f"IntegerLUT: x is {x.dtype}; expected whole numbers.")
+        if x.ndim < 1 or x.shape[-1] != self.in_features:
+            raise ValueError(f"IntegerLUT: x has shape {list(x.shape)}; expected [..., {self.in_features}].")
+        if x.size and not (_INT32.min <= x.min() and x.max() <= _INT32.max):
+            raise ValueError(
+                f"IntegerLUT: x is from {x.min()} to {x.max()}; expected numbers that fit int32."
+            )
+        group = np.arange(len(self.anchors)) // (len(self.anchors) // self.groups)
+        a, b = np.moveaxis(self.anchors + (group * (self.in_features // self.groups))[:, None, None], -1, 0)
+        wide = x.astype(np.int64)
+        bits = wide[..., a] - wide[..., b] >= max(1, self.dead_zone)
+        found: np.ndarray = (bits.astype(np.int64) << np.arange(self.anchors.shape[1])).sum(-1)
+        return found
+
+    def __call__(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch outputs"]:
+        """Return the outputs for whole numbers that fit int32, in int32.
+
+        Raises:
+          ValueError, TypeError: inputs of another shape, that are no whole numbers, or that do not fit.
+        """
+        rows = self.rows(x)
+        *batch, tables = rows.shape
+        read = self.values[np.arange(tables), rows].astype(np.int64)  # [..., T, K]
+        outputs = self.out_features // self.groups
+        if self.targets is not None:
+            targets = np.broadcast_to(self.targets, self.values.shape)[np.arange(tables), rows]
+            spread = np.zeros((*batch, tables, outputs + 1), np.int64)
+            places = tuple(np.ogrid[tuple(slice(n) for n in read.shape[:-1])])
+            np.add.at(spread, (*(p[..., None] for p in places), targets), read)
+            read = spread[..., :outputs]
+        sums = read.reshape(*batch, self.groups, -1, outputs).sum(-2).reshape(*batch, -1)
+        return (sums << self.shifts.astype(np.int64)).astype(np.int32)
+
+    def to_c(self, name: str = "layer") -> dict[str, str]:
+        """Return the C99 of the layer, a header and a source, by the names of their files.
+
+        The source defines ``void NAME(const int32_t x[INPUTS], int32_t y[OUTPUTS])``, which any inputs may be given: it
+        uses no heap, no floating point and no variables of its own but constants, and nothing in it can overflow.
+
+        Args:
+          name: of the function and the files: lower-case letters, digits and underscores.
+
+        Raises:
+          ValueError: another name, or tables that compilers take too long for.
+
+        Example:
+          >>> import numpy as np
+          >>> from lutjax.circuits.detectors import IntegerLUT
+          >>> layer = IntegerLUT(2, np.array([[[0, 1]]]), np.array([[[-3], [5]]], np.int8), shifts=np.array([4]))
+          >>> sorted(layer.to_c("door"))
+          ['detectors.h', 'door.c', 'door.h']
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"to_c: name is {name!r}; expected lower-case letters, digits and underscores.")
+        if self.values.size > _MOST_IN_C:
+            raise ValueError(
+                f"to_c: the tables have {self.values.size:,} entries, more than the {_MOST_IN_C:,} that compilers take in a minute."
+            )
+        return {
+            "detectors.h": source("detectors.h"),
+            f"{name}.h": self._header(name),
+            f"{name}.c": self._source(name),
+        }
+
+    def _header(self, name: str) -> str:
+        guard = f"{name.upper()}_H"
+        return "\n".join(
+            [
+                f"/* Look-up layer of {len(self.values)} detectors: an output stands for y / 2**{name.upper()}_FRACTION. */",
+                f"#ifndef {guard}",
+                f"#define {guard}",
+                "",
+                "#include <stdint.h>",
+                "",
+                f"#define {name.upper()}_INPUTS {self.in_features}",
+                f"#define {name.upper()}_OUTPUTS {self.out_features}",
+                f"#define {name.upper()}_FRACTION {self.fraction}",
+                "",
+                *("#ifdef __cplusplus", 'extern "C"', "#endif"),
+                f"void {name}(const int32_t x[{name.upper()}_INPUTS], int32_t y[{name.upper()}_OUTPUTS]);",
+                "",
+                "#endif",
+                "",
+            ]
+        )
+
+    def _source(self, name: str) -> str:
+        tables, rows, columns = self.values.shape
+        inputs, outputs = self.in_features // self.groups, self.out_features // self.groups
+        anchors = self.anchors.shape[1]
+        lines = [f'#include "{name}.h"', '#include "detectors.h"', ""]
+        lines += array("uint16_t", "anchors", self.anchors) if anchors else []
+        lines += array(f"{self.values.dtype}_t", "values", self.values)
+        shifted = bool(self.shifts.any())
+        lines += array("uint8_t", "shifts", self.shifts) if shifted else []
+        if self.targets is not None:
+            lines += array("int32_t", "targets", self.targets)
+        lines += [f"void {name}(const int32_t x[{self.in_features}], int32_t y[{self.out_features}])", "{"]
+        lines += [f"    for (int32_t k = 0; k < {self.out_features}; k++)", "        y[k] = 0;"]
+        lines += [f"    for (int32_t t = 0; t < {tables}; t++) {{"]
+        of_group = tables // self.groups
+        sources, sinks = ("x", "y") if self.groups == 1 else (
+            f"x + t / {of_group} * {inputs}",
+            f"y + t / {of_group} * {outputs}",
+        )  # fmt: skip
+        if anchors:
+            least = max(1, self.dead_zone)
+            address = f"lutjax_row({sources}, anchors + t * {2 * anchors}, {anchors}, {least})"
+        else:
+            address = "0"
+            lines += ["        (void)x, (void)lutjax_row;"]
+        lines += [f"        uint32_t row = {address};"]
+        lines += [
+            f"        const {self.values.dtype}_t *value = values + ((uint32_t)t * {rows} + row) * {columns};"
+        ]
+        lines += [f"        int32_t *sum = {sinks};"]
+        if self.targets is None:
+            lines += [f"        for (int32_t k = 0; k < {columns}; k++)", "            sum[k] += value[k];"]
+        else:
+            table = "(uint32_t)t" if len(self.targets) > 1 else "0"
+            row = "row" if self.targets.shape[1] > 1 else "0"
+            place = f"({table} * {self.targets.shape[1]} + {row}) * {columns}"
+            lines += [f"        const int32_t *target = targets + {place};"]
+            lines += [f"        for (int32_t k = 0; k < {columns}; k++)"]
+            lines += ["            if (target[k] >= 0)", "                sum[target[k]] += value[k];"]
+        lines += ["    }"]
+        if shifted:
+            lines += [f"    for (int32_t k = 0; k < {self.out_features}; k++)"]
+            lines += ["        y[k] *= (int32_t)1 << shifts[k];"]
+        return "\n".join([*lines, "}", ""])
+
+
+def of(
+    layer: Any, *, tables: str = "int16", fraction: int | None = None, input_fraction: int = 0
+) -> IntegerLUT:
+    """Return the integer form of a layer `LUT` or `SparseLUT` of Flax NNX.
+
+    A layer that adds fixed-point numbers, ``accumulate=lutjax.FixedPoint(2.0**fraction)``, keeps its numbers: its outputs times
+    the scale are those of the integer form, bit for bit. Tables of another layer are rounded, see `rounded`.
+
+    Args:
+      layer: the layer.
+      tables: dtype of the integers, ``"int8"``, ``"int16"`` or ``"int32"``; of a layer of fixed-point numbers the smallest
+        that they fit.
+      fraction: bits after the point of an output.
+      input_fraction: bits after the point of an input; it matters to a dead zone alone.
+
+    Raises:
+      ValueError, TypeError: no such layer, or its numbers do not fit.
+
+    Example:
+      >>> import numpy as np, jax.numpy as jnp, lutjax
+      >>> from flax import nnx
+      >>> from lutjax.circuits import detectors
+      >>> from lutjax.layers.nnx import LUT
+      >>> options = dict(n_detectors=4, n_anchors=3, weights_init=nnx.initializers.uniform())
+      >>> layer = LUT(8, 2, **options, accumulate=lutjax.FixedPoint(2.0**12), rngs=nnx.Rngs(0))
+      >>> x = np.arange(8) % 3
+      >>> integer = detectors.of(layer)
+      >>> bool((integer(x) == layer(jnp.asarray(x, jnp.float32)) * 2**integer.fraction).all())
+      True
+    """
+    name = type(layer).__name__
+    if name not in ("LUT", "SparseLUT") or not hasattr(layer, "spec"):
+        raise TypeError(
+            f"detectors.of: there is no integer form of {name}; expected a LUT or SparseLUT of lutjax.layers.nnx, or give "
+            "arrays to detectors.rounded."
+        )
+    spec, weights = layer.spec, np.asarray(layer.weights[...])
+    options = {
+        "in_features": spec.in_features,
+        "groups": spec.groups or 1,
+        "targets": np.asarray(layer.targets[...]) if name == "SparseLUT" else None,
+        "dead_zone": dead_zone(spec.epsilon, input_fraction),
+    }
+    if spec.accumulate is None:
+        made = _units_of(weights, spec.out_features, tables, fraction, options["targets"], options["groups"])
+    else:
+        made = _kept(weights, spec.out_features, spec.accumulate.scale, fraction)
+    return IntegerLUT(anchors=np.asarray(layer.anchors[...]), **made, **options)
+
+
+def rounded(
+    weights: Any,
+    anchors: Int[np.ndarray, "detectors anchors 2"],
+    *,
+    in_features: int,
+    out_features: int | None = None,
+    tables: str = "int16",
+    fraction: int | None = None,
+    targets: Int[np.ndarray, "_ _ columns"] | None = None,
+    groups: int = 1,
+    epsilon: float | int = 0.0,
+    input_fraction: int = 0,
+) -> IntegerLUT:
+    """Return the integer form of look-up tables, rounded to the nearest.
+
+    Tables of int16 or int32 are fixed-point numbers of one `fraction`. Those of int8 have a power of two as scale for each
+    group and output, as `lutjax.quantise_tables` gives them, and the sums are shifted to one `fraction`; a scale that is
+    finer than it gives way.
+
+    Tables that `lutjax.scored_lut` reads by `lutjax.reads.Hard` have the same form; its other reads weigh rows by floats.
+
+    Args:
+      weights: floats ``[T, 2**C, K]``.
+      anchors, targets, groups: as `IntegerLUT` has them.
+      in_features: inputs.
+      out_features: outputs; needed with `targets`.
+      tables: dtype of the integers, ``"int8"``, ``"int16"`` or ``"int32"``.
+      fraction: bits after the point of an output, from 0 to 30; None: as many as fit.
+      epsilon: half-width of the dead zone of a comparison, in the units that inputs stand for.
+      input_fraction: bits after the point of an input; it matters to a dead zone alone.
+
+    Raises:
+      ValueError: an impossible size, a table that is not finite, or numbers that do not fit the fraction.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.circuits import detectors
+      >>> tables, anchors = np.array([[[0.75, 3.0], [-0.3, 2.0]]]), np.array([[[0, 1]]])
+      >>> layer = detectors.rounded(tables, anchors, in_features=2, tables="int8", fraction=10)
+      >>> layer.values[0].tolist(), layer.shifts.tolist()
+      ([[96, 96], [-38, 64]], [3, 5])
+    """
+    if targets is not None and out_features is None:
+        raise ValueError("rounded: targets are given; give out_features, too.")
+    made = _units_of(weights, out_features, tables, fraction, targets, groups)
+    return IntegerLUT(
+        in_features,
+        anchors,
+        targets=targets,
+        groups=groups,
+        dead_zone=dead_zone(epsilon, input_fraction),
+        **made,
+    )
+
+
+def dead_zone(epsilon: float | int, input_fraction: int) -> int:
+    """Return the least difference of whole numbers that is not below `epsilon`, in units of ``2.0**-input_fraction``."""
+    return math.ceil(Fraction(epsilon) * Fraction(2) ** input_fraction)
+
+
+def integers(
+    weights: np.ndarray, fraction: int, tables: str, groups: int = 1
+) -> tuple[np.ndarray, Int[np.ndarray, " outputs"]]:
+    """Return tables rounded to the nearest number that they can hold, and the shifts of outputs, of all groups.
+
+    Entries that do not fit are clamped.
+
+    Args:
+      weights: finite floats ``[T, R, K]``.
+      fraction: bits after the point of an output.
+      tables: dtype of the integers.
+      groups: with int8 each has a scale for each output of its own.
+    """
+    if tables == "int8":
+        array = jnp.asarray(weights, jnp.float32)
+        scale = jnp.maximum(_quantised.exponents(array, groups), -fraction)
+        values = np.asarray(_quantised.rounded(array, scale)).astype(np.int8)
+        return values, np.asarray(scale).ravel() + fraction
+    limits = np.iinfo(tables)
+    units = np.floor(np.ldexp(weights.astype(np.float64), fraction) + 0.5)
+    values = np.clip(units, limits.min, limits.max).astype(tables)
+    return values, np.zeros(groups * weights.shape[2], np.int64)
+
+
+def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
+    """Return bounds of the magnitudes of rounded tables, up to half a unit of the fraction; as for `integers`."""
+    exact = np.abs(weights.astype(np.float64))
+    if tables != "int8":
+        return exact
+    values, shifts = integers(weights, _FINER_THAN_ALL, tables, groups)
+    scale = np.ldexp(1.0, shifts - _FINER_THAN_ALL).reshape(groups, 1, -1)
+    return np.maximum(exact, np.abs(values.reshape(groups, -1, values.shape[2]) * scale).reshape(exact.shape))
+
+
+def finest(most: float, largest: float, n_addends: int, tables: str, *, limit: int = _INT32.max) -> int:
+    """Return the largest fraction with which numbers fit, from 0 to 30, or -1 if there is none.
+
+    Args:
+      most: bound of the magnitude of all sums.
+      largest: magnitude of all entries of tables.
+      n_addends: of a sum, each of which rounding moves by half a unit.
+      tables: dtype of the integers; int8 has scales of its own.
+      limit: largest whole number of a sum.
+    """
+    fits = [math.log2(max(limit - n_addends, 0.5) / max(most, 2.0**-40))]
+    if tables != "int8":
+        fits.append(math.log2((np.iinfo(tables).max - 1) / max(largest, 2.0**-40)))
+    return max(-1, min(_MOST_SHIFT, math.floor(min(fits))))
+
+
+def _units_of(
+    weights: Any,
+    out_features: int | None,
+    tables: str,
+    fraction: int | None,
+    targets: np.ndarray | None,
+    groups: int,
+) -> dict[str, Any]:
+    """Return the fields of an `IntegerLUT` of tables rounded to the nearest."""
+    if tables not in _DTYPES:
+        raise ValueError(f"rounded: tables is {tables!r}; expected one of {_DTYPES}.")
+    if fraction is not None and not 0 <= fraction <= _MOST_SHIFT:
+        raise ValueError(f"rounded: fraction is {fraction}; it must be from 0 to {_MOST_SHIFT}.")
+    weights = np.asarray(weights).astype(np.float64)
+    if not np.isfinite(weights).all():
+        raise ValueError("rounded: weights hold an infinity or NaN, which no whole number stands for.")
+    size = out_features or groups * weights.shape[2]
+    scaled = weights if targets is None else weights.reshape(len(weights), -1, 1)
+    scales = (
+        groups if targets is None else 1
+    )  # a target's sum is of values of all columns, so these have one scale
+    reached = magnitudes(scaled, tables, scales).reshape(weights.shape)
+    largest = float(reached.max(initial=0))
+    most = float(sums(reached, size, targets, groups).max(initial=0))
+    n_addends = len(weights) * (1 if targets is None else weights.shape[2])
+    found = finest(most, largest, n_addends, tables)
+    asked, fraction = fraction, found if fraction is None else fraction
+    if not 0 <= fraction <= found:
+        raise ValueError(
+            f"rounded: sums reach {most:g} and entries {largest:g}, which fit {tables} and sums of int32 with a fraction of at "
+            f"most {found}" + ("; scale them down." if found < 0 else f", not {fraction}; use a smaller one.")
+        )
+    values, shifts = integers(scaled, fraction, tables, scales)
+    if asked is None:  # no finer than the tables are
+        spare = min(int(shifts.min()), fraction)
+        shifts, fraction = shifts - spare, fraction - spare
+    if targets is not None:
+        values, shifts = values.reshape(weights.shape), np.repeat(shifts, size)
+    return {"values": values, "shifts": shifts, "fraction": fraction}
+
+
+def _kept(weights: np.ndarray, out_features: int, scale: float, fraction: int | None) -> dict[str, Any]:
+    """Return the fields of an `IntegerLUT` of the addends of `lutjax.FixedPoint`."""
+    kept = round(math.log2(scale))
+    if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):
+        asked = "" if fraction is None else f", and fraction is {fraction}"
+        raise ValueError(
+            f"detectors.of: the layer adds integers of the scale {scale:g}{asked}; the integer form of these has the scale "
+            f"2**fraction, with a fraction from 0 to {_MOST_SHIFT}."
+        )
+    units = np.trunc(np.ldexp(weights.astype(np.float64), kept))
+    for name in _DTYPES:
+        if np.abs(units).max(initial=0) <= np.iinfo(name).max:
+            return {"values": units.astype(name), "shifts": np.zeros(out_features, int), "fraction": kept}
+    raise ValueError(
+        f"detectors.of: a table holds an entry that is not below {2**31 / scale:g}, which the scale {scale:g} does not fit."
+    )
+
+
+def sums(
+    magnitudes: np.ndarray, out_features: int, targets: np.ndarray | None = None, groups: int = 1
+) -> np.ndarray:
+    """Return for each output the largest sum of magnitudes that reads of tables ``[T, R, K]`` can make."""
+    outputs, of_group = out_features // groups, len(magnitudes) // groups
+    found = np.zeros((groups, outputs), magnitudes.dtype)
+    for t, table in enumerate(magnitudes):
+        if targets is not None:
+            reached = np.broadcast_to(targets[t if len(targets) > 1 else 0], table.shape)
+            every = np.zeros((len(table), outputs + 1), table.dtype)  # the last one takes unused slots
+            np.add.at(every, (np.arange(len(table))[:, None], reached), table)
+            table = every[:, :outputs]
+        found[t // of_group] += table.max(axis=0, initial=0)
+    return found.ravel()
+
+
+# ------------------------------------------------------------------------------------- text of C
+def source(name: str) -> str:
+    """Return a file of C that comes with the package."""
+    return (importlib.resources.files("lutjax.circuits") / "sources" / name).read_text(encoding="ascii")
+
+
+def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> list[str]:
+    """Return the lines of a constant array of C."""
+    head = f"{'static ' if static else ''}const {kind} {name}[{values.size}] = {{"
+    flat = values.ravel().tolist()
+    lines = (", ".join(map(str, flat[k : k + _PER_LINE])) for k in range(0, len(flat), _PER_LINE))
+    return [head, *(f"    {line}," for line in lines), "};", ""]
+
+
+def _check_ids(name: str, ids: np.ndarray, least: int, end: int) -> None:
+    if ids.size and not (least <= ids.min() and ids.max() < end):
+        raise ValueError(
+            f"IntegerLUT: {name} are from {ids.min()} to {ids.max()}; expected {least} to {end - 1}."
+        )

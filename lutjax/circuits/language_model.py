@@ -1,0 +1,463 @@
+"""Language models of look-up tables in whole numbers, and as a C99 program that generates the same bytes."""
+
+import dataclasses
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from lutjax.circuits.detectors import IntegerLUT, array, finest, integers, magnitudes, source, sums
+
+EXACT = 2**24
+"""Whole numbers below it are exact as float32, and so are their sums, in any order, as long as these are below it."""
+
+MOST_EMBEDDED = 2**21
+"""Entries of tables that are put into the program; those of a larger model are read from a file as it starts."""
+
+TABLES = ("int16", "int8")
+TABLES_FILE = "tables.bin"
+"""Name of the file of the tables, where they are not in the program."""
+
+TEXTS = "texts.json"
+"""Name of the file of texts that a program has to write; see `verify`."""
+
+TEMPERATURES = 1000
+"""Temperatures are whole numbers of this part of 1."""
+
+_BYTES = 256
+_LOG2_E = 94548  # in units of 2**-16
+_MOST_TABLE_BYTES = 2**31 - 2**24
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IntegerAttention:
+    """Attention of look-up tables in whole numbers; the fields that it shares with `IntegerLUT` are the same.
+
+    Attributes:
+      anchors: int32 ``[T, C, 2]``.
+      values: int8 or int16 ``[T, R, O]``.
+      shifts: for each output ``[O]``.
+      positions: int32 ``[distances, T or 1, N]``: the bits of each distance, or with `pairs` the numbers that are compared.
+      pairs: whether each pair of positions is detected as one vector: the earlier, the later, the position of their distance.
+    """
+
+    anchors: Int[np.ndarray, "detectors anchors 2"]
+    values: Int[np.ndarray, "detectors rows outputs"]
+    shifts: Int[np.ndarray, " outputs"]
+    positions: Int[np.ndarray, "distances _ bits"]
+    pairs: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IntegerLanguageModel:
+    """`lutjax.models.LUTTransformer` in whole numbers. Made by `of`.
+
+    A vector stands for its whole numbers over ``2**fraction``, logits for theirs over ``2**unembed.fraction``. All of them,
+    whatever the text, are below `EXACT` in magnitude.
+
+    Attributes:
+      embedding: int32 ``[256, F]``.
+      attention: of each layer.
+      ffn: tables of each layer, or none at all.
+      unembed: the last tables.
+      fraction: bits after the point of vectors.
+      window: earlier bytes that one sees in each layer.
+    """
+
+    embedding: Int[np.ndarray, "vocab features"]
+    attention: tuple[IntegerAttention, ...]
+    ffn: tuple[IntegerLUT, ...]
+    unembed: IntegerLUT
+    fraction: int
+    window: int
+
+    @property
+    def n_values(self) -> int:
+        """Entries of all tables."""
+        return sum(values.size for values in self._tables())
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the tables."""
+        return self.unembed.values.dtype
+
+    def _tables(self) -> Iterator[np.ndarray]:
+        """Tables in the order of the program."""
+        for k, attention in enumerate(self.attention):
+            yield attention.values
+            yield from (layer.values for layer in self.ffn[k : k + 1])
+        yield self.unembed.values
+
+    def to_c(self, *, tables_in_file: bool | None = None) -> dict[str, bytes]:
+        """Return the files of the program by their names: C99 sources, a Makefile, and perhaps the tables.
+
+        ``make`` compiles ``language_model``, which continues the text of its argument or standard input and writes the new bytes;
+        ``language_model -h`` has its options. ``language_model.h`` is the interface for other programs, and needs no heap
+        and no file where the tables are in the program.
+
+        Args:
+          tables_in_file: whether the tables are in ``tables.bin``, which the program reads; None: where they have more than
+            `MOST_EMBEDDED` entries, which take a compiler seconds.
+
+        Raises:
+          ValueError: the tables are too large for one array of C.
+        """
+        if tables_in_file is None:
+            tables_in_file = self.n_values > MOST_EMBEDDED
+        n_bytes = self.n_values * self.dtype.itemsize
+        if n_bytes > _MOST_TABLE_BYTES:
+            raise ValueError(
+                f"to_c: the tables have {n_bytes:,} bytes; programs address at most {_MOST_TABLE_BYTES:,}. Take a smaller model"
+                + (", or tables of int8." if self.dtype == np.int16 else ".")
+            )
+        files = {name: source(name) for name in _SOURCES}
+        files["model.h"] = self._sizes(tables_in_file)
+        files["tables.h"], files["tables.c"] = self._arrays(tables_in_file)
+        files["Makefile"] = _MAKEFILE
+        texts = {name: text.encode("ascii") for name, text in files.items()}
+        if not tables_in_file:
+            return texts
+        little = self.dtype.newbyteorder("<")
+        return {**texts, TABLES_FILE: b"".join(t.astype(little).tobytes() for t in self._tables())}
+
+    def _sizes(self, tables_in_file: bool) -> str:
+        attention, ffn = self.attention[0], self.ffn[0] if self.ffn else None
+        detectors, anchors, _ = attention.anchors.shape
+        sizes = {
+            "BYTES": len(self.embedding),
+            "FEATURES": self.embedding.shape[1],
+            "FRACTION": self.fraction,
+            "LAYERS": len(self.attention),
+            "WINDOW": self.window,
+            "PAIRS": int(attention.pairs),
+            "KEY_SIZE": self.embedding.shape[1] if attention.pairs else detectors,
+            "ATTENTION_DETECTORS": detectors,
+            "ATTENTION_ANCHORS": anchors,
+            "ATTENTION_BITS": attention.values.shape[1].bit_length() - 1,
+            "POSITION_BITS": attention.positions.shape[2],
+            "POSITION_LISTS": attention.positions.shape[1],
+            "FFN_DETECTORS": 0 if ffn is None else len(ffn.anchors),
+            "FFN_ANCHORS": 0 if ffn is None else ffn.anchors.shape[1],
+            "UNEMBED_DETECTORS": len(self.unembed.anchors),
+            "UNEMBED_ANCHORS": self.unembed.anchors.shape[1],
+            "LOGIT_FRACTION": self.unembed.fraction,
+            "TABLE_SIZE": self.n_values,
+            "TABLES_IN_FILE": int(tables_in_file),
+        }
+        lines = [f"#define LM_{name} {size}" for name, size in sizes.items()]
+        head = ["/* Sizes of the model. A vector stands for its numbers over 2**LM_FRACTION. */"]
+        head += ["#ifndef MODEL_H", "#define MODEL_H", "", "#include <stdint.h>", ""]
+        return "\n".join([*head, *lines, "", f"typedef {self.dtype}_t lm_value;", "", "#endif", ""])
+
+    def _arrays(self, tables_in_file: bool) -> tuple[str, str]:
+        """Return the header and the source of the arrays."""
+        layers = self.attention
+        positions = np.stack([a.positions for a in layers])
+        if not layers[0].pairs:
+            positions = (positions << np.arange(positions.shape[-1])).sum(-1)
+        shifts = np.stack([a.shifts for a in layers])
+        arrays: list[tuple[str, str, np.ndarray]] = [
+            ("int32_t", "embedding", self.embedding),
+            ("uint16_t", "attention_anchors", np.stack([a.anchors for a in layers])),
+            ("uint8_t", "attention_shifts", shifts),
+            ("int32_t", "positions", positions),
+            ("uint16_t", "unembed_anchors", self.unembed.anchors),
+            ("uint8_t", "unembed_shifts", self.unembed.shifts),
+            ("uint32_t", "powers", powers()),
+        ]
+        if self.ffn:
+            arrays += [
+                ("uint16_t", "ffn_anchors", np.stack([f.anchors for f in self.ffn])),
+                ("uint8_t", "ffn_shifts", np.stack([f.shifts for f in self.ffn])),
+            ]
+        if not tables_in_file:
+            tables = np.concatenate([t.ravel() for t in self._tables()])
+            arrays.append(("lm_value", "tables", tables))
+        # C has no arrays of size 0.
+        arrays = [
+            (kind, f"lm_{name}", values if values.size else np.zeros(1, int)) for kind, name, values in arrays
+        ]
+        head = ["/* Arrays of the model. */", "#ifndef TABLES_H", "#define TABLES_H", ""]
+        head += ["#include <stddef.h>", "", '#include "model.h"', ""]
+        head += [f"extern const {kind} {name}[{values.size}];" for kind, name, values in arrays]
+        if tables_in_file:
+            head.append("extern lm_value lm_tables[LM_TABLE_SIZE];")
+        body = ['#include "tables.h"', ""]
+        for kind, name, values in arrays:
+            body += array(kind, name, values, static=False)
+        return "\n".join([*head, "", "#endif", ""]), "\n".join(body)
+
+
+def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
+    """Return the integer form of a `lutjax.models.LUTTransformer`, rounded to the nearest.
+
+    The vectors have as many bits after the point as let every sum, whatever the text, stay below `EXACT`; and so have the
+    logits. Tables of int16 are fixed-point numbers with these bits; those of int8 have a power of two as scale for each output,
+    as `lutjax.quantise_tables` gives them.
+
+    Args:
+      model: the model.
+      tables: ``"int16"`` or ``"int8"``.
+
+    Raises:
+      ValueError, TypeError: the model has no integer form, or its numbers are too large for one.
+    """
+    name = type(model).__name__
+    if name != "LUTTransformer":
+        softmax = ", whose softmax attention computes with floats" if name == "GPT" else ""
+        raise TypeError(
+            f"language_model.of: there is no integer form of {name}{softmax}; expected a LUTTransformer, which compares and "
+            "adds alone."
+        )
+    if tables not in TABLES:
+        raise ValueError(f"language_model.of: tables is {tables!r}; expected one of {TABLES}.")
+    config = model.config
+    if config.vocab_size != _BYTES:
+        raise ValueError(
+            f"language_model.of: vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them."
+        )
+    if config.batch_norm:
+        raise ValueError(
+            "language_model.of: batch_norm is True, which computes with floats between tables; train without it."
+        )
+    read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
+    ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
+    embedding = np.asarray(model.embedding[...]).astype(np.float64)
+    window, pairs = config.context - 1, config.attention != "concatenated"
+    positions = [_positions(layer, window) for _, layer in read]
+    fraction = _fraction(
+        [(weights, window) for weights, _ in read] + [(weights, 1) for weights, _ in ffn],
+        np.abs(embedding).max(0),
+        max(float(np.abs(p).max(initial=0)) for p in positions) if pairs else 0.0,
+        tables,
+    )
+    unembed = np.asarray(model.unembed.weights[...])
+    logit_fraction = _fraction([(unembed, 1)], np.zeros(_BYTES), 0.0, tables)
+
+    def table(layer: Any, weights: np.ndarray, fraction: int) -> IntegerLUT:
+        values, shifts = integers(weights, fraction, tables)
+        return IntegerLUT(config.features, np.asarray(layer.anchors[...]), values, shifts, fraction)
+
+    attention = []
+    for (weights, layer), position in zip(read, positions, strict=True):
+        values, shifts = integers(weights, fraction, tables)
+        anchors = np.asarray(layer.anchors[...])
+        if config.attention == "pair_interleaved":
+            anchors = anchors % 3 * config.features + anchors // 3  # as if its parts followed each other
+        numbers = _units(position, fraction) if pairs else (position > 0).astype(np.int32)
+        attention.append(IntegerAttention(anchors, values, shifts, numbers, pairs))
+    return IntegerLanguageModel(
+        _units(embedding, fraction),
+        tuple(attention),
+        tuple(table(layer, weights, fraction) for weights, layer in ffn),
+        table(model.unembed, unembed, logit_fraction),
+        fraction,
+        window,
+    )
+
+
+def _positions(layer: Any, window: int) -> np.ndarray:
+    if not layer.spec.n_position_bits:
+        return np.zeros((window, 1, 0))
+    return np.asarray(layer.positions[...]).astype(np.float64)
+
+
+def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: float, dtype: str) -> int:
+    """Return the bits after the point with which all sums stay exact.
+
+    Args:
+      tables: floats ``[T, R, O]``, and how often their rows are added at most.
+      start: largest magnitude of each output before they are added.
+      apart: largest magnitude of other numbers.
+      dtype: of the integers.
+    """
+    most, largest, n_addends = start.astype(np.float64), 0.0, 1
+    for weights, times in tables:
+        if not np.isfinite(weights).all():
+            raise ValueError(
+                "language_model.of: a table holds an infinity or NaN, which no whole number stands for."
+            )
+        reached = magnitudes(weights, dtype)
+        most = most + times * sums(reached, len(start))
+        largest, n_addends = max(largest, float(reached.max(initial=0))), n_addends + times * len(weights)
+    bound = max(float(most.max(initial=0)), apart)
+    fraction = finest(bound, largest, n_addends, dtype, limit=EXACT - 1)
+    if fraction < 0:
+        raise ValueError(
+            f"language_model.of: sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
+            f"2**24 and tables of {dtype}; train with weight decay or a smaller rate."
+        )
+    return fraction
+
+
+def _units(numbers: np.ndarray, fraction: int) -> np.ndarray:
+    return np.floor(np.ldexp(numbers, fraction) + 0.5).astype(np.int32)
+
+
+# ------------------------------------------------------------------------------------- draws
+def powers() -> Int[np.ndarray, " entries"]:
+    """Return the powers of two of which draws make their weights: ``2**-(i / 2**8)``, then ``2**-(i / 2**16)``, in 2**-31."""
+    i = np.arange(256)
+    return np.round(2.0**31 * 2.0 ** -np.concatenate([i / 2**8, i / 2**16])).astype(np.int64)
+
+
+class Draws:
+    """Draws of bytes in whole numbers, as the C program makes them.
+
+    The weight of a byte whose logit is ``d`` below the largest is ``2**-e``, where ``e = d log2(exp(1)) / temperature`` is cut off
+    after 16 bits; a draw of SplitMix64, modulo the sum of the weights, chooses a byte.
+
+    Args:
+      seed: of the draws, from 0 to 2**64 - 1.
+      fraction: bits after the point of logits.
+      temperature: in thousandths; 0 takes the likeliest byte, the first of several.
+      top_k: draws only from that many of the likeliest bytes; of equal ones the first.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.circuits.language_model import Draws
+      >>> draws = Draws(seed=1, fraction=0, temperature=1000)
+      >>> [draws(np.array([0, 2, 1])) for _ in range(8)]
+      [1, 1, 1, 1, 1, 0, 1, 1]
+    """
+
+    def __init__(self, *, seed: int, fraction: int, temperature: int, top_k: int = _BYTES):
+        self._state, self._fraction, self._temperature, self._top_k = seed, fraction, temperature, top_k
+        self._powers = powers().astype(np.uint64)
+
+    def __call__(self, logits: Int[np.ndarray, " bytes"]) -> int:
+        """Return the next byte for logits in units of ``2.0**-fraction``."""
+        if self._temperature == 0:
+            return int(logits.argmax())
+        below = (int(logits.max()) - logits.astype(np.int64)).astype(np.uint64)
+        weights = self._weights(below)
+        rank = np.argsort(-logits.astype(np.int64), kind="stable")
+        weights[rank[self._top_k :]] = 0
+        drawn = self._next() % int(weights.sum())
+        return int(np.searchsorted(np.cumsum(weights), drawn, side="right"))
+
+    def _weights(self, below: np.ndarray) -> np.ndarray:
+        """Return weights in units of 2**-31 of logits so far below the largest, all of uint64."""
+        u = np.uint64
+        e = below * u(_LOG2_E * TEMPERATURES) // u(self._temperature << self._fraction)
+        whole, coarse, fine = e >> u(16), self._powers[e >> u(8) & u(255)], self._powers[256:][e & u(255)]
+        weights: np.ndarray = np.where(whole > 31, u(0), coarse * fine >> u(31) >> np.minimum(whole, u(31)))
+        return weights
+
+    def _next(self) -> int:
+        mask = 2**64 - 1
+        self._state = r = self._state + 0x9E3779B97F4A7C15 & mask
+        r = (r ^ r >> 30) * 0xBF58476D1CE4E5B9 & mask
+        r = (r ^ r >> 27) * 0x94D049BB133111EB & mask
+        return r ^ r >> 31
+
+
+# ------------------------------------------------------------------------------------- proof
+class DifferenceError(Exception):
+    """A program that writes something else than its model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text that a program has to write.
+
+    Attributes:
+      prompt: at least one byte.
+      temperature: in thousandths. top_k, seed: as `Draws` takes them.
+      logits: of the byte after the prompt, in units of ``2.0**-fraction``.
+      continuation: bytes after the prompt.
+    """
+
+    prompt: bytes
+    temperature: int
+    top_k: int
+    seed: int
+    logits: tuple[int, ...]
+    continuation: bytes
+
+    def options(self, n_bytes: int) -> list[str]:
+        """Return the options with which a program writes so many of the bytes."""
+        temperature = f"{self.temperature // TEMPERATURES}.{self.temperature % TEMPERATURES:03}"
+        return ["-n", str(n_bytes), "-t", temperature, "-k", str(self.top_k), "-s", str(self.seed)]
+
+
+def texts_to_json(texts: Sequence[Text]) -> str:
+    """Return texts as JSON, their bytes in hexadecimal."""
+    rows = [
+        {name: x.hex() if isinstance(x, bytes) else x for name, x in dataclasses.asdict(text).items()}
+        for text in texts
+    ]
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+
+
+def texts_from_json(text: str) -> list[Text]:
+    """Return the texts that `texts_to_json` wrote."""
+    found = []
+    for row in json.loads(text):
+        prompt, continuation = (bytes.fromhex(row.pop(name)) for name in ("prompt", "continuation"))
+        logits = tuple(row.pop("logits"))
+        found.append(Text(prompt=prompt, continuation=continuation, logits=logits, **row))
+    return found
+
+
+def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",)) -> str:
+    """Compile the program in a folder, run it, and compare it with the texts that the model in JAX wrote.
+
+    Args:
+      folder: with the files of `IntegerLanguageModel.to_c` and `TEXTS`; nothing is written into it.
+      compiler: of C99.
+      flags: of the compiler.
+
+    Returns:
+      On how much they were compared.
+
+    Raises:
+      DifferenceError: it writes other bytes, or has other logits.
+      subprocess.CalledProcessError: it does not compile, or fails.
+      OSError: there is no such compiler, or no such folder.
+    """
+    texts = texts_from_json((folder / TEXTS).read_text(encoding="ascii"))
+    with tempfile.TemporaryDirectory() as place:
+        program = Path(place, "language_model")
+        sources = [str(folder / name) for name in ("main.c", "language_model.c", "tables.c")]
+        command = [compiler, "-std=c99", *flags, "-o", str(program), *sources]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+        def run(text: Text, n_bytes: int, *options: str) -> bytes:
+            if (folder / TABLES_FILE).exists():
+                options = (*options, "-m", str((folder / TABLES_FILE).absolute()))
+            words = [str(program), *text.options(n_bytes), *options]
+            return subprocess.run(words, input=text.prompt, check=True, capture_output=True).stdout
+
+        for k, text in enumerate(texts):
+            logits = tuple(map(int, run(text, 1, "-l").split()))
+            if logits != text.logits:
+                wrong = sum(a != b for a, b in zip(logits, text.logits, strict=True))
+                raise DifferenceError(
+                    f"text {k}: {wrong} of {len(logits)} logits after the prompt are not those of the model."
+                )
+            written = run(text, len(text.continuation))
+            if written != text.continuation:
+                same = [a == b for a, b in zip(written, text.continuation, strict=False)]
+                first = same.index(False) if False in same else len(same)
+                raise DifferenceError(f"text {k}: byte {first} after the prompt is not that of the model.")
+    n_bytes = sum(len(text.continuation) for text in texts)
+    return f"{n_bytes} bytes of {len(texts)} texts, and {len(texts)} times {_BYTES} logits"
+
+
+_SOURCES = ("language_model.h", "language_model.c", "detectors.h", "main.c")
+_MAKEFILE = """CFLAGS = -std=c99 -O2 -Wall -Wextra
+
+language_model: main.c language_model.c tables.c language_model.h detectors.h model.h tables.h
+\t$(CC) $(CFLAGS) -o $@ main.c language_model.c tables.c
+
+clean:
+\trm -f language_model
+
+.PHONY: clean
+"""

@@ -1,0 +1,160 @@
+"""Circuits as JSON: all that a `Circuit` has, and back.
+
+The file is one object, with these fields in this order:
+
+* ``"format"``: ``"lutjax.circuit"``; ``"version"``: 1.
+* ``"inputs"`` and ``"outputs"``: the ports, each ``{"name": "x", "count": 64, "format": "uint5"}`` (see `Format.parse`).
+* ``"parts"``: names of runs of gates and how many gates each has, ``[["encoder", 120], ["layer 1", 2000]]``.
+* ``"about"``: facts about the circuit, any JSON object.
+* ``"literals"``: the bits of the output ports, ``2 * node``, and one more where the value is inverted. Node 0 is the constant 0,
+  then come the bits of the input ports (port by port, number by number, lowest bit first), then the gates.
+* ``"tables"``: for each gate its table in hexadecimal digits: bit k is the answer at address k, and the first fan-in is the
+  lowest bit of the address. They are strings because tables have up to 256 bits.
+* ``"fanins"``: for each gate the nodes that it reads, all before its own.
+
+A reader refuses a version above its own; fields that it does not know are an error too, so a new field needs a new version.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lutjax.circuits.circuit import Circuit, Format, Port
+
+FORMAT, VERSION = "lutjax.circuit", 1
+_FIELDS = ("format", "version", "inputs", "outputs", "parts", "about", "literals", "tables", "fanins")
+
+
+def to_json(circuit: Circuit) -> str:
+    """Return a circuit as JSON; `from_json` returns it whole.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, netlist_json
+      >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
+      >>> netlist_json.from_json(netlist_json.to_json(both)).tables
+      (8,)
+    """
+    fields = {
+        "format": FORMAT,
+        "version": VERSION,
+        "inputs": ports_to_json(circuit.inputs),
+        "outputs": ports_to_json(circuit.outputs),
+        "parts": [list(part) for part in circuit.parts],
+        "about": dict(circuit.about),
+        "literals": circuit.literals,
+        "tables": [f"{table:x}" for table in circuit.tables],
+        "fanins": circuit.fanins,
+    }
+    rows = [
+        f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in fields.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def from_json(text: str | bytes) -> Circuit:
+    """Return the circuit of a JSON text that `to_json` wrote.
+
+    Raises:
+      ValueError: a damaged text or one of another version; the message names the field.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"from_json: the text is not JSON: {error}. Is the file complete?") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        named = found.get("format") if isinstance(found, dict) else type(found).__name__
+        raise _wrong("format", f"is {named!r}; expected {FORMAT!r}")
+    if found.get("version") != VERSION:
+        raise _wrong("version", f"is {found.get('version')!r}; this lutjax reads version {VERSION}")
+    for name in _FIELDS:
+        if name not in found:
+            raise _wrong(name, "is missing")
+    for name in found:
+        if name not in _FIELDS:
+            raise _wrong(name, f"is not a field of version {VERSION}")
+    if not isinstance(found["about"], dict):
+        raise _wrong("about", f"is {_shown(found['about'])}; expected an object")
+    parts = _each(found, "parts", _part)
+    tables = _each(found, "tables", _table)
+    fanins = _each(found, "fanins", lambda nodes: tuple(_whole(n) for n in _list(nodes)))
+    if len(tables) != len(fanins):
+        raise _wrong("fanins", f"has {len(fanins)} gates; tables has {len(tables)}")
+    try:
+        return Circuit(
+            inputs=tuple(ports_from_json(found["inputs"], "inputs")),
+            outputs=tuple(ports_from_json(found["outputs"], "outputs")),
+            fanins=tuple(fanins),
+            tables=tuple(tables),
+            literals=tuple(_each(found, "literals", _whole)),
+            parts=tuple(parts),
+            about=found["about"],
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            str(error) if str(error).startswith("from_json") else f"from_json: {error}"
+        ) from None
+
+
+def ports_to_json(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
+    """Return ports as JSON has them."""
+    return [{"name": port.name, "count": port.count, "format": str(port.format)} for port in ports]
+
+
+def ports_from_json(found: Any, field: str) -> list[Port]:
+    """Return the ports of a field of JSON.
+
+    Raises:
+      ValueError: it has none; the message names the field.
+    """
+    return _each({field: found}, field, _port)
+
+
+def _port(found: Any) -> Port:
+    if not isinstance(found, dict) or set(found) != {"name", "count", "format"}:
+        raise ValueError("expected an object with name, count and format")
+    return Port(found["name"], found["count"], Format.parse(found["format"]))
+
+
+def _part(found: Any) -> tuple[str, int]:
+    name, count = _list(found, 2)
+    return str(name), _whole(count)
+
+
+def _table(found: Any) -> int:
+    if not isinstance(found, str):
+        raise ValueError("expected hexadecimal digits in quotes")
+    return int(found, 16)
+
+
+def _whole(found: Any) -> int:
+    if type(found) is not int:
+        raise ValueError("expected a whole number")
+    return found
+
+
+def _list(found: Any, size: int | None = None) -> list[Any]:
+    if not isinstance(found, list) or (size is not None and len(found) != size):
+        raise ValueError("expected a list" + (f" of {size}" if size is not None else ""))
+    return found
+
+
+def _each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
+    """Elements of a field; an error names the field and the element."""
+    if not isinstance(found[field], list):
+        raise _wrong(field, f"is {_shown(found[field])}; expected a list")
+    elements = []
+    for k, element in enumerate(found[field]):
+        try:
+            elements.append(read(element))
+        except (ValueError, TypeError) as error:
+            raise _wrong(f"{field}[{k}]", f"is {_shown(element)}; {error}") from None
+    return elements
+
+
+def _shown(found: Any) -> str:
+    text = json.dumps(found)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrong(field: str, what: str) -> ValueError:
+    return ValueError(f"from_json: the field {field} {what}.")

@@ -1,0 +1,403 @@
+"""A circuit as one HTML file that runs it."""
+
+import base64
+import html
+import importlib.resources
+import json
+import math
+import re
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int, Shaped, UInt32
+
+from lutjax.circuits.circuit import Circuit, Format, Port
+
+_STARTS = ("sparse", "random", "seed", "empty")
+_CELLS_OF_A_SIDE = 64
+_BITS_OF_A_NUMBER = 53  # in JavaScript
+
+
+def to_html(
+    circuit: Circuit,
+    title: str | None = None,
+    *,
+    examples: Shaped[np.ndarray, "examples features"] | None = None,
+    labels: Sequence[int] | Int[np.ndarray, " examples"] | None = None,
+    classes: Sequence[str] | None = None,
+    maximum: float | int | None = None,
+    size: tuple[int, int] | None = None,
+    start: str | Bool[np.ndarray, "height width channels"] | None = None,
+    shown: int | None = None,
+) -> str:
+    """Return a page that runs the circuit in a browser, without a network or any other file.
+
+    A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; the bits of any other circuit
+    are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
+    then ``n_classes`` and ``image`` (height and width; by default a square), or ``channels`` and ``periodic``. A
+    classifier of images has one input port, with a number for each pixel.
+
+    A classifier shows the votes of a port of as many numbers as there are classes, and the class of a port of one
+    number; without the second one the class is the first that has the most votes.
+
+    Args:
+      title: heading of the page.
+      examples: images to click, as the circuit reads them: numbers of the format of its input.
+      labels: the class of each example.
+      classes: names of the classes; by default their numbers.
+      maximum: the number of a pixel that is fully drawn; by default the largest one of the examples, or of the format.
+      size: height and width of an automaton's grid; by default those of `start`, or 64 x 64.
+      start: state in which an automaton begins: ``"sparse"`` (3 of 10 cells, in the first channel), ``"random"`` (half of
+        all bits), ``"seed"`` (all channels of the cell in the middle), ``"empty"``, or bits. By default ``start`` of
+        `Circuit.about`, or sparse.
+      shown: channels that an automaton shows at first: 1, or 3 as red, green and blue.
+
+    Raises:
+      ValueError: an argument does not fit the circuit, or its kind.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate((a, b), 0b0110)]])
+      >>> page = builder.circuit().to_html(title="Exclusive or")
+      >>> page.startswith("<!doctype html>"), "Exclusive or</h1>" in page
+      (True, True)
+    """
+    kind = _kind(circuit)
+    options = {
+        "examples": examples, "labels": labels, "classes": classes, "maximum": maximum,
+        "size": size, "start": start, "shown": shown,
+    }  # fmt: skip
+    allowed = {
+        "classifier": ("examples", "labels", "classes", "maximum"),
+        "automaton": ("size", "start", "shown"),
+    }
+    for name, value in options.items():
+        if value is not None and name not in allowed.get(kind, ()):
+            owner = next(owner for owner, names in allowed.items() if name in names)
+            owners = {"classifier": "classifiers of images", "automaton": "automata"}[owner]
+            raise ValueError(
+                f"to_html: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
+                f"Leave {name} out, or give the circuit an `about` that says what it is."
+            )
+    data: dict[str, Any] = {
+        "kind": kind,
+        "inputs": [_port(port) for port in circuit.inputs],
+        "outputs": [_port(port) for port in circuit.outputs],
+        "literals": list(circuit.literals),
+        "parts": [list(part) for part in circuit.parts],
+        "about": dict(circuit.about),
+        "gates": encode_gates(circuit),
+    }
+    if kind == "classifier":
+        data |= _classifier(circuit, examples, labels, classes, maximum)
+    elif kind == "automaton":
+        data |= _automaton(circuit, size, start, shown)
+    default_title = {
+        "classifier": "A circuit that reads images",
+        "automaton": "A circuit as a cellular automaton",
+    }
+    text = {
+        "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
+        "lead": _lead(kind, circuit),
+        "gates": _gates(kind, circuit),
+        # Inside of a script element only "<" could end it or begin a comment.
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "body": _template(f"{kind}.html"),
+        "script": _template(f"{kind}.js"),
+    }
+    return re.sub(r"{{([\w.]+)}}", lambda m: text.get(m[1]) or _template(m[1]), _template("page.html"))
+
+
+def encode_gates(circuit: Circuit) -> str:
+    """Return fan-ins and tables of all gates in base64.
+
+    Each gate is its number n of fan-ins; its table of ``2**n`` bits, lowest first, in whole bytes; and for each fan-in how
+    many nodes before the gate it lies, 7 bits a byte, lowest first, the highest bit of a byte set if more follow.
+    """
+    data = bytearray()
+    for node, (fanin, table) in enumerate(
+        zip(circuit.fanins, circuit.tables, strict=True), circuit.first_gate
+    ):
+        data.append(len(fanin))
+        data += int(table).to_bytes(max(1, (1 << len(fanin)) // 8), "little")
+        for source in fanin:
+            distance = node - source
+            while distance > 127:
+                data.append(distance & 127 | 128)
+                distance >>= 7
+            data.append(distance)
+    return base64.b64encode(bytes(data)).decode("ascii")
+
+
+def from_html(text: str) -> Circuit:
+    """Return the circuit of a page that `to_html` wrote.
+
+    Raises:
+      ValueError: the text has no such circuit.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits.page import from_html
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate((a, b), 0b0110)]])
+      >>> from_html(builder.circuit().to_html())
+      Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
+    """
+    data = json.loads(_script(text, "circuit"))
+    ports = [
+        [
+            Port(port["name"], port["count"], Format(port["bits"], port["fraction"], port["signed"]))
+            for port in data[side]
+        ]
+        for side in ("inputs", "outputs")
+    ]
+    fanins, tables = _decode_gates(data["gates"], 1 + sum(port.n_bits for port in ports[0]))
+    return Circuit(
+        inputs=tuple(ports[0]),
+        outputs=tuple(ports[1]),
+        fanins=fanins,
+        tables=tables,
+        literals=tuple(data["literals"]),
+        parts=tuple((name, count) for name, count in data["parts"]),
+        about=data["about"],
+    )
+
+
+def evaluate_in_node(
+    text: str, words: UInt32[np.ndarray, "inputs words"], *, node: str = "node"
+) -> UInt32[np.ndarray, "outputs words"]:
+    """Return what the script of a page computes, run outside of a browser by Node.js.
+
+    Args:
+      text: of a page that `to_html` wrote.
+      words: for each bit of the input ports 32 samples a word, as for `Circuit.evaluate`.
+      node: the program.
+
+    Raises:
+      ValueError: the text is no such page.
+      OSError: the program is not there.
+      subprocess.CalledProcessError: the script failed.
+    """
+    program = (
+        _script(text, "evaluate")
+        + """
+const { data, words, n } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
+"""
+    )
+    given = f'{{"data":{_script(text, "circuit")},"words":{words.ravel().tolist()},"n":{words.shape[1]}}}'
+    done = subprocess.run([node, "-e", program], input=given, capture_output=True, text=True, check=True)
+    answer = np.array(json.loads(done.stdout), np.uint32)
+    return answer.reshape(-1, words.shape[1])
+
+
+def _script(text: str, name: str) -> str:
+    """Return the script of an id."""
+    found = re.findall(rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL)
+    if len(found) != 1:
+        raise ValueError(f"text has {len(found)} scripts {name!r}; a page of Circuit.to_html has one.")
+    script: str = found[0]
+    return script
+
+
+def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return fan-ins and tables, the reverse of `encode_gates`."""
+    data, at = base64.b64decode(text), 0
+    fanins: list[tuple[int, ...]] = []
+    tables: list[int] = []
+    while at < len(data):
+        n, start = data[at], at + 1
+        at = start + max(1, (1 << n) // 8)
+        tables.append(int.from_bytes(data[start:at], "little"))
+        fanin = []
+        for _ in range(n):
+            distance = shift = 0
+            while True:
+                distance |= (data[at] & 127) << shift
+                shift, at = shift + 7, at + 1
+                if not data[at - 1] & 128:
+                    break
+            fanin.append(first + len(fanins) - distance)
+        fanins.append(tuple(fanin))
+    return tuple(fanins), tuple(tables)
+
+
+def _template(name: str) -> str:
+    return importlib.resources.files("lutjax.circuits").joinpath("templates", name).read_text("utf-8").strip()
+
+
+def _port(port: Port) -> dict[str, Any]:
+    form = port.format
+    return {
+        "name": port.name,
+        "count": port.count,
+        "bits": form.bits,
+        "fraction": form.fraction,
+        "signed": form.signed,
+    }
+
+
+def _image(circuit: Circuit) -> tuple[int, int] | None:
+    """Return height and width of the images that the circuit reads, if it reads images."""
+    if circuit.about.get("kind") != "classifier" or len(circuit.inputs) != 1:
+        return None
+    count = circuit.inputs[0].count
+    if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
+        return None
+    if circuit.about.get("image"):
+        height, width = circuit.about["image"]
+        return (int(height), int(width)) if height * width == count else None
+    side = math.isqrt(count)
+    return (side, side) if side > 1 and side * side == count else None
+
+
+def _kind(circuit: Circuit) -> str:
+    """Return the kind of page: classifier (of images), automaton or network."""
+    if circuit.about.get("kind") == "automaton":
+        channels = circuit.about.get("channels")
+        bits = (circuit.n_inputs, circuit.n_outputs)
+        if not isinstance(channels, int) or bits != (9 * channels, channels):
+            raise ValueError(
+                f"to_html: the circuit is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output "
+                "bits; the rule of a cell reads 9 bits of each channel and has one output for each."
+            )
+        return "automaton"
+    return "classifier" if _image(circuit) else "network"
+
+
+def _classifier(
+    circuit: Circuit,
+    examples: np.ndarray | None,
+    labels: Sequence[int] | np.ndarray | None,
+    classes: Sequence[str] | None,
+    maximum: float | int | None,
+) -> dict[str, Any]:
+    port = circuit.inputs[0]
+    form, scale = port.format, 2**port.format.fraction
+    n_classes = circuit.about.get("n_classes")
+    n_examples = 0 if examples is None else len(examples)
+    least, most = (
+        (-(1 << form.bits - 1), (1 << form.bits - 1) - 1) if form.signed else (0, (1 << form.bits) - 1)
+    )
+    rows: list[list[int]] = []
+    if examples is not None:
+        if examples.ndim != 2 or examples.shape[1] != port.count:
+            raise ValueError(
+                f"to_html: examples has shape {list(examples.shape)}; expected [examples, {port.count}], one number "
+                "for each input."
+            )
+        whole = np.asarray(examples, np.float64) * scale
+        if not ((whole == np.round(whole)) & (whole >= least) & (whole <= most)).all():
+            raise ValueError(
+                f"to_html: examples has numbers that an input of {form} cannot be: they must be multiples of "
+                f"{1 / scale:g} from {least / scale:g} to {most / scale:g}. Round them as the circuit's inputs are."
+            )
+        rows = whole.astype(np.int64).tolist()
+    if labels is not None and len(labels) != n_examples:
+        raise ValueError(
+            f"to_html: labels has {len(labels)} entries for {n_examples} examples; give one for each."
+        )
+    if classes is not None and n_classes is not None and len(classes) != n_classes:
+        raise ValueError(f"to_html: classes has {len(classes)} names; the circuit has {n_classes} classes.")
+    if classes is None and n_classes is not None:
+        classes = [str(k) for k in range(n_classes)]
+    if maximum is None:
+        full = max((max(row) for row in rows), default=0) or most
+    else:
+        full = round(maximum * scale)
+        if not 0 < full <= most:
+            raise ValueError(
+                f"to_html: maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}."
+            )
+    return {
+        "image": _image(circuit),
+        "classes": None if classes is None else list(classes),
+        "examples": rows,
+        "labels": None if labels is None else [int(label) for label in labels],
+        "maximum": full,
+    }
+
+
+def _automaton(
+    circuit: Circuit,
+    size: tuple[int, int] | None,
+    start: str | np.ndarray | None,
+    shown: int | None,
+) -> dict[str, Any]:
+    channels = circuit.about["channels"]
+    if start is None:
+        start = circuit.about.get("start")
+        start = start if start in _STARTS else "sparse"
+    given = None
+    if isinstance(start, str):
+        if start not in _STARTS:
+            raise ValueError(
+                f"to_html: start is {start!r}; it is one of {', '.join(_STARTS)}, or an array of bits."
+            )
+    else:
+        if start.ndim != 3 or start.shape[-1] != channels:
+            raise ValueError(
+                f"to_html: start has shape {list(start.shape)}; expected [height, width, {channels}] bits."
+            )
+        if size is not None and start.shape[:2] != tuple(size):
+            raise ValueError(
+                f"to_html: size is {tuple(size)} and start has shape {list(start.shape)}; leave size out."
+            )
+        size = start.shape[0], start.shape[1]
+        bits = np.moveaxis(start.astype(bool), -1, 0)
+        given = base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode("ascii")
+    if size is None:
+        size = _CELLS_OF_A_SIDE, _CELLS_OF_A_SIDE
+    if len(size) != 2 or min(size) < 3:
+        raise ValueError(f"to_html: size is {tuple(size)}; give height and width, each at least 3.")
+    if shown is None:
+        shown = circuit.about.get("shown", 1)
+    if shown not in (1, 3) or shown > channels:
+        raise ValueError(
+            f"to_html: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."
+        )
+    return {
+        "size": [int(side) for side in size],
+        "start": given,
+        "begin": "given" if given else start,
+        "shown": shown,
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _lead(kind: str, circuit: Circuit) -> str:
+    gates = f"A circuit of {_count(len(circuit), 'gate')}"
+    if kind == "classifier":
+        n_classes = circuit.about.get("n_classes")
+        classes = f"which of {n_classes} classes" if n_classes else "which class"
+        return f"{gates} reads the pixels of a picture and says {classes} it belongs to. Draw, and watch the answer."
+    if kind == "automaton":
+        edge = "The grid is a torus: each edge meets the opposite one." if circuit.about.get("periodic") else (
+            "Cells beyond the edge of the grid are 0."
+        )  # fmt: skip
+        return (
+            f"{gates} is the rule of every cell: it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of "
+            f"each of its eight neighbours, and answers with the cell's new bits. All cells change at once. {edge}"
+        )
+    return (
+        f"{gates} computes {_count(circuit.n_outputs, 'output bit')} from {_count(circuit.n_inputs, 'input bit')}. "
+        "Switch the inputs, and watch the outputs."
+    )
+
+
+def _gates(kind: str, circuit: Circuit) -> str:
+    widest = max((len(fanin) for fanin in circuit.fanins), default=0)
+    of = {"automaton": " for the cell in the middle of the grid, in the last step"}.get(kind, "")
+    return (
+        f"The circuit has {_count(len(circuit), 'gate')}. A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
+        f"table, and answers with one bit; the longest path from an input to an output passes {_count(circuit.depth, 'gate')}. "
+        f"Each dot is a gate, and is filled if its answer is 1{of}."
+    )

@@ -1,0 +1,73 @@
+"""Verilog of circuits in a simulator: Icarus Verilog, where it is installed."""
+
+import dataclasses
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """Result of a testbench.
+
+    Attributes:
+      passed: whether its line begins with PASS.
+      line: the line that it printed, or the first line of what the simulator complained of.
+      seconds: of compilation and simulation.
+    """
+
+    passed: bool
+    line: str
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+
+def find() -> str | None:
+    """Return the path of ``iverilog``, None where it is not installed."""
+    return shutil.which("iverilog") if shutil.which("vvp") else None
+
+
+def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulation:
+    """Simulate a testbench with Icarus Verilog.
+
+    Args:
+      module: text of Verilog, as `verilog.to_verilog` returns it.
+      testbench: text for this module, as `verilog.testbench` returns it.
+      seconds: after which the simulation is ended, and has not passed.
+
+    Raises:
+      RuntimeError: Icarus Verilog is not installed.
+    """
+    compiler = find()
+    if compiler is None:
+        raise RuntimeError(
+            "simulate.run: iverilog is not on the path; install Icarus Verilog (on Debian and Ubuntu `apt install iverilog`)."
+        )
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (("module.v", module), ("testbench.v", testbench)):
+            pathlib.Path(folder, name).write_text(text, encoding="utf-8")
+        passed, line = False, ""
+        for command in (
+            [compiler, "-g2001", "-o", "testbench.vvp", "testbench.v", "module.v"],
+            ["vvp", "-n", "testbench.vvp"],
+        ):
+            left = seconds - (time.perf_counter() - start)
+            try:
+                done = subprocess.run(
+                    command, cwd=folder, capture_output=True, text=True, timeout=max(left, 0.01), check=False
+                )
+            except subprocess.TimeoutExpired:
+                passed, line = False, f"no result after {seconds:g} seconds"
+                break
+            lines = (done.stdout + done.stderr).strip().splitlines() or [f"{command[0]} printed nothing"]
+            found = [row for row in lines if row.startswith(("PASS", "FAIL"))]
+            line = (found or lines)[0]
+            passed = done.returncode == 0 and len(found) == 1 and line.startswith("PASS")
+            if done.returncode:
+                break
+    return Simulation(passed, line, time.perf_counter() - start)

@@ -1,0 +1,173 @@
+"""Counts of what a circuit costs."""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+from lutjax.circuits import ands
+from lutjax.circuits.circuit import Circuit
+
+
+@dataclasses.dataclass(frozen=True)
+class PartStats:
+    """One part of a circuit: gates, and how many levels lie between its first inputs and its last gate."""
+
+    name: str
+    gates: int
+    share: float
+    levels: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassStats:
+    """Gates on which the votes of a class depend.
+
+    Attributes:
+      own: gates on which the votes of no other class depend.
+      shared: gates on which those of other classes depend, too.
+    """
+
+    own: int
+    shared: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counts of a circuit; as text a small table.
+
+    Attributes:
+      gates: tables of any number of inputs.
+      fan_in: how many gates have so many inputs.
+      fan_out: how many inputs and gates have so many readers, gates and outputs.
+      ands: AND nodes, where the circuit is made of AND gates of two inputs and inverters.
+      levels: gates on the longest path.
+      lut6: look-up tables of 6 inputs after mapping, None where that was not asked for or ABC is not installed (`pip install pyosys`).
+      parts: encoder, layers, votes and argmax.
+      classes: for a classifier whose circuit counts votes what each class costs.
+    """
+
+    gates: int
+    fan_in: dict[int, int]
+    fan_out: dict[int, int]
+    ands: int
+    levels: int
+    lut6: int | None
+    parts: tuple[PartStats, ...]
+    classes: tuple[ClassStats, ...]
+
+    def __str__(self) -> str:
+        rows = [
+            ("gates", f"{self.gates}"),
+            ("fan-in", _histogram(self.fan_in)),
+            ("fan-out", _histogram(self.fan_out)),
+            ("AND nodes", f"{self.ands}"),
+            ("levels", f"{self.levels}"),
+        ]
+        if self.lut6 is not None:
+            rows.append(("LUT6", f"{self.lut6}"))
+        rows += [(p.name, f"{p.gates} gates, {p.share:.1%}, {p.levels} levels") for p in self.parts]
+        rows += [
+            (f"class {k}", f"{c.own} gates of its own, {c.shared} shared") for k, c in enumerate(self.classes)
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def _histogram(counts: dict[int, int]) -> str:
+    shown = [f"{k}: {count}" for k, count in itertools.islice(counts.items(), 8)]
+    more = list(counts.items())[8:]
+    if more:
+        shown.append(f"{more[0][0]} to {more[-1][0]}: {sum(count for _, count in more)}")
+    return ", ".join(shown) or "none"
+
+
+def of(circuit: Circuit, *, lut6: bool = True) -> Stats:
+    """Return the counts of a circuit.
+
+    Args:
+      circuit: any.
+      lut6: whether to map it to look-up tables of 6 inputs, where ABC is installed. It takes seconds for thousands of gates.
+    """
+    readers = [0] * (circuit.first_gate + len(circuit))
+    for node in itertools.chain.from_iterable(circuit.fanins):
+        readers[node] += 1
+    for literal in circuit.literals:
+        readers[literal >> 1] += 1
+    return Stats(
+        gates=len(circuit),
+        fan_in=_counted(map(len, circuit.fanins)),
+        fan_out=_counted(readers[1:]),
+        ands=len(ands.and_graph(circuit)[0]),
+        levels=circuit.depth,
+        lut6=_lut6(circuit) if lut6 else None,
+        parts=tuple(
+            PartStats(name, len(gates), len(gates) / max(len(circuit), 1), _levels(circuit, gates))
+            for name, gates in circuit.part_ranges.items()
+        ),
+        classes=_classes(circuit),
+    )
+
+
+def _lut6(circuit: Circuit) -> int | None:
+    from lutjax.circuits import abc
+
+    if not abc.find():
+        return None
+    mapped = abc.lut_count(circuit, 6)
+    if max(map(len, circuit.fanins), default=0) > 6:
+        return mapped
+    return min(mapped, len(circuit) + _inverters(circuit))  # the gates themselves may be fewer
+
+
+def _inverters(circuit: Circuit) -> int:
+    """Tables that outputs need only to be inverted: of inputs, and of gates that are an output both ways."""
+    literals = set(circuit.literals)
+    return sum(k & 1 and k > 1 and (k >> 1 < circuit.first_gate or k ^ 1 in literals) for k in literals)
+
+
+def _counted(numbers: Iterable[int]) -> dict[int, int]:
+    return dict(sorted(collections.Counter(numbers).items()))
+
+
+def _levels(circuit: Circuit, gates: range) -> int:
+    first = circuit.first_gate
+    level: dict[int, int] = {}
+    for gate in gates:
+        level[first + gate] = 1 + max([level.get(n, 0) for n in circuit.fanins[gate]], default=-1)
+    return max(level.values(), default=0)
+
+
+def _classes(circuit: Circuit) -> tuple[ClassStats, ...]:
+    """Costs of classes: of the runs of gates that `Builder.next_class` began, or of the numbers of the output."""
+    n_classes = circuit.about.get("n_classes")
+    runs = circuit.about.get("vote_gates", ())
+    if not n_classes:
+        return ()
+    if len(runs) == n_classes and "votes" in circuit.part_ranges:
+        start = circuit.first_gate + circuit.part_ranges["votes"].start
+        ends = list(itertools.accumulate(runs, initial=start))
+        roots: list[Sequence[int]] = [range(a, b) for a, b in itertools.pairwise(ends)]
+    elif len(circuit.outputs) == 1 and circuit.outputs[0].count == n_classes:
+        bits = circuit.outputs[0].format.bits
+        nodes = [literal >> 1 for literal in circuit.literals]
+        roots = [nodes[k : k + bits] for k in range(0, len(nodes), bits)]
+    else:
+        return ()
+    reached = [0] * (circuit.first_gate + len(circuit))  # masks of classes
+    for k, of_class in enumerate(roots):
+        for node in of_class:
+            reached[node] |= 1 << k
+    for gate in range(len(circuit) - 1, -1, -1):
+        mask = reached[circuit.first_gate + gate]
+        if mask:
+            for node in circuit.fanins[gate]:
+                reached[node] |= mask
+    masks = collections.Counter(reached[circuit.first_gate :])
+    return tuple(
+        ClassStats(
+            own=masks[1 << k],
+            shared=sum(count for mask, count in masks.items() if mask >> k & 1 and mask != 1 << k),
+        )
+        for k in range(n_classes)
+    )

@@ -1,0 +1,434 @@
+"""Circuits as Verilog-2001, with registers and a testbench.
+
+There is no VHDL: tools that read VHDL read Verilog beside it, and a module is instantiated from VHDL through a component with
+the same ports (``std_logic`` and ``std_logic_vector``). A second language would double what has to be proved, and neither ABC nor
+Yosys reads it.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from lutjax.circuits import _names, _netlists, truth
+from lutjax.circuits.circuit import Circuit, Port
+
+CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
+_OPERATORS = {  # of tables that read both of two inputs
+    0b0001: "~({0} | {1})",
+    0b0010: "{0} & ~{1}",
+    0b0100: "~{0} & {1}",
+    0b0110: "{0} ^ {1}",
+    0b0111: "~({0} & {1})",
+    0b1000: "{0} & {1}",
+    0b1001: "~({0} ^ {1})",
+    0b1011: "{0} | ~{1}",
+    0b1101: "~{0} | {1}",
+    0b1110: "{0} | {1}",
+}
+_PAIRS = ((0, 0), (1, 0), (0, 1), (1, 1))
+
+
+def latency(circuit: Circuit, registers: int) -> int:
+    """Return after how many cycles an answer comes: 0 without registers, else one for each `registers` levels, at least 1."""
+    _check_registers("latency", registers)
+    return max(1, -(-circuit.depth // registers)) if registers else 0
+
+
+def n_registers(circuit: Circuit, registers: int) -> int:
+    """Return how many bits of registers `to_verilog` writes, those of ``valid`` included."""
+    cycles = latency(circuit, registers)
+    return sum(_delays(circuit, registers, cycles)) + cycles
+
+
+def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) -> str:
+    """Return a circuit as a module of Verilog-2001.
+
+    Its ports are those of the circuit, each a vector with number 0 in the lowest bits. Gates of up to 3 inputs are written with
+    operators; those of more are functions with a ``case`` over the table, which synthesis turns into one look-up table each if
+    they have at most as many inputs as the device's. Adders and comparisons are gates as all others.
+
+    With registers the module is a pipeline that takes a sample in every cycle: ports ``clk``, ``reset`` (synchronous; it clears
+    only the valid bits), ``valid_in`` and ``valid_out`` are added, and outputs come from registers, `latency` cycles after their
+    inputs.
+
+    Args:
+      module: its name.
+      registers: 0 for a combinational module, or a register after every so many levels of gates.
+
+    Raises:
+      ValueError, TypeError: a name that Verilog cannot have, registers below 0, or a port with the name of an added one.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, verilog
+      >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
+      >>> print(verilog.to_verilog(both))  # doctest: +ELLIPSIS
+      // ...
+      module circuit (
+        input wire [1:0] x,
+        output wire [0:0] y
+      );
+        wire g0 = x[0] & x[1];
+        assign y[0] = g0;
+      endmodule
+      `default_nettype wire
+      <BLANKLINE>
+    """
+    _check_registers("to_verilog", registers)
+    _check_names("to_verilog", circuit, module, registers)
+    names = [port.name for port in (*circuit.inputs, *circuit.outputs)]
+    gate, delayed, function = (_free(prefix, names) for prefix in ("g", "d", "t"))
+    cycles, first = latency(circuit, registers), circuit.first_gate
+    delays = _delays(circuit, registers, cycles)
+    stages = _stages(circuit, registers)
+    now = ["1'b0", *_netlists.bit_names(circuit.inputs), *(f"{gate}{g}" for g in range(len(circuit)))]
+
+    def at(node: int, stage: int) -> str:
+        cycle = stage - stages[node]
+        return f"{delayed}{cycle}_{node}" if cycle and node else now[node]
+
+    functions: dict[tuple[int, int], str] = {}
+    body = []
+    for g, (nodes, table) in enumerate(zip(circuit.fanins, circuit.tables, strict=True)):
+        reads = (
+            [at(node, stages[first + g]) for node in nodes] if registers else [now[node] for node in nodes]
+        )
+        n = len(reads)
+        if n <= 3 or table in (0, truth.FULL[n]):
+            value = _expression(table, n).format(*reads)
+        else:
+            name = f"{function}{n}_{table:x}"
+            functions[n, table] = name
+            value = f"{name}({{{', '.join(reversed(reads))}}})"
+        body.append(f"  wire {gate}{g} = {value};")
+    for bit, literal in zip(_netlists.bit_names(circuit.outputs), circuit.literals, strict=True):
+        body.append(f"  assign {bit} = {'~' if literal & 1 else ''}{at(literal >> 1, cycles)};")
+    ports = [*(f"input wire {name}" for name in CONTROL[:3])] if registers else []
+    ports += [f"output wire {CONTROL[3]}"] if registers else []
+    ports += [f"input wire [{port.n_bits - 1}:0] {port.name}" for port in circuit.inputs]
+    ports += [f"output wire [{port.n_bits - 1}:0] {port.name}" for port in circuit.outputs]
+    lines = [
+        *_header(circuit, module, registers),
+        "`default_nettype none",
+        f"module {module} (",
+        ",\n".join(f"  {port}" for port in ports),
+        ");",
+        *(_function(name, n, table) for (n, table), name in functions.items()),
+        *(_registers(cycles, delays, now, delayed, _free("valid", names)) if registers else []),
+        *body,
+        "endmodule",
+        "`default_nettype wire",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def testbench(
+    circuit: Circuit,
+    samples: Any,
+    expected: Any = None,
+    *,
+    module: str = "circuit",
+    registers: int = 0,
+) -> str:
+    """Return a testbench for the module of `to_verilog`, with all samples and answers in its text.
+
+    It prints one line that begins with PASS or FAIL. With registers the samples are sent twice, without and with gaps in the
+    stream, and ``valid_out`` is checked in every cycle, also under reset; in the gaps the inputs are unknown (X).
+
+    Args:
+      samples: numbers of the input port, as calls of a `Circuit` take them, or a tuple with those of each input port.
+      expected: numbers of the output port, or a tuple of those; None for the answers of the circuit itself.
+      module, registers: as given to `to_verilog`. The testbench's own name is that of the module and ``_testbench``.
+
+    Raises:
+      ValueError, TypeError: samples that do not fit the ports, none of them, or a circuit without inputs or outputs.
+    """
+    _check_registers("testbench", registers)
+    _check_names("testbench", circuit, module, registers)
+    if not circuit.inputs or not circuit.outputs:
+        raise ValueError(
+            "testbench: the circuit has no input port or no output port; a testbench needs one of each."
+        )
+    samples = samples if isinstance(samples, tuple) else (samples,)
+    answers = circuit(*samples)  # checks the samples too
+    if expected is not None:
+        answers = expected
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    if len(answers) != len(circuit.outputs):
+        raise ValueError(
+            f"testbench: expected has {len(answers)} arrays; the circuit has {len(circuit.outputs)} output ports."
+        )
+    rows = _hexadecimal(circuit.inputs, samples), _hexadecimal(circuit.outputs, answers)
+    if not rows[0] or len(rows[0]) != len(rows[1]):
+        raise ValueError(
+            f"testbench: there are {len(rows[0])} samples and {len(rows[1])} answers; expected as many, and at least one."
+        )
+    n_in, n_out, n = circuit.n_inputs, circuit.n_outputs, len(rows[0])
+    connections = [f".{name}({name})" for name in CONTROL] if registers else []
+    for vector, ports in (("inputs", circuit.inputs), ("outputs", circuit.outputs)):
+        start = 0
+        for port in ports:
+            connections.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
+            start += port.n_bits
+    head = f"""\
+// {n} samples for the module {module}; prints one line, PASS or FAIL
+`timescale 1ns / 1ps
+`default_nettype none
+module {module}_testbench;
+  reg [{n_in - 1}:0] samples [0:{n - 1}];
+  reg [{n_out - 1}:0] answers [0:{n - 1}];
+  reg [{n_in - 1}:0] inputs;
+  wire [{n_out - 1}:0] outputs;
+  reg [{n_out - 1}:0] found;
+  integer got, wrong, first;
+"""
+    fields = {
+        "%MODULE%": module,
+        "%CONNECTIONS%": ", ".join(connections),
+        "%N%": str(n),
+        "%LATENCY%": str(latency(circuit, registers)),
+        "%TOP%": str(latency(circuit, registers) - 1),
+        "%UNKNOWN%": f"{{{n_in}{{1'bx}}}}",
+    }
+    body = _PIPELINE if registers else _COMBINATIONAL
+    for field, value in fields.items():
+        body = body.replace(field, value)
+    loads = [
+        f"    samples[{k}] = {n_in}'h{sample}; answers[{k}] = {n_out}'h{answer};"
+        for k, (sample, answer) in enumerate(zip(*rows, strict=True))
+    ]
+    return "\n".join(
+        [head + body, "  task load; begin", *loads, "  end endtask", "endmodule", "`default_nettype wire", ""]
+    )
+
+
+testbench.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+_COMBINATIONAL = """\
+  %MODULE% dut (%CONNECTIONS%);
+  initial begin
+    load;
+    wrong = 0;
+    for (got = 0; got < %N%; got = got + 1) begin
+      inputs = samples[got];
+      #1;
+      if (outputs !== answers[got]) begin
+        if (wrong == 0) begin first = got; found = outputs; end
+        wrong = wrong + 1;
+      end
+      #1;
+    end
+    if (wrong == 0) $display("PASS: %N% samples");
+    else $display("FAIL: %0d of %N% samples have a wrong answer, first sample %0d: %h instead of %h",
+                  wrong, first, found, answers[first]);
+    $finish;
+  end"""
+
+_PIPELINE = """\
+  reg clk, reset, valid_in;
+  wire valid_out;
+  reg [%TOP%:0] valid;  // what valid_out must be, now and in the next cycles
+  reg [15:0] random;
+  integer cycle, sent, wrong_valid;
+  %MODULE% dut (%CONNECTIONS%);
+  initial clk = 0;
+  always #5 clk = ~clk;
+  task drive(input send, input clear); begin
+    valid_in = send;
+    reset = clear;
+    inputs = send ? samples[sent % %N%] : %UNKNOWN%;
+    if (send && !clear) sent = sent + 1;
+    valid = clear ? 0 : (valid << 1) | send;
+    @(negedge clk);
+    if (valid_out !== valid[%TOP%]) wrong_valid = wrong_valid + 1;
+    if (valid_out === 1'b1) begin
+      if (outputs !== answers[got % %N%]) begin
+        if (wrong == 0) begin first = got % %N%; found = outputs; end
+        wrong = wrong + 1;
+      end
+      got = got + 1;
+    end
+  end endtask
+  initial begin
+    load;
+    wrong = 0; wrong_valid = 0; sent = 0; got = 0; random = 1;
+    @(negedge clk);
+    drive(1, 1);
+    drive(1, 1);
+    while (sent < %N%) drive(1, 0);
+    while (sent < 2 * %N%) begin
+      random = {random[14:0], random[15] ^ random[13] ^ random[12] ^ random[10]};
+      drive(random[0], 0);
+    end
+    for (cycle = 0; cycle < %LATENCY%; cycle = cycle + 1) drive(0, 0);
+    if (got != 2 * %N%) wrong_valid = wrong_valid + 1;
+    for (cycle = 1; cycle < %LATENCY%; cycle = cycle + 1) drive(1, 0);
+    drive(1, 1);
+    for (cycle = 0; cycle < %LATENCY%; cycle = cycle + 1) drive(0, 0);
+    if (wrong == 0 && wrong_valid == 0) $display("PASS: %N% samples, latency %LATENCY%, without and with gaps");
+    else if (wrong == 0) $display("FAIL: valid_out is wrong in %0d cycles", wrong_valid);
+    else $display("FAIL: %0d of %0d answers are wrong, first sample %0d: %h instead of %h; valid_out is wrong in %0d cycles",
+                  wrong, got, first, found, answers[first], wrong_valid);
+    $finish;
+  end"""
+
+
+def _check_registers(caller: str, registers: int) -> None:
+    if type(registers) is not int or registers < 0:
+        raise ValueError(
+            f"{caller}: registers is {registers!r}; it must be a whole number: 0 for none, or k for a register after every k "
+            "levels."
+        )
+
+
+def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> None:
+    if why := _names.why_not(module):
+        raise ValueError(f"{caller}: module is {module!r}; {why}.")
+    for port in (*circuit.inputs, *circuit.outputs):
+        if registers and port.name in CONTROL:
+            raise ValueError(
+                f"{caller}: a port is called {port.name!r}, and so is one that registers add ({', '.join(CONTROL)}); rename it."
+            )
+
+
+def _free(prefix: str, names: Sequence[str]) -> str:
+    """A prefix for names of our own: none of the ports has a name of it and digits."""
+    while any(re.fullmatch(rf"{prefix}\d*(_\w*)?", name) for name in names):
+        prefix += "_"
+    return prefix
+
+
+def _stages(circuit: Circuit, registers: int) -> Sequence[int]:
+    """Number of registers on the way from the inputs to each node."""
+    return [max(0, (level - 1) // registers) if registers else 0 for level in circuit.levels]
+
+
+def _delays(circuit: Circuit, registers: int, cycles: int) -> list[int]:
+    """How many cycles each node is kept for those that read it."""
+    delays = [0] * (circuit.first_gate + len(circuit))
+    if not registers:
+        return delays
+    stages = _stages(circuit, registers)
+    for g, nodes in enumerate(circuit.fanins, circuit.first_gate):
+        for node in nodes:
+            delays[node] = max(delays[node], stages[g] - stages[node])
+    for literal in circuit.literals:
+        delays[literal >> 1] = max(delays[literal >> 1], cycles - stages[literal >> 1])
+    delays[0] = 0
+    return delays
+
+
+def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
+    lines = [f"// {module}: {len(circuit)} gates in {circuit.depth} levels, written by lutjax"]
+    for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
+        for port in ports:
+            width = port.format.bits
+            where = (
+                f"; number i is {port.name}[{width} * i +: {width}], its lowest bit first"
+                if port.count > 1
+                else ""
+            )
+            lines.append(
+                f"// {kind} {port.name}: {port.count} {'number' if port.count == 1 else 'numbers'} {port.format}{where}"
+            )
+    if registers:
+        cycles = latency(circuit, registers)
+        lines += [
+            f"// a register after every {registers} levels: latency {cycles} cycles of clk, a sample in every cycle",
+            "// valid_out is valid_in after that latency; reset is synchronous and clears the valid bits alone",
+        ]
+    if circuit.about:
+        about = json.dumps(dict(circuit.about), ensure_ascii=True)
+        lines.append(f"// {about}")
+    return lines
+
+
+@functools.cache
+def _expression(table: int, n: int) -> str:
+    """Operators of a table of at most 3 inputs, or of a constant one, over the fields {0}, {1} and {2}."""
+    read = truth.support(table, n)
+    if not read:
+        return "1'b1" if table else "1'b0"
+    if len(read) == 1:
+        return f"{'~' if table & 1 else ''}{{{read[0]}}}"
+    if len(read) == 2:
+        address = [sum(bit << i for bit, i in zip(bits, read, strict=True)) for bits in _PAIRS]
+        return _OPERATORS[sum((table >> a & 1) << k for k, a in enumerate(address))].format(
+            *(f"{{{i}}}" for i in read)
+        )
+    if table in (0b10010110, 0b01101001):
+        return "{0} ^ {1} ^ {2}" if table & 1 == 0 else "~({0} ^ {1} ^ {2})"
+    return min((_choice(table, i) for i in range(3)), key=len)
+
+
+def _choice(table: int, i: int) -> str:
+    """Operators of a table of 3 inputs, all of which it reads, by the value of one."""
+    width, mask = 1 << i, truth.LOW[3][i]
+    halves = table & mask, table >> width & mask
+    low, high = (half | half << width for half in halves)
+    a, b = (f"({e})" if " " in e else e for e in (_expression(half, 3) for half in (low, high)))
+    x = f"{{{i}}}"
+    if low == 0:
+        return f"{x} & {b}"
+    if high == 0:
+        return f"~{x} & {a}"
+    if low == 255:
+        return f"~{x} | {b}"
+    if high == 255:
+        return f"{x} | {a}"
+    if low ^ high == 255:
+        return f"{x} ^ {a}"
+    if low & ~high == 0:
+        return f"{a} | ({x} & {b})"
+    if high & ~low == 0:
+        return f"{b} | (~{x} & {a})"
+    return f"({x} & {b}) | (~{x} & {a})"
+
+
+def _function(name: str, n: int, table: int) -> str:
+    ones = [address for address in range(1 << n) if table >> address & 1]
+    answer = 1
+    if len(ones) > 1 << n - 1:
+        ones = [address for address in range(1 << n) if not table >> address & 1]
+        answer = 0
+    rows = ", ".join(f"{n}'d{address}" for address in ones)
+    return (
+        f"  function {name}(input [{n - 1}:0] a); case (a) {rows}: {name} = 1'b{answer}; "
+        f"default: {name} = 1'b{1 - answer}; endcase endfunction"
+    )
+
+
+def _registers(cycles: int, delays: Sequence[int], now: Sequence[str], delayed: str, valid: str) -> list[str]:
+    lines = [f"  reg [{cycles - 1}:0] {valid};"]
+    shifted = f"{{{valid}[{cycles - 2}:0], valid_in}}" if cycles > 1 else "valid_in"
+    lines.append(f"  always @(posedge clk) {valid} <= reset ? {cycles}'d0 : {shifted};")
+    lines.append(f"  assign valid_out = {valid}[{cycles - 1}];")
+    moves = []
+    for node, n in enumerate(delays):
+        if n:
+            chain = [f"{delayed}{cycle}_{node}" for cycle in range(1, n + 1)]
+            lines.append(f"  reg {', '.join(chain)};")
+            moves += [f"    {new} <= {old};" for old, new in zip([now[node], *chain], chain, strict=False)]
+    if moves:
+        lines += ["  always @(posedge clk) begin", *moves, "  end"]
+    return lines
+
+
+def _hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
+    """Digits of each sample, the bits of the first port lowest."""
+    bits = []
+    for port, given in zip(ports, numbers, strict=True):
+        codes = port.format.encode(np.asarray(given)).reshape(-1, port.count, 1)
+        bits.append(
+            (codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)).reshape(len(codes), -1)
+        )
+    return [_digits(row) for row in np.concatenate(bits, axis=1).astype(bool)]
+
+
+def _digits(bits: Bool[np.ndarray, "bits"]) -> str:
+    return np.packbits(bits, bitorder="little").tobytes()[::-1].hex().lstrip("0") or "0"

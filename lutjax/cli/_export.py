@@ -1,0 +1,108 @@
+"""``lutjax export``: a trained run as a circuit, in files for hardware, C and the web."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from lutjax.cli import _run
+from lutjax.training.errors import RunError
+
+
+@click.command()
+@click.option(
+    "--run",
+    "run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of a run: what `train digits`, `train ca` or `train lm` got as --out.",
+)
+@click.option(
+    "--format",
+    "formats",
+    metavar="FORMAT,...",
+    default="all",
+    show_default=True,
+    help="verilog, blif, aiger, json, c, html, dot, or several with commas between them.",
+)
+@click.option(
+    "--out", "folder", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/circuit."
+)
+@click.option(
+    "--inputs",
+    help="Format of a sample's numbers: uint8 and the like, fixed12.4 for 12 bits of which 4 are after the point, or bits to "
+    "leave the comparison with thresholds outside. Default: uint8 where all samples are such numbers.",
+)
+@click.option(
+    "--outputs",
+    type=click.Choice(["class", "votes", "bits"]),
+    help="What a classifier answers. Default: the class.",
+)
+@click.option(
+    "--name", help="Of the Verilog module, the C functions and the files. Default: digits, automaton or lm."
+)
+@click.option(
+    "--registers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Levels of gates between two registers of the Verilog module; 0 for none.",
+)
+@click.option(
+    "--optimise",
+    type=click.Choice(["ands", "lut6"]),
+    help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys.",
+)
+def export(
+    run: Path,
+    formats: str,
+    folder: Path | None,
+    inputs: str | None,
+    outputs: str | None,
+    name: str | None,
+    registers: int,
+    optimise: str | None,
+) -> None:
+    """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
+
+    The folder also gets samples with their answers, programs that test the C code and the Verilog on them, a Makefile, and a
+    manifest. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported
+    as a C program.
+    """
+    from lutjax.training import export as exporting
+
+    start = time.perf_counter()
+    target = folder or run / exporting.FOLDER
+    with _run.usage_errors(RunError, "--run"):
+        wanted = exporting.Wanted(
+            formats=() if formats == "all" else tuple(word.strip() for word in formats.split(",")),
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
+            registers=registers,
+            optimise=optimise,
+        )
+    with progress("exporting") as doing:
+        lines = exporting.export(
+            run, target, wanted, progress=doing, on_damage=lambda text: click.echo(text, err=True)
+        )
+    for line in lines:
+        click.echo(line)
+    again = _run.command("verify", str(target))
+    click.echo(f"written to {target} in {time.perf_counter() - start:.1f} s. Prove it by:\n  {again}")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is done; yield how it is told. Nothing is shown where there is none."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(f"{what} ...") as status:
+        yield lambda text: status.update(f"{text} ...")

@@ -1,0 +1,56 @@
+"""``lutjax verify``: proofs that an exported folder computes what the trained model computes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from lutjax.cli._export import progress
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--run",
+    "run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Folder of the run that was exported. Default: where it was then.",
+)
+def verify(folder: Path, run: Path | None) -> None:
+    """Prove that the files of DIR, which `export` wrote, compute what the trained model computes.
+
+    There is a line for each proof: files against their digests; the circuit against samples with their answers, against the
+    model in JAX and, where they are few enough, on all inputs; each format against the circuit; C compiled by gcc, Verilog in
+    Icarus Verilog, and equality for all inputs proved by ABC, where these are found. The status is 1 if a proof fails.
+    """
+    from lutjax.circuits import proofs
+    from lutjax.training import export as exporting
+
+    @contextmanager
+    def doing(name: str) -> Iterator[None]:
+        with progress(name):
+            yield
+
+    made: list[proofs.Proof] = []
+
+    def show(proof: proofs.Proof) -> None:
+        made.append(proof)
+        click.echo(str(proof))
+
+    try:
+        proofs.verify(
+            folder, oracle=lambda manifest: exporting.oracle(manifest, run), doing=doing, on_proof=show
+        )
+    except KeyboardInterrupt:
+        click.echo(f"stopped after {len(made)} proofs.")
+        raise SystemExit(130) from None
+    failed = [proof for proof in made if proof.passed is False]
+    passed = sum(proof.passed is True for proof in made)
+    seconds = sum(proof.seconds for proof in made)
+    click.echo(
+        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, in {seconds:.1f} s."
+    )
+    if failed:
+        raise SystemExit(1)

@@ -1,0 +1,419 @@
+"""Circuits of trained runs, with samples of the run and the answers that its packed model in JAX gives them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+import lutjax
+from lutjax import circuits
+from lutjax.circuits import deployment, proofs
+from lutjax.circuits.circuit import Circuit, Format
+from lutjax.circuits.deployment import Vectors
+from lutjax.models import LogicCA, PackedClassifier
+from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.errors import RunError
+from lutjax.training.samples import Samples
+
+MOST_VECTORS = 1000
+"""Samples that are written with a circuit: the first of the test part."""
+
+Numbers = Shaped[np.ndarray, "samples _"]
+
+
+FOLDER = "circuit"
+"""Name of the folder of an export in the folder of its run, unless another is given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Choices of an export.
+
+    Attributes:
+      formats: names of `lutjax.circuits.deployment.FORMATS`; none for all.
+      inputs, outputs: see `source_of`.
+      name: of the Verilog module, the C functions and the files; None for one after the kind of the run.
+      registers: levels of gates between two registers of the Verilog module; 0 for none.
+      optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
+
+    Raises:
+      ValueError: an unknown format, or another value that is impossible.
+    """
+
+    formats: tuple[str, ...] = ()
+    inputs: str | None = None
+    outputs: str | None = None
+    name: str | None = None
+    registers: int = 0
+    optimise: str | None = None
+
+    def __post_init__(self) -> None:
+        self.options("circuit")
+
+    def options(self, name: str) -> deployment.Options:
+        """Return the options of the files, with a name where none is given."""
+        return deployment.Options(self.formats, self.name or name, self.registers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A circuit of a run, and the model that it has to agree with.
+
+    Attributes:
+      name: that files have by default.
+      circuit: as it comes from the model.
+      samples: numbers of the port ``x``, of the run.
+      samples_name: where they are from.
+      answer: numbers of the port ``y`` for numbers of ``x``, as the packed model in JAX gives them.
+      run: facts about the run that a manifest keeps.
+      page: arguments of the page beside the circuit, which may be another one there; see `deployment.Request`.
+      remarks: lines for whoever exports.
+    """
+
+    name: str
+    circuit: Circuit
+    samples: Numbers
+    samples_name: str
+    answer: Callable[[Numbers], Numbers]
+    run: dict[str, Any]
+    page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def vectors(self) -> Vectors:
+        """Return samples with their answers."""
+        x = self.samples[:MOST_VECTORS]
+        return Vectors({"x": x}, {"y": self.answer(x)}, self.samples_name)
+
+
+def export(
+    folder: Path,
+    target: Path,
+    wanted: Wanted,
+    *,
+    progress: Callable[[str], None] = lambda text: None,
+    on_damage: Callable[[str], None] = checkpoints.warn,
+) -> list[str]:
+    """Write the model of a run as an export, and return lines about it.
+
+    Args:
+      folder: of the run.
+      target: folder to write; an earlier export there is replaced.
+      wanted: what to write.
+      progress: is told what is done next.
+      on_damage: see `lutjax.training.runs.read`.
+
+    Raises:
+      RunError: there is no such run, it cannot be exported exactly, or the target holds something else than an export.
+    """
+    replaced = deployment.check_place(target)
+    make = _language_model if runs.kind(folder) == "lm" else _circuit
+    files, manifest, lines = make(folder, wanted, progress, on_damage)
+    deployment.write(target, files, manifest)
+    return [*lines, f"The export that was in {target} is replaced."] if replaced else lines
+
+
+def _circuit(
+    folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
+) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
+    progress("making the circuit")
+    source = source_of(folder, inputs=wanted.inputs, outputs=wanted.outputs, on_damage=on_damage)
+    circuit = source.circuit
+    if wanted.optimise:
+        progress("optimising the circuit by ABC")
+        circuit = optimised(circuit, wanted.optimise)
+    progress("asking the model in JAX")
+    vectors = source.vectors()
+    request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page)
+    files = deployment.files_of(request, progress=progress)
+    facts = {
+        **deployment.facts_of(request),
+        "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs},
+        "optimised": wanted.optimise,
+    }
+    manifest = deployment.manifest_of("circuit", files, facts, source.run)
+    return files, manifest, [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
+
+
+def _language_model(
+    folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
+) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
+    from lutjax.training import integers
+
+    if wanted.formats not in ((), ("c",)):
+        raise RunError(
+            f"{folder} is a run of train lm, whose model adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
+        )
+    for option in ("inputs", "outputs", "name", "registers", "optimise"):
+        if getattr(wanted, option):
+            raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
+    program = integers.program_of(folder, progress=progress, on_damage=on_damage)
+    files = {name: ("c", content) for name, content in program.files.items()}
+    step, _ = runs.read(folder, lm_runs.Record, on_damage=on_damage)
+    manifest = deployment.manifest_of(
+        "language model", files, {"facts": program.facts}, _facts(folder, "lm", step)
+    )
+    return files, manifest, [*program.remarks, *deployment.sizes(files)]
+
+
+_DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
+"""Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
+
+_SMALL_INPUTS = 16
+"""Inputs up to which a circuit is also tried from its truth table."""
+
+
+def optimised(circuit: Circuit, goal: str) -> Circuit:
+    """Return a circuit with the same outputs that ABC has made smaller.
+
+    Args:
+      goal: ``"ands"`` for few AND nodes, or ``"lut6"`` for few look-up tables of 6 inputs.
+
+    Raises:
+      RunError: ABC is not installed.
+    """
+    from lutjax.circuits import abc
+
+    if abc.find() is None:
+        raise RunError("--optimise needs ABC, which is not found: pip install pyosys")
+    small = circuit.n_inputs <= _SMALL_INPUTS
+    scripts = [abc.SCRIPT if goal == "ands" else "strash"]
+    if small:
+        from_truth = f"collapse; sop; fx; strash; dc2; {_DEEP}"
+        scripts = [f"{abc.SCRIPT}; {_DEEP}", from_truth]
+    end = "" if goal == "ands" else "; if -K 6 -a"
+    return min((abc.optimised(circuit, script + end) for script in scripts), key=len)
+
+
+def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
+    """Return the model of the run that a manifest names.
+
+    Args:
+      folder: of the run, where it is elsewhere now.
+
+    Raises:
+      SkippedError: the run is not there, or has gone on since.
+    """
+    run = manifest["run"]
+    place = folder or Path(run["folder"])
+    if not place.exists():
+        raise proofs.SkippedError(f"the run is not in {place}; name its folder by --run")
+    if runs.kind(place) != run["kind"] or checkpoints.peek(place / runs.FOLDER)[2] != run["digest"]:
+        raise proofs.SkippedError(f"the latest checkpoint of {place} is not that of step {run['step']}")
+    source = source_of(place, **manifest["choices"], on_damage=lambda text: None)
+    return proofs.Oracle([source.samples], lambda x: [source.answer(x)])
+
+
+def source_of(
+    folder: Path,
+    *,
+    inputs: str | None = None,
+    outputs: str | None = None,
+    on_damage: Callable[[str], None] = checkpoints.warn,
+) -> Source:
+    """Return the circuit of the latest checkpoint in the folder of a run of ``train digits`` or ``train ca``.
+
+    Args:
+      inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
+        samples of the run are whole numbers from 0 to 255.
+      on_damage: see `lutjax.training.runs.read`.
+
+    Raises:
+      RunError: it is a run of another kind; the circuit would not be exact; or the samples do not fit `inputs`.
+    """
+    kind = runs.kind(folder)
+    if kind == "digits":
+        return _of_classifier(folder, inputs, outputs, on_damage)
+    if kind == "ca":
+        return _of_automaton(folder, inputs, outputs, on_damage)
+    raise RunError(f"{folder} is a run of train {kind}, whose model is not a circuit of bits.")
+
+
+def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "folder": str(folder.absolute()),
+        "step": step,
+        "digest": checkpoints.peek(folder / runs.FOLDER)[2],
+    }
+
+
+def _of_classifier(
+    folder: Path, inputs: str | None, outputs: str | None, on_damage: Callable[[str], None]
+) -> Source:
+    step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
+    model, _ = classifier.load_model(folder, on_damage=on_damage)
+    test = Classifier.of(record).test
+    packed = model.packed()
+    if inputs is None:
+        inputs = _format_of(test) if model.config.n_thresholds else "bits"
+    about: dict[str, Any] = {}
+    if len(test.shape) == 2:
+        about["image"] = list(test.shape)
+    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about)
+    x, remarks = _samples(test, inputs, packed)
+    given = outputs or "class"
+
+    def answer(numbers: Numbers) -> Numbers:
+        return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
+
+    return Source(
+        name="digits",
+        circuit=circuit,
+        samples=x,
+        samples_name=f"the test part of {test.name}",
+        answer=answer,
+        run=_facts(folder, "digits", step),
+        page=_page(folder, model, test, x, inputs, circuit, about),
+        remarks=remarks,
+    )
+
+
+def _page(
+    folder: Path, model: Any, test: Samples, x: Numbers, inputs: str, circuit: Circuit, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the page of a classifier shows: images to click, and the votes for every class."""
+    if inputs == "bits" or len(test.shape) != 2:
+        return {}
+    votes = circuit_of(folder, model, inputs=inputs, outputs="votes", about=about)
+    firsts = [int(np.flatnonzero(test.y == label)[0]) for label in np.unique(test.y)]
+    return {
+        "circuit": votes,
+        "examples": x[firsts],
+        "labels": test.y[firsts].tolist(),
+        "maximum": float(x.max()),
+    }
+
+
+def circuit_of(folder: Path, model: Any, **options: Any) -> Circuit:
+    """Return the circuit of a model of a run, as `lutjax.circuits.of`.
+
+    Raises:
+      RunError: there is no exact one, or an option does not fit the model.
+    """
+    try:
+        return circuits.of(model, **options)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{folder} cannot be exported: {error}") from error
+
+
+def _format_of(part: Samples) -> str:
+    if (part.x == np.clip(np.floor(part.x), 0, 255)).all():
+        return "uint8"
+    raise RunError(
+        f"the samples of {part.name} are numbers from {part.x.min():g} to {part.x.max():g} that are not all whole ones from "
+        "0 to 255, and a circuit has no floating-point numbers: name a fixed-point format by --inputs, such as fixed12.4 for "
+        "12 bits of which 4 are after the point, or leave the comparison with thresholds outside by --inputs bits."
+    )
+
+
+def _samples(part: Samples, inputs: str, packed: PackedClassifier) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the samples as numbers of a format, or as bits; and what is to be said of it."""
+    if inputs == "bits":
+        return _bits(packed, part.x), ()
+    format = Format.parse(inputs)
+    least, largest = format.range
+    if part.x.min() < least or part.x.max() > largest:
+        raise RunError(
+            f"inputs is {inputs}, which has numbers from {least:g} to {largest:g}; the samples of {part.name} go from "
+            f"{part.x.min():g} to {part.x.max():g}."
+        )
+    unit = 2.0**-format.fraction
+    rounded = np.clip(np.round(part.x.astype(np.float64) / unit) * unit, least, largest)
+    other = rounded != part.x
+    if not other.any():
+        return rounded, ()
+    right = [
+        float((np.asarray(packed(jnp.asarray(x, jnp.float32))) == part.y).mean()) for x in (part.x, rounded)
+    ]
+    return rounded, (
+        f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: {100 * right[0]:.2f} % of it are "
+        f"right before, {100 * right[1]:.2f} % after.",
+    )
+
+
+def _bits(packed: PackedClassifier, x: Numbers) -> np.ndarray:
+    if packed.thresholds is None:
+        return (x != 0).astype(np.uint8)
+    thresholds = np.asarray(packed.thresholds)
+    return (x.astype(thresholds.dtype)[:, :, None] > thresholds).reshape(len(x), -1).astype(np.uint8)
+
+
+def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) -> np.ndarray:
+    if outputs == "class" and not bits:
+        return np.asarray(packed(jnp.asarray(x, jnp.float32)))[:, None]
+    words = lutjax.pack_bits(jnp.asarray(x if bits else _bits(packed, x), bool).T)
+    if outputs == "class":
+        return np.asarray(packed.from_words(words))[: len(x), None]
+    for truth, wires in zip(packed.truth, packed.wires, strict=True):
+        words = lutjax.packed_lut(words, truth, wires)
+    last = np.asarray(lutjax.unpack_bits(words, len(x)), np.int64)
+    if outputs == "votes":
+        last = last.reshape(packed.config.n_classes, -1, len(x)).sum(1)
+    return last.T
+
+
+def _of_automaton(
+    folder: Path, inputs: str | None, outputs: str | None, on_damage: Callable[[str], None]
+) -> Source:
+    step, record = runs.read(folder, automaton.Record, on_damage=on_damage)
+    model, _ = automaton.load_model(folder, on_damage=on_damage)
+    channels = model.config.channels
+    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs)
+    n_bits = 9 * channels
+    if n_bits <= 9:
+        x = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
+        name = "all neighbourhoods"
+    else:
+        x = np.random.default_rng(0).integers(0, 2, (MOST_VECTORS, n_bits), dtype=np.uint8)
+        name = "random neighbourhoods"
+
+    def answer(numbers: Numbers) -> Numbers:
+        return _next(model, numbers)
+
+    remarks: tuple[str, ...] = ()
+    if record.target is None and channels == 1:
+        wrong = int((answer(x) != proofs.life(x)).sum())
+        if wrong:
+            remarks = (
+                f"the automaton is not the Game of Life: {wrong} of {len(x)} neighbourhoods are wrong.",
+            )
+        else:
+            circuit = dataclasses.replace(circuit, about={**circuit.about, "rule": "life"})
+    return Source(
+        name="automaton",
+        circuit=circuit,
+        samples=x,
+        samples_name=name,
+        answer=answer,
+        run=_facts(folder, "ca", step),
+        page=_grid(record),
+        remarks=remarks,
+    )
+
+
+def _grid(record: automaton.Record) -> dict[str, Any]:
+    """Return what the page of an automaton shows: the grid and the start that it was trained with."""
+    training = record.training
+    if record.target is None:
+        return {}
+    start = {"random": "random", "seed": "seed", "zero": "empty"}[training.start]
+    return {
+        "size": (training.size, training.size),
+        "start": start,
+        "shown": 3 if len(record.target) >= 3 else 1,
+    }
+
+
+def _next(model: LogicCA, x: Numbers) -> np.ndarray:
+    """Return the next state of cells whose neighbourhoods are ``[samples, 9 * channels]``: neighbours by rows, then the cell."""
+    places = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)] + [(1, 1)]
+    grids = np.zeros((len(x), 3, 3, model.config.channels), bool)
+    for (r, c), bits in zip(places, np.split(np.asarray(x, bool), 9, axis=1), strict=True):
+        grids[:, r, c] = bits
+    after = model(jnp.asarray(grids), 1, deterministic=True)
+    return np.asarray(after)[:, 1, 1].astype(np.uint8)

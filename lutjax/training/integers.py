@@ -1,0 +1,335 @@
+"""Language models of look-up tables in whole numbers: rounded, run in JAX, and exported as a C program."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax._extras import needed_by
+from lutjax._typing import Array
+from lutjax.circuits import language_model
+from lutjax.circuits.detectors import IntegerLUT
+from lutjax.circuits.language_model import TEMPERATURES, TEXTS, Draws, IntegerLanguageModel, Text
+from lutjax.models import LUTTransformer, LUTTransformerConfig
+from lutjax.models._decoder import fed
+from lutjax.training import checkpoints, lm_runs, models, runs
+from lutjax.training.errors import CheckpointError, RunError
+from lutjax.training.lm import Evaluation, LanguageModel, ModelConfig, structure_of
+from lutjax.training.text import TextError
+
+with needed_by(__name__):
+    from flax import nnx
+
+TEXT_BYTES = 200
+"""Bytes of each text that is exported with a program, to compare it with."""
+
+
+class Rounded:
+    """A language model of look-up tables in whole numbers, which JAX and the exported C program run alike.
+
+    The model in JAX computes with float32, yet all of its numbers are whole multiples of powers of two below
+    `language_model.EXACT`, so every sum of them is exact, in any order.
+
+    Args:
+      model: as it was trained.
+      tables: ``"int16"`` or ``"int8"``; see `lutjax.circuits.language_model.of`.
+
+    Attributes:
+      integer: the model in whole numbers.
+      model: the model in JAX, with rounded arrays.
+
+    Raises:
+      ValueError, TypeError: the model has no such form.
+
+    Example:
+      >>> from flax import nnx
+      >>> from lutjax.models import LUTTransformer, LUTTransformerConfig
+      >>> from lutjax.training.integers import Rounded
+      >>> config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
+      >>> rounded = Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
+      >>> rounded.integer.dtype, rounded.integer.window, rounded.model.embedding.dtype
+      (dtype('int8'), 3, dtype('float32'))
+    """
+
+    def __init__(self, model: LUTTransformer, *, tables: str = "int16"):
+        self.integer = language_model.of(model, tables=tables)
+        self.model = _in_floats(model, self.integer)
+        model = nnx.merge(*nnx.split(self.model))
+        model.init_cache(())
+        parts: Any = nnx.split(model, nnx.Cache, ...)
+        graphdef, cache, kept = parts
+        # Arrays alone go in and out: states are slow to take apart at each byte.
+        self._empty, caches = jax.tree.flatten(cache)
+        self._kept, others = jax.tree.flatten(kept)
+
+        @jax.jit
+        def feed(
+            cache: list[jax.Array], kept: list[jax.Array], byte: Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            state = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
+            new, logits = fed(graphdef, *state, byte[None])
+            return jax.tree.leaves(new), logits
+
+        self._feed = feed
+
+    def generate(
+        self,
+        prompt: bytes,
+        n_bytes: int,
+        *,
+        temperature: float | int = 0.8,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> bytes:
+        """Return the bytes that continue a prompt: those of the C program with the same options.
+
+        Args:
+          prompt: at least one byte.
+          n_bytes: how many to add.
+          temperature: a whole number of thousandths, at most 1000; 0 takes the likeliest byte, the first of several.
+          top_k: draws only from that many of the likeliest bytes; from all by default.
+          seed: of the draws.
+
+        Raises:
+          ValueError: the prompt is empty, or the temperature is no whole number of thousandths.
+        """
+        texts = self._continued(prompt, thousandths(temperature), top_k, seed)
+        return bytes(byte for _, (_, byte) in zip(range(n_bytes), texts, strict=False))
+
+    def text(self, prompt: bytes, n_bytes: int, *, temperature: int, top_k: int, seed: int) -> Text:
+        """Return a text that the C program has to write too; `temperature` in thousandths."""
+        texts = self._continued(prompt, temperature, top_k, seed)
+        found = [next(texts) for _ in range(n_bytes)]
+        continuation = bytes(byte for _, byte in found)
+        return Text(prompt, temperature, top_k, seed, tuple(found[0][0].tolist()), continuation)
+
+    def _continued(
+        self, prompt: bytes, temperature: int, top_k: int | None, seed: int
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the next byte and the whole logits that it was drawn from, without end."""
+        if not prompt:
+            raise ValueError("generate: the prompt is empty; give at least one byte to continue.")
+        fraction = self.integer.unembed.fraction
+        draws = Draws(seed=seed, fraction=fraction, temperature=temperature, top_k=top_k or 256)
+        cache = self._empty
+
+        def fed_with(byte: int) -> np.ndarray:
+            nonlocal cache
+            cache, logits = self._feed(cache, self._kept, np.int32(byte))
+            return np.ldexp(np.asarray(logits, np.float64), fraction).astype(np.int64)
+
+        for byte in prompt[:-1]:
+            fed_with(byte)
+        byte = prompt[-1]
+        while True:
+            logits = fed_with(byte)
+            byte = draws(logits)
+            yield logits, byte
+
+
+def thousandths(temperature: float | int) -> int:
+    """Return a temperature in thousandths.
+
+    Raises:
+      ValueError: it is no whole number of them, or not from 0 to 1000.
+    """
+    found = round(temperature * TEMPERATURES)
+    if not 0 <= temperature <= 1000 or abs(found / TEMPERATURES - temperature) > 1e-9:
+        raise ValueError(
+            f"temperature is {temperature}; in whole numbers it is from 0 to 1000, with at most three digits after the point."
+        )
+    return found
+
+
+def rounded_config(config: LUTTransformerConfig) -> LUTTransformerConfig:
+    """Return the config of the rounded model in JAX."""
+    return dataclasses.replace(config, param_dtype="float32", table_dtype=None, dropout=0.0)
+
+
+def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTransformer:
+    """Return the model of float32 whose numbers are those of its integer form."""
+    config = rounded_config(model.config)
+    params, others = models.arrays(model)
+    others = jax.tree.map(
+        lambda a: jnp.asarray(np.asarray(a)), others
+    )  # on no device, as all that is made here
+    of_layers: dict[Any, Any] = {}
+    for k, attention in enumerate(integer.attention):
+        block = params["layers"][k]
+        layer = {"weights": _floats(attention.values, attention.shifts - integer.fraction)}
+        if "positions" in block["attention"]["layer"]:
+            positions, unit = attention.positions, -integer.fraction
+            if not attention.pairs:  # their signs alone count
+                positions, unit = 2 * positions - 1, 0
+            layer["positions"] = _floats(positions, unit)
+        of_layers[k] = {**block, "attention": {**block["attention"], "layer": layer}}
+        if integer.ffn:
+            found = integer.ffn[k]
+            of_layers[k]["ffn"] = {**block["ffn"], "layer": {"weights": _table(found)}}
+    params = {**params, "layers": of_layers, "unembed": {"weights": _table(integer.unembed)}}
+    others = {**others, "embedding": _floats(integer.embedding, -integer.fraction)}
+    made = structure_of(config).model(params, others)
+    assert isinstance(made, LUTTransformer)
+    return made
+
+
+def _table(layer: IntegerLUT) -> jax.Array:
+    return _floats(layer.values, layer.shifts - layer.fraction)
+
+
+def _floats(values: np.ndarray, exponents: np.ndarray | int) -> jax.Array:
+    return jnp.asarray(np.ldexp(values.astype(np.float32), exponents))
+
+
+# ------------------------------------------------------------------------------------- export
+def rounded_model(folder: Path, model: LanguageModel, *, tables: str) -> Rounded:
+    """Return the model of a run in whole numbers.
+
+    Raises:
+      RunError: it has no such form.
+    """
+    _check_kind(folder, model.config)
+    assert isinstance(model, LUTTransformer)
+    try:
+        return Rounded(model, tables=tables)
+    except ValueError as error:
+        raise RunError(f"{folder} cannot be rounded to whole numbers: {error}") from error
+
+
+def _check_kind(folder: Path, config: ModelConfig) -> None:
+    if not isinstance(config, LUTTransformerConfig):
+        raise RunError(
+            f"{folder} is a run of the model gpt, whose softmax attention computes with floats: no program of integers writes the "
+            "same bytes. Train a model of tables alone by lutjax train lm --model lut."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A language model as a C program.
+
+    Attributes:
+      files: contents by names: C99 sources, a Makefile, texts to compare with, and perhaps the tables.
+      facts: numbers of the model, all of JSON.
+      remarks: lines for whoever exports.
+    """
+
+    files: dict[str, bytes]
+    facts: dict[str, Any]
+    remarks: tuple[str, ...]
+
+
+def program_of(
+    folder: Path,
+    *,
+    tables: str = "int16",
+    text_path: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    on_damage: Callable[[str], None] = checkpoints.warn,
+) -> Program:
+    """Return the program of the latest checkpoint in the folder of a run of ``train lm --model lut``.
+
+    Args:
+      tables: dtype of the tables, ``"int16"`` or ``"int8"``.
+      text_path: the text of the run, whose test part tells what rounding costs. Default: where it was when the run was
+        started; nothing is tested where it is there no more.
+      progress: is told what is done next.
+      on_damage: see `lutjax.training.runs.read`.
+
+    Raises:
+      RunError: it is a run of another kind, or its model has no form of integers.
+    """
+    found = runs.kind(folder)
+    if found != "lm":
+        raise RunError(
+            f"{folder} is a run of train {found}; a program that writes text is made of a run of train lm."
+        )
+    step, record = runs.read(folder, lm_runs.Record, on_damage=on_damage)
+    _check_kind(folder, record.model)
+    model = lm_runs.language_model(folder, step, record)
+    assert isinstance(model, LUTTransformer)
+    progress(f"rounding to {tables}")
+    rounded = rounded_model(folder, model, tables=tables)
+    try:
+        files = rounded.integer.to_c()
+    except ValueError as error:
+        raise RunError(f"{folder} cannot be exported: {error}") from error
+    losses, remark = _losses(model, rounded, record, text_path, progress)
+    progress("generating texts in JAX")
+    files[TEXTS] = language_model.texts_to_json(_texts(rounded, record.model.context)).encode("ascii")
+    integer = rounded.integer
+    facts = {
+        "tables": integer.dtype.name,
+        "values": integer.n_values,
+        "table_bytes": integer.n_values * integer.dtype.itemsize,
+        "fraction": integer.fraction,
+        "logit_fraction": integer.unembed.fraction,
+        "context": record.model.context,
+        **losses,
+    }
+    size = f"{integer.n_values:,} entries of tables of {integer.dtype}, {facts['table_bytes']:,} bytes"
+    where = ", in tables.bin" if language_model.TABLES_FILE in files else ", in the program"
+    return Program(files, facts, (remark, size + where))
+
+
+def export_language_model(
+    folder: Path,
+    out: Path,
+    *,
+    tables: str = "int16",
+    text_path: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    on_damage: Callable[[str], None] = checkpoints.warn,
+) -> list[Path]:
+    """Write the files of `program_of`, and its facts as ``model.json``, into a folder; return their paths."""
+    program = program_of(folder, tables=tables, text_path=text_path, progress=progress, on_damage=on_damage)
+    facts = json.dumps(program.facts, indent=2) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, content in {**program.files, "model.json": facts.encode("ascii")}.items():
+        (out / name).write_bytes(content)
+        written.append(out / name)
+    for remark in program.remarks:
+        progress(remark)
+    return written
+
+
+def _losses(
+    model: LUTTransformer,
+    rounded: Rounded,
+    record: lm_runs.Record,
+    text_path: Path | None,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, float], str]:
+    """Return the losses before and after rounding on windows of the test part, and a line about them."""
+    try:
+        test = lm_runs.LanguageModel.of(record, text_path).text.test
+    except (TextError, CheckpointError) as error:
+        return {}, f"the loss is not tested: {error}"
+    losses = []
+    for what, one, config in (
+        ("the trained model", model, record.model),
+        ("the model of integers", rounded.model, rounded.model.config),
+    ):
+        progress(f"testing {what}")
+        evaluate = Evaluation(structure_of(config), record.model.context)
+        losses.append(evaluate(*models.arrays(one), test, max_windows=lm_runs.EVALUATION_WINDOWS))
+    before, after = losses
+    line = f"test loss: {before:.4f} nats per byte before rounding, {after:.4f} after ({after - before:+.4f})"
+    return {"loss_before": before, "loss_after": after}, line
+
+
+def _texts(rounded: Rounded, context: int) -> list[Text]:
+    """Return texts of a prompt of one byte, of one longer than the context, and of one of any bytes."""
+    long = (b"The quick brown fox jumps over the lazy dog. " * (context // 15 + 1))[: 2 * context + 1]
+    anything = np.random.default_rng(0).integers(0, 256, 9, np.uint8).tobytes()
+    return [
+        rounded.text(b"\n", TEXT_BYTES, temperature=0, top_k=256, seed=0),
+        rounded.text(long, TEXT_BYTES, temperature=800, top_k=256, seed=1),
+        rounded.text(anything, TEXT_BYTES, temperature=1500, top_k=5, seed=2**32 - 1),
+    ]

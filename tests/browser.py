@@ -1,0 +1,202 @@
+"""Headless Chromium, driven through a pipe by its DevTools protocol."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--mute-audio", "--remote-debugging-pipe",
+)  # fmt: skip
+EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """A browser with one page. Use it as a context.
+
+    Args:
+      folder: for the browser's profile.
+      seconds: until an answer must have come.
+    """
+
+    def __init__(self, folder, *, seconds=60):
+        self.seconds, self.events, self._received, self._number = seconds, [], b"", 0
+        commands, self._write = os.pipe()
+        self._read, answers = os.pipe()
+        # The browser reads commands from file 3 and writes answers to file 4.
+        shell = f'exec "$0" "$@" 3<&{commands} 4>&{answers}'
+        arguments = [*FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", shell, EXECUTABLE, *arguments],
+            pass_fds=(commands, answers),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(commands)
+        os.close(answers)
+        self._session = None
+
+    def __enter__(self):
+        pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
+        target = (
+            pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
+        )
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *error):
+        self._session = None
+        try:
+            self.call("Browser.close")
+            self._process.wait(10)
+        except (OSError, TimeoutError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        os.close(self._read)
+        os.close(self._write)
+
+    def call(self, method, **parameters):
+        """Return the result of a method of the protocol; keep the events that come before it."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._write, data) :]
+        while (answer := self._next()).get("id") != self._number:
+            self.events.append(answer)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def _next(self):
+        end = time.monotonic() + self.seconds
+        while b"\0" not in self._received:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._read], [], [], left)[0]:
+                raise TimeoutError(f"no answer from the browser in {self.seconds} s")
+            data = os.read(self._read, 1 << 16)
+            if not data:
+                raise OSError("the browser has ended")
+            self._received += data
+        answer, self._received = self._received.split(b"\0", 1)
+        return json.loads(answer)
+
+    def open(self, path):
+        """Load a file, and wait until its scripts have run."""
+        self.events.clear()
+        self.call("Page.navigate", url=Path(path).as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def run(self, expression):
+        """Return the value of a JavaScript expression; a promise is awaited."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def wait_for_frame(self):
+        """Wait until the page has been drawn again."""
+        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def text(self, selector):
+        """Return the text of an element, as it is seen."""
+        return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
+
+    def box(self, selector):
+        """Return left, top, width and height of an element in the window, which shows it."""
+        return self.run(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            " const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
+        )
+
+    def _places(self, selector, points):
+        left, top, width, height = self.box(selector)
+        return [{"x": left + x * width, "y": top + y * height} for x, y in points]
+
+    def stroke(self, selector, points, *, modifiers=0, press=True, release=True):
+        """Press the mouse at the first point, move it through the others, and release it.
+
+        Args:
+          points: x and y from 0 to 1 in the element's box.
+          modifiers: keys that are held; 8 is Shift.
+          press, release: without these, the stroke goes on from the one before, or is left for one to come.
+        """
+        places, mouse = self._places(selector, points), {"button": "left", "modifiers": modifiers}
+        if press:
+            self.call(
+                "Input.dispatchMouseEvent", type="mousePressed", buttons=1, clickCount=1, **places[0], **mouse
+            )
+        for place in places[1:] if press else places:
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", buttons=1, **place, **mouse)
+        if release:
+            self.call("Input.dispatchMouseEvent", type="mouseReleased", clickCount=1, **places[-1], **mouse)
+        self.wait_for_frame()
+
+    def touch(self, selector, points):
+        """Put a finger down at the first point, move it through the others, and lift it."""
+        for number, place in enumerate(self._places(selector, points)):
+            self.call(
+                "Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=[place]
+            )
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.wait_for_frame()
+
+    def click(self, selector):
+        """Click the middle of an element."""
+        self.stroke(selector, [(0.5, 0.5)])
+
+    def press(self, key, times=1):
+        """Press a key on the element that has the focus."""
+        names = {" ": ("Space", 32), "Enter": ("Enter", 13), "Delete": ("Delete", 46), "Tab": ("Tab", 9),
+                 "ArrowLeft": ("ArrowLeft", 37), "ArrowUp": ("ArrowUp", 38), "ArrowRight": ("ArrowRight", 39),
+                 "ArrowDown": ("ArrowDown", 40)}  # fmt: skip
+        code, number = names[key]
+        for _ in range(times):
+            for kind in ("rawKeyDown", "keyUp"):
+                self.call(
+                    "Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number
+                )
+        self.wait_for_frame()
+
+    def resize(self, width, height, *, dark=False, mobile=False):
+        """Set the window's size in pixels, and the colours that the user prefers."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def screenshot(self, path):
+        """Write the whole page as a PNG."""
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        Path(path).write_bytes(base64.b64decode(data))
+
+    def problems(self):
+        """Return the errors and warnings of the page, and what it asked of the network beyond itself."""
+        self.run("0")  # what came until now
+        found = []
+        for event in self.events:
+            method, parameters = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append(parameters["exceptionDetails"])
+            elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+                found.append(parameters["entry"])
+            elif method == "Network.requestWillBeSent" and parameters.get("type") != "Document":
+                found.append(parameters["request"]["url"])
+        return found

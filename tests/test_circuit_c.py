@@ -1,0 +1,363 @@
+"""Circuits as C99 against `Circuit`, whose evaluation is tested elsewhere."""
+
+import random
+import re
+import shutil
+import subprocess
+
+import jaxtyping
+import numpy as np
+import pytest
+
+from lutjax import circuits
+from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations
+from lutjax.circuits.c import _expressions, c_test, to_c
+
+COMPILER = shutil.which("gcc") or shutil.which("clang")
+GNU = shutil.which("gcc")
+compiled = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (gcc or clang)")
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
+CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
+STYLES = ("functions", "interpreter")
+INPUTS = (Port("x", 9, Format(5)), Port("n", 1, Format(12, 3, True)))
+OUTPUTS = (Port("y", 2, Format(3)), Port("low", 1, Format(4, 0, True)), Port("wide", 1, Format(11, 0, True)))
+
+
+def drawn(seed, n_gates, arities, inputs=INPUTS, outputs=OUTPUTS):
+    """Return random gates over random nodes, as they come: constants, repeated fan-ins, gates that nothing reads."""
+    draw = random.Random(seed)
+    first = 1 + sum(port.n_bits for port in inputs)
+    fanins = [tuple(draw.randrange(first + g) for _ in range(draw.choice(arities))) for g in range(n_gates)]
+    tables = [draw.getrandbits(1 << len(nodes)) for nodes in fanins]
+    last = 2 * (first + n_gates)
+    literals = [draw.randrange(max(0, last - 60), last) for _ in range(sum(port.n_bits for port in outputs))]
+    literals[:6] = [
+        0,
+        1,
+        2,
+        5,
+        literals[4],
+        literals[4] ^ 1,
+    ]  # constants, an input, an inverted one, a bit and its inverse
+    return Circuit(inputs, outputs, tuple(fanins), tuple(tables), tuple(literals))
+
+
+def samples(circuit, n, seed=0):
+    rng = np.random.default_rng(seed)
+    given = []
+    for port in circuit.inputs:
+        shape = (n, port.count) if port.count > 1 else (n,)
+        codes = rng.integers(0, 2**port.format.bits, shape, dtype=np.uint64)
+        given.append(port.format.decode(codes))
+    return given
+
+
+def run(folder, files, *flags, program="circuit"):
+    """Compile files and run the program; return its status and what it printed."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    sources = [name for name in files if name.endswith(".c")]
+    command = [COMPILER, *STRICT, *flags, *sources, "-o", program]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[:3000]
+    ran = subprocess.run([f"./{program}"], cwd=folder, capture_output=True, text=True)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def with_test(circuit, given, **options):
+    return {**to_c(circuit, **options), "main.c": c_test(circuit, *given)}
+
+
+def bits(program, words):
+    """Return the outputs of operations."""
+    plan = _evaluation.Plan(
+        program.n_inputs, program.fanins, program.tables, program.literals, program.levels()
+    )
+    return plan.run(words)
+
+
+# ------------------------------------------------------------------------------------- operations
+@pytest.mark.parametrize("seed", range(24))
+def test_operations_are_the_circuit(seed):
+    arities = (*range(9),) if seed < 12 else (2,) if seed < 16 else (2, 3) if seed < 20 else (6,)
+    circuit = drawn(seed, 20 + 2 * seed, arities)
+    words = np.random.default_rng(seed).integers(0, 2**64, (circuit.n_inputs, 4), dtype=np.uint64)
+    program = _operations.operations(circuit)
+    assert {len(nodes) for nodes in program.fanins} <= {2, 3}
+    assert all(n > 0 for nodes in program.fanins for n in nodes)
+    expected = circuit.evaluate(words)
+    short = _operations.short_lived(program)
+    for made in (program, short, _operations.in_runs(short, 7), _operations.in_runs(short, 10**6)):
+        assert len(made) == len(program)
+        assert all(n < made.first + g for g, nodes in enumerate(made.fanins) for n in nodes)
+        np.testing.assert_array_equal(bits(made, words), expected)
+
+
+@pytest.mark.parametrize("n", range(9))
+def test_operations_of_every_size_of_table(n):
+    """One table: all answers, constant and inverted inputs too."""
+    draw = random.Random(n)
+    symmetric = [sum((k >> a.bit_count() & 1) << a for a in range(1 << n)) for k in (0b01101, 0b110010110)]
+    for table in [*symmetric, *(draw.getrandbits(1 << n) for _ in range(20))]:
+        port = Port("x", max(n, 1))
+        circuit = Circuit((port,), (Port("y"),), (tuple(range(1, n + 1)),), (table,), (2 * (port.count + 1),))
+        count = 1 << port.count
+        words = np.array([[a >> k & 1 for a in range(count)] for k in range(port.count)], dtype=np.uint64)
+        found = bits(_operations.operations(circuit), words)[0] & np.uint64(1)
+        assert found.tolist() == [table >> (a % (1 << n)) & 1 for a in range(count)]
+
+
+def test_few_operations_for_known_tables():
+    """Counters of six bits take eight operations, not one for each answer; four inputs in two steps are found."""
+
+    def operations(n, *functions):
+        builder = Builder(simplify=False)
+        inputs = [bit for (bit,) in builder.input("x", n)]
+        tables = [sum(int(f(*(a >> k & 1 for k in range(n)))) << a for a in range(1 << n)) for f in functions]
+        builder.output("y", [[builder.gate(inputs, table)] for table in tables])
+        return len(_operations.operations(builder.circuit()))
+
+    assert operations(6, *(lambda *x, k=k: sum(x) >> k & 1 for k in range(3))) == 8
+    assert operations(6, *(lambda a, *x, k=k: (sum(x) + 1 - a) >> k & 1 for k in range(3))) == 8
+    assert operations(8, lambda *x: sum(x) & 1) == 4
+    assert operations(4, lambda a, b, c, d: ((a and b) or c) ^ d) == 2
+    assert operations(4, lambda a, b, c, d: b if a else c and d) == 2
+
+
+def test_gates_that_one_gate_reads_move_into_it():
+    builder = Builder(simplify=False)
+    a, b, c, d, e = (bit for (bit,) in builder.input("x", 5))
+    inner, shared = builder.gate([a, b], 0b1000), builder.gate([a, d], 0b0110)
+    both = [builder.gate([shared, x], 0b1110) for x in (b, c, e)]
+    builder.output("y", [[builder.gate([inner, c], 0b0110)], *([k] for k in both)])
+    program = _operations.operations(builder.circuit())
+    assert sorted(map(len, program.fanins)) == [2, 2, 2, 2, 3]
+
+
+def test_expressions_of_all_tables_of_three_inputs():
+    expressions = _expressions()
+    assert sorted(expressions) == list(range(1, 255))
+    for table, text in expressions.items():
+        assert eval(text, {"a": 0xAA, "b": 0xCC, "c": 0xF0}) & 0xFF == table
+    longest = max(len(re.findall(r"[&|^~]", text.replace("& ~", "&"))) for text in expressions.values())
+    assert longest <= 6
+
+
+def test_short_lived_values_need_fewer_places():
+    builder = Builder(lut=3)
+    numbers = [bit for (bit,) in builder.input("x", 256)]
+    builder.output("y", [circuits.arithmetic.popcount(builder, numbers)])
+    program = _operations.operations(builder.circuit())
+    places = _operations.places(program, 1)[1]
+    assert 2 * _operations.places(_operations.short_lived(program), 1)[1] < places < 256
+
+
+@pytest.mark.parametrize("chunk", [1, 10])
+def test_a_place_holds_a_value_until_its_last_reader(chunk):
+    program = _operations.short_lived(_operations.operations(drawn(3, 200, (2, 3, 4))))
+    where, count = _operations.places(program, chunk)
+    held = [None] * count
+    for start in range(0, len(program), chunk):
+        for g in range(start, min(start + chunk, len(program))):
+            for n in program.fanins[g]:
+                assert n < program.first or n >= program.first + start or held[where[n - program.first]] == n
+        for g in range(start, min(start + chunk, len(program))):
+            if where[g] >= 0:
+                held[where[g]] = program.first + g
+    assert all(
+        held[where[(k >> 1) - program.first]] == k >> 1 for k in program.literals if k >> 1 >= program.first
+    )
+
+
+# ------------------------------------------------------------------------------------- programs
+@compiled
+@pytest.mark.parametrize(
+    ("style", "lanes"),
+    [*(("functions", 1 << k) for k in range(3, 10)), *(("interpreter", k) for k in (8, 32, 512))],
+)
+def test_every_word_and_style(tmp_path, style, lanes):
+    circuit = drawn(lanes, 40, (0, 1, 2, 2, 3, 4, 5))
+    files = with_test(circuit, samples(circuit, 530), style=style)
+    status, text = run(
+        tmp_path, files, f"-DCIRCUIT_LANES={lanes}", "-O1" if lanes == 512 else "-O0", *CHECKED
+    )
+    assert (status, text) == (0, "circuit: 530 samples, 0 wrong\n")
+
+
+@compiled
+@pytest.mark.parametrize("style", STYLES)
+def test_without_gates_and_in_static_memory(tmp_path, style):
+    """Outputs are constants and inputs; also a word that compilers without extensions have."""
+    circuit = drawn(0, 0, (2,))
+    files = with_test(circuit, samples(circuit, 70), style=style)
+    assert run(tmp_path, files, "-DCIRCUIT_STATIC", "-UCIRCUIT_LANES")[0] == 0
+    circuit = drawn(1, 300, (2, 3))
+    files = with_test(circuit, samples(circuit, 70), style=style)
+    assert run(tmp_path, files, "-DCIRCUIT_STATIC", "-DCIRCUIT_LANES=32")[0] == 0
+
+
+@compiled
+@pytest.mark.parametrize("lanes", [16, 64])
+def test_without_extensions_of_compilers(tmp_path, lanes):
+    circuit = drawn(5, 40, (2, 3, 4))
+    files = with_test(circuit, samples(circuit, 130))
+    files["circuit.c"] = "#undef __GNUC__\n" + files["circuit.c"]
+    assert run(tmp_path, files, f"-DCIRCUIT_LANES={lanes}")[0] == 0
+
+
+@compiled
+@pytest.mark.parametrize("style", STYLES)
+def test_any_number_of_samples(tmp_path, style):
+    """The answers of n samples are those of the first n of many, and nothing behind them is written."""
+    circuit = drawn(
+        7, 60, (2, 3), (Port("x", 13, Format(8)),), (Port("y", 1, Format(8)), Port("z", 3, Format(2)))
+    )
+    main = """
+#include <stdio.h>
+#include <string.h>
+#include "circuit.h"
+static uint8_t x[13 * 200], all[200], y[201], all_z[600], z[601];
+int main(void)
+{
+    size_t n, k;
+    for (k = 0; k < sizeof x; k++)
+        x[k] = (uint8_t)(k * k * 7 + k / 13);
+    circuit_predict(x, 200, all, all_z);
+    for (n = 0; n <= 200; n++) {
+        memset(y, 77, sizeof y);
+        memset(z, 77, sizeof z);
+        circuit_predict(x, n, y, z);
+        if (memcmp(y, all, n) || memcmp(z, all_z, 3 * n) || y[n] != 77 || z[3 * n] != 77)
+            printf("%d ", (int)n);
+    }
+    for (n = 0; n < 200; n++)
+        printf("%d ", all[n]);
+    return 0;
+}
+"""
+    files = {**to_c(circuit, style=style), "main.c": main}
+    text = run(tmp_path, files, "-DCIRCUIT_LANES=64", *CHECKED)[1]
+    k = np.arange(13 * 200)
+    expected = circuit(((k * k * 7 + k // 13) % 256).reshape(200, 13))[0]
+    assert list(map(int, text.split())) == expected.tolist()
+
+
+@compiled
+@pytest.mark.parametrize("style", STYLES)
+def test_words(tmp_path, style):
+    """Bits in, bits out: bit j of word w is sample 64 w + j, as in `Circuit.evaluate`."""
+    circuit = drawn(8, 80, (2, 3))
+    words = np.random.default_rng(0).integers(0, 2**64, (circuit.n_inputs, 4), dtype=np.uint64)
+    numbers = ", ".join(f"{word}u" for word in words.ravel().tolist())
+    main = f"""
+#include <stdio.h>
+#include "circuit.h"
+static const uint64_t x[] = {{{numbers}}};
+static uint64_t y[4 * CIRCUIT_OUTPUTS];
+int main(void)
+{{
+    int k;
+    circuit_words((const circuit_word *)x, (circuit_word *)y);
+    for (k = 0; k < 4 * CIRCUIT_OUTPUTS; k++)
+        printf("%llu ", (unsigned long long)y[k]);
+    return CIRCUIT_INPUTS != {circuit.n_inputs};
+}}
+"""
+    status, text = run(
+        tmp_path, {**to_c(circuit, style=style), "main.c": main}, "-DCIRCUIT_LANES=256", *CHECKED
+    )
+    assert status == 0
+    assert list(map(int, text.split())) == circuit.evaluate(words).ravel().tolist()
+
+
+@compiled
+@pytest.mark.parametrize("style", STYLES)
+def test_a_flipped_answer_is_found(tmp_path, style):
+    builder = Builder()
+    numbers = [bit for (bit,) in builder.input("x", 10)]
+    builder.output("y", [circuits.arithmetic.popcount(builder, numbers)])
+    circuit = builder.circuit()
+    given = np.array([[a >> k & 1 for k in range(10)] for a in range(1024)])
+    g = len(circuit) // 2
+    tables = list(circuit.tables)
+    tables[g] ^= 1 << 1
+    wrong = Circuit(circuit.inputs, circuit.outputs, circuit.fanins, tuple(tables), circuit.literals)
+    n_wrong = int((wrong(given) != circuit(given)).sum())
+    assert n_wrong > 0
+    status, text = run(tmp_path, {**to_c(wrong, style=style), "main.c": c_test(circuit, given)})
+    assert (status, text) == (1, f"circuit: 1024 samples, {n_wrong} wrong\n")
+
+
+@pytest.mark.skipif(GNU is None or not shutil.which("nm"), reason="there is no gcc, or no nm")
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("lanes", [8, 32])
+def test_microcontrollers(tmp_path, style, lanes):
+    """A freestanding build needs neither a heap nor a library, and its memory is what the header says."""
+    circuit = drawn(9, 200, (2, 3))
+    files = to_c(circuit, "net", style=style)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    flags = ["-ffreestanding", "-nostdlib", "-Os", "-DNET_STATIC", f"-DNET_LANES={lanes}", "-c", "net.c"]
+    subprocess.run([GNU, *STRICT, *flags], cwd=tmp_path, check=True)
+    symbols = subprocess.run(["nm", "-S", "net.o"], cwd=tmp_path, capture_output=True, text=True).stdout
+    unknown = set(re.findall(r"^ +U (\w+)", symbols, re.MULTILINE))
+    assert unknown <= {"memcpy", "memset", "memmove", "memcmp"}  # those that gcc asks every program for
+    sizes = [int(size, 16) for size in re.findall(r"^\w+ (\w+) b ", symbols, re.MULTILINE)]
+    slots = int(re.search(r"define NET_SLOTS (\d+)", files["net.h"])[1])
+    assert sum(sizes) <= (slots + circuit.n_inputs + circuit.n_outputs) * lanes // 8 + 3 * 64  # and alignment
+    tables = re.findall(r"^\w+ \w+ ([dD]) ", symbols, re.MULTILINE)
+    assert not tables  # constants are read-only
+
+
+@compiled
+def test_a_classifier(tmp_path):
+    """Pixels to class, as the packed model answers."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
+
+    config = LogicClassifierConfig(in_features=16, n_classes=5, layers=(80, 80), n_thresholds=3)
+    model = LogicClassifier(config, rngs=nnx.Rngs(0))
+    circuit = circuits.of(model, inputs="uint8", outputs="class")
+    x = np.random.default_rng(0).integers(0, 256, (600, 16))
+    expected = np.asarray(model.packed()(jnp.asarray(x, jnp.float32)))
+    np.testing.assert_array_equal(circuit(x), expected)
+    for style in STYLES:
+        status, text = run(tmp_path, with_test(circuit, [x], style=style), "-O1", *CHECKED)
+        assert (status, text) == (0, "circuit: 600 samples, 0 wrong\n")
+
+
+# ------------------------------------------------------------------------------------- texts
+def test_the_header_says_what_enters_and_leaves():
+    text = to_c(drawn(0, 50, (2, 3)), "net")["net.h"]
+    assert "Input x, 9 of uint5: bits 0 to 44" in text
+    assert "Input n, 1 of fixed12.3: bits 45 to 56" in text
+    assert "A number of n stands for itself over 8." in text
+    assert (
+        "void net_predict(const uint8_t *input_x, const int16_t *input_n, size_t n, "
+        "uint8_t *output_y, int8_t *output_low, int16_t *output_wide);"
+    ) in text
+    assert "@" not in text
+
+
+def test_auto_is_functions_until_they_take_long_to_compile(monkeypatch):
+    circuit = drawn(0, 300, (2, 3))
+    assert to_c(circuit) == to_c(circuit, style="functions") != to_c(circuit, style="interpreter")
+    monkeypatch.setattr("lutjax.circuits.c._FUNCTIONS_UP_TO", 20)
+    assert to_c(circuit) == to_c(circuit, style="interpreter") == circuit.to_c()
+
+
+@pytest.mark.parametrize("name", ["", "2nd", "a-b", "a.b", "stdint"])
+def test_names_are_words(name):
+    with pytest.raises(ValueError, match="name is"):
+        to_c(drawn(0, 3, (2,)), name)
+
+
+def test_unknown_styles_and_circuits_without_ports_are_refused():
+    with pytest.raises((ValueError, jaxtyping.TypeCheckError), match="'fast'"):
+        to_c(drawn(0, 3, (2,)), style="fast")
+    closed = Circuit((), (Port("y"),), (), (), (1,))
+    with pytest.raises(ValueError, match="no input port"):
+        c_test(closed)
+    assert "net_predict(size_t n, uint8_t *output_y)" in to_c(closed, "net")["net.h"]

@@ -1,0 +1,477 @@
+"""From a trained run to an exported folder and its proofs, and training that counts gates."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lutjax import circuits
+from lutjax.circuits import abc, deployment, proofs
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors
+from lutjax.cli._main import cli
+from lutjax.models import LogicClassifierConfig
+from lutjax.training import classifier, export as exporting, models
+from lutjax.training.automaton_runs import Automaton
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.samples import samples
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+
+def lutjax_command(*words: object) -> Result:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def message(result: Result) -> str:
+    return " ".join(result.output.replace("│", "").split())
+
+
+def images(n: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Images of 2 x 3 whole numbers, of three classes."""
+    y = np.arange(n) % 3
+    x = np.random.default_rng(0).integers(0, 5, (n, 2, 3))
+    x[np.arange(n), 0, y] += 7
+    return x, y
+
+
+def write_classifier(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Path:
+    """Write the run of a classifier as it is before the first step; return its folder."""
+    np.savez(folder / "data.npz", x=x, y=y)
+    options = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0, **fields}
+    experiment = Classifier.new(options, folder / "data.npz")
+    models.save(folder / "run", 1, experiment.run.init(), experiment.record)
+    return folder / "run"
+
+
+def write_automaton(folder: Path, *, channels: int = 1, **fields: Any) -> Path:
+    """Write the run of an automaton whose gates are random; return its folder."""
+    options = {
+        "kernels": 2,
+        "perception": (8, 2),
+        "update": (12, 6, channels),
+        "channels": channels,
+        **fields,
+    }
+    experiment = Automaton.new(options, "life" if channels == 1 else "checkerboard")
+    state = experiment.run.init()
+    gates = np.random.default_rng(7).choice([1, 6, 7, 9, 14], state.params["logits"].shape[1])
+    params = {"logits": jnp.eye(16)[:, gates]}
+    state = state._replace(params=params, optimizer=state.optimizer._replace(best=params))
+    models.save(folder / "run", 1, state, experiment.record)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs, and the folders that they were exported to. Not to be changed."""
+    found = {}
+    for kind in ("digits", "automaton"):
+        folder = tmp_path_factory.mktemp(kind)
+        run = write_classifier(folder, *images()) if kind == "digits" else write_automaton(folder)
+        result = lutjax_command("export", "--run", run, "--out", folder / "out", "--registers", 3)
+        assert result.exit_code == 0, result.output
+        assert f"lutjax verify {folder / 'out'}" in result.output
+        found |= {f"{kind} run": run, kind: folder / "out"}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["digits", "automaton"])
+def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None:
+    folder = folders[kind]
+    endings = (".v", "_testbench.v", ".blif", ".aig", ".aag", ".json", ".c", ".h", "_test.c", ".html", ".dot")
+    names = {f"{kind}{ending}" for ending in endings} | {VECTORS, "Makefile"}
+    assert {path.name for path in folder.iterdir()} == names | {MANIFEST}
+    manifest = deployment.read_manifest(folder)
+    assert set(manifest["files"]) == names
+    assert manifest["run"]["folder"] == str(folders[f"{kind} run"].absolute())
+    assert manifest["registers"] == 3
+    circuit = circuits.from_json((folder / f"{kind}.json").read_text())
+    assert manifest["inputs"] == deployment.interface(circuit.inputs)
+    assert manifest["statistics"]["gates"] == len(circuit) > 5
+    assert manifest["latency"] == -(-circuit.depth // 3)
+    vectors = Vectors.from_json((folder / VECTORS).read_text())
+    assert len(vectors) == (10 if kind == "digits" else 512)
+    assert len(np.unique(vectors.outputs["y"])) > 1
+
+
+@pytest.mark.parametrize("kind", ["digits", "automaton"])
+def test_every_proof_of_an_export_passes(kind: str, folders: dict[str, Path]) -> None:
+    result = lutjax_command("verify", folders[kind])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[-1].startswith(f"{sum(line.startswith('PASS') for line in lines)} passed, 0 failed")
+    for name in ("digests", f"{kind}.json in NumPy = {VECTORS}", "the model in JAX", f"{kind}.aag in NumPy"):
+        assert any(line.startswith("PASS") and name in line for line in lines), name
+    if kind == "automaton":
+        assert any("all 2^9 inputs" in line for line in lines)
+        assert "the Game of Life" not in result.output  # its gates are random
+
+
+# ------------------------------------------------------------------------------------- what proofs find
+def with_a_flipped_entry(folder: Path, name: str) -> Circuit:
+    """Return the circuit of an export with one entry of one table flipped, so that an answer to a vector changes."""
+    circuit = circuits.from_json((folder / f"{name}.json").read_text())
+    vectors = Vectors.from_json((folder / VECTORS).read_text())
+    inputs = [vectors.inputs[port.name] for port in circuit.inputs]
+    for gate, table in enumerate(circuit.tables):
+        for entry in range(1 << len(circuit.fanins[gate])):
+            tables = (*circuit.tables[:gate], table ^ 1 << entry, *circuit.tables[gate + 1 :])
+            changed = dataclasses.replace(circuit, tables=tables)
+            found = deployment.evaluated(changed, inputs)
+            if any((found[port] != answers).any() for port, answers in vectors.outputs.items()):
+                return changed
+    raise AssertionError("no entry matters")
+
+
+def replaced(folder: Path, target: Path, contents: dict[str, bytes]) -> Path:
+    """Copy an export with other contents of some files, of which its manifest knows."""
+    shutil.copytree(folder, target)
+    manifest = deployment.read_manifest(folder)
+    files = {
+        name: (facts["format"], (folder / name).read_bytes()) for name, facts in manifest["files"].items()
+    }
+    files |= {name: (files[name][0], content) for name, content in contents.items()}
+    known = deployment.manifest_of("circuit", files, {}, None)["files"]
+    for name, content in contents.items():
+        (target / name).write_bytes(content)
+    (target / MANIFEST).write_text(json.dumps({**manifest, "files": known}))
+    return target
+
+
+def failures(folder: Path) -> set[str]:
+    return {proof.name for proof in proofs.verify(folder, oracle=exporting.oracle) if proof.passed is False}
+
+
+WHERE_FOUND = {
+    "digits.json": "digits.json in NumPy = vectors.json",
+    "digits.blif": "digits.blif in NumPy = digits.json",
+    "digits.aig": "digits.aig in NumPy = digits.json",
+    "digits.aag": "digits.aag in NumPy = digits.json",
+    "digits.c": "C, compiled = vectors.json",
+    "digits.v": "Verilog, simulated = vectors.json",
+}
+
+
+@pytest.mark.parametrize("name", WHERE_FOUND)
+def test_a_flipped_entry_is_found(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    if name == "digits.v" and shutil.which("iverilog") is None:
+        pytest.skip("iverilog is not found")
+    if name == "digits.c" and shutil.which("gcc") is None:
+        pytest.skip("gcc is not found")
+    folder = folders["digits"]
+    changed = with_a_flipped_entry(folder, "digits")
+    vectors = Vectors.from_json((folder / VECTORS).read_text())
+    format = deployment.read_manifest(folder)["files"][name]["format"]
+    options = deployment.Options((format,), "digits", registers=3)
+    content = deployment.FORMATS[format](deployment.Request(changed, vectors, options))[name]
+    content = content if isinstance(content, bytes) else content.encode()
+    assert content != (folder / name).read_bytes()
+    found = failures(replaced(folder, tmp_path / "out", {name: content}))
+    assert WHERE_FOUND[name] in found
+    if name == "digits.json":  # everything is compared with it
+        assert found >= {"digits.json = the model in JAX", "digits.blif in NumPy = digits.json"}
+    else:
+        assert all(proof.startswith((name, WHERE_FOUND[name])) for proof in found)
+
+
+def test_a_wrong_answer_among_the_vectors_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = folders["automaton"]
+    vectors = Vectors.from_json((folder / VECTORS).read_text())
+    vectors.outputs["y"][77] ^= 1
+    text = vectors.to_json().encode()
+    assert failures(replaced(folder, tmp_path / "out", {VECTORS: text})) == {
+        "automaton.json in NumPy = vectors.json"
+    }
+
+
+def test_a_changed_byte_of_any_file_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
+    manifest = deployment.read_manifest(folders["automaton"])
+    for name in manifest["files"]:
+        folder = shutil.copytree(folders["automaton"], tmp_path / name)
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+        digests = proofs.checks_of(folder, manifest, None)[0]
+        with pytest.raises(proofs.FailedError, match=f"{name} is not what was written"):
+            digests.run()
+        (folder / name).unlink()
+        with pytest.raises(proofs.FailedError, match=f"{name} is missing"):
+            digests.run()
+
+
+def test_a_failed_proof_is_the_status_of_the_command(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["automaton"], tmp_path / "out")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / "automaton.dot").write_text("digraph {}")
+    # Only what needs no tool, to be quick.
+    kept = {
+        name: facts
+        for name, facts in manifest["files"].items()
+        if facts["format"] in ("json", "vectors", "dot")
+    }
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "files": kept}))
+    result = lutjax_command("verify", folder)
+    assert result.exit_code == 1
+    assert "FAIL     digests of all files" in result.output
+    assert "2 passed, 1 failed, 0 skipped" in result.output
+
+
+def test_proofs_without_the_run_are_skipped(folders: dict[str, Path], tmp_path: Path) -> None:
+    manifest = deployment.read_manifest(folders["automaton"])
+    with pytest.raises(proofs.SkippedError, match="the run is not in"):
+        exporting.oracle({**manifest, "run": {**manifest["run"], "folder": str(tmp_path / "moved")}})
+    with pytest.raises(proofs.SkippedError, match="is not that of step 1"):
+        exporting.oracle({**manifest, "run": {**manifest["run"], "digest": "0"}})
+    with pytest.raises(proofs.SkippedError, match="is not that of step 1"):
+        exporting.oracle(manifest, folders["digits run"])
+
+
+def test_the_rule_of_life_is_proved() -> None:
+    boards = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
+    assert proofs.life(boards).sum() == 140  # 56 neighbourhoods of three, dead or alive, and 28 of two, alive
+    builder = circuits.Builder()
+    bits = [number[0] for number in builder.input("x", 9)]
+    votes = circuits.arithmetic.popcount(builder, bits[:8])
+    two_or_three = builder.gate([votes[1], votes[2], votes[3]], 0b00000010)
+    builder.output("y", [[builder.gate([two_or_three, votes[0], bits[8]], 0b10101000)]])
+    circuit = builder.circuit()
+    np.testing.assert_array_equal(deployment.evaluated(circuit, [boards])["y"], proofs.life(boards))
+
+
+# ------------------------------------------------------------------------------------- what export refuses
+def test_export_refuses_what_is_not_exact(tmp_path: Path) -> None:
+    x, y = images()
+    floats = write_classifier(tmp_path, x / 3, y)
+
+    def export(*words: object) -> Result:
+        return lutjax_command("export", "--run", floats, "--out", tmp_path / "out", *words)
+
+    for words, expected in (
+        (
+            (),
+            "a circuit has no floating-point numbers: name a fixed-point format by --inputs, such as fixed12.4",
+        ),
+        (("--inputs", "float32"), "a circuit has no floating-point numbers"),
+        (("--inputs", "uint1"), "inputs is uint1, which has numbers from 0 to 1; the samples"),
+        (("--inputs", "fixed8"), "text is 'fixed8'"),
+    ):
+        result = export(*words)
+        assert result.exit_code == 1
+        assert expected in message(result), result.output
+        assert not (tmp_path / "out").exists()
+    result = export("--inputs", "fixed12.4", "--outputs", "votes", "--format", "blif,dot", "--name", "vote")
+    assert result.exit_code == 0, result.output
+    assert "numbers of the test part are rounded to fixed12.4" in message(result)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("vote.json", "vote.blif", "vote.dot"),
+        *(VECTORS, MANIFEST, "Makefile"),
+    }
+    assert not failures(tmp_path / "out")
+    vectors = Vectors.from_json((tmp_path / "out" / VECTORS).read_text())
+    assert vectors.outputs["y"].shape == (10, 3)
+    assert (vectors.inputs["x"] * 16 % 1 == 0).all()
+    result = export("--inputs", "bits", "--outputs", "bits", "--format", "json")
+    assert "The export that was in" in result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "digits.json",
+        VECTORS,
+        MANIFEST,
+        "Makefile",
+    }
+    assert not failures(tmp_path / "out")
+
+
+def test_export_refuses_other_models(folders: dict[str, Path], tmp_path: Path) -> None:
+    drifting = write_automaton(tmp_path, channels=2, update_rate=0.5)
+    for run, words, expected in (
+        (drifting, (), "update_rate is 0.5"),
+        (folders["automaton run"], ("--inputs", "uint8"), "inputs is 'uint8'"),
+        (folders["digits run"], ("--format", "edif"), "formats has 'edif'; the known ones are verilog, blif"),
+        (folders["digits run"], ("--name", "module"), "name is 'module'; it is a keyword of Verilog"),
+        (folders["digits"], (), "holds no checkpoint"),
+        (tmp_path / "none", (), "does not exist"),
+    ):
+        result = lutjax_command("export", "--run", run, "--out", tmp_path / "out", *words)
+        assert result.exit_code
+        assert expected in message(result), result.output
+
+
+def test_nothing_is_lost_by_an_export(folders: dict[str, Path], tmp_path: Path) -> None:
+    def export(out: Path) -> str:
+        result = lutjax_command("export", "--run", folders["automaton run"], "--out", out, "--format", "json")
+        assert result.exit_code == 1
+        return message(result)
+
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "plan.txt").write_text("mine")
+    assert "holds files that are no export, such as plan.txt" in export(tmp_path / "notes")
+    assert "is a file; choose another folder" in export(tmp_path / "notes" / "plan.txt")
+    mixed = shutil.copytree(folders["automaton"], tmp_path / "mixed")
+    (mixed / "build").mkdir()
+    (mixed / "mine.v").write_text("")
+    assert "an export and other files, such as mine.v" in export(mixed)
+    assert (mixed / "automaton.v").exists()
+    result = lutjax_command("verify", tmp_path / "notes")
+    assert result.exit_code == 1
+    assert "is no export: it has no manifest.json" in message(result)
+    (mixed / MANIFEST).write_text("{")
+    assert "is damaged" in message(lutjax_command("verify", mixed))
+
+
+def test_a_failed_write_leaves_the_export_before_it(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(folders["automaton"], tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        deployment.write(folder, {"a": ("json", b"")}, {})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# ------------------------------------------------------------------------------------- a cost of gates
+TRAINING = classifier.TrainingConfig(steps=30, batch_size=20, learning_rate=0.1)
+CONFIG = LogicClassifierConfig(6, 3, layers=(30, 30), n_thresholds=2)
+
+
+def run_of(**fields: Any) -> classifier.Run:
+    return classifier.Run(CONFIG, dataclasses.replace(TRAINING, **fields), samples(*images(), name="images"))
+
+
+def test_without_a_cost_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(classifier, "expected_gates", refuse)
+    run = run_of()
+    run.advance(run.init(), 0, 1)
+    with pytest.raises(AssertionError):
+        run_of(gate_cost=0.1).advance(run.init(), 0, 1)
+
+
+def test_a_cost_of_gates_makes_circuits_smaller() -> None:
+    found = {}
+    for cost in (0.0, 5.0):
+        run = run_of(gate_cost=cost)
+        first = run.init()
+        expected = float(classifier.expected_gates(run.structure.model(first.params, first.others)))
+        state, loss = run.advance(run.init(), 0, 1)
+        found[cost, "loss"] = float(loss)
+        state, _ = run.advance(state, 1, 29)
+        model = run.structure.model(state.params, state.others)
+        found[cost, "expected"] = float(classifier.expected_gates(model))
+        found[cost, "circuit"] = len(circuits.of(model, inputs="bits", outputs="votes"))
+    assert found[5.0, "loss"] == pytest.approx(found[0.0, "loss"] + 5.0 * expected / 1000, rel=1e-5)
+    assert found[5.0, "expected"] < 0.8 * found[0.0, "expected"]
+    assert found[5.0, "circuit"] < 0.9 * found[0.0, "circuit"]
+
+
+def test_expected_gates_of_a_sure_network_are_those_that_it_needs() -> None:
+    run = run_of()
+    params, others = run.structure.init(0)
+    sure = jax.tree.map(lambda logits: 1e5 * logits, params)
+    packed = run.structure.model(sure, others).packed()
+    needs = []
+    for truth in map(np.asarray, packed.truth):
+        a = (truth[:, [0, 2]] != truth[:, [1, 3]]).any(1)
+        b = (truth[:, [0, 1]] != truth[:, [2, 3]]).any(1)
+        needs.append(a.astype(int) + b)
+    gates = sum(int((n == 2).sum()) for n in needs) + int((needs[-1] > 0).sum())
+    assert float(classifier.expected_gates(run.structure.model(sure, others))) == pytest.approx(
+        gates, abs=0.01
+    )
+
+
+def test_tests_of_a_run_with_a_cost_say_how_many_gates_survive(tmp_path: Path) -> None:
+    x, y = images()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    fields = {"layers": (30, 30), "n_thresholds": 2}
+    for cost in (0.0, 0.5):
+        experiment = Classifier.new({**fields, "gate_cost": cost}, tmp_path / "data.npz")
+        state = experiment.run.init()
+        remark = experiment.remark(state)
+        if not cost:
+            assert remark == ""
+            continue
+        n_gates = len(circuits.of(experiment.run.structure.model(state.params, state.others), outputs="bits"))
+        assert remark.endswith(f"gates that survive {n_gates}")
+    with pytest.raises(ValueError, match="gate_cost is -1; it must not be negative"):
+        dataclasses.replace(TRAINING, gate_cost=-1)
+
+
+# ------------------------------------------------------------------------------------- the commands
+def test_a_stopped_verify_says_what_was_done(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proofs, "evaluated", stop)
+    result = lutjax_command("verify", folders["automaton"])
+    assert result.exit_code == 130
+    assert result.output.splitlines()[-1] == "stopped after 1 proofs."
+
+
+def test_language_models_are_programs_alone(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting.runs, "kind", lambda folder: "lm")
+    for words, expected in (
+        (("--format", "verilog"), "it is exported as c, not as verilog"),
+        (("--registers", 2), "which has no option --registers"),
+    ):
+        result = lutjax_command(
+            "export", "--run", folders["automaton run"], "--out", tmp_path / "out", *words
+        )
+        assert result.exit_code == 1
+        assert expected in message(result)
+
+
+@pytest.mark.parametrize("goal", ["ands", "lut6"])
+def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    if abc.find() is None:
+        pytest.skip("pyosys is not installed")
+    run, out = folders["automaton run"], tmp_path / "out"
+    result = lutjax_command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
+    assert result.exit_code == 0, result.output
+    before, after = (
+        circuits.from_json((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
+    )
+    sizes = [c.stats(lut6=False).ands if goal == "ands" else len(c) for c in (before, after)]
+    assert sizes[1] <= sizes[0]
+    assert max(map(len, after.fanins)) <= (2 if goal == "ands" else 6)
+    found = proofs.verify(out, oracle=exporting.oracle)
+    assert [proof.passed for proof in found] == [True] * 5
+
+
+def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    import circuits as benchmark
+
+    assert benchmark.table(benchmark.read(benchmark.ROWS)) in (root / "docs" / "circuits.md").read_text()
+
+
+@pytest.mark.slow
+def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
+    out, circuit = tmp_path / "run", tmp_path / "circuit"
+    assert lutjax_command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
+    words = ("--optimise", "ands") if abc.find() else ()
+    assert lutjax_command("export", "--run", out, "--out", circuit, *words).exit_code == 0
+    found = proofs.verify(circuit, oracle=exporting.oracle)
+    assert not [proof for proof in found if proof.passed is False]
+    assert any(proof.passed and "the Game of Life" in proof.name for proof in found)
+    if words:
+        assert deployment.read_manifest(circuit)["statistics"]["ands"] <= 45

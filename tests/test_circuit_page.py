@@ -1,0 +1,472 @@
+"""Pages that run a circuit: their evaluator in node, and the pages in a browser."""
+
+import dataclasses
+import itertools
+import json
+import re
+import shutil
+from importlib import resources
+
+import browser as browsers
+import numpy as np
+import pytest
+from example_circuits import life_circuit, random_circuit
+
+from lutjax.circuits import Builder, Format, Port
+from lutjax.circuits.page import evaluate_in_node, from_html
+
+NODE = shutil.which("node")
+DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
+
+needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
+needs_browser = pytest.mark.skipif(browsers.EXECUTABLE is None, reason="no Chromium or Chrome is installed")
+
+
+def data_of(page):
+    """Return what a page carries."""
+    return json.loads(re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def random_words(seed, circuit, n_words):
+    """Return words of 32 samples for all inputs of a circuit."""
+    return np.random.default_rng(seed).integers(0, 1 << 32, (circuit.n_inputs, n_words), np.uint32)
+
+
+def classifier_circuit(outputs, *, seed=0, n_gates=600, about=DIGITS):
+    """Return random gates over 8 x 8 pixels of 5 bits."""
+    ports = {
+        "votes": ("votes", (10, Format(4))),
+        "class": ("y", (1, Format(4))),
+        "only votes": ("y", (10, Format(4))),
+    }
+    chosen = dict(ports[name] for name in outputs)
+    return random_circuit(seed, {"x": (64, Format(5))}, n_gates, arities=(2, 3, 4), ports=chosen, about=about)
+
+
+def answer_of(circuit, pixels):
+    """Return the numbers of each output port for the pixels of one image."""
+    answers = circuit(np.array([pixels]))
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    return {port.name: np.ravel(a).tolist() for port, a in zip(circuit.outputs, answers, strict=True)}
+
+
+# ------------------------------------------------------------------------------------- the evaluator
+@needs_node
+@pytest.mark.parametrize(
+    ("n_inputs", "n_gates", "n_words", "arities"),
+    [
+        (1, 0, 1, (2,)),
+        (9, 200, 3, range(9)),
+        (200, 2000, 2, range(9)),
+        (12, 300, 1, (6, 7, 8)),
+        (12, 300, 1, (1, 2, 3)),
+    ],
+)
+def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
+    circuit = random_circuit(n_gates, n_inputs, n_gates, arities=arities)
+    words = random_words(n_words, circuit, n_words)
+    np.testing.assert_array_equal(evaluate_in_node(circuit.to_html(), words), circuit.evaluate(words))
+
+
+@needs_node
+def test_node_sees_every_entry_of_a_table():
+    """All tables of two inputs, and one flipped entry of eight inputs."""
+    builder = Builder(simplify=False)
+    inputs = [bit for (bit,) in builder.input("x", 8)]
+    table = int.from_bytes(np.random.default_rng(3).bytes(32), "little")
+    gates = [builder.gate(inputs[:2], k) for k in range(16)]
+    gates += [builder.gate(inputs, table), builder.gate(inputs, table ^ 1 << 77)]
+    builder.output("y", [[gate] for gate in gates])
+    circuit = builder.circuit()
+    address = np.arange(256)[None] >> np.arange(8)[:, None] & 1
+    words = np.packbits(address.astype(np.uint8), axis=1, bitorder="little").view("<u4")
+    answer = evaluate_in_node(circuit.to_html(), words)
+    bits = np.unpackbits(answer.view(np.uint8), axis=1, bitorder="little")
+    for k in range(16):
+        assert bits[k, :4].tolist() == [k >> a & 1 for a in range(4)]
+    assert np.nonzero(bits[16] != bits[17])[0].tolist() == [77]
+
+
+# ------------------------------------------------------------------------------------- the file
+def test_a_page_is_one_small_file_without_a_network():
+    circuit = random_circuit(
+        0, {"x": (64, Format(5))}, 7000, arities=(2, 2, 3), ports={"y": (10, Format(8))}, about=DIGITS
+    )
+    page = circuit.to_html()
+    assert len(page.encode()) < 120_000
+    assert page == circuit.to_html()
+    assert "default-src 'none'" in page
+    assert not re.search(r"(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttpRequest|{{", page)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_circuits_come_back_from_pages(seed):
+    inputs = {"a": (3, Format(5, 2, True)), "b": (200, Format())}
+    circuit = random_circuit(seed, inputs, 400, near=300, about={"run": "</script>", "n": [1, 2.5]})
+    back = from_html(circuit.to_html())
+    for field in dataclasses.fields(circuit):
+        assert getattr(back, field.name) == getattr(circuit, field.name)
+    with pytest.raises(ValueError, match="text has 0 scripts 'circuit'; a page of "):
+        from_html("<!doctype html>")
+
+
+def test_titles_and_names_cannot_leave_their_place():
+    wild = "</script><script>alert('x')</script> & \"{{data}}\" <!--"
+    about = {**DIGITS, "run": wild, "n_classes": 2}
+    circuit = classifier_circuit(["votes"], about={**about, "n_classes": 10})
+    page = circuit.to_html(wild, classes=[wild] * 10)
+    assert "alert('x')" not in re.sub(
+        r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL
+    )
+    assert page.count("</script>") == 3
+    assert page.count("{{data}}") == 2 + 11  # in the title, the heading, `about` and each class
+    data = data_of(page)
+    assert data["about"]["run"] == wild
+    assert data["classes"] == [wild] * 10
+
+
+def test_examples_are_numbers_of_the_format():
+    circuit = random_circuit(
+        0,
+        {"x": (4, Format(4, 2, True))},
+        20,
+        ports={"y": (1, Format(2))},
+        about={"kind": "classifier", "n_classes": 4},
+    )
+    data = data_of(circuit.to_html(examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5))
+    assert data["examples"] == [[-8, -1, 0, 7]]
+    assert (data["labels"], data["maximum"], data["image"]) == ([3], 6, [2, 2])
+    assert data_of(circuit.to_html(examples=np.array([[0, 0, 0, 0.5]])))["maximum"] == 2
+    assert data_of(circuit.to_html())["maximum"] == 7
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (life_circuit, {"start": "alive"}, "start is 'alive'; it is one of sparse, random, seed, empty"),
+        (life_circuit, {"size": (2, 9)}, r"size is \(2, 9\); give height and width, each at least 3"),
+        (life_circuit, {"shown": 3}, r"shown is 3; it is 1, or 3 if there are so many channels \(1\)"),
+        (life_circuit, {"start": np.zeros((4, 4, 2), bool)}, r"start has shape \[4, 4, 2\]; expected \[height, width, 1\]"),
+        (life_circuit, {"start": np.zeros((4, 4, 1), bool), "size": (5, 4)}, r"size is \(5, 4\) and start has shape"),
+        (life_circuit, {"classes": ["a"]}, "classes is given, which is for classifiers of images; by its `about` .* kind 'automaton'"),
+        (lambda: random_circuit(0, 3, 3), {"size": (9, 9)}, "size is given, which is for automata; by its `about` .* kind 'network'"),
+        (lambda: classifier_circuit(["class"]), {"classes": ["a"]}, "classes has 1 names; the circuit has 10 classes"),
+        (lambda: classifier_circuit(["class"]), {"labels": [1]}, "labels has 1 entries for 0 examples"),
+        (lambda: classifier_circuit(["class"]), {"maximum": 32}, "maximum is 32; an input of .* is above 0 and at most 31"),
+        (lambda: classifier_circuit(["class"]), {"examples": np.ones((1, 9))}, r"shape \[1, 9\]; expected \[examples, 64\]"),
+        (lambda: classifier_circuit(["class"]), {"examples": np.full((1, 64), 0.5)}, "multiples of 1 from 0 to 31"),
+        (
+            lambda: random_circuit(0, 18, 3, about={"kind": "automaton", "channels": 3}),
+            {},
+            "automaton of 3 channels with 18 input and 8 output bits",
+        ),
+    ],
+)  # fmt: skip
+def test_refused(without_typechecking, make, options, message):
+    circuit = make()
+    with pytest.raises(ValueError, match=message):
+        circuit.to_html(**options)
+
+
+def test_text_is_readable_in_light_and_dark():
+    """The contrast of text with its ground is at least 4.5, and that of the edges of controls at least 3."""
+    css = resources.files("lutjax.circuits").joinpath("templates", "page.css").read_text()
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+        for block in re.findall(r":root {(.*?)}", css, re.DOTALL)
+    ]
+    assert len(themes) == 2
+
+    def luminance(colour):
+        channels = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    def contrast(a, b):
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    for theme in themes:
+        for ground in ("paper", "card"):
+            assert min(contrast(theme[name], theme[ground]) for name in ("ink", "quiet", "accent")) >= 4.5
+        assert contrast(theme["on-accent"], theme["accent"]) >= 4.5
+        assert min(contrast(theme["track"], theme[name]) for name in ("quiet", "accent")) >= 3
+        assert contrast(theme["off"], theme["accent"]) >= 3
+
+
+# ------------------------------------------------------------------------------------- the browser
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsers.Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Open the page of a circuit, which makes no error and asks nothing of the network."""
+
+    def opened(circuit, *, width=1200, dark=False, **options):
+        browser.resize(width, 900, dark=dark, mobile=width < 600)
+        path = tmp_path / "page.html"
+        path.write_text(circuit.to_html(**options))
+        browser.open(path)
+        return browser
+
+    yield opened
+    assert browser.problems() == []
+
+
+def ring(n=24):
+    """Return points on an ellipse."""
+    angles = np.linspace(0, 2 * np.pi, n)
+    return [(0.5 + 0.2 * np.cos(a), 0.5 + 0.35 * np.sin(a)) for a in angles.tolist()]
+
+
+def fits(page):
+    """Return whether nothing is wider than the window."""
+    return page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def check_answer(page, circuit):
+    """Check that class and votes shown are those of the circuit for the pixels; return the pixels."""
+    pixels = page.run("lutjax.pixels()")
+    expected = answer_of(circuit, pixels)
+    votes = expected.get("votes") or (expected["y"] if len(expected["y"]) > 1 else None)
+    if votes:
+        assert (
+            page.run("[...document.querySelectorAll('#votes tr')].map((r) => +r.cells[2].textContent)")
+            == votes
+        )
+    shown = int(page.text("#class"))
+    assert shown == (expected["y"][0] if len(expected.get("y", [])) == 1 else int(np.argmax(votes)))
+    return pixels
+
+
+@needs_browser
+def test_what_is_drawn_is_classified(opened):
+    circuit = classifier_circuit(["votes", "class"])
+    examples = np.random.default_rng(0).integers(0, 17, (3, 64))
+    page = opened(circuit, title='A "title" <here>', examples=examples, labels=[1, 2, 3])
+    assert page.text("h1") == 'A "title" <here>'
+    assert page.text("#class") == "?"
+    page.stroke("#pad", ring())
+    drawn = check_answer(page, circuit)
+    image = np.array(drawn).reshape(8, 8)
+    assert 12 < image.max() <= 16
+    assert image[:, 0].max() == 0  # a high ellipse fills the frame from top to bottom, not from side to side
+    assert image[0].max() > 0
+    assert image[7].max() > 0
+    assert image[3:5, 3:5].max() < 8  # and is empty in the middle
+    page.stroke("#pad", [(0.3, 0.5), (0.5, 0.5)], release=False)
+    halfway = check_answer(page, circuit)  # the answer changes while the pen is down
+    page.stroke("#pad", [(0.7, 0.5)], press=False)
+    assert len({tuple(pixels) for pixels in (drawn, halfway, check_answer(page, circuit))}) == 3
+    page.click("#examples button:nth-child(2)")
+    assert check_answer(page, circuit) == examples[1].tolist()
+    page.click("#clear")
+    assert page.run("lutjax.pixels()") == [0] * 64
+    assert page.text("#class") == "?"
+    page.click("#fit")
+    page.stroke("#pad", [(0.1, 0.1), (0.1, 0.2)])
+    image = np.array(check_answer(page, circuit)).reshape(8, 8)
+    assert image[:3, :2].sum() == image.sum() > 0  # it stays where it is drawn
+
+
+@needs_browser
+def test_drawing_with_the_keyboard_and_a_finger(opened):
+    circuit = classifier_circuit(["votes", "class"], seed=1)
+    page = opened(circuit, width=360, dark=True, maximum=31)
+    page.run("document.getElementById('pad').focus()")
+    page.press("ArrowUp", 6)
+    page.press(" ")
+    page.press("ArrowDown", 12)
+    page.press(" ")
+    image = np.array(check_answer(page, circuit)).reshape(8, 8)
+    assert 12 < image.max() <= 31
+    assert (image[:, 3:5].sum(1) > 0).all()
+    assert image[:, [0, 1, 6, 7]].max() == 0
+    page.press("Delete")
+    assert page.run("lutjax.pixels()") == [0] * 64
+    page.touch("#pad", ring())
+    assert np.array(check_answer(page, circuit)).reshape(8, 8)[:, 3:5].any()
+    assert fits(page)
+
+
+@needs_browser
+@pytest.mark.parametrize("outputs", [["class"], ["only votes"]])
+def test_class_or_votes_alone(opened, outputs):
+    circuit = classifier_circuit(outputs, seed=2)
+    page = opened(circuit, examples=np.random.default_rng(1).integers(0, 32, (1, 64)))
+    assert page.run("document.getElementById('votes').hidden") == (outputs == ["class"])
+    page.click("#examples button")
+    check_answer(page, circuit)
+
+
+def automaton_step(circuit, state, periodic):
+    """Return the next state ``[channels, height, width]``."""
+    height, width = state.shape[1:]
+    padded = np.pad(state, ((0, 0), (1, 1), (1, 1)), mode="wrap" if periodic else "constant")
+    near = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)] + [(1, 1)]
+    bits = np.stack([padded[:, y : y + height, x : x + width] for y, x in near]).reshape(-1, height * width)
+    return circuit(bits.T).reshape(height, width, -1).transpose(2, 0, 1).astype(np.uint8)
+
+
+def cells(page, shape):
+    return np.array(page.run("lutjax.cells()"), np.uint8).reshape(shape)
+
+
+@needs_browser
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(9, 20), (40, 70), (6, 64)])
+def test_cells_after_some_steps(opened, periodic, height, width):
+    about = {"kind": "automaton", "channels": 3, "periodic": periodic}
+    circuit = random_circuit(
+        height, 27, 300, arities=(2, 3), ports={"y": (3, Format())}, about=about, near=300
+    )
+    start = np.random.default_rng(width).integers(0, 2, (height, width, 3)).astype(bool)
+    page = opened(circuit, start=start, shown=3)
+    page.run("lutjax.play(false)")
+    page.click("#start-given")
+    state = np.moveaxis(start, -1, 0).astype(np.uint8)
+    np.testing.assert_array_equal(cells(page, state.shape), state)
+    seen = set()
+    for _ in range(3):
+        page.run("lutjax.step(2)")
+        for _ in range(2):
+            state = automaton_step(circuit, state, periodic)
+        np.testing.assert_array_equal(cells(page, state.shape), state)
+        seen.add(state.tobytes())
+    assert len(seen) > 1
+    assert page.run("lutjax.steps()") == 6
+
+
+@needs_browser
+def test_life_is_damaged_where_it_is_clicked(opened):
+    circuit = life_circuit(3)
+    page = opened(circuit, size=(48, 64), width=390)
+    page.run("lutjax.play(false)")
+    shape = (3, 48, 64)
+    page.click("#start-sparse")
+    before = cells(page, shape)
+    assert 0.2 < before[0].mean() < 0.4
+    assert before[1:].max() == 0
+    page.stroke("#grid", [(16.5 / 64, 12.5 / 48), (32.5 / 64, 12.5 / 48)])
+    after = cells(page, shape)
+    y, x = np.mgrid[:48, :64]
+    away = np.hypot(y - 12, x - np.clip(x, 16, 32)) > 5
+    assert after[:, ~away].max() == 0
+    np.testing.assert_array_equal(after[:, away], before[:, away])
+    page.stroke("#grid", [(16.5 / 64, 36.5 / 48)], modifiers=8)
+    disc = np.hypot(y - 36, x - 16) <= 5
+    painted = cells(page, shape)
+    assert painted[0][disc].min() == 1
+    np.testing.assert_array_equal(painted[0][~disc], after[0][~disc])
+    page.click("#step")
+    np.testing.assert_array_equal(cells(page, shape), automaton_step(circuit, painted, True))
+    assert fits(page)
+    # With the keyboard: a mark is moved, and the brush used there.
+    page.click("#start-empty")
+    page.click("input[value=paint]")
+    page.run("document.getElementById('grid').focus()")
+    page.press("ArrowLeft", 3)
+    page.press("ArrowUp")
+    page.press("Enter")
+    np.testing.assert_array_equal(cells(page, shape)[0], np.hypot(y - 23, x - 29) <= 5)
+    page.press(" ")
+    page.run("new Promise((done) => setTimeout(done, 400))")
+    assert page.run("lutjax.steps()") > 0
+    assert page.text("#play") == "Pause"
+
+
+@needs_browser
+def test_any_circuit_has_switches(opened):
+    inputs = {"a": (2, Format(4, 1, True)), "b": (5, Format())}
+    ports = {"y": (3, Format()), "z": (2, Format(5, 2, True))}
+    circuit = random_circuit(5, inputs, 60, ports=ports, about={"n": 1}, simplify=True)
+    page = opened(circuit)
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        a, b = generator.integers(-8, 8, 2).tolist(), generator.integers(0, 2, 5).tolist()
+        page.run(f"lutjax.set('a', {a}), lutjax.set('b', {b})")
+        y, z = circuit(np.array([a]) / 2, np.array([b]))
+        assert page.run("lutjax.get('y')") == y[0].tolist()
+        assert page.run("lutjax.get('z')") == (4 * z[0]).tolist()
+        rows = [row.split() for row in page.text("#outputs table").splitlines()]
+        assert [float(row[1]) for row in rows if row and row[0].startswith("z[")] == z[0].tolist()
+    was = page.run("lutjax.get('y')")
+    page.click("#inputs .bits button")
+    page.click("#inputs .bits button")
+    assert page.run("lutjax.get('y')") == was
+    page.run(
+        "const f = document.querySelector('#inputs input'); f.value = -99; f.dispatchEvent(new Event('change'))"
+    )
+    assert page.run("document.querySelector('#inputs input').value") == "-4"
+
+
+@needs_browser
+def test_every_gate_is_a_dot(opened):
+    """Check that dots are filled where a gate's answer is 1, part by part; dots of large parts are in several rows."""
+    circuit = random_circuit(7, 20, 900, arities=(2, 3))
+    page = opened(circuit, width=700)
+    bits = np.random.default_rng(2).integers(0, 2, 20)
+    page.run(f"lutjax.set('x', {bits.tolist()})")
+    literals = tuple(2 * (circuit.first_gate + gate) for gate in range(len(circuit)))
+    every = dataclasses.replace(circuit, outputs=(Port("gate", len(circuit)),), literals=literals)
+    filled = """[...document.querySelectorAll('#parts canvas')].map((canvas) => {
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height), dots = [];
+      for (let y = 0; y < canvas.height; y += 3) {
+        for (let x = 0; x < canvas.width; x += 3) {
+          const [red, , blue, opaque] = data.slice(4 * (y * canvas.width + x));
+          if (opaque) dots.push(blue - red > 100 ? 1 : 0);
+        }
+      }
+      return dots;
+    })"""
+    found = page.run(filled)
+    assert [len(dots) for dots in found] == [count for _, count in circuit.parts]
+    assert list(itertools.chain(*found)) == every(bits[None])[0].tolist()
+    assert [row.split(":")[0] for row in page.text("#parts").splitlines() if ":" in row] == [
+        "layer 1",
+        "layer 2",
+    ]
+    page.click("#measure")
+    assert "gates a second" in page.text("#speed")
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", ["classifier", "automaton", "network"])
+def test_controls_have_names_and_can_be_reached(opened, kind):
+    makers = {
+        "classifier": lambda: classifier_circuit(["votes", "class"]),
+        "automaton": life_circuit,
+        "network": lambda: random_circuit(0, {"a": (2, Format(3)), "b": (2, Format())}, 20),
+    }
+    page = opened(makers[kind](), width=360)
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "checkbox", "slider", "radio", "combobox", "spinbutton", "application"}
+    found = [node for node in nodes if node.get("role", {}).get("value") in controls]
+    assert len(found) > 3
+    assert not [node for node in found if not node.get("name", {}).get("value")]
+    n_tabs = len(found) + 4  # more than there are, as radio buttons are reached as one
+    seen = set()
+    for _ in range(n_tabs):
+        page.press("Tab")
+        seen.add(page.run("document.activeElement.id || document.activeElement.outerHTML"))
+    ids = page.run(
+        "[...document.querySelectorAll('button, canvas[tabindex]')].filter(e => !e.hidden && e.id).map(e => e.id)"
+    )
+    assert set(ids) <= seen
+    assert fits(page)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
+    about = {"kind": "automaton", "channels": 16, "periodic": False}
+    circuit = random_circuit(0, 144, 3000, arities=(2,), ports={"y": (16, Format())}, about=about, near=2000)
+    page = opened(circuit)
+    page.run("lutjax.play(false)")
+    milliseconds = page.run(
+        "(() => { const t = performance.now(); lutjax.step(60); return performance.now() - t; })()"
+    )
+    assert milliseconds < 2000
