@@ -194,6 +194,22 @@ def test_from_four_inputs_on_all_readers_take_a_gate_in():
     assert [len(nodes) for nodes in builder.circuit().fanins] == [4, 4]
 
 
+@pytest.mark.parametrize("inverted", [0, 1])
+def test_absorption_may_leave_an_input(inverted):
+    """Five inputs are too many to be read through as gates come, but gates that are absorbed may show it."""
+    builder = Builder(merge=6)
+    a, *rest = (bit for (bit,) in builder.input("x", 5))
+    parts = [
+        builder.gate([a, *rest], truth.from_function(lambda a, *r, s=s: a and all(r) == s, 5))
+        for s in (True, False)
+    ]
+    y = builder.gate(parts, 0b1110)
+    builder.output("y", [[y ^ inverted], [builder.gate([y, rest[0]], 0b1000)]])
+    circuit = builder.circuit()
+    assert circuit.literals == (a ^ inverted, 2 * circuit.first_gate)
+    assert (circuit.fanins, circuit.tables) == (((1, 2),), (0b1000,))
+
+
 def test_raw_circuits_stay_as_they_are_given():
     builder = Builder(simplify=False)
     ((a,),) = builder.input("x")
@@ -603,7 +619,7 @@ def test_what_a_class_costs(outputs):
 
 
 def test_a_circuit_of_look_up_tables_is_its_own_mapping():
-    """What a mapper finds is not counted where the gates themselves are fewer."""
+    """Gates are counted instead of what a mapper finds where they are fewer."""
     pytest.importorskip("pyosys", reason="pyosys maps circuits to look-up tables")
     circuit = voting(lut=6)
     assert circuit.stats().lut6 <= len(circuit)

@@ -173,7 +173,7 @@ class Builder:
         return 2 * node + inverted
 
     def _read_through(self, nodes: list[int], table: int) -> tuple[list[int], int]:
-        """The same function over earlier nodes, where it needs no more of these."""
+        """Return the function over earlier nodes, where it needs no more of these."""
         again = True
         while again and len(nodes) > 1:
             again = False
@@ -279,7 +279,7 @@ class Builder:
         if self._classes:
             ends = [before[start] for start in (*self._classes, self._votes_end or len(kept))]
             about["vote_gates"] = [end - start for start, end in itertools.pairwise(ends)]
-        return Circuit(
+        circuit = Circuit(
             inputs=tuple(self._inputs),
             outputs=tuple(port for port, _ in self._outputs),
             fanins=tuple(fanins),
@@ -288,9 +288,14 @@ class Builder:
             parts=tuple(parts),
             about=about,
         )
+        if (
+            self.simplify and min(map(len, fanins), default=2) < 2
+        ):  # absorption has shown that a gate computes less
+            return rebuild(circuit, Builder(merge=self.merge, lut=self.lut))
+        return circuit
 
     def _alive(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> bytearray:
-        """For each gate whether an output depends on it."""
+        """Return for each gate whether an output depends on it."""
         first = self._first
         alive = bytearray(first + len(fanins))
         for literal in literals:

@@ -295,7 +295,7 @@ class Circuit:
 
     @functools.cached_property
     def part_ranges(self) -> dict[str, range]:
-        """For each part the range of its gates, counted from 0; the node of gate g is ``first_gate + g``."""
+        """Ranges of the gates of each part, counted from 0; the node of gate g is ``first_gate + g``."""
         ends = list(itertools.accumulate(count for _, count in self.parts))
         return {name: range(end - count, end) for (name, count), end in zip(self.parts, ends, strict=True)}
 
