@@ -63,7 +63,7 @@ def raw_circuit(recipe):
 
 
 # ------------------------------------------------------------------------------------------- truth tables
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(table=tables(least=1), data=st.data())
 def test_operations_on_tables(table, data):
     n, table = table
@@ -127,7 +127,7 @@ def test_cubes_are_an_irredundant_sum_of_products(table):
 
 
 # ------------------------------------------------------------------------------------------- simplification
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(recipe=recipes(), merge=st.integers(2, 8))
 def test_simplified_circuits_compute_the_same(recipe, merge):
     raw = raw_circuit(recipe)
@@ -261,7 +261,7 @@ def test_words_of_any_unsigned_dtype(dtype):
 
 
 # ------------------------------------------------------------------------------------------- AND nodes
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(recipe=recipes())
 def test_and_nodes_compute_the_same(recipe):
     raw = raw_circuit(recipe)
@@ -616,6 +616,20 @@ def test_what_a_class_costs(outputs):
         before = sum(count for name, count in simple.parts if name != "argmax")
         assert sum(c.own for c in costs) <= before <= sum(c.own + c.shared for c in costs)
     assert costs[0].own > 8
+
+
+def test_classes_without_gates_are_counted():
+    builder = Builder()
+    x = [bit for (bit,) in builder.input("x", 4)]
+    builder.part("votes")
+    numbers = arithmetic.popcounts(builder, [[x[0]], x, [x[1]], []])
+    builder.part("argmax")
+    builder.output("y", [arithmetic.argmax(builder, numbers)])
+    circuit = builder.circuit({"n_classes": 4})
+    for same in (circuit, circuit.simplify()):
+        votes = dict(same.parts)["votes"]
+        assert same.about["vote_gates"] == [0, votes, 0, 0]
+        assert [c.own for c in same.stats(lut6=False).classes] == [0, votes, 0, 0]
 
 
 def test_a_circuit_of_look_up_tables_is_its_own_mapping():

@@ -367,7 +367,8 @@ class Circuit:
         """Return a circuit that computes the same with fewer gates; see `Builder`.
 
         Args:
-          merge: gates may have so many inputs, where that saves a gate.
+          merge: gates may have so many inputs where that saves a gate, 2 to 8: 2 for two-input gates, 3 for instructions
+            of three operands, 6 for FPGAs.
         """
         from lutjax.circuits import builder
 
