@@ -194,6 +194,31 @@ def test_from_four_inputs_on_all_readers_take_a_gate_in():
     assert [len(nodes) for nodes in builder.circuit().fanins] == [4, 4]
 
 
+@given(recipe=recipes())
+def test_tabulated_circuits_compute_the_same(recipe):
+    raw = raw_circuit(recipe)
+    bits = assignments(raw.n_inputs)
+    small = raw.tabulated()
+    assert (answers(small, bits) == answers(raw, bits)).all()
+    assert len(and_graph(small)[0]) <= len(and_graph(raw)[0])
+    assert (small.inputs, small.outputs) == (raw.inputs, raw.outputs)
+
+
+def test_a_rule_of_few_inputs_is_found_anew():
+    """Rule of the Game of Life: 8 neighbours and then the cell."""
+    builder = Builder(merge=2)
+    x = [bit for (bit,) in builder.input("x", 9)]
+    count = arithmetic.popcount(builder, x[:8])
+    alive = [builder.gate([*count, x[8]], 1 << (k | 16 * cell)) for k, cell in ((3, 0), (3, 1), (2, 1))]
+    builder.output("y", [[builder.gate(alive, 0b11111110)]])
+    circuit = builder.circuit()
+    small = circuit.tabulated()
+    assert len(and_graph(small)[0]) <= 56
+    assert (small(assignments(9)) == circuit(assignments(9))).all()
+    with pytest.raises(ValueError, match=r"the circuit has 15 inputs; .* at most 14. Call simplify"):
+        Circuit((Port("x", 15),), (Y,), (), (), (2,)).tabulated()
+
+
 @pytest.mark.parametrize("inverted", [0, 1])
 def test_absorption_may_leave_an_input(inverted):
     """Five inputs are too many to be read through as gates come, but gates that are absorbed may show it."""
