@@ -310,6 +310,19 @@ def test_layers_of_haiku() -> None:
         np.testing.assert_array_equal(made(of)(NUMBERS), np.round(np.asarray(sums) * 2))
 
 
+def test_every_flipped_entry_of_a_table_is_found() -> None:
+    layer = lutjax_nnx.SoftLUT(6, 12, n_inputs=3, parametrisation="raw", rngs=nnx.Rngs(0))
+    layer.table = jnp.asarray(RNG(0).normal(size=(12, 8)), jnp.float32)
+    circuit = circuits.of([layer], simplify=False)
+    want = np.asarray(layer(jnp.asarray(every(6), jnp.float32), deterministic=True))
+    np.testing.assert_array_equal(circuit(every(6)), want)
+    for gate, entry in itertools.product(range(12), range(8)):
+        tables = list(circuit.tables)
+        tables[gate] ^= 1 << entry
+        wrong = dataclasses.replace(circuit, tables=tuple(tables))(every(6)) != want
+        assert wrong[:, gate].any() and not np.delete(wrong, gate, 1).any()
+
+
 # ------------------------------------------------------------------------------------- trees over images
 TREES = {
     "padded": {"in_shape": (4, 4, 1), "n_kernels": 3, "kernel": 3, "depth": 2, "padding": 1, "pool": 2},

@@ -469,7 +469,7 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
                 f"circuits.of: {where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
                 "variables), or layers of model.bind(variables)."
             )
-        spec, arrays = layer.with_arrays(layer.variables if variables is None else variables)
+        spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
     for name, array in arrays.items():
         if isinstance(array, jax.core.Tracer):
             raise ValueError(
