@@ -51,7 +51,7 @@ class Plan:
         """Return words of the outputs for words of the inputs."""
         block = max(1, _BYTES // (self.widest * words.itemsize))
         parts = [self._run(words[:, k : k + block]) for k in range(0, words.shape[1], block)]
-        return np.concatenate(parts, axis=1) if parts else words[:0].repeat(len(self.rows), axis=0)
+        return np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)
 
     def _run(self, words: np.ndarray) -> np.ndarray:
         ones = ~words.dtype.type(0)
@@ -64,7 +64,9 @@ class Plan:
                 x = values[rows[k]]
                 terms = [a ^ (b & x) for a, b in zip(terms[::2], terms[1::2], strict=True)]
             values[start : start + rows.shape[1]] = terms[0]
-        return values[self.rows] ^ np.where(self.inverted, ones, ones ^ ones)[:, None]
+        outputs: np.ndarray = values[self.rows]
+        outputs[self.inverted] ^= ones
+        return outputs
 
 
 def _normal_form(tables: Sequence[int], n: int) -> np.ndarray:

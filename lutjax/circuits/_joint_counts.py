@@ -80,7 +80,9 @@ class Joint:
         counts = self.counts * (1 << (len(nodes) - len(self.nodes)))
         at = [nodes.index(n) for n in addend.nodes]
         table = truth.expand(addend.table, len(addend.nodes), at, len(nodes))
-        return Joint((*self.addends, addend), nodes, tuple([c + (table >> a & 1) for a, c in enumerate(counts)]))
+        return Joint(
+            (*self.addends, addend), nodes, tuple([c + (table >> a & 1) for a, c in enumerate(counts)])
+        )
 
 
 _NOTHING = Joint((), (), (0,))
@@ -128,10 +130,11 @@ def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterat
     saved = int(readers[node] == 1)
     inner = [n for n in nodes if readers[n] == 1 and builder.read(n)[0]]
     yield Addend(literal, nodes, table, saved - len(inner))
+    deeper: Sequence[int] = nodes
     for n in inner:
-        nodes, table = composed(nodes, table, n, *builder.read(n))
-    if inner and len(nodes) <= 4:
-        yield Addend(literal, tuple(nodes), table, saved)
+        deeper, table = composed(deeper, table, n, *builder.read(n))
+    if inner and len(deeper) <= 4:
+        yield Addend(literal, tuple(deeper), table, saved)
 
 
 def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
@@ -151,7 +154,9 @@ def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
             larger = [
                 found
                 for view in sorted(near, key=lambda v: (v.literal, v.nodes))
-                if view.literal not in inside and view.literal not in used and (found := joint.with_addend(view))
+                if view.literal not in inside
+                and view.literal not in used
+                and (found := joint.with_addend(view))
             ]
             if not larger:
                 break

@@ -75,9 +75,9 @@ class _Graph:
         return self.conjunction(a ^ (~at & 1), b ^ (~at >> 1 & 1)) ^ inverted
 
     def table(self, literals: Sequence[int], table: int) -> int:
-        """A table of literals, as `_step` takes it apart."""
+        """A table of literals, as `_cheapest` takes it apart."""
         n = len(literals)
-        kind, i, j, first, second = _step(table, n)
+        kind, i, j, first, second = _cheapest(table, n)[1]
         if kind == "constant":
             return first
         x = literals[i]
@@ -120,19 +120,9 @@ class _Graph:
 _Step = tuple[str, int, int, int, int]  # kind, inputs i and j, and two tables or a bit
 
 
-@functools.lru_cache(maxsize=1 << 17)
-def _step(table: int, n: int) -> _Step:
-    """How a table of n inputs is taken apart."""
-    return _cheapest(table, n)[1]
-
-
-@functools.lru_cache(maxsize=1 << 17)
-def _cost(table: int, n: int) -> int:
-    """AND nodes of a table, where none is shared."""
-    return _cheapest(table, n)[0]
-
-
+@functools.lru_cache(maxsize=1 << 18)
 def _cheapest(table: int, n: int) -> tuple[int, _Step]:
+    """AND nodes of a table of n inputs, where none is shared, and how it is taken apart."""
     read = truth.support(table, n)
     if not read:
         return 0, ("constant", 0, 0, table & 1, 0)
@@ -141,7 +131,7 @@ def _cheapest(table: int, n: int) -> tuple[int, _Step]:
     for i, j in itertools.combinations(read, 2):
         if pair := _pair(table, n, i, j):
             inner, outer = pair
-            return (3 if inner == 0b0110 else 1) + _cost(outer, n - 1), ("pair", i, j, inner, outer)
+            return (3 if inner == 0b0110 else 1) + _cheapest(outer, n - 1)[0], ("pair", i, j, inner, outer)
     splits = [(i, truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)) for i in read]
     if len(read) > 4:  # all choices would take too long: halves that read least, and answer least evenly
         splits = [min(splits, key=lambda s: sum(_size(t, n - 1) for t in s[1:]))]
@@ -154,7 +144,7 @@ def _size(table: int, n: int) -> float:
 
 
 def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
-    costs = _cost(low, n), _cost(high, n)
+    costs = _cheapest(low, n)[0], _cheapest(high, n)[0]
     if not low & ~high:
         kind, extra = "rising", 2
     elif not high & ~low:
@@ -162,16 +152,18 @@ def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
     else:
         kind, extra = "choice", 3
     found = extra + sum(costs), (kind, i, 0, low, high)
-    return min(found, (4 + costs[0] + _cost(low ^ high, n), ("difference", i, 0, low, low ^ high)))
+    return min(found, (4 + costs[0] + _cheapest(low ^ high, n)[0], ("difference", i, 0, low, low ^ high)))
 
 
 def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
     """The table of inputs i < j, and the table over the other inputs and then that one, if there are such two."""
-    quarters = [truth.cofactor(truth.cofactor(table, n, j, a >> 1), n - 1, i, a & 1) for a in range(4)]
+    low = truth.LOW[n][i] & truth.LOW[n][j]
+    quarters = [table >> (((a & 1) << i) + ((a >> 1) << j)) & low for a in range(4)]
     zero = quarters[0]
     others = {q for q in quarters if q != zero}
     if len(others) != 1:
         return None
-    one = others.pop()
-    inner = sum((q == one) << a for a, q in enumerate(quarters))
+    inner = sum((q != zero) << a for a, q in enumerate(quarters))
+    at = inner.bit_length() - 1
+    zero, one = (truth.cofactor(truth.cofactor(table, n, j, a >> 1), n - 1, i, a & 1) for a in (0, at))
     return inner, zero | one << (1 << (n - 2))

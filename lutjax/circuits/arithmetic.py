@@ -116,7 +116,9 @@ def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
 def _counter(n: int, twos: int = 0) -> tuple[int, ...]:
     """Tables of the bits of the sum of n bits that count 1 and, after them, bits that count 2."""
     sums = [(a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in range(1 << (n + twos))]
-    return tuple(sum((s >> bit & 1) << a for a, s in enumerate(sums)) for bit in range((n + 2 * twos).bit_length()))
+    return tuple(
+        sum((s >> bit & 1) << a for a, s in enumerate(sums)) for bit in range((n + 2 * twos).bit_length())
+    )
 
 
 _MANY = 10  # bits of a column of which some are added at once without looking for the best way
@@ -132,8 +134,13 @@ def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
     if heights[0] < 2:
         return None
     if heights[0] > _MANY:
-        return lut, 0
+        return _at_once(lut), 0
     return _fewest_tables(heights, lut)[1]
+
+
+def _at_once(lut: int) -> int:
+    """Bits of one place for which a counter takes the fewest tables for each bit less: a full adder is better than 4 to 3."""
+    return 3 if lut == 4 else lut
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -144,7 +151,7 @@ def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, 
     if heights[0] < 2:
         return _fewest_tables(heights[1:], lut)[0], None
     if heights[0] > _MANY:
-        steps = [(lut, 0)]
+        steps = [(_at_once(lut), 0)]
     else:
         limit = heights[1] if len(heights) > 1 else 0
         steps = [
@@ -303,7 +310,9 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
     rows = [[*number, *(i >> k & 1 for k in range(width))] for i, number in enumerate(numbers)]
     at_once = 3 if builder.lut == 6 else 2
     while len(rows) > 1:
-        rows = [_first_largest(builder, rows[k : k + at_once], sizes[0]) for k in range(0, len(rows), at_once)]
+        rows = [
+            _first_largest(builder, rows[k : k + at_once], sizes[0]) for k in range(0, len(rows), at_once)
+        ]
     return rows[0][sizes[0] :]
 
 

@@ -179,7 +179,7 @@ class Builder:
             again = False
             n, first, fanins = len(nodes), self._first, self._fanins
             gates = [node for node in nodes if node >= first]
-            choices = [(node,) for node in gates]
+            choices: list[tuple[int, ...]] = [(node,) for node in gates]
             if n < 4:
                 choices += list(itertools.combinations(gates, 2))
             for chosen in choices:
@@ -355,7 +355,11 @@ class Builder:
                 fanins[gate], tables[gate] = _sorted(*_reduced(*new))
                 for node in {*before, *own}:
                     if node >= first:
-                        (readers[node - first].add if node in fanins[gate] else readers[node - first].discard)(gate)
+                        (
+                            readers[node - first].add
+                            if node in fanins[gate]
+                            else readers[node - first].discard
+                        )(gate)
             for node in own:
                 if node >= first:
                     readers[node - first].discard(inner)

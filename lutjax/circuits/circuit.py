@@ -82,7 +82,7 @@ class Format:
         return f"{kind}{self.bits}" + (f".{self.fraction}" if self.fraction else "")
 
     @property
-    def range(self) -> tuple[float, float]:
+    def range(self) -> tuple[int | float, int | float]:
         """The least and the largest number; whole numbers where there is no fraction."""
         least, largest = self._whole_range
         if not self.fraction:
@@ -139,11 +139,11 @@ class Format:
             codes = np.where(good, numbers, 0).astype(np.uint64) << np.uint64(self.fraction)
         if not good.all():
             at = tuple(int(i) for i in np.argwhere(~good)[0])
-            low, high = self.range
+            first, last = self.range
             steps = f"multiples of 1/{2**self.fraction}" if self.fraction else "whole numbers"
             raise ValueError(
-                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; {self} has {steps} from {low} to "
-                f"{high}. Round and clip the numbers first, or choose another format."
+                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; {self} has {steps} from {first} to "
+                f"{last}. Round and clip the numbers first, or choose another format."
             )
         return codes & np.uint64((1 << self.bits) - 1)
 

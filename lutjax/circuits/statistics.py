@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import importlib.util
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -43,7 +42,7 @@ class Stats:
       fan_out: how many inputs and gates have so many readers, gates and outputs.
       ands: AND nodes, where the circuit is made of AND gates of two inputs and inverters.
       levels: gates on the longest path.
-      lut6: look-up tables of 6 inputs after mapping, None where that was not asked for or pyosys is not installed.
+      lut6: look-up tables of 6 inputs after mapping, None where that was not asked for or ABC is not installed (`pip install pyosys`).
       parts: encoder, layers, votes and argmax.
       classes: for a classifier whose circuit counts votes what each class costs.
     """
@@ -88,31 +87,43 @@ def of(circuit: Circuit, *, lut6: bool = True) -> Stats:
 
     Args:
       circuit: any.
-      lut6: whether to map it to look-up tables of 6 inputs, where pyosys is installed. It takes seconds for thousands of gates.
+      lut6: whether to map it to look-up tables of 6 inputs, where ABC is installed. It takes seconds for thousands of gates.
     """
     readers = [0] * (circuit.first_gate + len(circuit))
     for node in itertools.chain.from_iterable(circuit.fanins):
         readers[node] += 1
     for literal in circuit.literals:
         readers[literal >> 1] += 1
-    luts = None
-    if lut6 and importlib.util.find_spec("pyosys"):
-        from lutjax.circuits import abc
-
-        luts = abc.lut_count(circuit, 6)
     return Stats(
         gates=len(circuit),
         fan_in=_counted(map(len, circuit.fanins)),
         fan_out=_counted(readers[1:]),
         ands=len(ands.and_graph(circuit)[0]),
         levels=circuit.depth,
-        lut6=luts,
+        lut6=_lut6(circuit) if lut6 else None,
         parts=tuple(
             PartStats(name, len(gates), len(gates) / max(len(circuit), 1), _levels(circuit, gates))
             for name, gates in circuit.part_ranges.items()
         ),
         classes=_classes(circuit),
     )
+
+
+def _lut6(circuit: Circuit) -> int | None:
+    from lutjax.circuits import abc
+
+    if not abc.find():
+        return None
+    mapped = abc.lut_count(circuit, 6)
+    if max(map(len, circuit.fanins), default=0) > 6:
+        return mapped
+    return min(mapped, len(circuit) + _inverters(circuit))  # the gates themselves may be fewer
+
+
+def _inverters(circuit: Circuit) -> int:
+    """Tables that outputs need only to be inverted: of inputs, and of gates that are an output both ways."""
+    literals = set(circuit.literals)
+    return sum(k & 1 and k > 1 and (k >> 1 < circuit.first_gate or k ^ 1 in literals) for k in literals)
 
 
 def _counted(numbers: Iterable[int]) -> dict[int, int]:

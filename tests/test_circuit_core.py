@@ -1,0 +1,614 @@
+"""Circuits: tables, simplification, evaluation, arithmetic, AND nodes and counts."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from lutjax import circuits
+from lutjax.circuits import Builder, Circuit, Format, Port, arithmetic, truth
+from lutjax.circuits.ands import and_graph
+
+
+def assignments(n):
+    """All values of n bits, ``[2**n, n]``, the first bit fastest."""
+    return np.arange(1 << n)[:, None] >> np.arange(n) & 1
+
+
+def answers(circuit, bits):
+    """Bits of the outputs, gate by gate and sample by sample: the slow definition of a circuit."""
+    found = []
+    for sample in bits.tolist():
+        values = [0, *sample]
+        for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
+            values.append(table >> sum(values[n] << k for k, n in enumerate(nodes)) & 1)
+        found.append([values[k >> 1] ^ k & 1 for k in circuit.literals])
+    return np.array(found, int).reshape(len(bits), len(circuit.literals))
+
+
+@st.composite
+def tables(draw, least=0, most=8):
+    n = draw(st.integers(least, most))
+    return n, draw(st.integers(0, truth.FULL[n]))
+
+
+@st.composite
+def recipes(draw):
+    """Any gates: constants, repeated and unread inputs, inverted literals, gates that nothing reads."""
+    n_inputs = draw(st.integers(1, 8))
+    gates = []
+    for k in range(draw(st.integers(0, 24))):
+        n, table = draw(tables())
+        nodes = draw(st.lists(st.integers(max(-16, -n_inputs - k - 1), 1), min_size=n, max_size=n))
+        gates.append((nodes, draw(st.integers(0, (1 << n) - 1)), table))
+    return (
+        n_inputs,
+        gates,
+        draw(st.lists(st.integers(0, 2 * (n_inputs + len(gates)) + 1), min_size=1, max_size=6)),
+    )
+
+
+def raw_circuit(recipe):
+    n_inputs, gates, outputs = recipe
+    builder = Builder(simplify=False)
+    literals = [0, *(bit for (bit,) in builder.input("x", n_inputs))]
+    for k, (nodes, inverted, table) in enumerate(gates):
+        if k % 8 == 0:
+            builder.part(f"part {k}")
+        literals.append(builder.gate([literals[n] ^ inverted >> i & 1 for i, n in enumerate(nodes)], table))
+    builder.output("y", [[k] for k in outputs])
+    return builder.circuit({"kind": "network"})
+
+
+# ------------------------------------------------------------------------------------------- truth tables
+@settings(max_examples=80)
+@given(table=tables(least=1), data=st.data())
+def test_operations_on_tables(table, data):
+    n, table = table
+    bits, values = assignments(n), table >> np.arange(1 << n).astype(object) & 1
+
+    def index(rows):
+        return (rows << np.arange(rows.shape[1])).sum(1)
+
+    i, value = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, 1))
+
+    def same(found, rows, m):
+        assert 0 <= found <= truth.FULL[m]
+        assert [found >> a & 1 for a in range(1 << m)] == values[index(rows)].tolist()
+
+    shorter = assignments(n - 1)
+    same(truth.cofactor(table, n, i, value), np.insert(shorter, i, value, axis=1), n - 1)
+    same(truth.negate(table, n, i), bits ^ (np.arange(n) == i), n)
+    order = data.draw(st.permutations(range(n)))
+    same(truth.permute(table, n, order), bits[:, np.argsort(order)], n)
+    m = data.draw(st.integers(n, 8))
+    positions = data.draw(st.permutations(range(m)))[:n]
+    same(truth.expand(table, n, positions, m), assignments(m)[:, positions], m)
+    varying = tuple(
+        k for k in range(n) if (values[index(bits)] != values[index(bits ^ (np.arange(n) == k))]).any()
+    )
+    assert truth.support(table, n) == varying
+    assert truth.from_function(lambda *x: truth.evaluate(table, x), n) == table
+    if n > 1:
+        i, j = sorted(data.draw(st.permutations(range(n)))[:2])
+        same(truth.merge_inputs(table, n, i, j), np.insert(shorter, j, shorter[:, i], axis=1), n - 1)
+
+
+@given(outer=tables(least=1), inner=tables(least=1), data=st.data())
+def test_composition_of_tables(outer, inner, data):
+    (n, outer), (k, inner) = outer, inner
+    i = data.draw(st.integers(0, n - 1))
+    m = data.draw(st.integers(max(n - 1, k), 8))
+    positions = data.draw(st.permutations(range(m)))[:k]
+    found = truth.compose(outer, n, i, inner, positions, m)
+    for a, x in enumerate(assignments(m).tolist()):
+        rest = x[: n - 1]
+        rest.insert(i, truth.evaluate(inner, [x[p] for p in positions]))
+        assert found >> a & 1 == truth.evaluate(outer, rest)
+
+
+@given(table=tables())
+def test_cubes_are_an_irredundant_sum_of_products(table):
+    n, table = table
+
+    def cover(cubes):
+        return sum(any(a & read == value for read, value in cubes) << a for a in range(1 << n))
+
+    cubes = truth.cubes(table, n)
+    assert cover(cubes) == table
+    assert all(not value & ~read for read, value in cubes)
+    for k, (read, value) in enumerate(cubes):
+        assert cover(cubes[:k] + cubes[k + 1 :]) != table
+        for i in range(n):
+            if read >> i & 1:
+                assert cover([(read & ~(1 << i), value & ~(1 << i))]) & ~table
+
+
+# ------------------------------------------------------------------------------------------- simplification
+@settings(max_examples=120)
+@given(recipe=recipes(), merge=st.integers(2, 8))
+def test_simplified_circuits_compute_the_same(recipe, merge):
+    raw = raw_circuit(recipe)
+    bits = assignments(raw.n_inputs)
+    want = answers(raw, bits)
+    assert (raw(bits).reshape(want.shape) == want).all()
+    simple = raw.simplify(merge=merge)
+    assert (answers(simple, bits) == want).all()
+    assert len(simple) <= len(raw)
+    assert len(simple.simplify(merge=merge)) <= len(simple)
+    assert [name for name, _ in simple.parts] == [name for name, _ in raw.parts]
+    assert (simple.inputs, simple.outputs, simple.about) == (raw.inputs, raw.outputs, raw.about)
+    read = set(itertools.chain.from_iterable(simple.fanins)) | {k >> 1 for k in simple.literals}
+    for gate, (nodes, table) in enumerate(zip(simple.fanins, simple.tables, strict=True)):
+        assert simple.first_gate + gate in read  # no dead gate
+        assert len(nodes) >= 2
+        assert 0 not in nodes
+        assert list(nodes) == sorted(set(nodes))
+        assert truth.support(table, len(nodes)) == tuple(range(len(nodes)))
+
+
+@settings(max_examples=60)
+@given(table=tables(least=2), data=st.data())
+def test_a_function_its_complement_and_its_permutations_are_one_gate(table, data):
+    n, table = table
+    builder = Builder(merge=2)
+    x = [bit for (bit,) in builder.input("x", n)]
+    first = builder.gate(x, table)
+    assert builder.gate(x, table ^ truth.FULL[n]) == first ^ 1
+    order = data.draw(st.permutations(range(n)))
+    assert builder.gate([x[k] for k in order], truth.permute(table, n, order)) == first
+    i = data.draw(st.integers(0, n - 1))
+    x[i] ^= 1
+    assert builder.gate(x, truth.negate(table, n, i)) == first
+
+
+def test_gates_read_through_what_they_do_not_need():
+    builder = Builder(merge=2)
+    a, b = (bit for (bit,) in builder.input("x", 2))
+    both, either = builder.gate([a, b], 0b1000), builder.gate([a, b], 0b1110)
+    assert builder.gate([both, a], 0b1110) == a  # absorption
+    assert builder.gate([both, either], 0b1000) == both
+    assert builder.gate([both, either ^ 1], 0b1000) == 0
+    assert builder.gate([both ^ 1, either], 0b1000) == builder.gate([a, b], 0b0110)
+
+
+def test_gates_absorb_what_only_they_read():
+    builder = Builder(merge=3)
+    a, b, c, d = (bit for (bit,) in builder.input("x", 4))
+    three = builder.gate([builder.gate([a, b], 0b0110), c], 0b1000)
+    builder.output("y", [[builder.gate([three, d], 0b1110)], [three]])
+    circuit = builder.circuit()
+    assert circuit.fanins == ((1, 2, 3), (4, 5))
+    assert [len(nodes) for nodes in circuit.simplify(merge=4).fanins] == [3, 2]  # an output is a reader
+    two = Builder(merge=2)
+    assert [len(nodes) for nodes in circuits.builder.rebuild(circuit, two).fanins] == [3, 2]
+
+
+def test_from_four_inputs_on_all_readers_take_a_gate_in():
+    builder = Builder(merge=6)
+    x = [bit for (bit,) in builder.input("x", 5)]
+    inner = builder.gate(x[:3], 0b10010110)
+    builder.output("y", [[builder.gate([inner, x[3]], 0b1000)], [builder.gate([inner, x[4]], 0b1000)]])
+    assert [len(nodes) for nodes in builder.circuit().fanins] == [4, 4]
+
+
+def test_raw_circuits_stay_as_they_are_given():
+    builder = Builder(simplify=False)
+    ((a,),) = builder.input("x")
+    y = builder.gate([a, a, 1], 0b10000000)
+    builder.gate([], 1)
+    builder.output("y", [[y ^ 1]])
+    circuit = builder.circuit()
+    assert circuit.fanins == ((1, 1, 0), ())
+    assert circuit.parts == (("gates", 2),)
+    assert circuit([0, 1]).tolist() == [1, 0]
+    assert circuit.levels == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize("merge", [2, 3, 6])
+def test_large_circuits(merge):
+    """Wide and deep ones alike need no recursion; samples are in blocks."""
+    rng = np.random.default_rng(0)
+    builder = Builder(merge=merge)
+    x = [bit for (bit,) in builder.input("x", 300)]
+    for _ in range(5):
+        wires = rng.integers(0, 300, (300, 2)).tolist()
+        kinds = rng.choice([1, 2, 4, 6, 7, 8, 9, 11, 13, 14], 300).tolist()
+        x = [builder.gate([x[i], x[j]], t) for (i, j), t in zip(wires, kinds, strict=True)]
+    chain = x[0]
+    for k in range(500):
+        chain = builder.gate([chain, x[k % 300], x[k * 7 % 300]], 0b11001010)
+    builder.output("y", [[bit] for bit in [*x, chain]])
+    circuit = builder.circuit()
+    bits = rng.integers(0, 2, (70, 300))
+    want = answers(circuit, bits[:3])
+    found = circuit(bits)
+    assert (found[:3] == want).all()
+    octets = np.packbits(bits.T.astype(np.uint8), axis=1, bitorder="little")
+    words = np.tile(octets, (1, 500))
+    assert (circuit.evaluate(words) == np.tile(circuit.evaluate(octets), (1, 500))).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_words_of_any_unsigned_dtype(dtype):
+    builder = Builder()
+    a, b = (bit for (bit,) in builder.input("x", 2))
+    builder.output("y", [[builder.gate([a, b], 0b0110)], [a ^ 1], [1], [0]])
+    x = np.array([[3], [5]], dtype)
+    found = builder.circuit().evaluate(x)
+    ones = np.iinfo(dtype).max
+    assert found.dtype == dtype
+    assert found[:, 0].tolist() == [6, ones - 3, ones, 0]
+    assert builder.circuit().evaluate(x[:, :0]).shape == (4, 0)
+
+
+# ------------------------------------------------------------------------------------------- AND nodes
+@settings(max_examples=60)
+@given(recipe=recipes())
+def test_and_nodes_compute_the_same(recipe):
+    raw = raw_circuit(recipe)
+    bits = assignments(raw.n_inputs)
+    ands, outputs = and_graph(raw)
+    values = [np.zeros(len(bits), int), *bits.T]
+    for a, b in ands:
+        assert 2 * len(values) > a > b
+        values.append((values[a >> 1] ^ a & 1) & (values[b >> 1] ^ b & 1))
+    assert (np.stack([values[k >> 1] ^ k & 1 for k in outputs], 1) == answers(raw, bits)).all()
+    assert len(set(ands)) == len(ands)
+    read = {k >> 1 for pair in ands for k in pair} | {k >> 1 for k in outputs}
+    assert set(range(raw.first_gate, raw.first_gate + len(ands))) <= read
+
+
+@pytest.mark.parametrize(
+    ("function", "n", "count"),
+    [
+        (lambda *x: all(x), 8, 7),
+        (lambda *x: sum(x) % 2, 8, 21),
+        (lambda a, b, s: a if s else b, 3, 3),
+        (lambda *x: sum(x) > 1, 3, 4),
+        (lambda a, b, c, d, e, f: (a and not b) != (c or d) or (e and f), 6, 7),
+    ],
+)
+def test_tables_are_taken_apart_well(function, n, count):
+    builder = Builder(merge=2)
+    x = [bit for (bit,) in builder.input("x", n)]
+    builder.output("y", [[builder.gate(x, truth.from_function(function, n))]])
+    assert len(and_graph(builder.circuit())[0]) == count
+
+
+# ------------------------------------------------------------------------------------------- arithmetic
+STYLES = [{"lut": k} for k in (2, 3, 4, 5, 6)] + [
+    {"lut": 6, "simplify": False},
+    {"lut": 2, "simplify": False},
+]
+
+
+def value_of(literal, bits):
+    return (bits[:, (literal >> 1) - 1] if literal > 1 else np.zeros(len(bits), int)) ^ literal & 1
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+@given(
+    groups=st.lists(st.lists(st.integers(0, 15), max_size=16), min_size=1, max_size=4), relative=st.booleans()
+)
+def test_counts_and_their_first_largest(style, groups, relative):
+    """Repeated, opposite and constant literals, empty sums, ties, one number."""
+    bits = assignments(7)
+    builder = Builder(**style)
+    builder.input("x", 7)
+    counts = np.stack([sum((value_of(k, bits) for k in group), np.zeros(128, int)) for group in groups], 1)
+    builder.part("votes")
+    alone = arithmetic.popcount(builder, groups[0])
+    numbers = arithmetic.popcounts(builder, groups, relative=relative)
+    builder.output("alone", [alone])
+    builder.output("votes", numbers)
+    builder.output("first", [arithmetic.argmax(builder, numbers)])
+    alone, votes, first = builder.circuit()(bits)
+    assert (alone == counts[:, 0]).all()
+    votes = votes.reshape(128, -1)
+    if relative:
+        assert len(np.unique(counts - votes)) == 1  # a constant is left out
+    else:
+        assert (votes == counts).all()
+    assert (first == counts.argmax(1)).all()
+
+
+@pytest.mark.parametrize("lut", [2, 3, 6])
+def test_bits_are_counted_through_gates_that_share_inputs(lut):
+    builder = Builder(lut=lut, merge=lut)
+    x = [bit for (bit,) in builder.input("x", 6)]
+    rng = np.random.default_rng(lut)
+    kinds = rng.choice([1, 2, 4, 6, 8, 14], 60).tolist()
+    gates = [
+        builder.gate([x[i], x[j]], t)
+        for t, (i, j) in zip(kinds, itertools.cycle(itertools.combinations(range(6), 2)), strict=False)
+    ]
+    groups = [gates[k::3] for k in range(3)]
+    builder.output("y", arithmetic.popcounts(builder, groups))
+    for group in groups:
+        builder.output(f"y{group[0]}_{group[1]}", [[k] for k in group])
+    found, *rest = builder.circuit()(assignments(6))
+    assert (found == np.stack([bits.sum(1) for bits in rest], 1)).all()
+
+
+def test_exclusive_gates_are_one_bit_of_a_sum():
+    builder = Builder(lut=6, merge=6)
+    a, b, c = (bit for (bit,) in builder.input("x", 3))
+    gates = [builder.gate([a, b], 0b1000), builder.gate([a, c], 0b0100)]  # never both 1
+    builder.output("y", arithmetic.popcounts(builder, [gates]))
+    assert len(builder.circuit()) == 1
+
+
+@pytest.mark.parametrize("lut", [2, 3, 6])
+@pytest.mark.parametrize("format", ["uint1", "int1", "uint4", "int4", "uint9", "int9"])
+def test_comparison_with_constants(lut, format):
+    form = Format.parse(format)
+    least, most = form.range
+    numbers = np.arange(least, most + 1)
+    limits = range(least - 2, most + 3)
+    if form.bits > 4:
+        limits = [
+            least - 5000,
+            least,
+            least + 1,
+            -2,
+            -1,
+            0,
+            1,
+            30,
+            31,
+            32,
+            100,
+            128,
+            255,
+            most - 1,
+            most,
+            most + 5000,
+        ]
+    builder = Builder(lut=lut)
+    (x,) = builder.input("x", 1, form)
+    above = [arithmetic.above_constant(builder, x, k, signed=form.signed) for k in limits]
+    builder.output("y", [[bit] for bit in above])
+    assert (builder.circuit()(numbers) == (numbers[:, None] > np.array(limits))).all()
+
+
+@pytest.mark.parametrize("lut", [2, 3, 5, 6])
+@pytest.mark.parametrize("bits", [1, 4, 5])
+def test_comparison_of_numbers(lut, bits):
+    builder = Builder(lut=lut)
+    a, b = builder.input("x", 2, Format(bits))
+    builder.output("y", [[arithmetic.at_least(builder, a, b)]])
+    x = np.stack(np.meshgrid(*[np.arange(1 << bits)] * 2), -1).reshape(-1, 2)
+    assert (builder.circuit()(x) == (x[:, 0] >= x[:, 1])).all()
+
+
+@pytest.mark.parametrize("lut", [2, 3, 6])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 10])
+def test_first_largest(lut, count):
+    builder = Builder(lut=lut)
+    numbers = builder.input("x", count, Format(4))
+    builder.output("y", [arithmetic.argmax(builder, numbers)])
+    x = np.random.default_rng(0).integers(0, 4, (500, count))  # many ties
+    circuit = builder.circuit()
+    assert (circuit(x) == x.argmax(1)).all()
+    assert circuit.outputs[0].format.bits == max(1, (count - 1).bit_length())
+    with pytest.raises(ValueError, match="numbers have \\[4, 5\\] bits"):
+        arithmetic.argmax(Builder(), [[0] * 4, [0] * 5])
+
+
+@pytest.mark.parametrize("lut", [4, 5, 6])
+@pytest.mark.parametrize("n", [20, 50, 107])
+def test_sums_take_about_a_table_for_each_bit_that_goes(lut, n):
+    builder = Builder(lut=lut, merge=lut)
+    builder.output("y", [arithmetic.popcount(builder, [bit for (bit,) in builder.input("x", n)])])
+    circuit = builder.circuit()
+    x = np.random.default_rng(0).integers(0, 2, (99, n))
+    assert (circuit(x) == x.sum(1)).all()
+    gone = n - n.bit_length()
+    assert len(circuit) <= {4: 2.0, 5: 1.5, 6: 1.06}[lut] * gone + 2
+
+
+# ------------------------------------------------------------------------------------------- numbers of ports
+@given(
+    bits=st.integers(1, 64),
+    fraction=st.integers(0, 20),
+    signed=st.booleans(),
+    codes=st.lists(st.integers(0), min_size=1),
+)
+def test_formats(bits, fraction, signed, codes):
+    form = Format(bits, min(fraction, bits) if bits <= 53 else 0, signed)
+    assert Format.parse(str(form)) == form
+    codes = np.array([code & (1 << bits) - 1 for code in codes], np.uint64)
+    numbers = form.decode(codes)
+    assert (form.encode(numbers) == codes).all()
+    for code, number in zip(codes.tolist(), numbers.tolist(), strict=True):
+        whole = code - (1 << bits) if signed and code >> bits - 1 else code
+        assert number == whole / 2**form.fraction if form.fraction else number == whole
+    least, most = form.range
+    for beyond in (least - 1, most + 1):
+        if form.fraction or -(2**53) < beyond < 2**53:
+            with pytest.raises(ValueError, match=r"Format.encode: numbers\[0\] is"):
+                form.encode(np.array([beyond], float))
+
+
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [
+        ("uint8", [256]), ("uint8", [-1]), ("uint8", [0.5]), ("uint8", [np.nan]), ("uint8", [np.inf]), ("int8", [-129]),
+        ("int8", [128.0]), ("fixed8.4", [8]), ("fixed8.4", [0.03125]), ("ufixed8.8", [1]), ("ufixed8.8", [True]),
+        ("int64", [2.0**63]), ("uint64", [2.0**64]), ("uint63", np.array([2**63], np.uint64)),
+    ],
+)  # fmt: skip
+def test_numbers_that_a_format_does_not_have(form, numbers):
+    with pytest.raises(ValueError, match=f"{form} has .* from .* to .*Round and clip"):
+        Format.parse(form).encode(np.array(numbers))
+
+
+@pytest.mark.parametrize(
+    "text", ["uint", "uint0", "uint65", "fixed8", "int8.4", "float32", "fixed8.9", "fixed60.4", "", "u int8"]
+)
+def test_formats_that_are_not(text):
+    with pytest.raises(ValueError, match="Format"):
+        Format.parse(text)
+
+
+def test_half_precision_is_encoded():
+    import jax.numpy as jnp
+
+    numbers = np.asarray(jnp.array([0.5, 3], jnp.bfloat16))
+    assert Format.parse("fixed8.4").encode(numbers).tolist() == [8, 48]
+    with pytest.raises(TypeError, match=r"Format.encode: numbers is complex64"):
+        Format(8).encode(np.zeros(2, np.complex64))
+
+
+def test_numbers_in_numbers_out():
+    builder = Builder()
+    x = builder.input("x", 2, Format.parse("fixed6.2"))
+    (s,) = builder.input("s")
+    chosen = [arithmetic.select(builder, a, b, s[0]) for a, b in zip(*x, strict=True)]
+    builder.output("y", [chosen], Format.parse("fixed6.2"))
+    builder.output("z", [s, [0]])
+    numbers, first = np.array([[1.25, -8.0], [7.75, 0.0]]), np.array([True, False])
+    y, z = builder.circuit()(numbers, first)
+    assert y.tolist() == [1.25, 0.0]
+    assert z.tolist() == [[1, 0], [0, 0]]
+
+
+# ------------------------------------------------------------------------------------------- refusals
+X = Port("x", 2)
+Y = Port("y")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fanins": ((0, 3),)}, "gate 0, node 3, reads nodes .*from 0 to 2"),
+        ({"fanins": ((0, -1),)}, "gate 0, node 3, reads nodes"),
+        ({"fanins": ((0, 2**70),)}, "gate 0, node 3, reads nodes"),
+        ({"fanins": ((1,) * 9,)}, "gate 0 reads 9 nodes; .* at most 8"),
+        ({"tables": (16,)}, r"table of gate 0 is 16; over 2 inputs .* 0 to 2\*\*4 - 1"),
+        ({"tables": (-1,)}, "table of gate 0 is -1"),
+        ({"tables": (8, 8)}, "1 fanins and 2 tables"),
+        ({"literals": (8,)}, "literal 0 is 8; .* from 0 to 7"),
+        ({"literals": (6, 6)}, "2 literals; the output ports have 1 bits"),
+        ({"parts": (("a", 2),)}, r"parts have \[2\] gates"),
+        ({"parts": (("a", 1), ("a", 0))}, "different, non-empty"),
+        ({"outputs": (Port("X"),)}, "two ports are named 'x' and 'X'"),
+    ],
+)
+def test_fields_that_make_no_circuit(change, message):
+    good = {"inputs": (X,), "outputs": (Y,), "fanins": ((1, 2),), "tables": (8,), "literals": (6,)}
+    assert len(Circuit(**good)) == 1
+    with pytest.raises(ValueError, match=f"Circuit: .*{message}"):
+        Circuit(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    "name", ["", "2x", "a b", "x-y", "é", "wire", "int", "signal", "ENTITY", "Register", "logic", "_Bool"]
+)
+def test_names_that_ports_cannot_have(name):
+    with pytest.raises(ValueError, match=f"Port: name is '{name}'; "):
+        Port(name)
+
+
+def test_calls_that_a_circuit_refuses():
+    circuit = Circuit((X, Port("s")), (Y,), ((1, 2),), (8,), (6,))
+    with pytest.raises(TypeError, match="1 arrays are given; expected 2, for the ports x, s"):
+        circuit([[0, 1]])
+    with pytest.raises(ValueError, match=r"x is int64\[1, 3\]; expected shape \[samples, 2\]"):
+        circuit([[0, 1, 1]], [0])
+    with pytest.raises(ValueError, match=r"have \[1, 2\] samples"):
+        circuit([[0, 1]], [0, 1])
+    with pytest.raises(ValueError, match=r"numbers\[0, 1\] is 2; uint1 has whole numbers from 0 to 1"):
+        circuit([[0, 2]], [0])
+    with pytest.raises(ValueError, match=r"words is uint8\[2, 1\]; expected shape \[3, words\]"):
+        circuit.evaluate(np.zeros((2, 1), np.uint8))
+
+
+def test_calls_that_a_builder_refuses():
+    builder = Builder()
+    ((a,),) = builder.input("x")
+    with pytest.raises(ValueError, match="table is 4 over 1 literals"):
+        builder.gate([a], 4)
+    with pytest.raises(ValueError, match=r"literals is \[2, 4\]; they must be from 0 to 3"):
+        builder.gate([a, 4], 8)
+    with pytest.raises(ValueError, match="at most 8 literals"):
+        builder.gate([a] * 9, 0)
+    builder.part("votes")
+    builder.part("votes")
+    builder.part("argmax")
+    with pytest.raises(ValueError, match="an earlier part is named 'votes'"):
+        builder.part("votes")
+    with pytest.raises(ValueError, match=r"have \[1, 2\] bits; the format uint1 has 1"):
+        builder.output("y", [[a], [a, a]])
+    with pytest.raises(ValueError, match="no numbers"):
+        builder.output("y", [])
+    with pytest.raises(ValueError, match="literals beyond 0 to 3"):
+        builder.output("y", [[4]])
+    two = Builder(simplify=False)
+    two.gate([], 0)
+    with pytest.raises(ValueError, match="declare the inputs first"):
+        two.input("x")
+    for sizes in ({"merge": 1}, {"merge": 9}, {"lut": 7}, {"lut": 1}):
+        with pytest.raises(ValueError, match=f"Builder: {next(iter(sizes))} is {next(iter(sizes.values()))}"):
+            Builder(**sizes)
+
+
+# ------------------------------------------------------------------------------------------- counts
+def voting(lut=3, outputs="class"):
+    builder = Builder(lut=lut, merge=lut)
+    x = [bit for (bit,) in builder.input("x", 8)]
+    builder.part("layer 1")
+    bits = [builder.gate([x[i], x[(i + 3) % 8]], t) for i in range(8) for t in (8, 6, 1)]
+    builder.part("votes")
+    numbers = arithmetic.popcounts(builder, [bits[k::3] for k in range(3)], relative=outputs == "class")
+    if outputs == "votes":
+        builder.output("y", numbers)
+    else:
+        builder.part("argmax")
+        builder.output("y", [arithmetic.argmax(builder, numbers)])
+    return builder.circuit({"kind": "classifier", "n_classes": 3})
+
+
+def test_counts_of_a_circuit():
+    circuit = voting()
+    stats = circuit.stats(lut6=False)
+    assert (stats.gates, stats.levels, stats.lut6) == (len(circuit), circuit.depth, None)
+    assert stats.ands == len(and_graph(circuit)[0])
+    assert sum(stats.fan_in.values()) == stats.gates
+    assert sum(n * count for n, count in stats.fan_in.items()) + 2 == sum(
+        n * c for n, c in stats.fan_out.items()
+    )
+    assert [part.name for part in stats.parts] == ["layer 1", "votes", "argmax"]
+    assert sum(part.share for part in stats.parts) == pytest.approx(1)
+    assert sum(circuit.about["vote_gates"]) == dict(circuit.parts)["votes"]
+    assert circuit.part_ranges["votes"].start == dict(circuit.parts)["layer 1"]
+    for line in ("gates", "AND nodes", "layer 1", "class 2"):
+        assert f"\n{line}" in f"\n{stats}"
+    assert Circuit((X,), (Y,), (), (), (2,)).stats(lut6=False).gates == 0
+
+
+@pytest.mark.parametrize("outputs", ["class", "votes"])
+def test_what_a_class_costs(outputs):
+    """Votes that are counted in the circuit, and votes that leave it."""
+    circuit = voting(outputs=outputs)
+    for simple in (circuit, circuit.simplify()):
+        costs = simple.stats(lut6=False).classes
+        assert len(costs) == 3
+        before = sum(count for name, count in simple.parts if name != "argmax")
+        assert sum(c.own for c in costs) <= before <= sum(c.own + c.shared for c in costs)
+    assert costs[0].own > 8
+
+
+def test_a_circuit_of_look_up_tables_is_its_own_mapping():
+    """What a mapper finds is not counted where the gates themselves are fewer."""
+    pytest.importorskip("pyosys", reason="pyosys maps circuits to look-up tables")
+    circuit = voting(lut=6)
+    assert circuit.stats().lut6 <= len(circuit)
+
+
+def test_circuits_are_imported_when_they_are_used():
+    assert "circuits" in sys.modules["lutjax"].__all__
+    assert sys.modules["lutjax"].circuits is circuits
