@@ -275,7 +275,7 @@ def assert_stack(given: list[Any], sums: jax.Array) -> None:
 
 def test_layers_of_nnx() -> None:
     model = drawn(lambda rngs: nnx.Sequential(*stack(lutjax_nnx, rngs=rngs)))
-    assert_stack([list(model.layers), tuple(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
+    assert_stack([list(model.layers), nnx.List(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
     # A layer whose gates were pruned has the sizes of its arrays.
     gates, votes = lutjax_nnx.LogicGates(8, 12, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(3)
     gates.logits, gates.wires = gates.logits[:9], gates.wires[:9]
@@ -475,6 +475,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type, str]] = {
         lambda: [lutjax_nnx.LUT(2, 2, n_detectors=1, n_anchors=1, rngs=nnx.Rngs(0))], {}, TypeError, "a LUT,"
     ),
     "empty": (lambda: [], {}, ValueError, "empty list"),
+    "text": (lambda: "gates", {}, TypeError, "model is a str"),
     "other_model": (lambda: 3, {}, TypeError, "model is a int"),
     "unbound": (lambda: [linen.LogicGates(2, 2)], {}, ValueError, r"without variables.*\(layer, variables\)"),
     "nan": (with_nan, {}, ValueError, "logits of layer 1.*NaN"),

@@ -437,7 +437,7 @@ def _layers_of(model: Any) -> list[Any]:
         and hasattr(model[0], "bind")
     ):
         model = model[0].bind(model[1])
-    layers = model if isinstance(model, list | tuple) else getattr(model, "layers", None)
+    layers = model if isinstance(model, Sequence) else getattr(model, "layers", None)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
         raise TypeError(
             f"circuits.of: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier or LogicCA, or a "
