@@ -125,7 +125,7 @@ class _Lowering:
     def count(self, literals: Sequence[int]) -> list[int]:
         """Return the literals of the number of literals that are 1, lowest bit first, by full adders."""
         columns = [list(literals)]
-        sums = []
+        sums: list[int] = []
         for column in columns:
             while len(column) > 1:
                 three, column[:3] = column[:3], []
