@@ -18,7 +18,7 @@ _TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
-_WINDOW = 1000  # operations that the interpreter may sort
+_WINDOW = 4000  # operations at most among which the interpreter makes runs: more need more memory for values
 _FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
 
 
@@ -27,7 +27,8 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
 
     The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
     number of samples, and ``NAME_words`` takes bits to bits, with one sample in each bit of a word. Words have 8 to 512 bits,
-    chosen when the program is compiled.
+    chosen when the program is compiled. The rule of an automaton also gets ``NAME_step``, which takes a grid to the
+    next one.
 
     Args:
       circuit: any; what its outputs do not read is left out.
@@ -92,7 +93,17 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
         "calls_in": _calls(circuit.inputs, "in", "input"),
         "calls_out": _calls(circuit.outputs, "out", "output"),
     }
-    return {f"{name}.{end}": _filled(f"circuit.{end}", values) for end in ("h", "c")}
+    files = {}
+    automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
+    if automaton:
+        values["periodic"] = str(int(bool(circuit.about.get("periodic"))))
+        values["grid"] = (
+            "a torus" if circuit.about.get("periodic") else "a grid, beyond which all cells are 0"
+        )
+    for end in ("h", "c"):
+        values["step"] = _filled(f"step.{end}", values) if automaton else ""
+        files[f"{name}.{end}"] = _filled(f"circuit.{end}", values)
+    return files
 
 
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
@@ -106,7 +117,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
       name: that of `to_c`.
 
     Raises:
-      ValueError: a circuit without inputs or outputs.
+      ValueError: a circuit without inputs or outputs, or no samples.
       ValueError, TypeError: samples that the circuit does not take.
     """
     if not circuit.inputs or not circuit.outputs:
@@ -114,6 +125,8 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
     answers = circuit(*samples)
     answers = answers if isinstance(answers, tuple) else (answers,)
     n = len(answers[0])
+    if not n:
+        raise ValueError("c_test: there are no samples; give at least one.")
     lines = ["#include <stdio.h>", f'#include "{name}.h"', ""]
     check = []
     for kind, ports, numbers in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
@@ -295,7 +308,8 @@ def _output(literal: int, text: Sequence[str]) -> str:
 
 def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     """Return a table of operations and the loop that reads it, and the places for values."""
-    program = _operations.in_runs(_operations.short_lived(program), _WINDOW)
+    window = min(max(len(program) // 8, 100), _WINDOW)
+    program = _operations.in_runs(_operations.short_lived(program), window)
     where, slots = _operations.places(program, 1)
     read = _inputs_read(program)  # their values lie first
     place = [-1] * program.first + [len(read) + w for w in where]
