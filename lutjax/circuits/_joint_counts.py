@@ -55,7 +55,7 @@ class Joint:
         return min(self.counts)
 
     def tables(self) -> dict[int, int]:
-        """For each bit that the sum has beyond its least, by its place, the table over the nodes."""
+        """Return the tables over the nodes, by the place of the bit, for the sum less its least."""
         least, found = self.least, {}
         for place in range((max(self.counts) - least).bit_length()):
             table = sum(((count - least) >> place & 1) << a for a, count in enumerate(self.counts))
@@ -89,33 +89,48 @@ _NOTHING = Joint((), (), (0,))
 _ALONE = Fraction(1, 3)  # gain that is asked for each saved table: bits that share no input gain, too
 
 
-def merged(
-    builder: Builder, sums: Sequence[tuple[int, list[tuple[Literal, int]]]]
-) -> list[tuple[int, list[tuple[Literal, int]]]]:
-    """Return the same sums with fewer bits, which are made from the inputs of gates.
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """Weighted sum of bits.
 
-    Args:
-      builder: gets the tables.
-      sums: each a constant, and weights of bits.
+    Attributes:
+      constant: that is added.
+      terms: bits and their weights, at least 1.
+      joints: sums of bits that are to be made from the inputs of gates.
     """
-    readers = builder.readers([literal for _, terms in sums for literal, _ in terms])
-    return [_merged(builder, constant, terms, readers) for constant, terms in sums]
+
+    constant: int
+    terms: tuple[tuple[Literal, int], ...]
+    joints: tuple[Joint, ...] = ()
+
+    def made(self, builder: Builder) -> list[tuple[Literal, int]]:
+        """Return all terms, once a builder has the gates of the joints."""
+        terms = list(self.terms)
+        for joint in self.joints:
+            nodes = [2 * node for node in joint.nodes]
+            terms += [(builder.gate(nodes, table), 1 << place) for place, table in joint.tables().items()]
+        return terms
 
 
-def _merged(
-    builder: Builder, constant: int, terms: Sequence[tuple[Literal, int]], readers: Sequence[int]
-) -> tuple[int, list[tuple[Literal, int]]]:
-    views = [view for literal, weight in terms if weight == 1 for view in _views(builder, literal, readers)]
+def joined(builder: Builder, sums: Sequence[Sum]) -> list[Sum]:
+    """Return the same sums with fewer bits. The builder gets no gates yet."""
+    readers = builder.readers([literal for each in sums for literal, _ in each.terms])
+    return [_joined(builder, each, readers) for each in sums]
+
+
+def _joined(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
+    views = [
+        view for literal, weight in given.terms if weight == 1 for view in _views(builder, literal, readers)
+    ]
     joints = list(_overlapping(views))
     used = {addend.literal for joint in joints for addend in joint.addends}
     joints += _threes([view for view in views if view.literal not in used and len(view.nodes) == 2])
     used = {addend.literal for joint in joints for addend in joint.addends}
-    new = [(literal, weight) for literal, weight in terms if weight > 1 or literal not in used]
-    for joint in joints:
-        constant += joint.least
-        nodes = [2 * node for node in joint.nodes]
-        new += [(builder.gate(nodes, table), 1 << place) for place, table in joint.tables().items()]
-    return constant, new
+    return Sum(
+        given.constant + sum(joint.least for joint in joints),
+        tuple((literal, weight) for literal, weight in given.terms if weight > 1 or literal not in used),
+        tuple(joints),
+    )
 
 
 def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterator[Addend]:

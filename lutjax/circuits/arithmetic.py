@@ -10,7 +10,8 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-from lutjax.circuits import _joint_counts, truth
+from lutjax.circuits import truth
+from lutjax.circuits._joint_counts import Sum, joined
 from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 
 
@@ -27,14 +28,15 @@ def popcount(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
       >>> builder.circuit()([[1, 1, 0, 1, 1]])
       array([4])
     """
-    constant, terms = _weights(literals)
-    return _sum(builder, constant, terms)
+    return _sum(builder, _weights(literals), 0)
 
 
 def popcounts(
     builder: Builder, groups: Sequence[Sequence[Literal]], *, relative: bool = False
 ) -> list[list[Literal]]:
     """Return for each class the number of its literals that are 1, all of the same number of bits.
+
+    With tables of 6 bits (`Builder.lut`), bits are counted together with the gates that make them, where that saves tables.
 
     Args:
       builder: gets the gates.
@@ -43,18 +45,18 @@ def popcounts(
     """
     sums = [_weights(literals) for literals in groups]
     if builder.lut == 6 and builder.simplify:
-        sums = _joint_counts.merged(builder, sums)
-    least = min((constant for constant, _ in sums), default=0) if relative else 0
+        sums = joined(builder, sums)
+    least = min((each.constant for each in sums), default=0) if relative else 0
     numbers = []
-    for constant, terms in sums:
+    for each in sums:
         builder.next_class()
-        numbers.append(_sum(builder, constant - least, terms))
+        numbers.append(_sum(builder, each, least))
     width = max(map(len, numbers), default=0)
     return [number + [ZERO] * (width - len(number)) for number in numbers]
 
 
-def _weights(literals: Sequence[Literal]) -> tuple[int, list[tuple[Literal, int]]]:
-    """A sum as a constant and weights > 0 of literals of different nodes: an opposite pair is 1."""
+def _weights(literals: Sequence[Literal]) -> Sum:
+    """Sum of literals with each node once: repeated ones have a weight, an opposite pair is 1."""
     count: dict[int, list[int]] = {}
     for literal in literals:
         count.setdefault(literal >> 1, [0, 0])[literal & 1] += 1
@@ -66,11 +68,12 @@ def _weights(literals: Sequence[Literal]) -> tuple[int, list[tuple[Literal, int]
             constant += min(plus, minus)
             if plus != minus:
                 terms.append((2 * node + (minus > plus), abs(plus - minus)))
-    return constant, terms
+    return Sum(constant, tuple(terms))
 
 
-def _sum(builder: Builder, constant: int, terms: Sequence[tuple[Literal, int]]) -> list[Literal]:
-    """Bits of a weighted sum; the earliest bits of a column are added first."""
+def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
+    """Bits of a weighted sum, less a constant that it contains; the earliest bits of a column are added first."""
+    constant, terms = given.constant - less, given.made(builder)
     width = max((constant + sum(weight for _, weight in terms)).bit_length(), 1)
     columns: list[list[tuple[int, Literal]]] = [[] for _ in range(width)]
 
@@ -125,7 +128,7 @@ _MANY = 10  # bits of a column of which some are added at once without looking f
 
 
 def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
-    """How many bits of the first column and of the second to add next; None where the first has one bit.
+    """Return how many bits of the first column and of the second to add next; None where the first has one bit.
 
     Args:
       heights: bits of each column, the lowest first; beyond the last one sums have no bits.
@@ -212,7 +215,7 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
 
 
 def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
-    """Whether an unsigned number is greater than k, which it can be; gates of two inputs, the highest bits shared."""
+    """Return whether an unsigned number is greater than k, by small gates; the highest bits are shared between many k."""
     run = len(bits)
     one = k >> run - 1 & 1
     while run and k >> run - 1 & 1 == one:
@@ -225,7 +228,7 @@ def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Litera
 
 
 def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal:
-    """Whether any, or all, of at least one bits are 1."""
+    """Return whether any, or all, of the bits are 1; there is at least one."""
     queue, size = collections.deque(bits), builder.lut
     while len(queue) > 1:
         some = [queue.popleft() for _ in range(min(size, len(queue)))]
@@ -248,7 +251,7 @@ def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Li
 
 
 def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
-    """Whether above, or at least and what the lower bits say."""
+    """Return the comparison of two runs: the higher decides, and where its bits are equal the lower."""
     above, least = high
     if builder.lut == 2:
         return builder.gate([above, builder.gate([least, low], 0b1000)], 0b1110)
@@ -256,7 +259,7 @@ def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Li
 
 
 def _at_least_by_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
-    """Whether a >= b: from the lowest bits on, each table reads the one before and as many pairs of bits as it can."""
+    """Return whether a >= b: from the lowest bits on, each table reads the one before and as many pairs of bits as it can."""
     found, at = ONE, 0
     while at < len(a):
         n = min((builder.lut - (found != ONE)) // 2, len(a) - at)

@@ -1,5 +1,6 @@
 """Circuits made gate by gate, simplified on the way."""
 
+import collections
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +29,8 @@ class Builder:
     Args:
       simplify: whether gates are simplified; else every gate is kept as it is given.
       merge: a gate absorbs gates that only it reads while it has at most so many inputs, 2 to 8. Gates that are given with
-        more inputs keep them.
+        more inputs keep them. From 4 on a gate that several read is absorbed by all of them where all have room, as in the
+        look-up tables of an FPGA, which cost the same full or not: there 6 takes the fewest.
       lut: inputs of the largest tables that `lutjax.circuits.arithmetic` makes, 2 to 6: 2 for gates, 3 for full adders in two
         tables, 6 for FPGAs, whose look-up tables have 6 inputs. By default `merge`, at most 6.
 
@@ -62,7 +64,7 @@ class Builder:
         self._fanins: list[tuple[int, ...]] = []
         self._tables: list[int] = []
         self._classes: list[int] = []  # gates before the votes of each class
-        self._votes_end = 0  # gates before the part that follows these
+        self._votes_end: int | None = None  # gates before the part that follows these
         self._first = 1
         self._levels = [0]
         self._known: dict[tuple[tuple[int, ...], int], int] = {}
@@ -97,7 +99,7 @@ class Builder:
         if not self._parts and self._tables:
             self._parts.append(("gates", 0))
         self._parts.append((name, len(self._tables)))
-        if self._classes and not self._votes_end:
+        if self._classes and self._votes_end is None:
             self._votes_end = len(self._tables)
 
     def next_class(self) -> None:
@@ -173,7 +175,7 @@ class Builder:
         return 2 * node + inverted
 
     def _read_through(self, nodes: list[int], table: int) -> tuple[list[int], int]:
-        """The same function over earlier nodes, where it needs no more of these."""
+        """Return the function over earlier nodes, where it needs no more of these."""
         again = True
         while again and len(nodes) > 1:
             again = False
@@ -277,9 +279,10 @@ class Builder:
         ]
         about = dict(about or {})
         if self._classes:
-            ends = [before[start] for start in (*self._classes, self._votes_end or len(kept))]
+            end = len(kept) if self._votes_end is None else self._votes_end
+            ends = [before[start] for start in (*self._classes, end)]
             about["vote_gates"] = [end - start for start, end in itertools.pairwise(ends)]
-        return Circuit(
+        circuit = Circuit(
             inputs=tuple(self._inputs),
             outputs=tuple(port for port, _ in self._outputs),
             fanins=tuple(fanins),
@@ -288,9 +291,13 @@ class Builder:
             parts=tuple(parts),
             about=about,
         )
+        # Absorption may show that a gate computes less.
+        if self.simplify and min(map(len, fanins), default=2) < 2:
+            return rebuild(circuit, Builder(merge=self.merge, lut=self.lut))
+        return circuit
 
     def _alive(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> bytearray:
-        """For each gate whether an output depends on it."""
+        """Return for each gate whether an output depends on it."""
         first = self._first
         alive = bytearray(first + len(fanins))
         for literal in literals:
@@ -355,11 +362,10 @@ class Builder:
                 fanins[gate], tables[gate] = _sorted(*_reduced(*new))
                 for node in {*before, *own}:
                     if node >= first:
-                        (
-                            readers[node - first].add
-                            if node in fanins[gate]
-                            else readers[node - first].discard
-                        )(gate)
+                        readers[node - first].discard(gate)
+                for node in fanins[gate]:
+                    if node >= first:
+                        readers[node - first].add(gate)
             for node in own:
                 if node >= first:
                     readers[node - first].discard(inner)
@@ -371,15 +377,17 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
     literals = [ZERO]
     for port in circuit.inputs:
         literals += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
-    classes = set()
+    classes: collections.Counter[int] = collections.Counter()  # that begin before a gate
     if "vote_gates" in circuit.about and "votes" in circuit.part_ranges:
         start = circuit.part_ranges["votes"].start
-        classes = set(itertools.accumulate(circuit.about["vote_gates"][:-1], initial=start))
+        classes.update(itertools.accumulate(circuit.about["vote_gates"][:-1], initial=start))
     for name, gates in circuit.part_ranges.items():
         builder.part(name)
-        for gate in gates:
-            if gate in classes:
+        for gate in (*gates, gates.stop):
+            for _ in range(classes[gate] if name == "votes" else 0):
                 builder.next_class()
+            if gate == gates.stop:
+                break
             literals.append(builder.gate([literals[n] for n in circuit.fanins[gate]], circuit.tables[gate]))
     bits = iter([literals[k >> 1] ^ k & 1 for k in circuit.literals])
     for port in circuit.outputs:

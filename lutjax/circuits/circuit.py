@@ -295,7 +295,7 @@ class Circuit:
 
     @functools.cached_property
     def part_ranges(self) -> dict[str, range]:
-        """For each part the range of its gates, counted from 0; the node of gate g is ``first_gate + g``."""
+        """Ranges of the gates of each part, counted from 0; the node of gate g is ``first_gate + g``."""
         ends = list(itertools.accumulate(count for _, count in self.parts))
         return {name: range(end - count, end) for (name, count), end in zip(self.parts, ends, strict=True)}
 
@@ -367,11 +367,39 @@ class Circuit:
         """Return a circuit that computes the same with fewer gates; see `Builder`.
 
         Args:
-          merge: gates may have so many inputs, where that saves a gate.
+          merge: gates may have so many inputs where that saves a gate, 2 to 8: 2 for two-input gates, 3 for instructions
+            of three operands, 6 for FPGAs.
         """
         from lutjax.circuits import builder
 
         return builder.rebuild(self, builder.Builder(merge=merge))
+
+    def tabulated(self) -> "Circuit":
+        """Return a circuit made anew from the answers to all inputs, or this one if it has fewer AND nodes.
+
+        For the rule of an automaton and other functions of few inputs: training finds any circuit for a rule, and this one
+        does not depend on which. All its gates are one part.
+
+        Raises:
+          ValueError: more than 14 inputs.
+
+        Example:
+          >>> from lutjax.circuits import Builder
+          >>> builder = Builder(simplify=False)
+          >>> (a,), (b,) = builder.input("x", 2)
+          >>> long_way = builder.gate([builder.gate([a, b], 0b1000), builder.gate([a, b], 0b0010)], 0b1110)
+          >>> builder.output("y", [[long_way]])
+          >>> len(builder.circuit()), len(builder.circuit().tabulated())
+          (3, 0)
+        """
+        from lutjax.circuits import _tabulation
+
+        if self.n_inputs > _tabulation.MAX_INPUTS:
+            raise ValueError(
+                f"Circuit.tabulated: the circuit has {self.n_inputs} inputs; it tries all of them, for at most "
+                f"{_tabulation.MAX_INPUTS}. Call simplify."
+            )
+        return _tabulation.tabulated(self)
 
     def stats(self, *, lut6: bool = True) -> "statistics.Stats":
         """Return counts of gates, AND nodes, levels, fan-out, parts and classes.

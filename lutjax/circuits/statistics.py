@@ -11,7 +11,7 @@ from lutjax.circuits.circuit import Circuit
 
 @dataclasses.dataclass(frozen=True)
 class PartStats:
-    """One part of a circuit: gates, and how many levels lie between its first inputs and its last gate."""
+    """Part of a circuit: its gates, and how many levels lie between its first inputs and its last gate."""
 
     name: str
     gates: int

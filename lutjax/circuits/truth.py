@@ -145,7 +145,7 @@ def cubes(table: int, n: int) -> tuple[tuple[int, int], ...]:
     Example:
       >>> from lutjax.circuits import truth
       >>> truth.cubes(0b1110, 2)  # a OR b
-      ((1, 1), (2, 2))
+      ((2, 2), (1, 1))
     """
     return tuple(_isop(table, table, n, n)[0])
 

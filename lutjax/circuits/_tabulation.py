@@ -1,0 +1,72 @@
+"""Small circuits made anew from their answers to all inputs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lutjax.circuits.ands import and_graph
+from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
+from lutjax.circuits.circuit import Circuit
+
+MAX_INPUTS = 14
+
+
+def tabulated(circuit: Circuit) -> Circuit:
+    """Return a decision diagram of all outputs as two-input gates, in one part, or the circuit if that has fewer AND nodes.
+
+    Inputs are decided in their order, from either end, and with the last one first: the best of these counts.
+    """
+    n = circuit.n_inputs
+    natural = list(range(n))
+    orders = [natural, natural[::-1], [*natural[-1:], *natural[:-1]], [*natural[:-1][::-1], *natural[-1:]]]
+    found = [circuit, *(_diagram(circuit, order) for order in orders)]
+    return min(found, key=lambda c: len(and_graph(c)[0]))
+
+
+def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
+    """Decision diagram whose last decision is the first input of an order."""
+    n = circuit.n_inputs
+    bits: np.ndarray = np.zeros((n, 1 << n), np.uint8)
+    for k, i in enumerate(order):
+        bits[i] = np.arange(1 << n) >> k & 1
+    answers = circuit.evaluate(np.packbits(bits, axis=1, bitorder="little"))
+    builder = Builder(merge=2)
+    inputs: list[Literal] = []
+    for port in circuit.inputs:
+        inputs += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
+    known: dict[tuple[int, int], Literal] = {}
+
+    def made(table: int, k: int) -> Literal:
+        """Return the literal of a table over the first k inputs of the order."""
+        full = (1 << (1 << k)) - 1
+        if table in (0, full):
+            return ONE if table else ZERO
+        inverted = table & 1
+        if inverted:
+            table ^= full
+        if (table, k) not in known:
+            half = 1 << (k - 1)
+            low, high = table & (1 << half) - 1, table >> half
+            a, b = made(low, k - 1), made(high, k - 1)
+            known[table, k] = _either(builder, inputs[order[k - 1]], a, b, low, high)
+        return known[table, k] ^ inverted
+
+    end = (1 << (1 << n)) - 1
+    literals = iter([made(int.from_bytes(row.tobytes(), "little") & end, n) for row in answers])
+    for port in circuit.outputs:
+        numbers = [[next(literals) for _ in range(port.format.bits)] for _ in range(port.count)]
+        builder.output(port.name, numbers, port.format)
+    return builder.circuit({k: v for k, v in circuit.about.items() if k != "vote_gates"})
+
+
+def _either(builder: Builder, x: Literal, a: Literal, b: Literal, low: int, high: int) -> Literal:
+    """Return a, whose table is `low`, where x is 0, else b."""
+    if a == b:
+        return a
+    if a == b ^ 1:
+        return builder.gate([x, a], 0b0110)
+    if not low & ~high:
+        return builder.gate([a, builder.gate([x, b], 0b1000)], 0b1110)
+    if not high & ~low:
+        return builder.gate([b, builder.gate([x, a], 0b0100)], 0b1110)
+    return builder.gate([builder.gate([x, b], 0b1000), builder.gate([x, a], 0b0100)], 0b1110)
