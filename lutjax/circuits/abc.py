@@ -55,7 +55,7 @@ def find() -> str | None:
     return next((path for path in map(shutil.which, _NAMES) if path), None)
 
 
-def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float = 600) -> str:
+def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int = 600) -> str:
     """Run commands of ABC, and return what it prints.
 
     Args:
@@ -90,7 +90,10 @@ def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float = 600) 
 
 
 def cec(
-    first: Circuit | str | os.PathLike[str], second: Circuit | str | os.PathLike[str], *, seconds: float = 300
+    first: Circuit | str | os.PathLike[str],
+    second: Circuit | str | os.PathLike[str],
+    *,
+    seconds: float | int = 300,
 ) -> Equivalence:
     """Prove that two circuits compute the same for all inputs, or find inputs for which they differ.
 
@@ -134,7 +137,7 @@ def cec(
     return Equivalence("undecided", None, line)
 
 
-def lut_count(circuit: Circuit, k: int = 6, *, seconds: float = 300) -> int:
+def lut_count(circuit: Circuit, k: int = 6, *, seconds: float | int = 300) -> int:
     """Return how many look-up tables of k inputs ABC needs for a circuit, of at most 2 to 16 inputs.
 
     Raises:
@@ -153,7 +156,7 @@ def lut_count(circuit: Circuit, k: int = 6, *, seconds: float = 300) -> int:
     return int(found[1])
 
 
-def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float = 600) -> Circuit:
+def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 600) -> Circuit:
     """Return the circuit that commands of ABC make of a circuit, with the same ports.
 
     Parts are lost, since ABC knows none. Prove the result by `cec`.
@@ -168,8 +171,8 @@ def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float = 600) -
       TimeoutError: the time was over.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "a.blif").write_text(blif.to_blif(circuit), encoding="utf-8")
-        text = run(f"read a.blif; {script}; write_blif b.blif", folder, seconds=seconds)
+        pathlib.Path(folder, "a.aig").write_bytes(aiger.to_aiger(circuit))
+        text = run(f"read a.aig; {script}; write_blif b.blif", folder, seconds=seconds)
         written = pathlib.Path(folder, "b.blif")
         if not written.is_file():
             raise RuntimeError(f"optimised: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}")
@@ -180,7 +183,7 @@ def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float = 600) -
     return dataclasses.replace(found, inputs=circuit.inputs, outputs=circuit.outputs, about=circuit.about)
 
 
-def from_verilog(text: str, *, seconds: float = 300) -> Circuit:
+def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
     """Return the circuit of a combinational module of Verilog, as Yosys reads it (of pyosys).
 
     Raises:
@@ -204,7 +207,9 @@ def from_verilog(text: str, *, seconds: float = 300) -> Circuit:
             raise TimeoutError(f"from_verilog: no result after {seconds:g} seconds.") from None
         written = pathlib.Path(folder, "a.aig")
         if done.returncode or not written.is_file():
-            raise RuntimeError(f"from_verilog: Yosys failed: {(done.stdout + done.stderr).strip()[-300:]}")
+            log = pathlib.Path(folder, "a.log")
+            said = log.read_text() if log.is_file() else done.stdout + done.stderr
+            raise RuntimeError(f"from_verilog: Yosys failed: {said.strip()[-300:]}")
         return aiger.from_aiger(written.read_bytes())
 
 
@@ -213,7 +218,7 @@ _YOSYS = """
 from pyosys import libyosys
 design = libyosys.Design()
 for command in (
-    "read_verilog a.v", "hierarchy -auto-top -check", "proc", "flatten", "opt_clean", "techmap", "opt", "aigmap",
+    "read_verilog a.v", "hierarchy -auto-top -check", "proc -norom", "flatten", "opt_clean", "techmap", "opt", "aigmap",
     "write_aiger -symbols a.aig",
 ):
     libyosys.run_pass("tee -q -o a.log " + command, design)
@@ -242,7 +247,7 @@ def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name:
     return place
 
 
-def _names_of(place: pathlib.Path, folder: str, seconds: float) -> tuple[list[str], list[str]]:
+def _names_of(place: pathlib.Path, folder: str, seconds: float | int) -> tuple[list[str], list[str]]:
     """Names of the inputs and outputs, as ABC reads them."""
     text = run(f"read {place.name}; print_io", folder, seconds=seconds)
     names = []

@@ -31,7 +31,7 @@ def find() -> str | None:
     return shutil.which("iverilog") if shutil.which("vvp") else None
 
 
-def run(module: str, testbench: str, *, seconds: float = 600) -> Simulation:
+def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulation:
     """Simulate a testbench with Icarus Verilog.
 
     Args:
