@@ -108,3 +108,12 @@ def flipped(circuit, gate, address=0):
     tables = list(circuit.tables)
     tables[gate] ^= 1 << address
     return Circuit(circuit.inputs, circuit.outputs, circuit.fanins, tuple(tables), circuit.literals)
+
+
+def visibly_flipped(circuit):
+    """Circuits with one answer of one table inverted that compute something else for `words`."""
+    for gate in range(len(circuit)):
+        for address in range(1 << len(circuit.fanins[gate])):
+            wrong = flipped(circuit, gate, address)
+            if not same(circuit, wrong):
+                yield wrong
