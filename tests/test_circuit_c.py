@@ -236,7 +236,7 @@ int main(void)
 }
 """
     files = {**to_c(circuit, style=style), "main.c": main}
-    text = run(tmp_path, files, "-DCIRCUIT_LANES=64", *CHECKED)[1]
+    text = run(tmp_path, files, "-DCIRCUIT_LANES=64", "-fsanitize=address")[1]
     k = np.arange(13 * 200)
     expected = circuit(((k * k * 7 + k // 13) % 256).reshape(200, 13))[0]
     assert list(map(int, text.split())) == expected.tolist()
@@ -317,15 +317,58 @@ def test_a_classifier(tmp_path):
 
     from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
 
-    config = LogicClassifierConfig(in_features=16, n_classes=5, layers=(80, 80), n_thresholds=3)
+    config = LogicClassifierConfig(in_features=8, n_classes=5, layers=(40, 40), n_thresholds=3)
     model = LogicClassifier(config, rngs=nnx.Rngs(0))
     circuit = circuits.of(model, inputs="uint8", outputs="class")
-    x = np.random.default_rng(0).integers(0, 256, (600, 16))
+    x = np.random.default_rng(0).integers(0, 256, (600, 8))
     expected = np.asarray(model.packed()(jnp.asarray(x, jnp.float32)))
     np.testing.assert_array_equal(circuit(x), expected)
-    for style in STYLES:
-        status, text = run(tmp_path, with_test(circuit, [x], style=style), "-O1", *CHECKED)
-        assert (status, text) == (0, "circuit: 600 samples, 0 wrong\n")
+    status, text = run(tmp_path, with_test(circuit, [x]), "-O0")
+    assert (status, text) == (0, "circuit: 600 samples, 0 wrong\n")
+
+
+@compiled
+@pytest.mark.parametrize(("periodic", "lanes"), [(True, 8), (False, 64), (True, 256)])
+def test_steps_of_an_automaton(tmp_path, periodic, lanes):
+    """Grids of any size, also of one row or column, as `step_automaton` has them."""
+    channels = 2
+    builder = Builder()
+    seen = [bit for (bit,) in builder.input("x", 9 * channels)]
+    next_state = []
+    for channel in range(channels):
+        pairs = zip(seen, random.Random(channel).sample(seen, len(seen)), strict=True)
+        bit = 0
+        for a, b in pairs:  # every neighbour can change it
+            bit = builder.gate([bit, builder.gate([a, b], 0b0010)], 0b0110)
+        next_state.append([bit])
+    builder.output("y", next_state)
+    rule = builder.circuit({"kind": "automaton", "channels": channels, "periodic": periodic})
+    unit = min(lanes, 64)
+    main = ["#include <stdio.h>", '#include "circuit.h"', "int main(void)", "{", "    size_t k;"]
+    expected = []
+    for rows, columns in [(1, 1), (2, 2), (3, 7), (4, 8), (2, 64), (5, 65), (3, 600)]:
+        state = np.random.default_rng(columns).integers(0, 2, (rows, columns, channels), dtype=np.uint8)
+        after = circuits.step_automaton(rule, state)
+        assert rows * columns < 20 or 0.2 < after.mean() < 0.8
+        units = -(-columns // unit)
+
+        def packed(cells, shape=(channels, rows, units * unit), columns=columns):
+            padded = np.zeros(shape, np.uint8)
+            padded[..., :columns] = np.moveaxis(cells, 2, 0)
+            return np.packbits(padded, bitorder="little").view(f"u{unit // 8}").ravel().tolist()
+
+        expected += packed(after)
+        numbers = ", ".join(f"{k}u" for k in packed(state))
+        n = channels * rows * units
+        main += [
+            f"    {{ static const circuit_unit cells[] = {{{numbers}}}; static circuit_unit next[{n}];",
+            f"      circuit_step(cells, next, {rows}, {columns});",
+            f'      for (k = 0; k < {n}; k++) printf("%llu ", (unsigned long long)next[k]); }}',
+        ]
+    main += ["    return 0;", "}", ""]
+    text = run(tmp_path, {**to_c(rule), "main.c": "\n".join(main)}, f"-DCIRCUIT_LANES={lanes}", *CHECKED)[1]
+    assert list(map(int, text.split())) == expected
+    assert "step" not in to_c(drawn(0, 10, (2,)))["circuit.h"]
 
 
 # ------------------------------------------------------------------------------------- texts

@@ -125,7 +125,7 @@ class _Lowering:
     def count(self, literals: Sequence[int]) -> list[int]:
         """Return the literals of the number of literals that are 1, lowest bit first, by full adders."""
         columns = [list(literals)]
-        sums = []
+        sums: list[int] = []
         for column in columns:
             while len(column) > 1:
                 three, column[:3] = column[:3], []
@@ -311,7 +311,8 @@ def _alive(program: Operations) -> Operations:
         if used[first + g]:
             for n in program.fanins[g]:
                 used[n] = 1
-    return _renumbered(program, [g for g in range(len(program)) if used[first + g]])
+    kept = [g for g in range(len(program)) if used[first + g]]
+    return program if len(kept) == len(program) else _renumbered(program, kept)
 
 
 def _renumbered(program: Operations, order: Sequence[int]) -> Operations:

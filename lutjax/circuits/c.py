@@ -27,7 +27,8 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
 
     The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
     number of samples, and ``NAME_words`` takes bits to bits, with one sample in each bit of a word. Words have 8 to 512 bits,
-    chosen when the program is compiled.
+    chosen when the program is compiled. The rule of an automaton also gets ``NAME_step``, which takes a grid to the
+    next one.
 
     Args:
       circuit: any; what its outputs do not read is left out.
@@ -92,7 +93,17 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
         "calls_in": _calls(circuit.inputs, "in", "input"),
         "calls_out": _calls(circuit.outputs, "out", "output"),
     }
-    return {f"{name}.{end}": _filled(f"circuit.{end}", values) for end in ("h", "c")}
+    files = {}
+    automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
+    if automaton:
+        values["periodic"] = str(int(bool(circuit.about.get("periodic"))))
+        values["grid"] = (
+            "a torus" if circuit.about.get("periodic") else "a grid, beyond which all cells are 0"
+        )
+    for end in ("h", "c"):
+        values["step"] = _filled(f"step.{end}", values) if automaton else ""
+        files[f"{name}.{end}"] = _filled(f"circuit.{end}", values)
+    return files
 
 
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:

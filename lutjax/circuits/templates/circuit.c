@@ -34,7 +34,7 @@ typedef word unit;
 
 /* Numbers to bits and back. */
 
-#ifdef __GNUC__
+#if defined(__GNUC__) && UNIT == 64
 #define ROW 8 /* 64-bit integers that are transposed side by side */
 typedef uint64_t row __attribute__((vector_size(64), aligned(8), may_alias));
 #else
@@ -96,3 +96,4 @@ void @name@_predict(@parameters@)
 @calls_out@
     }
 }
+@step@

@@ -6,9 +6,9 @@
  * arrays of uint64_t, lanes 0 to 63 in the first. -D@NAME@_LANES=8, 16, 32 or 64 works with every C99 compiler, 128, 256 and
  * 512 with GCC and Clang. Without it the widest is taken that the instructions chosen for the compiler have (-march=native).
  *
- * Memory: @NAME@_SLOTS words for values, and @name@_predict has @NAME@_INPUTS + @NAME@_OUTPUTS words more. They lie on the stack,
- * so that threads may call at the same time; -D@NAME@_STATIC puts them in static memory, for one thread.
- * Nothing is allocated, and no other function is called.
+ * Memory: @NAME@_SLOTS words hold values; @name@_predict needs @NAME@_INPUTS + @NAME@_OUTPUTS words more, and at most 5 kB to
+ * convert numbers (8 bytes for each lane where words have at most 32 bits). All of it lies on the stack, so that threads may call
+ * at the same time; -D@NAME@_STATIC puts the words in static memory, for one thread. Nothing is allocated.
  */
 #ifndef @NAME@_H
 #define @NAME@_H
@@ -58,7 +58,7 @@ void @name@_words(const @name@_word *x, @name@_word *y);
 /* Numbers of n samples, sample after sample:
 @numbers@ */
 void @name@_predict(@parameters@);
-
+@step@
 #ifdef __cplusplus
 }
 #endif
