@@ -275,7 +275,7 @@ def assert_stack(given: list[Any], sums: jax.Array) -> None:
 
 def test_layers_of_nnx() -> None:
     model = drawn(lambda rngs: nnx.Sequential(*stack(lutjax_nnx, rngs=rngs)))
-    assert_stack([list(model.layers), tuple(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
+    assert_stack([list(model.layers), nnx.List(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
     # A layer whose gates were pruned has the sizes of its arrays.
     gates, votes = lutjax_nnx.LogicGates(8, 12, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(3)
     gates.logits, gates.wires = gates.logits[:9], gates.wires[:9]
@@ -308,6 +308,20 @@ def test_layers_of_haiku() -> None:
 
     for of in (lambda: stack(lutjax_haiku), lambda: hk.Sequential(stack(lutjax_haiku))):
         np.testing.assert_array_equal(made(of)(NUMBERS), np.round(np.asarray(sums) * 2))
+
+
+def test_every_flipped_entry_of_a_table_is_found() -> None:
+    layer = lutjax_nnx.SoftLUT(6, 12, n_inputs=3, parametrisation="raw", rngs=nnx.Rngs(0))
+    layer.table = jnp.asarray(RNG(0).normal(size=(12, 8)), jnp.float32)
+    circuit = circuits.of([layer], simplify=False)
+    want = np.asarray(layer(jnp.asarray(every(6), jnp.float32), deterministic=True))
+    np.testing.assert_array_equal(circuit(every(6)), want)
+    for gate, entry in itertools.product(range(12), range(8)):
+        tables = list(circuit.tables)
+        tables[gate] ^= 1 << entry
+        wrong = dataclasses.replace(circuit, tables=tuple(tables))(every(6)) != want
+        assert wrong[:, gate].any()
+        assert not np.delete(wrong, gate, 1).any()
 
 
 # ------------------------------------------------------------------------------------- trees over images
@@ -461,6 +475,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type, str]] = {
         lambda: [lutjax_nnx.LUT(2, 2, n_detectors=1, n_anchors=1, rngs=nnx.Rngs(0))], {}, TypeError, "a LUT,"
     ),
     "empty": (lambda: [], {}, ValueError, "empty list"),
+    "text": (lambda: "gates", {}, TypeError, "model is a str"),
     "other_model": (lambda: 3, {}, TypeError, "model is a int"),
     "unbound": (lambda: [linen.LogicGates(2, 2)], {}, ValueError, r"without variables.*\(layer, variables\)"),
     "nan": (with_nan, {}, ValueError, "logits of layer 1.*NaN"),

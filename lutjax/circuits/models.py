@@ -437,7 +437,7 @@ def _layers_of(model: Any) -> list[Any]:
         and hasattr(model[0], "bind")
     ):
         model = model[0].bind(model[1])
-    layers = model if isinstance(model, list | tuple) else getattr(model, "layers", None)
+    layers = model if isinstance(model, Sequence) else getattr(model, "layers", None)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
         raise TypeError(
             f"circuits.of: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier or LogicCA, or a "
@@ -469,7 +469,7 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
                 f"circuits.of: {where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
                 "variables), or layers of model.bind(variables)."
             )
-        spec, arrays = layer.with_arrays(layer.variables if variables is None else variables)
+        spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
     for name, array in arrays.items():
         if isinstance(array, jax.core.Tracer):
             raise ValueError(

@@ -53,7 +53,7 @@ class Layer(nn.Module):
             arrays[v.name] = array(v)
         return spec, arrays
 
-    def with_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the spec of the layer, and the arrays of its own part of `variables`."""
         return self._build()[0], merged(variables)
 

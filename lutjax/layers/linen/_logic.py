@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _logic
-from lutjax.layers.linen._layer import Layer, Switched, merged
+from lutjax.layers.linen._layer import Layer, Switched
 
 
 class _Wired(Switched):
@@ -21,7 +21,8 @@ class _Wired(Switched):
         Args:
           variables: the layer's own part of them, ``params`` and ``wires``.
         """
-        wires, tables = self._build()[0].truth_tables(merged(variables))
+        spec, arrays = self._spec_and_arrays(variables)
+        wires, tables = spec.truth_tables(arrays)
         return wires, tables
 
     def expected_needs(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
