@@ -127,7 +127,7 @@ class Network:
         else:
             in_ports, out_ports = ports
             in_places, out_places = (
-                [{name: k for k, name in enumerate(given)}[name] for name in bit_names(some)]
+                list(map({name: k for k, name in enumerate(given)}.__getitem__, bit_names(some)))
                 for some, given in zip(ports, names, strict=True)
             )
         for k, place in enumerate(in_places, 1):

@@ -90,7 +90,10 @@ def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int =
 
 
 def cec(
-    first: Circuit | str | os.PathLike[str], second: Circuit | str | os.PathLike[str], *, seconds: float | int = 300
+    first: Circuit | str | os.PathLike[str],
+    second: Circuit | str | os.PathLike[str],
+    *,
+    seconds: float | int = 300,
 ) -> Equivalence:
     """Prove that two circuits compute the same for all inputs, or find inputs for which they differ.
 
@@ -168,8 +171,8 @@ def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 
       TimeoutError: the time was over.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "a.blif").write_text(blif.to_blif(circuit), encoding="utf-8")
-        text = run(f"read a.blif; {script}; write_blif b.blif", folder, seconds=seconds)
+        pathlib.Path(folder, "a.aig").write_bytes(aiger.to_aiger(circuit))
+        text = run(f"read a.aig; {script}; write_blif b.blif", folder, seconds=seconds)
         written = pathlib.Path(folder, "b.blif")
         if not written.is_file():
             raise RuntimeError(f"optimised: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}")
@@ -204,7 +207,9 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
             raise TimeoutError(f"from_verilog: no result after {seconds:g} seconds.") from None
         written = pathlib.Path(folder, "a.aig")
         if done.returncode or not written.is_file():
-            raise RuntimeError(f"from_verilog: Yosys failed: {(done.stdout + done.stderr).strip()[-300:]}")
+            log = pathlib.Path(folder, "a.log")
+            said = log.read_text() if log.is_file() else done.stdout + done.stderr
+            raise RuntimeError(f"from_verilog: Yosys failed: {said.strip()[-300:]}")
         return aiger.from_aiger(written.read_bytes())
 
 
@@ -213,7 +218,7 @@ _YOSYS = """
 from pyosys import libyosys
 design = libyosys.Design()
 for command in (
-    "read_verilog a.v", "hierarchy -auto-top -check", "proc", "flatten", "opt_clean", "techmap", "opt", "aigmap",
+    "read_verilog a.v", "hierarchy -auto-top -check", "proc -norom", "flatten", "opt_clean", "techmap", "opt", "aigmap",
     "write_aiger -symbols a.aig",
 ):
     libyosys.run_pass("tee -q -o a.log " + command, design)

@@ -65,6 +65,9 @@ def to_blif(circuit: Circuit, model: str = "circuit") -> str:
     if any(0 in nodes for nodes in circuit.fanins) or any(literal < 2 for literal in circuit.literals):
         lines.append(".names zero")
     for name, nodes, table in zip(names[circuit.first_gate :], circuit.fanins, circuit.tables, strict=True):
+        if table in (0, truth.FULL[len(nodes)]):  # ABC refuses a table of inputs without rows
+            lines += [f".names {name}", *("1" for _ in range(table & 1))]
+            continue
         lines.append(f".names {' '.join([names[node] for node in nodes])} {name}")
         lines += _cover(table, len(nodes))
     for bit, literal in zip(outputs, circuit.literals, strict=True):
@@ -74,8 +77,6 @@ def to_blif(circuit: Circuit, model: str = "circuit") -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cover(table: int, n: int) -> tuple[str, ...]:
-    if not n:
-        return ("1",) if table else ()
     return tuple(
         "".join("-" if not read >> i & 1 else "01"[values >> i & 1] for i in range(n)) + " 1"
         for read, values in truth.cubes(table, n)

@@ -253,8 +253,10 @@ def files_of(
 
 def facts_of(request: Request) -> dict[str, Any]:
     """Return what the manifest of a circuit says beside its files: interface, options, statistics, vectors."""
+    from lutjax.circuits import verilog
+
     circuit, options = request.circuit, request.options
-    facts: dict[str, Any] = {
+    return {
         "circuit": f"{options.name}.json",
         "name": options.name,
         "inputs": interface(circuit.inputs),
@@ -262,13 +264,9 @@ def facts_of(request: Request) -> dict[str, Any]:
         "about": dict(circuit.about),
         "statistics": dataclasses.asdict(circuit.stats(lut6=False)),
         "vectors": {"samples": len(request.vectors), "source": request.vectors.source},
+        "registers": options.registers,
+        "latency": verilog.latency(circuit, options.registers),
     }
-    if "verilog" in options.formats:
-        from lutjax.circuits import verilog
-
-        facts["registers"] = options.registers
-        facts["latency"] = verilog.latency(circuit, options.registers)
-    return facts
 
 
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:

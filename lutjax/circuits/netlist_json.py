@@ -16,6 +16,7 @@ A reader refuses a version above its own; fields that it does not know are an er
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -121,7 +122,7 @@ def _part(found: Any) -> tuple[str, int]:
 
 
 def _table(found: Any) -> int:
-    if not isinstance(found, str):
+    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]+", found):
         raise ValueError("expected hexadecimal digits in quotes")
     return int(found, 16)
 

@@ -148,15 +148,11 @@ def checks_of(
         checks += [Check(f"C, compiled = {VECTORS}", export.c_holds)]
     if export.names("verilog", "_testbench.v"):
         checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds)]
-    for name in [
-        *export.names("blif", ".blif"),
-        *export.names("aiger", ".aig"),
-        *export.names("verilog", ".v"),
-    ]:
+    combinational = [] if manifest["registers"] else export.names("verilog", ".v")
+    for name in (*export.names("blif", ".blif"), *export.names("aiger", ".aig"), *combinational):
         if not name.endswith("_testbench.v"):
-            checks += [
-                Check(f"{name} = {export.circuit_name}, by ABC", functools.partial(export.equal_by_abc, name))
-            ]
+            what = f"{name} = {export.circuit_name}, by ABC"
+            checks += [Check(what, functools.partial(export.equal_by_abc, name))]
     return checks
 
 
@@ -296,7 +292,11 @@ def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
         what = f"{RANDOM_SAMPLES} random ones"
     numbers, start = [], 0
     for port in ports:
-        own = bits[:, start : start + port.n_bits].reshape(len(bits), port.count, port.format.bits).astype(np.uint64)
+        own = (
+            bits[:, start : start + port.n_bits]
+            .reshape(len(bits), port.count, port.format.bits)
+            .astype(np.uint64)
+        )
         codes = (own << np.arange(port.format.bits, dtype=np.uint64)).sum(-1, dtype=np.uint64)
         numbers.append(np.asarray(port.format.decode(codes)))
         start += port.n_bits

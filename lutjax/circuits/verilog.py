@@ -423,9 +423,11 @@ def _hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
     """Digits of each sample, the bits of the first port lowest."""
     bits = []
     for port, given in zip(ports, numbers, strict=True):
-        codes = port.format.encode(np.asarray(given)).reshape(-1, port.count, 1)
+        codes = port.format.encode(np.asarray(given)).reshape(len(given), port.count, 1)
         bits.append(
-            (codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)).reshape(len(codes), -1)
+            (codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)).reshape(
+                len(codes), port.n_bits
+            )
         )
     return [_digits(row) for row in np.concatenate(bits, axis=1).astype(bool)]
 

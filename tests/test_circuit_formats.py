@@ -1,0 +1,507 @@
+"""Circuits as Verilog, BLIF, AIGER and JSON, in simulators and in ABC."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from circuit_strategies import SPECIAL, drawn, made, numbers, plans, same, visibly_flipped
+from hypothesis import given, settings
+
+from lutjax.circuits import (
+    Circuit,
+    Format,
+    Port,
+    abc,
+    from_aiger,
+    from_blif,
+    from_json,
+    simulate,
+    verilog,
+)
+
+needs_iverilog = pytest.mark.skipif(simulate.find() is None, reason="iverilog is not installed")
+needs_abc = pytest.mark.skipif(abc.find() is None, reason="ABC is not installed: pip install pyosys")
+needs_yosys = pytest.mark.skipif(
+    importlib.util.find_spec("pyosys") is None, reason="Yosys is not installed: pip install pyosys"
+)
+FORMATS = {
+    "blif": lambda circuit: from_blif(circuit.to_blif()),
+    "aig": lambda circuit: from_aiger(circuit.to_aiger()),
+    "aag": lambda circuit: from_aiger(circuit.to_aiger(binary=False)),
+    "json": lambda circuit: from_json(circuit.to_json()),
+}
+
+
+# ------------------------------------------------------------------------------------------- there and back
+@given(plan=plans())
+@settings(max_examples=30)
+def test_circuits_come_back(plan):
+    circuit = made(plan)
+    for name, back in FORMATS.items():
+        found = back(circuit)
+        assert same(circuit, found), name
+        if name == "json":
+            assert dataclasses.asdict(found) == dataclasses.asdict(circuit)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_circuits_come_back(name):
+    circuit = SPECIAL[name]
+    for back in FORMATS.values():
+        assert same(circuit, back(circuit))
+
+
+@given(plan=plans())
+@settings(max_examples=20)
+def test_blif_keeps_the_gates_of_simplified_circuits(plan):
+    circuit = made(plan).simplify()
+    found = from_blif(circuit.to_blif())
+    assert (found.fanins, found.tables, found.literals) == (circuit.fanins, circuit.tables, circuit.literals)
+
+
+def test_texts_are_the_same_each_time():
+    for write in ("to_verilog", "to_blif", "to_aiger", "to_json"):
+        assert getattr(drawn(1), write)() == getattr(drawn(1), write)()
+
+
+def test_the_example_of_aiger():
+    """The half adder of the format's report, in both forms."""
+    text = b"aag 7 2 0 2 3\n2\n4\n6\n12\n6 13 15\n12 2 4\n14 3 5\ni0 x\ni1 y\no0 s\no1 c\n"
+    data = b"aig 5 2 0 2 3\n10\n6\n\x02\x02\x03\x02\x01\x02i0 x\ni1 y\no0 s\no1 c\n"
+    for found in (from_aiger(text), from_aiger(data)):
+        assert [port.name for port in (*found.inputs, *found.outputs)] == ["x", "y", "s", "c"]
+        s, c = found([0, 1, 0, 1], [0, 0, 1, 1])
+        assert (s.tolist(), c.tolist()) == ([0, 1, 1, 0], [0, 0, 0, 1])
+
+
+# ------------------------------------------------------------------------------------------- BLIF of others
+def test_blif_of_other_programs():
+    text = r"""
+# written by hand
+.model top # a comment
+.default_input_arrival 0 0
+.inputs a b \
+  c
+.inputs $d[1] $d[0]
+.outputs both \
+not_b one same
+.outputs late
+.names n1 c both
+11 1
+.names a b n1
+1- 0
+-1 0
+.names b not_b
+0 1
+.names one
+1
+.names never
+.names a same
+1 1
+.names never $d[1] $d[0] late
+-10 1
+1-- 1
+--1 1
+.end
+.names what comes after the end is not read
+"""
+    found = from_blif(text)
+    assert [port.name for port in found.inputs] == ["a", "b", "c", "_d"]
+    assert [port.name for port in found.outputs] == ["both", "not_b", "one", "same", "late"]
+    bits = np.arange(32)[:, None] >> np.arange(5) & 1
+    a, b, c, low, high = bits.T
+    expected = [(1 - a) * (1 - b) * c, 1 - b, a * 0 + 1, a, low | high]
+    assert np.array_equal(found(a, b, c, bits[:, 3:]), expected)
+
+
+def test_blif_tables_of_many_inputs():
+    rng, n = np.random.default_rng(0), 20
+    rows = ["".join(rng.choice(list("01---"), n)) for _ in range(30)]
+    names = " ".join(f"x[{k}]" for k in range(n))
+    samples = rng.integers(0, 2, (500, n))
+    hit = np.array(
+        [any(all(c in ("-", str(v)) for c, v in zip(row, x, strict=True)) for row in rows) for x in samples]
+    )
+    assert 0.1 < hit.mean() < 0.9
+    for answer in "01":
+        cover = "\n".join(f"{row} {answer}" for row in rows)
+        found = from_blif(f".model m\n.inputs {names}\n.outputs y\n.names {names} y\n{cover}\n.end\n")
+        assert np.array_equal(found(samples), hit == (answer == "1"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (".latch a y re clk 0", "line 4: .latch: it has latches"),
+        (".subckt other x=a z=y", "line 4: .subckt: it has other models in it; flatten"),
+        (".gate nand2 A=a B=a O=y", "line 4: .gate: it is mapped to cells"),
+        (".names a y\n11 1", "the table of y has the row '11 1'; expected 1 of 0, 1 and -"),
+        (".names a y\n1 1\n0 0", "rows that answer 0 and rows that answer 1"),
+        (".names a y\n1 2", "expected 1 of 0, 1 and -"),
+        (".names b y\n1 1", "line 4: b is read, but nothing drives it"),
+        (".names a a\n1 1", "line 4: a is driven, but it is an input"),
+        (".names y\n.names y\n1", "line 5: y is driven a second time, first in line 4"),
+        (".names y b\n1 1\n.names b y\n1 1", "is in a loop"),
+        ("1 1", "is a row of a table, but no .names is before it"),
+        (".names", "line 4: .names has no signal"),
+        (".inputs a", "a is twice among the inputs"),
+        (".model again", "line 4: a second .model begins"),
+        (".nonsense", "line 4: .nonsense is not known"),
+    ],
+)
+def test_blif_that_is_no_circuit(lines, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        from_blif(f".model m\n.inputs a\n.outputs y\n{lines}\n.end\n")
+    assert str(caught.value).startswith("from_blif: ")
+
+
+def test_text_that_is_not_blif():
+    with pytest.raises(ValueError, match="is it BLIF"):
+        from_blif("")
+    with pytest.raises(ValueError, match="UTF-8"):
+        from_blif(b".model \xff\n")
+    with pytest.raises(ValueError, match=r"y is read, but nothing drives it"):
+        from_blif(".model m\n.outputs y\n.end\n")
+
+
+def test_a_deep_chain_is_read():
+    n = 5000
+    rows = [f".names n{k} n{k + 1}\n0 1" for k in reversed(range(n))]
+    found = from_blif("\n".join([".model m", ".inputs n0", f".outputs n{n}", *rows, ".end"]))
+    assert found.literals == (2,)
+
+
+# ------------------------------------------------------------------------------------------- AIGER of others
+def test_aiger_without_names_and_in_any_order():
+    found = from_aiger(b"aag 6 2 0 2 2\n4\n2\n13\n1\n12 10 5\n10 2 4\n")
+    assert (found.inputs, found.outputs) == ((Port("x", 2),), (Port("y", 2),))
+    assert found([[0, 0], [0, 1], [1, 0], [1, 1]]).tolist() == [[1, 1]] * 4
+    named = from_aiger(b"aag 1 1 0 1 0\n2\n3\ni0 a name\no0 reg\nc\nlutjax ports nonsense\n")
+    assert (named.inputs, named.outputs, named.literals) == ((Port("a_name"),), (Port("reg_0"),), (3,))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file ends before its header"),
+        (b"aig 1 1 0 1\n", "the header is 'aig 1 1 0 1'; expected 'aig' or 'aag'"),
+        (b"blif 1 1 0 1 0\n", "expected 'aig' or 'aag'"),
+        (b"aig 1 -1 0 1 0\n", "expected 'aig' or 'aag'"),
+        (b"aig 2 1 1 1 0\n", "the file has 1 latches"),
+        (b"aig 1 1 0 0 0 1\n", "properties, constraints and fairness"),
+        (b"aig 3 1 0 1 1\n", "the header says 3 variables; 1 inputs and 1 AND nodes need 2"),
+        (b"aig 1 1 0 1 0\n9\n", "output 0 is '9'; with 1 variables literals go up to 3"),
+        (b"aig 1 1 0 1 0\n", "the file ends before output 0"),
+        (b"aig 3 2 0 1 1\n6\n\x02", "the file ends in AND 0"),
+        (b"aig 3 2 0 1 1\n6\n\x07\x00", "AND 0, literal 6, reads -1 and -1"),
+        (b"aig 3 2 0 1 1\n6\n\x00\x02", "AND 0, literal 6, reads 6 and 4"),
+        (b"aig 3 2 0 1 1\n6\n" + b"\xff" * 12, "a number of more than 64 bits"),
+        (b"aag 1 1 0 1 0\n3\n2\n", "input 0 is the literal 3; expected an even one"),
+        (b"aag 2 2 0 1 0\n2\n2\n2\n", "variable 1 is an input twice"),
+        (b"aag 2 1 0 1 1\n2\n4\n2 2 2\n", "AND 0: variable 1 is driven, but it is an input"),
+        (b"aag 2 1 0 1 1\n2\n4\n5 2 2\n", "AND 0 defines the literal 5"),
+        (b"aag 2 1 0 1 1\n2\n4\n4 2\n", "AND 0 is '4 2'; expected 3 literals"),
+        (b"aag 3 1 0 1 2\n2\n4\n4 6 2\n6 4 2\n", "is in a loop"),
+        (b"aag 3 1 0 1 1\n2\n6\n4 2 2\n", "variable 3 is read, but nothing drives it"),
+        (b"aag 1 1 0 1 0\n2\n2\ni5 x\n", "the symbol table has 'i5 x'"),
+        (b"aag 1 1 0 1 0\n2\n2\nl0 x\n", "the symbol table has 'l0 x'"),
+    ],
+)
+def test_aiger_that_is_no_circuit(data, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        from_aiger(data)
+    assert str(caught.value).startswith("from_aiger: ")
+
+
+def test_aiger_is_bytes():
+    with pytest.raises(TypeError):
+        from_aiger("aag 0 0 0 0 0\n")
+
+
+# ------------------------------------------------------------------------------------------- JSON
+def damaged(change):
+    found = json.loads(drawn(0).to_json())
+    change(found)
+    return json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.update(format="netlist"), "the field format is 'netlist'"),
+        (lambda f: f.update(version=2), "the field version is 2; this lutjax reads version 1"),
+        (lambda f: f.pop("tables"), "the field tables is missing"),
+        (lambda f: f.update(more=1), "the field more is not a field of version 1"),
+        (lambda f: f.update(about=[]), "the field about is []; expected an object"),
+        (lambda f: f.update(tables={}), "the field tables is {}; expected a list"),
+        (
+            lambda f: f["tables"].__setitem__(3, 7),
+            "the field tables[3] is 7; expected hexadecimal digits in quotes",
+        ),
+        (lambda f: f["tables"].__setitem__(3, "xyz"), 'the field tables[3] is "xyz"'),
+        (lambda f: f["tables"].__setitem__(3, "-1"), 'the field tables[3] is "-1"'),
+        (
+            lambda f: f["fanins"].__setitem__(2, [1.5]),
+            "the field fanins[2] is [1.5]; expected a whole number",
+        ),
+        (lambda f: f["fanins"].pop(), "the field fanins has 39 gates; tables has 40"),
+        (lambda f: f["literals"].__setitem__(0, "a"), 'the field literals[0] is "a"'),
+        (lambda f: f["literals"].pop(), "there are 5 literals"),
+        (lambda f: f["parts"].__setitem__(0, ["a"]), 'the field parts[0] is ["a"]; expected a list of 2'),
+        (lambda f: f["inputs"][0].pop("name"), "the field inputs[0] is"),
+        (lambda f: f["inputs"][0].update(format="float"), "the field inputs[0] is"),
+        (lambda f: f["inputs"][0].update(name="1x"), "the field inputs[0] is"),
+        (lambda f: f["fanins"].__setitem__(0, [999]), "gate 0"),
+    ],
+)
+def test_damaged_json(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        from_json(damaged(change))
+    assert str(caught.value).startswith("from_json: ")
+
+
+def test_json_that_was_cut_off():
+    text = drawn(0).to_json()
+    for end in (0, 10, len(text) // 2, len(text) - 3):
+        with pytest.raises(ValueError, match="from_json: the text is not JSON"):
+            from_json(text[:end])
+    with pytest.raises(ValueError, match="the field format is 'list'"):
+        from_json("[]")
+
+
+# ------------------------------------------------------------------------------------------- Verilog
+def test_expressions_of_all_tables_of_three_inputs():
+    for n in range(4):
+        for table in range(1 << (1 << n)):
+            text = verilog._expression(table, n).replace("1'b", "")
+            for address in range(1 << n):  # in Python ~, &, ^ and | bind as in Verilog
+                assert eval(text.format(*(address >> i & 1 for i in range(n)))) & 1 == table >> address & 1, (
+                    text
+                )
+
+
+def test_the_text_of_a_pipeline():
+    circuit = drawn(3)
+    text = circuit.to_verilog(registers=2)
+    cycles = -(-circuit.depth // 2)
+    assert verilog.latency(circuit, 2) == cycles
+    assert f"latency {cycles} cycles" in text
+    assert "// input x: 4 numbers uint3; number i is x[3 * i +: 3]" in text
+    declared = [name for line in re.findall(r"^  reg (?!\[)(.*);$", text, re.M) for name in line.split(", ")]
+    assert verilog.n_registers(circuit, 2) == len(declared) + cycles
+    assert verilog.latency(circuit, 0) == 0
+    assert verilog.latency(SPECIAL["no gates"], 5) == 1
+
+
+@pytest.mark.parametrize("registers", [-1, True])
+def test_registers_that_are_none(registers):
+    for call in (
+        verilog.to_verilog,
+        verilog.latency,
+        lambda c, registers: verilog.testbench(c, 0, registers=registers),
+    ):
+        with pytest.raises(ValueError, match="registers is"):
+            call(drawn(0), registers=registers)
+
+
+def test_names_that_verilog_refuses():
+    circuit = Circuit((Port("clk"),), (Port("y"),), (), (), (2,))
+    assert "input wire [0:0] clk" in circuit.to_verilog()
+    with pytest.raises(ValueError, match="a port is called 'clk'"):
+        circuit.to_verilog(registers=1)
+    with pytest.raises(ValueError, match="module is 'module'; it is a keyword of Verilog"):
+        circuit.to_verilog("module")
+    with pytest.raises(ValueError, match="model is"):
+        circuit.to_blif("two words")
+
+
+def test_samples_that_a_testbench_refuses():
+    circuit = drawn(0)
+    with pytest.raises(ValueError, match="expected shape"):
+        verilog.testbench(circuit, np.zeros((3, 5), int))
+    with pytest.raises(ValueError, match="at least one"):
+        verilog.testbench(circuit, np.zeros((0, 4), int))
+    with pytest.raises(ValueError, match="2 samples and 3 answers"):
+        verilog.testbench(circuit, np.zeros((2, 4), int), np.zeros((3, 3), int))
+    with pytest.raises(ValueError, match="expected has 2 arrays"):
+        verilog.testbench(circuit, np.zeros((2, 4), int), (np.zeros((2, 3), int),) * 2)
+    with pytest.raises(ValueError, match="no input port"):
+        verilog.testbench(Circuit((), (Port("y"),), (), (), (1,)), ())
+
+
+def simulated(circuit, registers=0, reference=None, n=50):
+    samples = numbers(circuit, n)
+    testbench = verilog.testbench(reference or circuit, samples, registers=registers)
+    return simulate.run(circuit.to_verilog(registers=registers), testbench)
+
+
+@needs_iverilog
+def test_registers_at_every_level_in_a_simulator():
+    circuit = drawn(5)
+    assert circuit.depth >= 6
+    for k in range(circuit.depth + 2):
+        found = simulated(circuit, k)
+        assert found, found.line
+        gaps = f", latency {-(-circuit.depth // k)}, without and with gaps" if 0 < k <= circuit.depth else ""
+        assert found.line.startswith(f"PASS: 50 samples{gaps}")
+
+
+@needs_iverilog
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_circuits_in_a_simulator(name):
+    for registers in (0, 1) if name != "names of our own" else (0, 1, 2):
+        found = simulated(SPECIAL[name], registers, n=8)
+        assert found, found.line
+
+
+@needs_iverilog
+def test_numbers_of_several_ports_in_a_simulator():
+    inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
+    outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
+    circuit = drawn(7, inputs=inputs, outputs=outputs)
+    for registers in (0, 3):
+        assert simulated(circuit, registers)
+
+
+@needs_iverilog
+def test_a_simulator_finds_what_is_wrong():
+    circuit = drawn(5)
+    wrong = next(visibly_flipped(circuit))
+    for registers in (0, 2):
+        found = simulated(wrong, registers, reference=circuit, n=500)
+        assert not found
+        assert re.match(r"FAIL: \d+ of \d+ .*wrong.*first sample \d+", found.line), found.line
+    samples = numbers(circuit)
+    module, testbench = circuit.to_verilog(registers=2), verilog.testbench(circuit, samples, registers=2)
+    broken = {
+        "valid_in}": "1'b1}",  # gaps are not seen
+        "reset ? ": "1'b0 ? ",
+        "assign valid_out = valid[": "assign valid_out = ~valid[",
+    }
+    for old, new in broken.items():
+        assert old in module
+        found = simulate.run(module.replace(old, new), testbench)
+        assert not found
+        assert found.line.startswith("FAIL"), found.line
+    late = verilog.testbench(circuit, samples, registers=3)
+    assert not simulate.run(module, late)
+    assert "syntax error" in simulate.run("module", testbench).line
+    assert "no result after" in simulate.run(module, testbench, seconds=0.001).line
+
+
+def test_without_a_simulator(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert simulate.find() is None
+    with pytest.raises(RuntimeError, match="install Icarus Verilog"):
+        simulate.run("", "")
+
+
+# ------------------------------------------------------------------------------------------- ABC
+@needs_abc
+def test_formats_are_proved_equal(tmp_path):
+    circuit = drawn(11, 60)
+    (tmp_path / "c.blif").write_text(circuit.to_blif())
+    (tmp_path / "c.aig").write_bytes(circuit.to_aiger())
+    (tmp_path / "c.aag").write_bytes(circuit.to_aiger(binary=False))
+    (tmp_path / "c.json").write_text(circuit.to_json())
+    files = sorted(tmp_path.iterdir())
+    for file in files[1:]:
+        assert abc.cec(files[0], file)
+
+
+@needs_abc
+@given(plan=plans(most_gates=12))
+@settings(max_examples=5)
+def test_drawn_circuits_are_proved_equal(plan):
+    circuit = made(plan)
+    assert abc.cec(circuit, from_blif(circuit.to_blif()))
+
+
+@needs_abc
+def test_a_proof_finds_a_flipped_answer(tmp_path):
+    circuit = drawn(11, 60).simplify()
+    for wrong in itertools.islice(visibly_flipped(circuit), 0, 60, 20):
+        (tmp_path / "wrong.blif").write_text(wrong.to_blif())
+        for other in (wrong, tmp_path / "wrong.blif"):
+            found = abc.cec(circuit, other)
+            assert not found
+            assert found.status == "different"
+            bits = np.array([[found.counterexample[f"x[{k}]"]] for k in range(circuit.n_inputs)], np.uint64)
+            assert not np.array_equal(
+                circuit.evaluate(bits) & np.uint64(1), wrong.evaluate(bits) & np.uint64(1)
+            )
+
+
+@needs_abc
+def test_inputs_are_paired_by_name_else_in_order(tmp_path):
+    rows = ".names a b y\n10 1\n.end\n"
+    (tmp_path / "a.blif").write_text(".model m\n.inputs a b\n.outputs y\n" + rows)
+    (tmp_path / "b.blif").write_text(".model m\n.inputs b a\n.outputs y\n" + rows)
+    assert abc.cec(tmp_path / "a.blif", tmp_path / "b.blif")
+    both = Circuit((Port("x", 2),), (Port("z"),), ((1, 2),), (0b0010,), (6,))
+    assert abc.cec(tmp_path / "a.blif", both)
+    assert abc.cec(both, tmp_path / "b.blif").counterexample in (
+        {"x[0]": 0, "x[1]": 1},
+        {"x[0]": 1, "x[1]": 0},
+    )
+
+
+@needs_abc
+def test_what_a_proof_refuses(tmp_path):
+    circuit = drawn(0)
+    (tmp_path / "c.txt").write_text("")
+    with pytest.raises(ValueError, match=r"the file is 'c.txt'; expected .blif"):
+        abc.cec(circuit, tmp_path / "c.txt")
+    (tmp_path / "c.blif").write_text("nonsense")
+    with pytest.raises(RuntimeError, match="ABC"):
+        abc.cec(circuit, tmp_path / "c.blif")
+    with pytest.raises(ValueError, match="expected as many of each"):
+        abc.cec(circuit, SPECIAL["one gate"])
+    with pytest.raises(TimeoutError, match="no result after"):
+        abc.run("read nothing", seconds=1e-9)
+
+
+@needs_abc
+def test_optimised_circuits_compute_the_same():
+    circuit = drawn(12, 80)
+    for script in (abc.SCRIPT, "strash; if -K 6 -a"):
+        found = abc.optimised(circuit, script)
+        assert same(circuit, found)
+        assert abc.cec(circuit, found)
+    assert max(map(len, found.fanins)) <= 6
+    # ABC counts an inverter at an output, which is a literal here.
+    assert len(circuit.outputs) * 6 >= abc.lut_count(circuit) - len(found) >= 0
+    assert abc.lut_count(circuit) <= abc.lut_count(circuit, 4)
+    with pytest.raises(RuntimeError, match="ABC wrote no circuit"):
+        abc.optimised(circuit, "strash; nonsense")
+    with pytest.raises(ValueError, match="k is 1"):
+        abc.lut_count(circuit, 1)
+
+
+def test_without_abc(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert abc.find() is None
+    with pytest.raises(RuntimeError, match="pip install pyosys"):
+        abc.lut_count(drawn(0))
+    with pytest.raises(RuntimeError, match="pip install pyosys"):
+        abc.from_verilog("")
+
+
+@needs_yosys
+def test_verilog_is_proved_equal(tmp_path):
+    inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
+    outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
+    circuit = drawn(7, 60, inputs=inputs, outputs=outputs)
+    (tmp_path / "c.v").write_text(circuit.to_verilog())
+    assert abc.cec(tmp_path / "c.v", circuit)
+    wrong = next(visibly_flipped(circuit))
+    assert abc.cec(tmp_path / "c.v", wrong).status == "different"
+    with pytest.raises(RuntimeError, match="Unsupported cell type"):
+        abc.from_verilog(circuit.to_verilog(registers=2))
+    with pytest.raises(RuntimeError, match="Yosys failed"):
+        abc.from_verilog("module nonsense(")
