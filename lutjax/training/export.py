@@ -354,7 +354,8 @@ def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) 
     last = np.asarray(lutjax.unpack_bits(words, len(x)), np.int64)
     if outputs == "votes":
         last = last.reshape(packed.config.n_classes, -1, len(x)).sum(1)
-    return last.T
+    answers: np.ndarray = last.T
+    return answers
 
 
 def _of_automaton(
