@@ -1,4 +1,4 @@
-"""From a trained run to an exported folder and its proofs, and training that counts gates."""
+"""Exports of trained runs, proofs of exported folders, and training that counts gates."""
 
 import contextlib
 import dataclasses
@@ -519,4 +519,4 @@ def test_a_language_model_becomes_a_program(tmp_path: Path) -> None:
     changed = tables.replace(" 0,", " 1,", 1).encode()
     assert changed != tables.encode()
     (tmp_path / "out" / "tables.c").write_bytes(changed)
-    assert [proof.passed for proof in proofs.verify(tmp_path / "out")][0] is False
+    assert next(proof.passed for proof in proofs.verify(tmp_path / "out")) is False

@@ -64,7 +64,7 @@ class Proof:
 
 
 class Check(NamedTuple):
-    """One comparison.
+    """Comparison of files with each other or with the model.
 
     Attributes:
       name: what is compared.
