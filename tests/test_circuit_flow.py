@@ -1,4 +1,4 @@
-"""From a trained run to an exported folder and its proofs, and training that counts gates."""
+"""Exports of trained runs, proofs of exported folders, and training that counts gates."""
 
 import contextlib
 import dataclasses
@@ -499,3 +499,24 @@ def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
     assert any(proof.passed and "the Game of Life" in proof.name for proof in found)
     if words:
         assert deployment.read_manifest(circuit)["statistics"]["ands"] <= 45
+
+
+@pytest.mark.slow
+def test_a_language_model_becomes_a_program(tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not found")
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    sizes = ("--features=8", "--context=8", "--n-layers=1", "--n-detectors=4", "--n-anchors=3")
+    more = ("--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4", "--steps=2")
+    words = ("--text", tmp_path / "text", "--out", tmp_path / "run", *sizes, *more)
+    assert lutjax_command("train", "lm", "--model", "lut", *words).exit_code == 0
+    for _ in range(2):  # the second in the place of the first, and of what make has written
+        result = lutjax_command("export", "--run", tmp_path / "run", "--out", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        (tmp_path / "out" / "language_model").write_text("compiled")
+    assert [proof.passed for proof in proofs.verify(tmp_path / "out")] == [True, True]
+    tables = (tmp_path / "out" / "tables.c").read_text()
+    changed = tables.replace(" 0,", " 1,", 1).encode()
+    assert changed != tables.encode()
+    (tmp_path / "out" / "tables.c").write_bytes(changed)
+    assert next(proof.passed for proof in proofs.verify(tmp_path / "out")) is False

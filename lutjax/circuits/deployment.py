@@ -19,8 +19,8 @@ from lutjax.training.errors import RunError
 MANIFEST = "manifest.json"
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
-BUILD = "build"
-"""Folder that the Makefile of an export writes into; it may be there when an export is replaced."""
+BUILD = {"circuit": "build", "language model": "language_model"}
+"""What the Makefile of each kind of export writes; it may be there when an export is replaced."""
 
 VERSION = 1
 """Version of the layout of a folder."""
@@ -94,14 +94,12 @@ class Vectors:
           ValueError, KeyError, TypeError: another text.
         """
         found = json.loads(text)
-        sides = [
-            {
-                name: np.asarray([row[side][name] for row in found["samples"]])
-                for name in found["samples"][0][side]
-            }
+        first = found["samples"][0]
+        inputs, outputs = (
+            {name: np.asarray([row[side][name] for row in found["samples"]]) for name in first[side]}
             for side in ("inputs", "outputs")
-        ]
-        return cls(*sides, source=found["source"])
+        )
+        return cls(inputs, outputs, found["source"])
 
 
 def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -343,7 +341,7 @@ def manifest_of(
     """Return the content of a manifest.
 
     Args:
-      kind: ``"circuit"`` or ``"language model"``.
+      kind: a key of `BUILD`.
       files: format and content of each file.
       facts: of the kind: interface, statistics, options.
       run: kind, folder, step and digest of the run that the model is from.
@@ -384,7 +382,8 @@ def check_place(folder: Path) -> bool:
         raise DeploymentError(
             f"{folder} holds files that are no export, such as {min(found)}: choose another folder."
         )
-    known = {MANIFEST, BUILD, *read_manifest(folder)["files"]}
+    manifest = read_manifest(folder)
+    known = {MANIFEST, BUILD[manifest["kind"]], *manifest["files"]}
     if found - known:
         raise DeploymentError(
             f"{folder} holds an export and other files, such as {min(found - known)}, which would be lost: move them, or "
@@ -418,7 +417,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DeploymentError(f"{folder} is no folder; give one that `lutjax export` wrote.")
     try:
-        found = json.loads(path.read_bytes())
+        found: dict[str, Any] = json.loads(path.read_bytes())
         version, kind, files = found["version"], found["kind"], found["files"]
     except FileNotFoundError:
         raise DeploymentError(
@@ -430,6 +429,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DeploymentError(
             f"{path} is of version {version}; lutjax {__version__} knows version {VERSION}."
         )
-    assert isinstance(kind, str)
-    assert isinstance(files, dict)
+    if kind not in BUILD or not isinstance(files, dict):
+        raise DeploymentError(
+            f"{path} is damaged: its kind is {kind!r}; the known ones are {', '.join(BUILD)}."
+        )
     return found

@@ -64,7 +64,7 @@ class Proof:
 
 
 class Check(NamedTuple):
-    """One comparison.
+    """Comparison of files with each other or with the model.
 
     Attributes:
       name: what is compared.
@@ -279,7 +279,8 @@ class _Export:
 def life(neighbourhoods: np.ndarray) -> np.ndarray:
     """Return the next state in the Game of Life, ``[samples, 1]``, of cells: 8 neighbours and then the cell, ``[samples, 9]``."""
     alive = neighbourhoods[:, :8].sum(1)
-    return ((alive == 3) | (neighbourhoods[:, 8] == 1) & (alive == 2)).astype(np.uint8)[:, None]
+    after: np.ndarray = (alive == 3) | (neighbourhoods[:, 8] == 1) & (alive == 2)
+    return after.astype(np.uint8)[:, None]
 
 
 def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:

@@ -338,9 +338,11 @@ def _samples(part: Samples, inputs: str, packed: PackedClassifier) -> tuple[np.n
 
 def _bits(packed: PackedClassifier, x: Numbers) -> np.ndarray:
     if packed.thresholds is None:
-        return (x != 0).astype(np.uint8)
-    thresholds = np.asarray(packed.thresholds)
-    return (x.astype(thresholds.dtype)[:, :, None] > thresholds).reshape(len(x), -1).astype(np.uint8)
+        bits: np.ndarray = x != 0
+    else:
+        thresholds = np.asarray(packed.thresholds)
+        bits = (x.astype(thresholds.dtype)[:, :, None] > thresholds).reshape(len(x), -1)
+    return bits.astype(np.uint8)
 
 
 def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) -> np.ndarray:
@@ -354,7 +356,8 @@ def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) 
     last = np.asarray(lutjax.unpack_bits(words, len(x)), np.int64)
     if outputs == "votes":
         last = last.reshape(packed.config.n_classes, -1, len(x)).sum(1)
-    return last.T
+    answers: np.ndarray = last.T
+    return answers
 
 
 def _of_automaton(
