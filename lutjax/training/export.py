@@ -26,6 +26,9 @@ MOST_VECTORS = 1000
 Numbers = Shaped[np.ndarray, "samples _"]
 
 
+LUT6 = 6
+"""Inputs of a gate for hardware with look-up tables of 6 inputs."""
+
 FOLDER = "circuit"
 """Name of the folder of an export in the folder of its run, unless another is given."""
 
@@ -121,11 +124,16 @@ def _circuit(
     folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
 ) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
     progress("making the circuit")
-    source = source_of(folder, inputs=wanted.inputs, outputs=wanted.outputs, on_damage=on_damage)
+    merge = LUT6 if wanted.optimise == "lut6" else 3
+    source = source_of(
+        folder, inputs=wanted.inputs, outputs=wanted.outputs, merge=merge, on_damage=on_damage
+    )
     circuit = source.circuit
     if wanted.optimise:
         progress("optimising the circuit by ABC")
         circuit = optimised(circuit, wanted.optimise)
+    elif circuit.about["kind"] == "automaton" and circuit.n_inputs <= _SMALL_INPUTS:
+        circuit = circuit.tabulated()  # a rule that training found in another way than the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page)
@@ -163,8 +171,8 @@ def _language_model(
 _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
 """Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
 
-_SMALL_INPUTS = 16
-"""Inputs up to which a circuit is also tried from its truth table."""
+_SMALL_INPUTS = 14
+"""Inputs up to which a circuit is also tried from its truth table; see `Circuit.tabulated`."""
 
 
 def optimised(circuit: Circuit, goal: str) -> Circuit:
@@ -180,13 +188,16 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
 
     if abc.find() is None:
         raise RunError("--optimise needs ABC, which is not found: pip install pyosys")
-    small = circuit.n_inputs <= _SMALL_INPUTS
+    starts = [circuit, circuit.tabulated()] if circuit.n_inputs <= _SMALL_INPUTS else [circuit]
     scripts = [abc.SCRIPT if goal == "ands" else "strash"]
-    if small:
+    if len(starts) > 1:
         from_truth = f"collapse; sop; fx; strash; dc2; {_DEEP}"
         scripts = [f"{abc.SCRIPT}; {_DEEP}", from_truth]
     end = "" if goal == "ands" else "; if -K 6 -a"
-    return min((abc.optimised(circuit, script + end) for script in scripts), key=len)
+    found = [abc.optimised(start, script + end) for start in starts for script in scripts]
+    if goal == "lut6":  # gates of at most 6 inputs are such tables already
+        found += [start.simplify(merge=LUT6) for start in starts]
+    return min(found, key=len)
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
@@ -213,6 +224,7 @@ def source_of(
     *,
     inputs: str | None = None,
     outputs: str | None = None,
+    merge: int = 3,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
     """Return the circuit of the latest checkpoint in the folder of a run of ``train digits`` or ``train ca``.
@@ -220,6 +232,7 @@ def source_of(
     Args:
       inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
         samples of the run are whole numbers from 0 to 255.
+      merge: inputs that a gate may have; see `lutjax.circuits.of`.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
@@ -227,9 +240,9 @@ def source_of(
     """
     kind = runs.kind(folder)
     if kind == "digits":
-        return _of_classifier(folder, inputs, outputs, on_damage)
+        return _of_classifier(folder, inputs, outputs, merge, on_damage)
     if kind == "ca":
-        return _of_automaton(folder, inputs, outputs, on_damage)
+        return _of_automaton(folder, inputs, outputs, merge, on_damage)
     raise RunError(f"{folder} is a run of train {kind}, whose model is not a circuit of bits.")
 
 
@@ -243,7 +256,7 @@ def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
 
 
 def _of_classifier(
-    folder: Path, inputs: str | None, outputs: str | None, on_damage: Callable[[str], None]
+    folder: Path, inputs: str | None, outputs: str | None, merge: int, on_damage: Callable[[str], None]
 ) -> Source:
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
@@ -254,7 +267,7 @@ def _of_classifier(
     about: dict[str, Any] = {}
     if len(test.shape) == 2:
         about["image"] = list(test.shape)
-    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about)
+    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, merge=merge, about=about)
     x, remarks = _samples(test, inputs, packed)
     given = outputs or "class"
 
@@ -361,12 +374,12 @@ def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) 
 
 
 def _of_automaton(
-    folder: Path, inputs: str | None, outputs: str | None, on_damage: Callable[[str], None]
+    folder: Path, inputs: str | None, outputs: str | None, merge: int, on_damage: Callable[[str], None]
 ) -> Source:
     step, record = runs.read(folder, automaton.Record, on_damage=on_damage)
     model, _ = automaton.load_model(folder, on_damage=on_damage)
     channels = model.config.channels
-    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs)
+    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, merge=merge)
     n_bits = 9 * channels
     if n_bits <= 9:
         x = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
