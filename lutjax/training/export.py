@@ -164,7 +164,7 @@ _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
 """Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
 
 _SMALL_INPUTS = 16
-"""Inputs up to which a circuit is also tried from its truth table."""
+"""Inputs up to which ABC also searches long, from the circuit and from its truth table."""
 
 
 def optimised(circuit: Circuit, goal: str) -> Circuit:
@@ -180,13 +180,15 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
 
     if abc.find() is None:
         raise RunError("--optimise needs ABC, which is not found: pip install pyosys")
-    small = circuit.n_inputs <= _SMALL_INPUTS
-    scripts = [abc.SCRIPT if goal == "ands" else "strash"]
-    if small:
-        from_truth = f"collapse; sop; fx; strash; dc2; {_DEEP}"
-        scripts = [f"{abc.SCRIPT}; {_DEEP}", from_truth]
-    end = "" if goal == "ands" else "; if -K 6 -a"
-    return min((abc.optimised(circuit, script + end) for script in scripts), key=len)
+    quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
+    found = [abc.optimised(circuit, quick + end)]
+    if circuit.n_inputs <= _SMALL_INPUTS:
+        for script in (f"{abc.SCRIPT}; {_DEEP}", f"collapse; sop; fx; strash; dc2; {_DEEP}"):
+            try:
+                found.append(abc.optimised(circuit, script + end))
+            except RuntimeError:  # an ABC without this search, such as that of Debian
+                break
+    return min(found, key=len)
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
