@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -505,3 +506,45 @@ def test_verilog_is_proved_equal(tmp_path):
         abc.from_verilog(circuit.to_verilog(registers=2))
     with pytest.raises(RuntimeError, match="Yosys failed"):
         abc.from_verilog("module nonsense(")
+
+
+# ------------------------------------------------------------------------------------------- large circuits
+def layers(width, depth):
+    """Layers of random gates of 2 inputs."""
+    rng = np.random.default_rng(0)
+    starts = [1, *range(257, 258 + width * depth, width)]  # of the inputs, of each layer, and the end
+    fanins = np.concatenate([rng.integers(a, b, (width, 2)) for a, b in itertools.pairwise(starts[:-1])])
+    tables = tuple(rng.choice([1, 2, 4, 6, 7, 8, 9, 11, 13, 14], width * depth).tolist())
+    literals = tuple(range(2 * starts[-2], 2 * starts[-1], 2))
+    return Circuit(
+        (Port("x", 256),), (Port("y", width),), tuple(map(tuple, fanins.tolist())), tables, literals
+    )
+
+
+def test_time_does_not_grow_with_the_square():
+    n = 10_000
+    circuit = Circuit((Port("x", n),), (Port("y", n),), (), (), tuple(range(2, 2 * n + 2, 2)))
+    start = time.process_time()
+    for back in FORMATS.values():
+        assert back(circuit).literals == circuit.literals
+    circuit.to_verilog(registers=1)
+    assert time.process_time() - start < 8  # about 3; with the square more than 10
+
+
+@pytest.mark.slow
+@needs_yosys
+@needs_iverilog
+def test_a_large_circuit_is_proved(tmp_path):
+    circuit = layers(2000, 6).simplify()
+    assert len(circuit) > 3000
+    (tmp_path / "c.v").write_text(circuit.to_verilog())
+    (tmp_path / "c.blif").write_text(circuit.to_blif())
+    for file in tmp_path.iterdir():
+        assert abc.cec(circuit, file)
+    assert abc.cec(circuit, abc.optimised(circuit))
+    for k in range(circuit.depth + 1):
+        found = simulated(circuit, k, n=300)
+        assert found, found.line
+    for wrong in itertools.islice(visibly_flipped(circuit), 0, 20, 10):
+        assert abc.cec(wrong, circuit).status == "different"
+        assert not simulated(wrong, 2, reference=circuit, n=300)
