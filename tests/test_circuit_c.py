@@ -403,4 +403,7 @@ def test_unknown_styles_and_circuits_without_ports_are_refused():
     closed = Circuit((), (Port("y"),), (), (), (1,))
     with pytest.raises(ValueError, match="no input port"):
         c_test(closed)
+    circuit = drawn(0, 3, (2,))
+    with pytest.raises(ValueError, match="no samples"):
+        c_test(circuit, *samples(circuit, 0))
     assert "net_predict(size_t n, uint8_t *output_y)" in to_c(closed, "net")["net.h"]

@@ -18,7 +18,7 @@ _TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
-_WINDOW = 1000  # operations that the interpreter may sort
+_WINDOW = 4000  # operations at most among which the interpreter makes runs: more need more memory for values
 _FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
 
 
@@ -117,7 +117,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
       name: that of `to_c`.
 
     Raises:
-      ValueError: a circuit without inputs or outputs.
+      ValueError: a circuit without inputs or outputs, or no samples.
       ValueError, TypeError: samples that the circuit does not take.
     """
     if not circuit.inputs or not circuit.outputs:
@@ -125,6 +125,8 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
     answers = circuit(*samples)
     answers = answers if isinstance(answers, tuple) else (answers,)
     n = len(answers[0])
+    if not n:
+        raise ValueError("c_test: there are no samples; give at least one.")
     lines = ["#include <stdio.h>", f'#include "{name}.h"', ""]
     check = []
     for kind, ports, numbers in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
@@ -306,7 +308,8 @@ def _output(literal: int, text: Sequence[str]) -> str:
 
 def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     """Return a table of operations and the loop that reads it, and the places for values."""
-    program = _operations.in_runs(_operations.short_lived(program), _WINDOW)
+    window = min(max(len(program) // 8, 100), _WINDOW)
+    program = _operations.in_runs(_operations.short_lived(program), window)
     where, slots = _operations.places(program, 1)
     read = _inputs_read(program)  # their values lie first
     place = [-1] * program.first + [len(read) + w for w in where]
