@@ -45,7 +45,7 @@ def train(folder: Path, fields: dict[str, Any]) -> None:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Return the accuracy and the costs of a run."""
-    source = source_of(folder, inputs=PIXELS)
+    source = source_of(folder, inputs=PIXELS, lut=6)
     _, record = classifier.load_model(folder)
     labels = Classifier.of(record).test.y
     stats = source.circuit.stats(lut6=True)

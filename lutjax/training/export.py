@@ -36,7 +36,7 @@ class Wanted:
 
     Attributes:
       formats: names of `lutjax.circuits.deployment.FORMATS`; none for all.
-      inputs, outputs: see `source_of`.
+      inputs, outputs, lut: see `source_of`.
       name: of the Verilog module, the C functions and the files; None for one after the kind of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
       optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
@@ -48,6 +48,7 @@ class Wanted:
     formats: tuple[str, ...] = ()
     inputs: str | None = None
     outputs: str | None = None
+    lut: int | None = None
     name: str | None = None
     registers: int = 0
     optimise: str | None = None
@@ -121,7 +122,9 @@ def _circuit(
     folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
 ) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
     progress("making the circuit")
-    source = source_of(folder, inputs=wanted.inputs, outputs=wanted.outputs, on_damage=on_damage)
+    source = source_of(
+        folder, inputs=wanted.inputs, outputs=wanted.outputs, lut=wanted.lut, on_damage=on_damage
+    )
     circuit = source.circuit
     if wanted.optimise:
         progress("optimising the circuit by ABC")
@@ -132,7 +135,7 @@ def _circuit(
     files = deployment.files_of(request, progress=progress)
     facts = {
         **deployment.facts_of(request),
-        "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs},
+        "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs, "lut": wanted.lut},
         "optimised": wanted.optimise,
     }
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
@@ -148,7 +151,7 @@ def _language_model(
         raise RunError(
             f"{folder} is a run of train lm, whose model adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
         )
-    for option in ("inputs", "outputs", "name", "registers", "optimise"):
+    for option in ("inputs", "outputs", "lut", "name", "registers", "optimise"):
         if getattr(wanted, option):
             raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
     program = integers.program_of(folder, progress=progress, on_damage=on_damage)
@@ -215,6 +218,7 @@ def source_of(
     *,
     inputs: str | None = None,
     outputs: str | None = None,
+    lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
     """Return the circuit of the latest checkpoint in the folder of a run of ``train digits`` or ``train ca``.
@@ -222,16 +226,18 @@ def source_of(
     Args:
       inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
         samples of the run are whole numbers from 0 to 255.
+      lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
       RunError: it is a run of another kind; the circuit would not be exact; or the samples do not fit `inputs`.
     """
     kind = runs.kind(folder)
+    tables = {} if lut is None else {"lut": lut}
     if kind == "digits":
-        return _of_classifier(folder, inputs, outputs, on_damage)
+        return _of_classifier(folder, inputs, outputs, tables, on_damage)
     if kind == "ca":
-        return _of_automaton(folder, inputs, outputs, on_damage)
+        return _of_automaton(folder, inputs, outputs, tables, on_damage)
     raise RunError(f"{folder} is a run of train {kind}, whose model is not a circuit of bits.")
 
 
@@ -245,7 +251,11 @@ def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
 
 
 def _of_classifier(
-    folder: Path, inputs: str | None, outputs: str | None, on_damage: Callable[[str], None]
+    folder: Path,
+    inputs: str | None,
+    outputs: str | None,
+    tables: Mapping[str, int],
+    on_damage: Callable[[str], None],
 ) -> Source:
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
@@ -256,7 +266,7 @@ def _of_classifier(
     about: dict[str, Any] = {}
     if len(test.shape) == 2:
         about["image"] = list(test.shape)
-    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about)
+    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     x, remarks = _samples(test, inputs, packed)
     given = outputs or "class"
 
@@ -363,12 +373,16 @@ def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) 
 
 
 def _of_automaton(
-    folder: Path, inputs: str | None, outputs: str | None, on_damage: Callable[[str], None]
+    folder: Path,
+    inputs: str | None,
+    outputs: str | None,
+    tables: Mapping[str, int],
+    on_damage: Callable[[str], None],
 ) -> Source:
     step, record = runs.read(folder, automaton.Record, on_damage=on_damage)
     model, _ = automaton.load_model(folder, on_damage=on_damage)
     channels = model.config.channels
-    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs)
+    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, **tables)
     n_bits = 9 * channels
     if n_bits <= 9:
         x = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
