@@ -16,7 +16,7 @@ from typing import Any
 
 from lutjax.training import classifier, models
 from lutjax.training.classifier_runs import Classifier
-from lutjax.training.export import LUT6, source_of
+from lutjax.training.export import source_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS, PAGE, PICTURE = DOCS / "benchmarks" / "circuits.csv", DOCS / "circuits.md", DOCS / "circuits.png"
@@ -45,7 +45,7 @@ def train(folder: Path, fields: dict[str, Any]) -> None:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Return the accuracy and the costs of a run."""
-    source = source_of(folder, inputs=PIXELS, merge=LUT6)
+    source = source_of(folder, inputs=PIXELS, lut=6)
     _, record = classifier.load_model(folder)
     labels = Classifier.of(record).test.y
     stats = source.circuit.stats(lut6=True)

@@ -147,7 +147,10 @@ def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterat
     yield Addend(literal, nodes, table, saved - len(inner))
     deeper: Sequence[int] = nodes
     for n in inner:
-        deeper, table = composed(deeper, table, n, *builder.read(n))
+        own = builder.read(n)
+        if len({*deeper, *own[0]} - {n}) > truth.MAX_INPUTS:
+            return
+        deeper, table = composed(deeper, table, n, *own)
     if inner and len(deeper) <= 4:
         yield Addend(literal, tuple(deeper), table, saved)
 

@@ -52,6 +52,12 @@ from lutjax.training.errors import RunError
     help="Levels of gates between two registers of the Verilog module; 0 for none.",
 )
 @click.option(
+    "--lut",
+    type=click.IntRange(2, 6),
+    help="Inputs of the look-up tables of an FPGA that the circuit is for: larger gates, and fewer of them. Default: gates of up "
+    "to three inputs.",
+)
+@click.option(
     "--optimise",
     type=click.Choice(["ands", "lut6"]),
     help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys.",
@@ -64,6 +70,7 @@ def export(
     outputs: str | None,
     name: str | None,
     registers: int,
+    lut: int | None,
     optimise: str | None,
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
@@ -83,6 +90,7 @@ def export(
             outputs=outputs,
             name=name,
             registers=registers,
+            lut=lut,
             optimise=optimise,
         )
     with progress("exporting") as doing:

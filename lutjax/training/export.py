@@ -26,9 +26,6 @@ MOST_VECTORS = 1000
 Numbers = Shaped[np.ndarray, "samples _"]
 
 
-LUT6 = 6
-"""Inputs of a gate for hardware with look-up tables of 6 inputs."""
-
 FOLDER = "circuit"
 """Name of the folder of an export in the folder of its run, unless another is given."""
 
@@ -39,7 +36,7 @@ class Wanted:
 
     Attributes:
       formats: names of `lutjax.circuits.deployment.FORMATS`; none for all.
-      inputs, outputs: see `source_of`.
+      inputs, outputs, lut: see `source_of`.
       name: of the Verilog module, the C functions and the files; None for one after the kind of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
       optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
@@ -51,6 +48,7 @@ class Wanted:
     formats: tuple[str, ...] = ()
     inputs: str | None = None
     outputs: str | None = None
+    lut: int | None = None
     name: str | None = None
     registers: int = 0
     optimise: str | None = None
@@ -124,23 +122,22 @@ def _circuit(
     folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
 ) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
     progress("making the circuit")
-    merge = LUT6 if wanted.optimise == "lut6" else 3
     source = source_of(
-        folder, inputs=wanted.inputs, outputs=wanted.outputs, merge=merge, on_damage=on_damage
+        folder, inputs=wanted.inputs, outputs=wanted.outputs, lut=wanted.lut, on_damage=on_damage
     )
     circuit = source.circuit
     if wanted.optimise:
         progress("optimising the circuit by ABC")
         circuit = optimised(circuit, wanted.optimise)
-    elif circuit.about["kind"] == "automaton" and circuit.n_inputs <= _SMALL_INPUTS:
-        circuit = circuit.tabulated()  # a rule that training found in another way than the shortest
+    elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
+        circuit = circuit.tabulated()  # training finds any circuit for a rule, seldom the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page)
     files = deployment.files_of(request, progress=progress)
     facts = {
         **deployment.facts_of(request),
-        "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs},
+        "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs, "lut": wanted.lut},
         "optimised": wanted.optimise,
     }
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
@@ -156,7 +153,7 @@ def _language_model(
         raise RunError(
             f"{folder} is a run of train lm, whose model adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
         )
-    for option in ("inputs", "outputs", "name", "registers", "optimise"):
+    for option in ("inputs", "outputs", "lut", "name", "registers", "optimise"):
         if getattr(wanted, option):
             raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
     program = integers.program_of(folder, progress=progress, on_damage=on_damage)
@@ -171,8 +168,11 @@ def _language_model(
 _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
 """Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
 
-_SMALL_INPUTS = 14
-"""Inputs up to which a circuit is also tried from its truth table; see `Circuit.tabulated`."""
+_TABULATED = 14
+"""Inputs up to which the rule of an automaton is also made from its truth table; see `Circuit.tabulated`."""
+
+_SMALL_INPUTS = 16
+"""Inputs up to which ABC also searches long, from the circuit and from its truth table."""
 
 
 def optimised(circuit: Circuit, goal: str) -> Circuit:
@@ -188,15 +188,14 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
 
     if abc.find() is None:
         raise RunError("--optimise needs ABC, which is not found: pip install pyosys")
-    starts = [circuit, circuit.tabulated()] if circuit.n_inputs <= _SMALL_INPUTS else [circuit]
-    scripts = [abc.SCRIPT if goal == "ands" else "strash"]
-    if len(starts) > 1:
-        from_truth = f"collapse; sop; fx; strash; dc2; {_DEEP}"
-        scripts = [f"{abc.SCRIPT}; {_DEEP}", from_truth]
-    end = "" if goal == "ands" else "; if -K 6 -a"
-    found = [abc.optimised(start, script + end) for start in starts for script in scripts]
-    if goal == "lut6":  # gates of at most 6 inputs are such tables already
-        found += [start.simplify(merge=LUT6) for start in starts]
+    quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
+    found = [abc.optimised(circuit, quick + end)]
+    if circuit.n_inputs <= _SMALL_INPUTS:
+        for script in (f"{abc.SCRIPT}; {_DEEP}", f"collapse; sop; fx; strash; dc2; {_DEEP}"):
+            try:
+                found.append(abc.optimised(circuit, script + end))
+            except RuntimeError:  # an ABC without this search, such as that of Debian
+                break
     return min(found, key=len)
 
 
@@ -224,7 +223,7 @@ def source_of(
     *,
     inputs: str | None = None,
     outputs: str | None = None,
-    merge: int = 3,
+    lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
     """Return the circuit of the latest checkpoint in the folder of a run of ``train digits`` or ``train ca``.
@@ -232,17 +231,18 @@ def source_of(
     Args:
       inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
         samples of the run are whole numbers from 0 to 255.
-      merge: inputs that a gate may have; see `lutjax.circuits.of`.
+      lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
       RunError: it is a run of another kind; the circuit would not be exact; or the samples do not fit `inputs`.
     """
     kind = runs.kind(folder)
+    tables = {} if lut is None else {"lut": lut}
     if kind == "digits":
-        return _of_classifier(folder, inputs, outputs, merge, on_damage)
+        return _of_classifier(folder, inputs, outputs, tables, on_damage)
     if kind == "ca":
-        return _of_automaton(folder, inputs, outputs, merge, on_damage)
+        return _of_automaton(folder, inputs, outputs, tables, on_damage)
     raise RunError(f"{folder} is a run of train {kind}, whose model is not a circuit of bits.")
 
 
@@ -256,7 +256,11 @@ def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
 
 
 def _of_classifier(
-    folder: Path, inputs: str | None, outputs: str | None, merge: int, on_damage: Callable[[str], None]
+    folder: Path,
+    inputs: str | None,
+    outputs: str | None,
+    tables: Mapping[str, int],
+    on_damage: Callable[[str], None],
 ) -> Source:
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
@@ -267,7 +271,7 @@ def _of_classifier(
     about: dict[str, Any] = {}
     if len(test.shape) == 2:
         about["image"] = list(test.shape)
-    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, merge=merge, about=about)
+    circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     x, remarks = _samples(test, inputs, packed)
     given = outputs or "class"
 
@@ -374,12 +378,16 @@ def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) 
 
 
 def _of_automaton(
-    folder: Path, inputs: str | None, outputs: str | None, merge: int, on_damage: Callable[[str], None]
+    folder: Path,
+    inputs: str | None,
+    outputs: str | None,
+    tables: Mapping[str, int],
+    on_damage: Callable[[str], None],
 ) -> Source:
     step, record = runs.read(folder, automaton.Record, on_damage=on_damage)
     model, _ = automaton.load_model(folder, on_damage=on_damage)
     channels = model.config.channels
-    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, merge=merge)
+    circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, **tables)
     n_bits = 9 * channels
     if n_bits <= 9:
         x = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)

@@ -33,7 +33,8 @@ class _Wired(Switched):
         Args:
           variables: the layer's own part of them, ``params`` and ``wires``.
         """
-        inputs, any_input = self._build()[0].expected_needs(merged(variables))
+        spec, arrays = self._spec_and_arrays(variables)
+        inputs, any_input = spec.expected_needs(arrays)
         return inputs, any_input
 
 
