@@ -152,7 +152,8 @@ class IntegerLUT:
             np.add.at(spread, (*(p[..., None] for p in places), targets), read)
             read = spread[..., :outputs]
         sums = read.reshape(*batch, self.groups, -1, outputs).sum(-2).reshape(*batch, -1)
-        return (sums << self.shifts.astype(np.int64)).astype(np.int32)
+        shifted: np.ndarray = (sums << self.shifts.astype(np.int64)).astype(np.int32)
+        return shifted
 
     def to_c(self, name: str = "layer") -> dict[str, str]:
         """Return the C99 of the layer, a header and a source, by the names of their files.
@@ -394,7 +395,10 @@ def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
         return exact
     values, shifts = integers(weights, _FINER_THAN_ALL, tables, groups)
     scale = np.ldexp(1.0, shifts - _FINER_THAN_ALL).reshape(groups, 1, -1)
-    return np.maximum(exact, np.abs(values.reshape(groups, -1, values.shape[2]) * scale).reshape(exact.shape))
+    most: np.ndarray = np.maximum(
+        exact, np.abs(values.reshape(groups, -1, values.shape[2]) * scale).reshape(exact.shape)
+    )
+    return most
 
 
 def finest(most: float, largest: float, n_addends: int, tables: str, *, limit: int = _INT32.max) -> int:

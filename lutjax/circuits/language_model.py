@@ -296,7 +296,8 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
 
 
 def _units(numbers: np.ndarray, fraction: int) -> np.ndarray:
-    return np.floor(np.ldexp(numbers, fraction) + 0.5).astype(np.int32)
+    units: np.ndarray = np.floor(np.ldexp(numbers, fraction) + 0.5).astype(np.int32)
+    return units
 
 
 # ------------------------------------------------------------------------------------- draws
