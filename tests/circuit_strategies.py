@@ -13,7 +13,7 @@ INPUTS, OUTPUTS = (Port("x", 4, Format(3)),), (Port("y", 3, Format(2)),)
 
 @st.composite
 def plans(draw, most_gates=24, most_inputs=8):
-    """What `made` makes a circuit of; the checks of types that run there draw random numbers, which a strategy must not."""
+    """Plans, of which `made` makes circuits; the checks of types that run there draw random numbers, which a strategy must not."""
     inputs = [
         (name, draw(st.integers(1, most_inputs // 2)), draw(st.sampled_from(FORMATS)))
         for name in ("x", "second")[: draw(st.integers(1, 2))]
@@ -87,7 +87,7 @@ def words(circuit):
 
 
 def same(first, second):
-    """Whether two circuits have the same ports and compute the same for `words`."""
+    """Return whether two circuits have the same ports and compute the same for `words`."""
     given = words(first)
     ports = first.inputs == second.inputs and first.outputs == second.outputs
     return ports and np.array_equal(first.evaluate(given), second.evaluate(given))

@@ -95,7 +95,7 @@ def test_operations_are_the_circuit(seed):
 
 @pytest.mark.parametrize("n", range(9))
 def test_operations_of_every_size_of_table(n):
-    """One table: all answers, constant and inverted inputs too."""
+    """A table alone: all answers, constant and inverted inputs too."""
     draw = random.Random(n)
     symmetric = [sum((k >> a.bit_count() & 1) << a for a in range(1 << n)) for k in (0b01101, 0b110010110)]
     for table in [*symmetric, *(draw.getrandbits(1 << n) for _ in range(20))]:

@@ -374,6 +374,18 @@ def test_bits_are_counted_through_gates_that_share_inputs(lut):
     assert (found == np.stack([bits.sum(1) for bits in rest], 1)).all()
 
 
+def test_bits_over_more_nodes_than_a_table_reads_are_counted():
+    """Gates over four gates, each over inputs of its own: read through, they would read 12 nodes."""
+    builder = Builder(lut=6, merge=6)
+    x = [bit for (bit,) in builder.input("x", 12)]
+    majorities = [builder.gate(x[k : k + 3], 0b11101000) for k in range(0, 12, 3)]
+    one = builder.gate(majorities, 0b0110_1001_1001_0110)  # parity
+    builder.output("y", arithmetic.popcounts(builder, [[one, x[0]]]))
+    bits = assignments(12)
+    expected = (bits.reshape(-1, 4, 3).sum(2) >= 2).sum(1) % 2 + bits[:, 0]
+    assert (builder.circuit()(bits) == expected).all()
+
+
 def test_exclusive_gates_are_one_bit_of_a_sum():
     builder = Builder(lut=6, merge=6)
     a, b, c = (bit for (bit,) in builder.input("x", 3))

@@ -150,7 +150,7 @@ def test_layers_of_fixed_point_numbers_keep_their_numbers(programs: Any) -> None
         assert (np.abs(found).max(0) <= integer.bound).all()
         np.testing.assert_array_equal(found / 2.0**10, np.asarray(layer(jnp.asarray(x, jnp.float32))))
         np.testing.assert_array_equal(in_c(name, x), found)
-        # Whatever order float32 cannot tell, whole numbers can; and nothing overflows.
+        # Whole numbers differ where float32 cannot tell them apart; and nothing overflows.
         extremes = rng.choice([-LARGEST - 1, -LARGEST, -1, 0, 1, LARGEST - 1, LARGEST], x.shape)
         np.testing.assert_array_equal(in_c(name, extremes), integer(extremes))
         if not integer.dead_zone:  # comparisons see the order of inputs alone

@@ -177,6 +177,7 @@ IN_NUMPY = ("in NumPy", "in JAX", "digests")
         ("digits.aag", None, "digits.aag in NumPy = digits.json"),
         ("digits.c", "gcc", "C, compiled = vectors.json"),
         ("digits.v", "iverilog", "Verilog, simulated = vectors.json"),
+        ("digits.html", "node", "digits.html, its script = vectors.json"),
         ("digits.blif", "abc", "digits.blif = digits.json, by ABC"),
         ("digits.aig", "abc", "digits.aig = digits.json, by ABC"),
         ("automaton.v", "yosys", "automaton.v = automaton.json, by ABC"),

@@ -141,7 +141,7 @@ class _File:
 
 
 def _header(file: _File) -> tuple[bool, int, int, int, int]:
-    """Whether the file is binary, the largest variable, and how many inputs, outputs and AND nodes there are."""
+    """Return whether the file is binary, the largest variable, and the numbers of inputs, outputs and AND nodes."""
     line = file.line("its header")
     words = line.split(" ")
     if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):

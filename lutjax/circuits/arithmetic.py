@@ -283,7 +283,7 @@ def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
     return builder.gate([a, b, first], 0b10101100)
 
 
-# Of three: bits a, b, c, then whether a >= b, a >= c and b >= c.
+# Order of three numbers: bits a, b, c, then whether a >= b, a >= c and b >= c.
 _OF_THREE = truth.from_function(lambda a, b, c, ab, ac, bc: a if ab and ac else b if bc else c, 6)
 
 

@@ -341,6 +341,14 @@ class Circuit:
         Raises:
           ValueError, TypeError: a wrong number of arrays, a wrong shape or dtype, numbers that a format does not have.
         """
+        words, n_samples = self.encode(*numbers)
+        return self.decode(self.evaluate(words), n_samples)
+
+    def encode(self, *numbers: Any) -> tuple[UInt[np.ndarray, "inputs words"], int]:
+        """Return the words that `evaluate` takes for numbers of the input ports, and the number of samples.
+
+        Args, Raises: as of a call.
+        """
         if len(numbers) != len(self.inputs):
             names = ", ".join(port.name for port in self.inputs)
             raise TypeError(
@@ -354,8 +362,11 @@ class Circuit:
             raise ValueError(
                 f"Circuit: the arrays have {sorted(n_samples)} samples; expected the same number."
             )
-        words = self.evaluate(_pack(np.concatenate(bits)))
-        found = _unpack(words, n_samples.pop())
+        return _pack(np.concatenate(bits)), n_samples.pop()
+
+    def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
+        """Return the numbers of the output ports for words that `evaluate` returned, of uint64; see a call."""
+        found = _unpack(words, n_samples)
         rows = np.cumsum([0] + [port.n_bits for port in self.outputs])
         results = tuple(
             _decode(port, found[start:end])

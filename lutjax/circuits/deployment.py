@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
 BUILD = {"circuit": "build", "language model": "language_model"}
-"""What the Makefile of each kind of export writes; it may be there when an export is replaced."""
+"""Names that the Makefile of each kind of export writes; they may be there when an export is replaced."""
 
 VERSION = 1
 """Version of the layout of a folder."""

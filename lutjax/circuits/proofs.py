@@ -17,7 +17,7 @@ import numpy as np
 
 from lutjax.circuits import deployment
 from lutjax.circuits.circuit import Circuit, Port
-from lutjax.circuits.deployment import VECTORS, Vectors, evaluated
+from lutjax.circuits.deployment import VECTORS, Vectors, as_called, evaluated
 
 MOST_INPUTS = 16
 """Circuits of at most so many input bits are compared on all inputs."""
@@ -149,6 +149,8 @@ def checks_of(
         checks += [Check(f"C, compiled = {VECTORS}", export.c_holds)]
     if export.names("verilog", "_testbench.v"):
         checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds)]
+    for name in export.names("html", ".html"):
+        checks += [Check(f"{name}, its script = {VECTORS}", functools.partial(export.page_holds, name))]
     combinational = [] if manifest["registers"] else export.names("verilog", ".v")
     for name in (*export.names("blif", ".blif"), *export.names("aiger", ".aig"), *combinational):
         if not name.endswith("_testbench.v"):
@@ -247,6 +249,33 @@ class _Export:
             _called(compiler, *_C_FLAGS, *self.names("c", ".c"), "-o", program, cwd=self.folder)
             _called(program, cwd=self.folder)  # its status says whether all answers are right
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
+
+    def page_holds(self, name: str) -> str:
+        """Run the script of a page, outside of a browser. A page may show the votes where the circuit says the class."""
+        from lutjax.circuits import page
+
+        node, text = _tool("node"), (self.folder / name).read_text()
+        try:
+            shown = page.from_html(text)
+            words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
+            found = page.evaluate_in_node(text, words.astype("<u8").view("<u4").astype(np.uint32), node=node)
+            answers = shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise FailedError(f"{name} cannot be read: {error}") from error
+        except subprocess.CalledProcessError as error:
+            raise FailedError(f"the script of {name} fails") from error
+        names = [port.name for port in shown.outputs]
+        given = dict(zip(names, answers if isinstance(answers, tuple) else (answers,), strict=True))
+        given = {key: y.reshape(n, -1) for key, y in given.items()}
+        if shown.outputs == self.circuit.outputs:
+            expected = dict(self.vectors.outputs)
+        elif self.circuit.outputs[0].count == 1:
+            given = {"y": given["y"].argmax(1)[:, None]}
+            expected = dict(self.vectors.outputs)
+        else:
+            expected = evaluated(shown, [self.vectors.inputs[port.name] for port in shown.inputs])
+        _same(given, expected)
+        return f"{_samples(n)}, node"
 
     def verilog_holds(self) -> str:
         """Run the testbench in Icarus Verilog."""

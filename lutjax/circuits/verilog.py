@@ -309,7 +309,7 @@ def _stages(circuit: Circuit, registers: int) -> Sequence[int]:
 
 
 def _delays(circuit: Circuit, registers: int, cycles: int) -> list[int]:
-    """How many cycles each node is kept for those that read it."""
+    """Return for each node the number of cycles that it is kept for those that read it."""
     delays = [0] * (circuit.first_gate + len(circuit))
     if not registers:
         return delays
