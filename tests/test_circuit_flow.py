@@ -466,6 +466,13 @@ def test_language_models_are_programs_alone(
         assert expected in message(result)
 
 
+def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path: Path) -> None:
+    words = ("--run", folders["automaton run"], "--out", tmp_path / "out", "--integers", "int8")
+    result = lutjax_command("export", *words)
+    assert result.exit_code == 1
+    assert "leave --integers out" in message(result)
+
+
 @pytest.mark.parametrize("goal", ["ands", slow("lut6")])
 def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
     if abc.find() is None:
@@ -513,8 +520,9 @@ def test_a_language_model_becomes_a_program(tmp_path: Path) -> None:
     more = ("--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4", "--steps=2")
     words = ("--text", tmp_path / "text", "--out", tmp_path / "run", *sizes, *more)
     assert lutjax_command("train", "lm", "--model", "lut", *words).exit_code == 0
-    for _ in range(2):  # the second in the place of the first, and of what make has written
-        result = lutjax_command("export", "--run", tmp_path / "run", "--out", tmp_path / "out")
+    for tables in ("int8", "int16"):  # the second in the place of the first, and of what make has written
+        words = ("--run", tmp_path / "run", "--out", tmp_path / "out", "--integers", tables)
+        result = lutjax_command("export", *words)
         assert result.exit_code == 0, result.output
         (tmp_path / "out" / "language_model").write_text("compiled")
     assert [proof.passed for proof in proofs.verify(tmp_path / "out")] == [True, True]

@@ -62,6 +62,11 @@ from lutjax.training.errors import RunError
     type=click.Choice(["ands", "lut6"]),
     help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys.",
 )
+@click.option(
+    "--integers",
+    type=click.Choice(["int16", "int8"]),
+    help="Numbers in the tables of a language model. Default: int16; int8 takes half the bytes.",
+)
 def export(
     run: Path,
     formats: str,
@@ -72,6 +77,7 @@ def export(
     registers: int,
     lut: int | None,
     optimise: str | None,
+    integers: str | None,
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
 
@@ -92,6 +98,7 @@ def export(
             registers=registers,
             lut=lut,
             optimise=optimise,
+            integers=integers,
         )
     with progress("exporting") as doing:
         lines = exporting.export(

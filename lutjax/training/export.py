@@ -40,6 +40,7 @@ class Wanted:
       name: of the Verilog module, the C functions and the files; None for one after the kind of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
       optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
+      integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
 
     Raises:
       ValueError: an unknown format, or another value that is impossible.
@@ -52,6 +53,7 @@ class Wanted:
     name: str | None = None
     registers: int = 0
     optimise: str | None = None
+    integers: str | None = None
 
     def __post_init__(self) -> None:
         self.options("circuit")
@@ -121,6 +123,10 @@ def export(
 def _circuit(
     folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
 ) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
+    if wanted.integers:
+        raise RunError(
+            f"{folder} is a run of train {runs.kind(folder)}, whose circuit has gates and no tables of numbers; leave --integers out."
+        )
     progress("making the circuit")
     source = source_of(
         folder, inputs=wanted.inputs, outputs=wanted.outputs, lut=wanted.lut, on_damage=on_damage
@@ -156,7 +162,8 @@ def _language_model(
     for option in ("inputs", "outputs", "lut", "name", "registers", "optimise"):
         if getattr(wanted, option):
             raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
-    program = integers.program_of(folder, progress=progress, on_damage=on_damage)
+    tables = wanted.integers or "int16"
+    program = integers.program_of(folder, tables=tables, progress=progress, on_damage=on_damage)
     files = {name: ("c", content) for name, content in program.files.items()}
     step, _ = runs.read(folder, lm_runs.Record, on_damage=on_damage)
     manifest = deployment.manifest_of(
