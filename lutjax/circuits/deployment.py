@@ -105,7 +105,11 @@ class Vectors:
 def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the numbers ``[samples, count]`` of each output port, as the evaluator in NumPy finds them."""
     numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
-    found = circuit(*numbers)
+    return by_port(circuit, circuit(*numbers))
+
+
+def by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
+    """Return what a call of a circuit returned as numbers ``[samples, count]`` of each output port."""
     outputs = found if isinstance(found, tuple) else (found,)
     return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
 

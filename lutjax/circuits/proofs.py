@@ -17,7 +17,7 @@ import numpy as np
 
 from lutjax.circuits import deployment
 from lutjax.circuits.circuit import Circuit, Port
-from lutjax.circuits.deployment import VECTORS, Vectors, as_called, evaluated
+from lutjax.circuits.deployment import VECTORS, Vectors, as_called, by_port, evaluated
 
 MOST_INPUTS = 16
 """Circuits of at most so many input bits are compared on all inputs."""
@@ -259,21 +259,17 @@ class _Export:
             shown = page.from_html(text)
             words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
             found = page.evaluate_in_node(text, words.astype("<u8").view("<u4").astype(np.uint32), node=node)
-            answers = shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n)
+            given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
         except subprocess.CalledProcessError as error:
             raise FailedError(f"the script of {name} fails") from error
-        names = [port.name for port in shown.outputs]
-        given = dict(zip(names, answers if isinstance(answers, tuple) else (answers,), strict=True))
-        given = {key: y.reshape(n, -1) for key, y in given.items()}
-        if shown.outputs == self.circuit.outputs:
-            expected = dict(self.vectors.outputs)
-        elif self.circuit.outputs[0].count == 1:
-            given = {"y": given["y"].argmax(1)[:, None]}
-            expected = dict(self.vectors.outputs)
-        else:
-            expected = evaluated(shown, [self.vectors.inputs[port.name] for port in shown.inputs])
+        expected = self.vectors.outputs
+        if shown.outputs != self.circuit.outputs:
+            if self.circuit.outputs[0].count == 1:
+                given = {name: votes.argmax(1)[:, None] for name, votes in given.items()}
+            else:
+                expected = evaluated(shown, [self.vectors.inputs[port.name] for port in shown.inputs])
         _same(given, expected)
         return f"{_samples(n)}, node"
 
