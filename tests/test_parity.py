@@ -89,7 +89,12 @@ def test_every_op_has_sizes_for_every_purpose():
     at_sizes(lambda module: [name for name in module.sizes if name not in module.tagged(Tag.FAST)]),
 )
 def test_shapes(op, implementation, shape):
-    testing.check(case_of(op, shape), implementation, transformation="jit")
+    try:
+        testing.check(case_of(op, shape), implementation, transformation="jit")
+    except lutjax.NoImplementationError as error:
+        if not implementation.startswith("pallas"):  # kernels of which some are for a part of the calls
+            raise
+        pytest.skip(str(error.candidates[0].reason))
 
 
 @pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes())

@@ -42,7 +42,7 @@ def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.A
         total, unknown = _sums_in_blocks(call)
     else:
         ways = ways_of(call)
-        unknown = jnp.isnan(ways[0][1]).reshape(call.groups, -1, n).any(1).T
+        unknown = jnp.isnan(ways[0][1]).reshape(call.groups, len(call.weights) // call.groups, n).any(1).T
         read = [(i, in_units(c)) for i, c in ways] if in_integers else ways
         total = kernels.sum_ways(tables(call), read, device, call.accumulate, call.groups)
         total = total.reshape(n, call.groups, call.weights.shape[2])
