@@ -45,7 +45,7 @@ from lutjax.ops.sparse_lookup import sparse_lookup
 from lutjax.ops.weighted_lookup import weighted_lookup
 
 if TYPE_CHECKING:
-    from lutjax import circuits, layers, models, reference, testing, training, tuning
+    from lutjax import circuits, layers, models, reference, sharding, testing, training, tuning
 
 catalogue.register(kernel_registry)
 use_implementation = kernel_registry.use_implementation
@@ -87,6 +87,7 @@ __all__ = [
     "sample_anchors",
     "scale_gradient",
     "scored_lut",
+    "sharding",
     "soft_lut",
     "sparse_lookup",
     "sparse_lut",
@@ -101,7 +102,7 @@ __all__ = [
     "wiring",
 ]
 
-_LAZY = ("circuits", "layers", "models", "reference", "testing", "training", "tuning")
+_LAZY = ("circuits", "layers", "models", "reference", "sharding", "testing", "training", "tuning")
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,12 @@ def cast_varying(a: jax.Array, axes: Iterable[str]) -> jax.Array:
     return jax.lax.pcast(a, missing, to="varying") if missing else a
 
 
+def untracked_axes() -> frozenset[str]:
+    """Mesh axes of a `shard_map` around this with ``check_vma=False``, in which nothing says what differs over them; else empty."""
+    axes = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    return axes if axes and not varying_axes(cast_varying(jnp.zeros(()), axes)) else frozenset()
+
+
 def zeros_varying(like: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Zeros that vary over the mesh axes of `like`: what a loop inside a `shard_map` must start from."""
     return cast_varying(jnp.zeros(shape, dtype), varying_axes(like))

@@ -38,6 +38,7 @@ class TableGradient:
       factor: the product of the factors of `lutjax.scale_gradient` on the way to the table, or None.
       after: dependency token, a scalar that is available once the backward pass has read the table.
       shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a `jax.shard_map`.
+      is_gathered: whether `gathered` made it.
 
     Source: docs/semantics.md, section 8.
     """
@@ -49,6 +50,7 @@ class TableGradient:
     shape: tuple[int, ...]
     dtype: np.dtype
     axes: frozenset[str] = frozenset()
+    is_gathered: bool = False
 
     @property
     def op(self) -> str:
@@ -85,6 +87,92 @@ class TableGradient:
         factor = jnp.asarray(factor, dtype)
         return dataclasses.replace(
             self, factor=factor if self.factor is None else jnp.asarray(self.factor, dtype) * factor
+        )
+
+    def gathered(self, axes: str | tuple[str, ...]) -> "TableGradient":
+        """Return the gradient of all devices together, inside a `jax.shard_map` over whose devices the batch is divided.
+
+        Devices exchange the factors, never an array of the table's shape. The update of a table that is the same on all devices is
+        then the same on all of them. As with dense gradients, it is the sum of the devices' gradients: of a loss that is a mean over
+        the batch of a device, divide it by their number (`scaled`).
+
+        Args:
+          axes: names of the mesh axes over which the batch is divided; () where each device has the whole batch, as with tables that
+            are divided by detector. Over axes on which nothing differs there is nothing to gather.
+
+        Raises:
+          ValueError: there is no such mesh axis here.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, lutjax
+          >>> from jax.sharding import Mesh, PartitionSpec as P
+          >>> from lutjax.training import tables
+          >>> anchors, mesh = jnp.array([[[0, 1]]]), Mesh(jax.devices(), ("data",))
+          >>> def step(weights, x):
+          ...     loss = lambda params: lutjax.lut(x, params["weights"], anchors).sum()
+          ...     _, gradients = tables.value_and_grad(loss)({"weights": weights})
+          ...     return lutjax.update_table(weights, gradients["weights"].gathered("data"), 1.0)[0]
+          >>> step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+          >>> jax.jit(step)(jnp.zeros((1, 2, 1)), jnp.ones((2 * mesh.size, 2))).sum() == -2 * mesh.size
+          Array(True, dtype=bool)
+        """
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        here = jax.sharding.get_abstract_mesh().manual_axes
+        unknown = sorted(set(axes) - set(here))
+        if unknown:
+            raise ValueError(
+                f"TableGradient.gathered: axes is {axes}; inside this shard_map there are the mesh axes {tuple(here)}."
+            )
+        # Without tracking, all that has a batch may differ.
+        untracked = _compat.untracked_axes()
+
+        def over(a: jax.Array) -> tuple[str, ...]:
+            return tuple(axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a))
+
+        def all_of(a: jax.Array, wanted: tuple[str, ...]) -> jax.Array:
+            for axis in reversed(wanted):
+                if axis in untracked or axis in _compat.varying_axes(a):
+                    a = jax.lax.all_gather(a, axis, tiled=True, to="invarying")
+                else:  # the same on all devices, beside others that differ
+                    a = jnp.tile(a, (jax.lax.axis_size(axis), *(1,) * (a.ndim - 1)))
+            return a
+
+        cotangent = self.cotangent
+        factor = self.factor
+        if factor is not None and over(jnp.asarray(factor)):  # each device has its own
+            cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
+        call = self.look_up
+        batched_arrays = [
+            a
+            for a, rank in zip(call.values(), call.ranks(), strict=True)
+            if rank is not None and a is not None
+        ]
+        wanted = tuple(
+            a for a in axes if any(a in over(leaf) for leaf in jax.tree.leaves((batched_arrays, cotangent)))
+        )
+        n_leading = [
+            leaf.ndim - rank
+            for array, rank in zip(call.values(), call.ranks(), strict=True)
+            if rank is not None
+            for leaf in jax.tree.leaves(array)
+        ]
+        if wanted and min(n_leading, default=0) < 1:
+            raise ValueError(
+                f"TableGradient.gathered: the look-up of this table ({call.op}) has no leading axis to join the batches of devices by; "
+                "give its arguments a batch axis."
+            )
+        arrays = (
+            a if rank is None else jax.tree.map(lambda leaf: all_of(leaf, wanted), a)
+            for a, rank in zip(call.values(), call.ranks(), strict=True)
+        )
+        after = jnp.asarray(self.after)
+        return dataclasses.replace(
+            self,
+            look_up=call.of(arrays, call.options()),
+            sealed=seal(all_of(cotangent, wanted)),
+            factor=factor,
+            after=jax.lax.psum(after, over(after)) if over(after) else after,
+            is_gathered=True,
         )
 
     @property
@@ -168,7 +256,7 @@ _DATA = (
     "factor",
     "after",
 )  # the leaf without arithmetic first, so that its error is the one raised
-_META = ("shape", "dtype", "axes")
+_META = ("shape", "dtype", "axes", "is_gathered")
 
 
 def _flatten(gradient: TableGradient) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

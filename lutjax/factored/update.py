@@ -55,7 +55,8 @@ def update_table(
 
     Raises:
       ValueError, TypeError: the gradient belongs to a table of another shape or dtype, or the state to another rule
-        or table.
+        or table; or, inside a `jax.shard_map`, devices that share the table have gradients of their own batches
+        (`TableGradient.gathered` joins them).
 
     Source: docs/semantics.md, section 8.
 
@@ -86,6 +87,7 @@ def update_table(
         f"the gradient belongs to a table {gradient.dtype}{list(gradient.shape)}",
     )
     check_state(rule, weights, state)
+    check_devices("weights", weights, gradient)
     accumulate = dict(gradient.look_up.options()).get("accumulate")
     if accumulate is not None and accumulate.checked:
         raise ValueError(
@@ -136,6 +138,29 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
         raise ValueError(
             f"update_table: the state has {text(found)}; {rule} needs {text(expected)} for a table "
             f"{_checks.describe(weights)}. Make it with rule.init(weights)."
+        )
+
+
+def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
+    """Raise ValueError if devices would move a table that they share by different gradients.
+
+    Args:
+      name: of the table.
+    """
+    apart = sorted(gradient.varying_axes() - _compat.varying_axes(weights))
+    axes = ", ".join(map(repr, apart))
+    if apart:
+        raise ValueError(
+            f"update_table: the table {name} is the same on all devices of the mesh axes {axes}, but its gradient is that of the batch "
+            f"of one device. Gather it first: gradient.gathered(({axes},)), and gradient.scaled(1 / n) if the loss is a mean over "
+            "the batch of each of n devices."
+        )
+    untracked = _compat.untracked_axes()
+    if untracked and not gradient.is_gathered:
+        raise ValueError(
+            f"update_table: inside a shard_map with check_vma=False nothing says whether the gradient of the table {name} is that of the "
+            "whole batch, and tables would differ from device to device without an error. Leave check_vma=False out, or call "
+            "gradient.gathered(axes) with the mesh axes over which the batch is divided, () for none."
         )
 
 

@@ -26,7 +26,7 @@ from lutjax.factored.collect import (
     value_and_grad,
 )
 from lutjax.factored.gradient import TableGradient
-from lutjax.factored.update import check_state, squared_norm, update_table
+from lutjax.factored.update import check_devices, check_state, squared_norm, update_table
 
 with needed_by(__name__):
     import optax
@@ -148,6 +148,8 @@ class Optimizer:
             )
         for name, table in split.tables.items():
             check_state(self.rule, table, state.rows[name])
+            if is_factored(of_tables[name]):
+                check_devices(name, table, of_tables[name])
         rate = self.rate(state.step) if callable(self.rate) else self.rate
         moved = {}
         for name, table in split.tables.items():

@@ -1,0 +1,269 @@
+"""Several devices: tables by detector and batches by sample give the results of one device, and exchange no tables."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import slow
+from flax import nnx
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+
+import lutjax
+from lutjax import FixedPoint, reads, sharding
+from lutjax.models import LUTTransformer, LUTTransformerConfig
+from lutjax.training import tables
+
+needs_devices = pytest.mark.skipif(
+    jax.device_count() < 8, reason="the meshes have eight devices, and this machine has fewer"
+)
+
+EXACT = FixedPoint(2.0**12)
+T, BATCH, LENGTH, FEATURES = 8, 16, 4, 6
+RNG = np.random.default_rng(0)
+ANCHORS = lutjax.sample_anchors(jax.random.key(0), n_inputs=FEATURES, n_detectors=T, n_anchors=9)
+FEW = ANCHORS[:, :3]
+TARGETS = jnp.asarray(RNG.integers(-1, FEATURES, (T, 1, 3)), jnp.int32)
+READ = reads.Confidence()
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+X = normal(BATCH, LENGTH, FEATURES)
+
+# Name of an op: parameters, what else is divided by detector, and the op on the tables that a device has.
+OPS = {
+    "lookup": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a: lutjax.lut(x, p["weights"], a["anchors"], accumulate=EXACT),
+    ),
+    "sparse_lookup": (
+        {"weights": normal(T, 512, 3)},
+        {"anchors": ANCHORS, "targets": TARGETS},
+        lambda x, p, a: lutjax.sparse_lut(
+            x, p["weights"], a["anchors"], a["targets"], FEATURES, accumulate=EXACT
+        ),
+    ),
+    "lookup_attention": (
+        {"weights": normal(T, 256, FEATURES), "positions": normal(LENGTH - 1, T, 2)},
+        {"anchors": FEW},
+        lambda x, p, a: lutjax.lut_attention(x, p["weights"], a["anchors"], p["positions"], accumulate=EXACT),
+    ),
+    "lut_pair_attention": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a: lutjax.lut_pair_attention(x, p["weights"], a["anchors"], accumulate=EXACT),
+    ),
+    "scored_lut": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a: lutjax.scored_lut(
+            x, p["weights"], a["anchors"], READ.initial(), read=READ, accumulate=EXACT
+        ),
+    ),
+}
+MESHES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
+RULE = tables.RowAdagrad()
+
+
+def mesh_of(name):
+    return Mesh(np.array(jax.devices()[:8]).reshape(MESHES[name]), ("data", "detectors"))
+
+
+def step_of(op, axes=(), dense=False):
+    """Return a step: parameters, state, what is divided beside them, samples -> parameters, state, and the cotangent of samples.
+
+    Args:
+      axes: names of the mesh axes of the samples and of the detectors, inside a shard_map.
+    """
+    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1))
+
+    def step(params, state, others, x):
+        def loss(params, x):
+            y = op(x, params, others)
+            y = jax.lax.psum(y, axes[1]) if axes else y
+            # Integers as cotangents: their sums are exact in any order.
+            return jnp.vdot(y, jnp.round(4 * y))
+
+        def of_params(params):
+            return loss(params, x)
+
+        _, gradients = tables.value_and_grad(of_params)(params)
+        of_x = jax.grad(loss, 1)(params, x)
+        if axes:
+            is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
+            gradients = jax.tree.map(
+                lambda g: g.gathered(axes[0]) if is_factored(g) else g, gradients, is_leaf=is_factored
+            )
+        return *optimizer.apply(params, gradients, state), of_x
+
+    return step, optimizer.init
+
+
+@needs_devices
+@pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
+@pytest.mark.parametrize("name", OPS)
+def test_the_bits_of_one_device_in_a_shard_map(name, layout):
+    params, others, op = OPS[name]
+    step, init = step_of(op)
+    expected = jax.jit(step)(params, init(params), others, X)
+    mesh = mesh_of(layout)
+    of_params, of_state = (sharding.specs(a, mesh) for a in (params, init(params)))
+    of_others = jax.tree.map(lambda _: P("detectors"), others)
+    sharded = jax.shard_map(
+        step_of(op, ("data", "detectors"))[0],
+        mesh=mesh,
+        in_specs=(of_params, of_state, of_others, P("data")),
+        out_specs=(of_params, of_state, P("data")),
+    )
+    compiled = jax.jit(sharded).lower(params, init(params), others, X).compile()
+    actual = compiled(params, init(params), others, X)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    assert largest_collective(compiled) < params["weights"].nbytes / 2
+
+
+def largest_collective(compiled):
+    """Bytes of the largest result of a collective in a compiled program."""
+    found = re.findall(
+        r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)\(",
+        compiled.as_text(),
+    )
+    sizes = {"f32": 4, "s32": 4, "u32": 4, "s8": 1, "pred": 1}
+    return max(
+        (
+            sizes[kind] * int(np.prod([int(n) for n in shape.split(",") if n]))
+            for shapes in found
+            for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        ),
+        default=0,
+    )
+
+
+@needs_devices
+def test_plain_jit_with_the_specs_of_a_model():
+    """Parameters and optimiser state lie where `specs` says, before and after a step, and hold what they do on one device."""
+    config = LUTTransformerConfig(
+        vocab_size=16, features=8, context=4, n_layers=1, n_heads=1, n_detectors=8, n_anchors=2, n_position_bits=2,
+        ffn_detectors=8, ffn_anchors=4, dropout=0.0,
+    )  # fmt: skip
+    graph, params, others = nnx.split(LUTTransformer(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    params = nnx.to_pure_dict(params)
+    params = jax.tree.map(lambda a: normal(*a.shape), params)
+    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1))
+    tokens = jax.random.randint(jax.random.key(1), (BATCH, 4), 0, 16)
+
+    def step(params, state, tokens):
+        def loss(params):
+            model = nnx.merge(graph, nnx.State(params), others)
+            return jnp.mean(model(tokens, deterministic=True) ** 2)
+
+        value, gradients = tables.value_and_grad(loss)(params)
+        return *optimizer.apply(params, gradients, state), value
+
+    state = optimizer.init(params)
+    expected = jax.jit(step)(params, state, tokens)
+    mesh = mesh_of("both")
+    place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs((params, state), mesh))
+    divided = [spec for spec in jax.tree.leaves(sharding.specs(params, mesh)) if "detectors" in spec]
+    assert len(divided) >= 4  # attention's and its positions', feed-forward's, unembedding's
+    on_mesh = jax.device_put((params, state), place)
+    actual = jax.jit(step, out_shardings=(*place, NamedSharding(mesh, P())))(
+        *on_mesh, jax.device_put(tokens, NamedSharding(mesh, P("data")))
+    )
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5)
+
+
+MESH = AbstractMesh((4, 2), ("detectors", "data"))
+
+
+def test_specs_of_every_kind_of_array():
+    params = {
+        "lut": {"weights": jnp.zeros((8, 16, 4)), "positions": jnp.zeros((3, 8, 2))},
+        "shared": {"weights": jnp.zeros((4, 16, 4)), "positions": jnp.zeros((3, 1, 2))},
+        "stacked": {"weights": jnp.zeros((3, 8, 16, 4)), "log_tau": jnp.zeros((3,))},
+        "gates": {"logits": jnp.zeros((12, 16))},
+        "bits": {"table": jnp.zeros((8, 4))},
+        "kernel": jnp.zeros((8, 8)),
+    }
+    on, other = "detectors", None
+    expected = {
+        "lut": {"weights": P(on, other, other), "positions": P(other, on, other)},
+        "shared": {"weights": P(on, other, other), "positions": P()},
+        "stacked": {"weights": P(other, on, other, other), "log_tau": P()},
+        "gates": {"logits": P(on, other)},
+        "bits": {"table": P(on, other)},
+        "kernel": P(),
+    }
+    assert sharding.specs(params, MESH) == expected
+    state = optax.adam(1e-3).init(params)
+    assert sharding.specs(state, MESH)[0].mu == expected
+    rows = tables.Optimizer(tables.RowAdam(b1=0.9), 0.1).init({"lut": {"weights": jnp.zeros((8, 16, 4))}})
+    assert all(spec == P(on, other, other) for spec in jax.tree.leaves(sharding.specs(rows.rows, MESH)))
+    everywhere = sharding.specs(params, AbstractMesh((8,), ("data",)))
+    assert all(spec == P() for spec in jax.tree.leaves(everywhere))
+    assert sharding.specs(params["bits"], MESH, axis="data") == {"table": P("data", other)}
+
+
+def test_what_cannot_be_divided_is_named():
+    params = {"unembed": {"weights": jnp.zeros((6, 16, 4))}}
+    with pytest.raises(
+        ValueError, match=r"unembed/weights has shape \[6, 16, 4\], and its 6 detectors .* 4 devices"
+    ) as e:
+        sharding.specs(params, MESH)
+    assert "1 or 2 or 3 devices" in str(e.value)
+    with pytest.raises(ValueError, match=r"axis is 'tables'; the mesh has the axes \('detectors', 'data'\)"):
+        sharding.specs(params, MESH, axis="tables")
+
+
+@needs_devices
+@pytest.mark.parametrize(
+    ("tracked", "message"),
+    [
+        (
+            True,
+            r"the table weights is the same on all devices of the mesh axes 'data'.*gathered\(\('data',\)\)",
+        ),
+        (False, r"check_vma=False nothing says .* the table weights .*gathered\(axes\)"),
+    ],
+)
+def test_devices_that_would_diverge(tracked, message):
+    optimizer = tables.Optimizer(tables.SGD(), 0.1)
+    params = {"weights": OPS["lookup"][0]["weights"]}
+
+    def step(gather, params, x):
+        loss = lambda params: jnp.sum(lutjax.lut(x, params["weights"], ANCHORS))  # noqa: E731
+        _, gradients = tables.value_and_grad(loss)(params)
+        if gather:
+            gradients = {"weights": gradients["weights"].gathered("data")}
+        return optimizer.apply(params, gradients, optimizer.init(params))[0]
+
+    def on_devices(gather):
+        inner = lambda params, x: step(gather, params, x)  # noqa: E731
+        return jax.jit(
+            jax.shard_map(
+                inner, mesh=mesh_of("data"), in_specs=(P(), P("data")), out_specs=P(), check_vma=tracked
+            )
+        )(params, X)
+
+    with pytest.raises(ValueError, match=message):
+        on_devices(gather=False)
+    one_device = jax.jit(lambda params, x: step(False, params, x))(params, X)
+    np.testing.assert_allclose(on_devices(gather=True)["weights"], one_device["weights"], atol=1e-5)
+
+
+def test_gathered_outside_of_a_shard_map():
+    loss = lambda params: jnp.sum(lutjax.lut(X, params["weights"], ANCHORS))  # noqa: E731
+    _, gradients = tables.value_and_grad(loss)({"weights": OPS["lookup"][0]["weights"]})
+    with pytest.raises(
+        ValueError, match=r"axes is \('data',\); inside this shard_map there are the mesh axes \(\)"
+    ):
+        gradients["weights"].gathered("data")
