@@ -130,6 +130,57 @@ def test_the_bits_of_one_device_in_a_shard_map(name, layout):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
+@needs_devices
+@pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
+@pytest.mark.parametrize(
+    "name", [name if name in ("lookup", "sparse_lookup") else slow(name) for name in OPS]
+)
+def test_the_bits_of_one_device_in_plain_jit(name, layout):
+    """Nothing in the program knows of devices; the compiler divides kernels by their rules."""
+    params, others, op = OPS[name]
+    step, init = step_of(op)
+    expected = jax.jit(step)(params, init(params), others, X)
+    mesh = mesh_of(layout)
+    of_params, of_state, of_others, of_x = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        (
+            *(sharding.specs(a, mesh) for a in (params, init(params))),
+            jax.tree.map(lambda _: P("detectors"), others),
+            P("data"),
+        ),
+    )
+    arguments = jax.device_put((params, init(params), others, X), (of_params, of_state, of_others, of_x))
+    compiled = jax.jit(step, out_shardings=(of_params, of_state, of_x)).lower(*arguments).compile()
+    actual = compiled(*arguments)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    assert largest_collective(compiled) < params["weights"].nbytes / 2
+
+
+GATES = normal(8, 16), normal(12, 16), jnp.asarray(RNG.integers(0, 8, (12, 2)), jnp.int32)
+
+
+@needs_devices
+@pytest.mark.parametrize("layout", ["data", "both"])
+def test_gates_in_plain_jit(layout):
+    x, logits, wires = GATES
+
+    def loss(x, logits):
+        return jnp.sum(jnp.sin(lutjax.logic_gates(x, logits, wires, feature_axis=0)))
+
+    expected = jax.value_and_grad(loss, (0, 1))(x, logits)
+    mesh = Mesh(
+        np.array(jax.devices()[:4]).reshape((4, 1) if layout == "data" else (2, 2)), ("data", "detectors")
+    )
+    x = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
+    logits = jax.device_put(logits, NamedSharding(mesh, P("detectors")))
+    actual = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, logits)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-6)
+
+
 def largest_collective(compiled):
     """Bytes of the largest result of a collective in a compiled program."""
     found = re.findall(

@@ -34,17 +34,20 @@ Direction = Literal["forward", "backward", "update"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "update")
 
 
-def batched(rank: int, **options: Any) -> Any:
+def batched(rank: int, axes: str = "", **options: Any) -> Any:
     """Field of an array, or of a pytree of arrays, that has leading axes in front of `rank` axes of its own.
 
-    `options` are those of `dataclasses.field`; ``default=None`` where the array may be missing.
+    Args:
+      axes: a letter for each axis of its own, with spaces between them; ``t`` is that of detectors, by which kernels can be divided over
+        devices. The batch is ``b``.
+      options: of `dataclasses.field`; ``default=None`` where the array may be missing.
     """
-    return dataclasses.field(metadata={"rank": rank}, **options)
+    return dataclasses.field(metadata={"rank": rank, "axes": axes}, **options)
 
 
-def shared(**options: Any) -> Any:
-    """Field of an array that has no leading axes: the whole batch shares it."""
-    return dataclasses.field(metadata={"rank": None}, **options)
+def shared(axes: str = "", **options: Any) -> Any:
+    """Field of an array that has no leading axes: the whole batch shares it. For `axes` see `batched`."""
+    return dataclasses.field(metadata={"rank": None, "axes": axes}, **options)
 
 
 def static(**options: Any) -> Any:
@@ -62,18 +65,27 @@ class Call:
       table_name: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
       differentiable: whether the op has a gradient.
       features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
+      output: letters of the output's axes without the batch; None: of the axes of this op nothing is said.
     """
 
     op: ClassVar[str]
     table_name: ClassVar[str | None]
     differentiable: ClassVar[bool]
     features_first: ClassVar[bool]
+    output: ClassVar[str | None]
 
     def __init_subclass__(
-        cls, *, op: str, table: str | None = None, differentiable: bool = True, features_first: bool = False
+        cls,
+        *,
+        op: str,
+        table: str | None = None,
+        differentiable: bool = True,
+        features_first: bool = False,
+        output: str | None = None,
     ) -> None:
         cls.op, cls.table_name = op, table
         cls.differentiable, cls.features_first = differentiable, features_first
+        cls.output = output
         jax.tree_util.register_pytree_with_keys(
             cls,
             lambda call: (
@@ -100,6 +112,27 @@ class Call:
     def ranks(cls) -> tuple[int | None, ...]:
         """Rank of each array without leading axes; None of one that has none."""
         return tuple(f.metadata["rank"] for f in cls._fields() if "rank" in f.metadata)
+
+    @classmethod
+    @functools.cache
+    def letters(cls) -> dict[str, tuple[str, ...]]:
+        """A letter for each axis of each array, by its name, and of the ``output``, as kernels get them; empty if nothing is said."""
+        if cls.output is None:
+            return {}
+
+        def with_batch(axes: str) -> tuple[str, ...]:
+            return (*axes.split(), "b") if cls.features_first else ("b", *axes.split())
+
+        arrays = {f.name: f.metadata for f in cls._fields() if "rank" in f.metadata}
+        found = {
+            name: tuple(of["axes"].split()) if of["rank"] is None else with_batch(of["axes"])
+            for name, of in arrays.items()
+        }
+        return {**found, "output": with_batch(cls.output)}
+
+    def divided(self) -> str:
+        """Letters of the axes by which kernels of this call can be divided over devices."""
+        return "bt"
 
     @classmethod
     @functools.cache

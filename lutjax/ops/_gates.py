@@ -8,7 +8,7 @@ from lutjax.kernels.contract import Call, batched, shared
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TableGates(Call, op="", features_first=True):
+class TableGates(Call, op="", features_first=True, output="t"):
     """Base of the calls of ops on tables over bits.
 
     Attributes:
@@ -20,7 +20,10 @@ class TableGates(Call, op="", features_first=True):
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `table`.
     """
 
-    x: jax.Array = batched(1)
-    table: jax.Array = shared()
-    wires: jax.Array = shared()
-    readers: jax.Array | None = shared(default=None)
+    x: jax.Array = batched(1, "i")
+    table: jax.Array = shared("t s")
+    wires: jax.Array = shared("t w")
+    readers: jax.Array | None = shared("i f", default=None)
+
+    def divided(self) -> str:
+        return "bt" if self.readers is None else "b"  # readers are places in the list of all gates

@@ -30,6 +30,7 @@ from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
 from lutjax._ids import as_jax
 from lutjax.kernels.contract import Call, Direction, Step
 from lutjax.kernels.registry import (
+    Backend,
     Device,
     Implementation,
     KernelSpec,
@@ -40,6 +41,7 @@ from lutjax.kernels.registry import (
     kernel_registry,
 )
 from lutjax.ops import _table_reads
+from lutjax.ops._partition import partitioned
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -519,7 +521,8 @@ def _kernel(
     def raw(*args: Any) -> Any:
         return _by_platform(op, direction, choice, needs, options, args)
 
-    call = custom_vmap(raw)
+    on_tpu = any(device.backend == Backend.TPU for device, _ in choice)
+    call = custom_vmap(partitioned(op, direction, needs, options, raw, on_tpu=on_tpu))
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from lutjax.ops._transforms import apply
 # Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether
 # features come first.
 @dataclasses.dataclass(frozen=True, eq=False)
-class BilinearGates(Call, op="bilinear_gates", features_first=True):
+class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
     """The call of `lutjax.bilinear_gates`.
 
     Attributes:
@@ -29,10 +29,13 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True):
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `coefficients`.
     """
 
-    x: jax.Array = batched(1)
-    coefficients: jax.Array = shared()
-    wires: jax.Array = shared()
-    readers: jax.Array | None = shared(default=None)
+    x: jax.Array = batched(1, "i")
+    coefficients: jax.Array = shared("c t")
+    wires: jax.Array = shared("t w")
+    readers: jax.Array | None = shared("i f", default=None)
+
+    def divided(self) -> str:
+        return "bt" if self.readers is None else "b"  # readers are places in the list of all gates
 
 
 def bilinear_gates(

@@ -15,7 +15,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BinaryLut(TableGates, op="binary_lut", features_first=True):
+class BinaryLut(TableGates, op="binary_lut", features_first=True, output="t"):
     """The call of `lutjax.binary_lut`; see `TableGates`."""
 
 

@@ -16,7 +16,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Detect(Call, op="detect"):
+class Detect(Call, op="detect", output="t"):
     """The call of `lutjax.detect`.
 
     Attributes:
@@ -28,9 +28,9 @@ class Detect(Call, op="detect"):
     Cotangent: of the margin, ``[B, T]``. Differentiable: `x`.
     """
 
-    x: jax.Array | None = batched(1)
-    anchors: jax.Array = shared()
-    flip: jax.Array | None = batched(1, default=None)
+    x: jax.Array | None = batched(1, "i")
+    anchors: jax.Array = shared("t c w")
+    flip: jax.Array | None = batched(1, "t", default=None)
     epsilon: float = static(default=0.0)
     n_inputs: int = static()
     accumulate: FixedPoint | None = static(default=None)

@@ -15,7 +15,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DetectSigns(Call, op="detect_signs"):
+class DetectSigns(Call, op="detect_signs", output=""):
     """The call of `lutjax.detect_signs`.
 
     Attributes:
@@ -26,8 +26,8 @@ class DetectSigns(Call, op="detect_signs"):
     Cotangent: of the margin, ``[B]``. Differentiable: `positions`.
     """
 
-    positions: jax.Array | None = batched(1)
-    flip: jax.Array | None = batched(0, default=None)
+    positions: jax.Array | None = batched(1, "n")
+    flip: jax.Array | None = batched(0, "", default=None)
     epsilon: float = static(default=0.0)
     n_bits: int = static()
 

@@ -16,7 +16,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lookup(Call, op="lookup", table="weights"):
+class Lookup(Call, op="lookup", table="weights", output="o"):
     """The call of `lutjax.lookup`.
 
     Attributes:
@@ -27,10 +27,13 @@ class Lookup(Call, op="lookup", table="weights"):
     Output and its cotangent: ``[B, G * O]``. Differentiable: `weights`, `detection`.
     """
 
-    weights: jax.Array = shared()
-    detection: Detection = batched(1)
+    weights: jax.Array = shared("t r o")
+    detection: Detection = batched(1, "t")
     groups: int = static(default=1)
     accumulate: FixedPoint | None = static(default=None)
+
+    def divided(self) -> str:
+        return _groups.divided(self.groups)
 
 
 def lookup(

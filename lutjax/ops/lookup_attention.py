@@ -16,7 +16,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LookupAttention(Call, op="lookup_attention", table="weights"):
+class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"):
     """The call of `lutjax.lookup_attention`.
 
     Attributes:
@@ -31,13 +31,13 @@ class LookupAttention(Call, op="lookup_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
 
-    weights: jax.Array = shared()
-    query: Detection = batched(2)
-    key: Detection = batched(2)
-    position: Detection | None = shared(default=None)
+    weights: jax.Array = shared("t r o")
+    query: Detection = batched(2, "q t")
+    key: Detection = batched(2, "k t")
+    position: Detection | None = shared("p t", default=None)
     start: jax.Array | None = shared(default=None)
-    query_segments: jax.Array | None = batched(1, default=None)
-    key_segments: jax.Array | None = batched(1, default=None)
+    query_segments: jax.Array | None = batched(1, "q", default=None)
+    key_segments: jax.Array | None = batched(1, "k", default=None)
     window: int | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
 

@@ -15,7 +15,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LutPairAttention(Call, op="lut_pair_attention", table="weights"):
+class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q o"):
     """The call of `lutjax.lut_pair_attention`.
 
     Attributes:
@@ -29,14 +29,14 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights"):
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
     """
 
-    x: jax.Array = batched(2)
-    keys: jax.Array = batched(2)
-    weights: jax.Array = shared()
-    anchors: jax.Array = shared()
-    positions: jax.Array | None = shared(default=None)
+    x: jax.Array = batched(2, "q i")
+    keys: jax.Array = batched(2, "k i")
+    weights: jax.Array = shared("t r o")
+    anchors: jax.Array = shared("t c w")
+    positions: jax.Array | None = shared("p t n", default=None)
     start: jax.Array | None = shared(default=None)
-    query_segments: jax.Array | None = batched(1, default=None)
-    key_segments: jax.Array | None = batched(1, default=None)
+    query_segments: jax.Array | None = batched(1, "q", default=None)
+    key_segments: jax.Array | None = batched(1, "k", default=None)
     interleave: bool = static(default=False)
     window: int | None = static(default=None)
     epsilon: float = static(default=0.0)

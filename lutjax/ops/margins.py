@@ -15,7 +15,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Margins(Call, op="margins"):
+class Margins(Call, op="margins", output="t c"):
     """The call of `lutjax.margins`.
 
     Attributes:
@@ -27,10 +27,13 @@ class Margins(Call, op="margins"):
     Output and its cotangent: ``[B, T, C]``. Differentiable: `x`.
     """
 
-    x: jax.Array = batched(2)
-    anchors: jax.Array = shared()
+    x: jax.Array = batched(2, "h i")
+    anchors: jax.Array = shared("t c w")
     groups: int = static(default=1)
     accumulate: FixedPoint | None = static(default=None)
+
+    def divided(self) -> str:
+        return _groups.divided(self.groups)
 
 
 def margins(

@@ -17,7 +17,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True):
+class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True, output="t"):
     """The call of `lutjax.packed_lut`.
 
     Attributes:
@@ -28,9 +28,9 @@ class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True
     Output: uint32 ``[G, B]``.
     """
 
-    words: jax.Array = batched(1)
-    truth: jax.Array = shared()
-    wires: jax.Array = shared()
+    words: jax.Array = batched(1, "i")
+    truth: jax.Array = shared("t s")
+    wires: jax.Array = shared("t w")
 
 
 def packed_lut(

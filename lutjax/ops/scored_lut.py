@@ -22,7 +22,7 @@ from lutjax.reads import Read
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ScoredLut(Call, op="scored_lut", table="weights"):
+class ScoredLut(Call, op="scored_lut", table="weights", output="g o"):
     """The call of `lutjax.scored_lut`.
 
     Attributes:
@@ -38,16 +38,19 @@ class ScoredLut(Call, op="scored_lut", table="weights"):
     Output and its cotangent: ``[B, G, O]``, or ``[B, 1, O]`` with `sum_groups`. Differentiable: `x`, `weights` of floats, `scalars`, `keep`.
     """
 
-    x: jax.Array = batched(2)
-    weights: jax.Array = shared()
-    anchors: jax.Array = shared()
-    scalars: jax.Array = shared()
-    keep: jax.Array | None = batched(1, default=None)
-    exponents: jax.Array | None = shared(default=None)
+    x: jax.Array = batched(2, "h i")
+    weights: jax.Array = shared("t r o")
+    anchors: jax.Array = shared("t c w")
+    scalars: jax.Array = shared("s")
+    keep: jax.Array | None = batched(1, "t", default=None)
+    exponents: jax.Array | None = shared("g o", default=None)
     read: Read = static()
     groups: int = static(default=1)
     sum_groups: bool = static(default=False)
     accumulate: FixedPoint | None = static(default=None)
+
+    def divided(self) -> str:
+        return _groups.divided(self.groups)
 
     def prepared(self) -> "ScoredLut":
         if not self.read.rounds_tables or self.exponents is not None:

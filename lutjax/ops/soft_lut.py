@@ -16,7 +16,7 @@ from lutjax.ops._transforms import apply
 
 # As those of bilinear_gates; bits: inputs of each table.
 @dataclasses.dataclass(frozen=True, eq=False)
-class SoftLut(TableGates, op="soft_lut", features_first=True):
+class SoftLut(TableGates, op="soft_lut", features_first=True, output="t"):
     """The call of `lutjax.soft_lut`; see `TableGates`."""
 
 

@@ -17,7 +17,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SparseLookup(Call, op="sparse_lookup", table="weights"):
+class SparseLookup(Call, op="sparse_lookup", table="weights", output="o"):
     """The call of `lutjax.sparse_lookup`.
 
     Attributes:
@@ -29,9 +29,9 @@ class SparseLookup(Call, op="sparse_lookup", table="weights"):
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
 
-    weights: jax.Array = shared()
-    detection: Detection = batched(1)
-    targets: jax.Array = shared()
+    weights: jax.Array = shared("t r k")
+    detection: Detection = batched(1, "t")
+    targets: jax.Array = shared("t r k")
     n_outputs: int = static()
     accumulate: FixedPoint | None = static(default=None)
 

@@ -16,7 +16,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WeightedLookup(Call, op="weighted_lookup", table="weights"):
+class WeightedLookup(Call, op="weighted_lookup", table="weights", output="g o"):
     """The call of `lutjax.weighted_lookup`.
 
     Attributes:
@@ -28,12 +28,15 @@ class WeightedLookup(Call, op="weighted_lookup", table="weights"):
     Output and its cotangent: ``[B, G, O]``. Differentiable: `weights`, `coefficients`.
     """
 
-    weights: jax.Array = shared()
-    index: jax.Array = batched(2)
-    coefficients: jax.Array = batched(2)
+    weights: jax.Array = shared("t r o")
+    index: jax.Array = batched(2, "t k")
+    coefficients: jax.Array = batched(2, "t k")
     groups: int = static(default=1)
     valued: int = static()
     accumulate: FixedPoint | None = static(default=None)
+
+    def divided(self) -> str:
+        return _groups.divided(self.groups)
 
 
 def weighted_lookup(
