@@ -1,0 +1,46 @@
+// Sums of rows that detectors address.
+//
+// index: ids [B, T], clamped. weights: [T, R, O]. groups: G. Samples and outputs are divided into blocks, which threads share.
+#include "vectors.h"
+
+namespace lutjax {
+namespace {
+
+constexpr int64_t kSamples = 64;  // of a block: its ids and sums stay in the cache
+
+template <class W>
+void forward(const Call& call) {
+  const Array &weights = call.inputs[0], &index = call.inputs[1];
+  const int64_t n_tables = weights.shape[0], n_rows = weights.shape[1], n_outputs = weights.shape[2];
+  const int64_t n_samples = index.shape[0], groups = call.integers[0], each = n_tables / groups;
+  const W* w = data<const W>(weights);
+  const int32_t* ids = data<const int32_t>(index);
+  float* y = data<float>(call.outputs[0]);
+  const int64_t n_blocks = (n_samples + kSamples - 1) / kSamples;
+  in_parallel(call, n_blocks * groups, [&](int64_t i) {
+    const int64_t g = i % groups, first = i / groups * kSamples, last = least(first + kSamples, n_samples);
+    for (int64_t b = first; b < last; ++b) {
+      float* sums = y + (b * groups + g) * n_outputs;
+      for (int64_t o = 0; o < n_outputs; ++o) sums[o] = 0;
+    }
+    for (int64_t t = g * each; t < (g + 1) * each; ++t)
+      for (int64_t b = first; b < last; ++b) {
+        const int64_t row = clamped<int64_t>(ids[b * n_tables + t], n_rows);
+        const W* from = w + (t * n_rows + row) * n_outputs;
+        float* sums = y + (b * groups + g) * n_outputs;
+        for (int64_t o = 0; o < n_outputs; ++o) sums[o] += value(from[o]);
+      }
+  });
+}
+
+}  // namespace
+}  // namespace lutjax
+
+LUTJAX_KERNEL(lookup_forward) {
+  using namespace lutjax;
+  switch (call.inputs[0].type) {
+    case Type::float32: forward<float>(call); return nullptr;
+    case Type::bfloat16: forward<bfloat16>(call); return nullptr;
+    default: return "weights must be float32 or bfloat16";
+  }
+}
