@@ -2,7 +2,9 @@
 
 from typing import Any
 
-KERNELS: dict[str, tuple[str, ...]] = {"lookup": ("forward",)}
+KERNELS: dict[str, tuple[str, ...]] = {
+    "lookup": ("forward", "update"),
+}
 """The ops that have kernels here, with their directions."""
 
 
