@@ -3,6 +3,8 @@
 from typing import Any
 
 KERNELS: dict[str, tuple[str, ...]] = {
+    "detect": ("forward", "backward"),
+    "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "update"),
 }
 """The ops that have kernels here, with their directions."""

@@ -1,7 +1,7 @@
 // Sixteen numbers side by side, and rows of numbers made of them.
 //
-// Where the compiler has vectors of its own (GCC, Clang) lanes are one: they stay in registers, of whatever width the level has. Elsewhere
-// they are an array and plain loops.
+// Where the compiler has vectors of its own (GCC, Clang) they are one, and stay in registers of whatever width the level has. Elsewhere there
+// is one lane.
 #pragma once
 
 #include "vectors.h"
@@ -13,15 +13,14 @@
 namespace lutjax {
 namespace {
 
-constexpr int64_t kLanes = 16;
-
 #if defined(__GNUC__)
+constexpr int64_t kLanes = 16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));  // sums of int32, which wrap
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
-inline Floats same(float x) { return Floats{} + x; }
+inline Floats same(float x) { return x - Floats{}; }
 inline Floats load(const float* from) {
   Floats x;
   std::memcpy(&x, from, sizeof x);
@@ -42,69 +41,77 @@ inline Words load(const int32_t* from) {
 }
 inline void store(const Floats& x, float* to) { std::memcpy(to, &x, sizeof x); }
 inline void store(const Words& x, int32_t* to) { std::memcpy(to, &x, sizeof x); }
-inline float lane(const Floats& x, int64_t i) { return x[i]; }
-inline uint32_t lane(const Words& x, int64_t i) { return x[i]; }
+inline void store(const Floats& x, bfloat16* to) {  // as `store` of one number
+  Words bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const Words odd = (bits >> 16) & 1, rounded = (bits + 0x7fff + odd) >> 16, of_nan = (bits >> 16) | 0x40;
+  const Words chosen = x == x ? rounded : of_nan;
+  const Halves halves = __builtin_convertvector(chosen, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+// The sum of all lanes, always in the same order: halves are added until one number is left.
+template <class T, class V>
+inline T total_of(const V& x) {
+  typedef T Eight __attribute__((vector_size(32)));
+  typedef T Four __attribute__((vector_size(16)));
+  Eight half[2];
+  std::memcpy(half, &x, sizeof half);
+  const Eight eight = half[0] + half[1];
+  Four quarter[2];
+  std::memcpy(quarter, &eight, sizeof quarter);
+  const Four four = quarter[0] + quarter[1];
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+inline float total(const Floats& x) { return total_of<float>(x); }
+inline uint32_t total(const Words& x) { return total_of<uint32_t>(x); }
 #else
-template <class T>
-struct Lanes {
-  T of[kLanes];
-};
-using Floats = Lanes<float>;
-using Words = Lanes<uint32_t>;
+constexpr int64_t kLanes = 1;
+using Floats = float;
+using Ints = int32_t;
+using Words = uint32_t;
 
-#define LUTJAX_LANES(op)                                                \
-  template <class T>                                                    \
-  inline Lanes<T> operator op(Lanes<T> a, const Lanes<T>& b) {          \
-    for (int64_t i = 0; i < kLanes; ++i) a.of[i] = a.of[i] op b.of[i];  \
-    return a;                                                           \
-  }                                                                     \
-  template <class T>                                                    \
-  inline Lanes<T>& operator op##=(Lanes<T>& a, const Lanes<T>& b) {     \
-    for (int64_t i = 0; i < kLanes; ++i) a.of[i] = a.of[i] op b.of[i];  \
-    return a;                                                           \
-  }
-LUTJAX_LANES(+)
-LUTJAX_LANES(-)
-LUTJAX_LANES(*)
-#undef LUTJAX_LANES
-
-inline Floats same(float x) {
-  Floats y;
-  for (float& of : y.of) of = x;
-  return y;
-}
+inline Floats same(float x) { return x; }
 template <class W>
-inline Floats load(const W* from) {
-  Floats x;
-  for (int64_t i = 0; i < kLanes; ++i) x.of[i] = value(from[i]);
-  return x;
-}
-inline Words load(const int32_t* from) {
-  Words x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
-inline void store(const Floats& x, float* to) { std::memcpy(to, &x, sizeof x); }
-inline void store(const Words& x, int32_t* to) { std::memcpy(to, &x, sizeof x); }
-inline float lane(const Floats& x, int64_t i) { return x.of[i]; }
-inline uint32_t lane(const Words& x, int64_t i) { return x.of[i]; }
+inline Floats load(const W* from) { return value(*from); }
+inline Words load(const int32_t* from) { return static_cast<uint32_t>(*from); }
+inline void store(Words x, int32_t* to) { *to = static_cast<int32_t>(x); }
+inline float total(float x) { return x; }
+inline uint32_t total(uint32_t x) { return x; }
 #endif
 
-inline void store(const Floats& x, bfloat16* to) {
-  for (int64_t i = 0; i < kLanes; ++i) store(lane(x, i), to + i);
-}
-
-// The sum of all lanes, always in the same order.
-template <class V>
-inline auto total(const V& x) {
-  auto a = lane(x, 0), b = lane(x, 1), c = lane(x, 2), d = lane(x, 3);
-  for (int64_t i = 4; i < kLanes; i += 4) {
-    a += lane(x, i);
-    b += lane(x, i + 1);
-    c += lane(x, i + 2);
-    d += lane(x, i + 3);
+// [n, m] numbers of 4 bytes, whose rows lie `stride` apart, as [m, n].
+template <class T>
+inline void transpose(const T* from, int64_t stride, int64_t n, int64_t m, T* to, int64_t to_stride) {
+  int64_t i = 0;
+#if defined(__GNUC__)
+#if defined(__clang__)
+#define LUTJAX_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define LUTJAX_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ids{__VA_ARGS__})
+#endif
+  typedef T Four __attribute__((vector_size(16)));
+  typedef int32_t Ids __attribute__((vector_size(16)));
+  for (; i + 4 <= n; i += 4) {
+    int64_t j = 0;
+    for (; j + 4 <= m; j += 4) {
+      Four row[4];
+      for (int64_t k = 0; k < 4; ++k) std::memcpy(&row[k], from + (i + k) * stride + j, sizeof row[k]);
+      const Four a = LUTJAX_SHUFFLE(row[0], row[1], 0, 4, 1, 5), b = LUTJAX_SHUFFLE(row[2], row[3], 0, 4, 1, 5);
+      const Four c = LUTJAX_SHUFFLE(row[0], row[1], 2, 6, 3, 7), d = LUTJAX_SHUFFLE(row[2], row[3], 2, 6, 3, 7);
+      row[0] = LUTJAX_SHUFFLE(a, b, 0, 1, 4, 5);
+      row[1] = LUTJAX_SHUFFLE(a, b, 2, 3, 6, 7);
+      row[2] = LUTJAX_SHUFFLE(c, d, 0, 1, 4, 5);
+      row[3] = LUTJAX_SHUFFLE(c, d, 2, 3, 6, 7);
+      for (int64_t k = 0; k < 4; ++k) std::memcpy(to + (j + k) * to_stride + i, &row[k], sizeof row[k]);
+    }
+    for (; j < m; ++j)
+      for (int64_t k = 0; k < 4; ++k) to[j * to_stride + i + k] = from[(i + k) * stride + j];
   }
-  return (a + b) + (c + d);
+#undef LUTJAX_SHUFFLE
+#endif
+  for (; i < n; ++i)
+    for (int64_t j = 0; j < m; ++j) to[j * to_stride + i] = from[i * stride + j];
 }
 
 // ------------------------------------------------------------------------------------- addends
@@ -115,7 +122,9 @@ struct InFloats {
   using Part = float;
   using Parts = Floats;
   Part addend(float x) const { return x; }
+#if defined(__GNUC__)
   Parts addend(const Floats& x) const { return x; }
+#endif
   static Parts none() { return same(0); }
 };
 
@@ -142,16 +151,7 @@ struct InIntegers {
   }
   static Parts none() { return Words{}; }
 #else
-  Parts addend(const Floats& x) const {
-    Words y;
-    for (int64_t i = 0; i < kLanes; ++i) y.of[i] = addend(x.of[i]);
-    return y;
-  }
-  static Parts none() {
-    Words y;
-    for (uint32_t& of : y.of) of = 0;
-    return y;
-  }
+  static Parts none() { return 0; }
 #endif
 };
 
