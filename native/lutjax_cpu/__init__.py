@@ -5,7 +5,7 @@ from typing import Any
 KERNELS: dict[str, tuple[str, ...]] = {
     "detect": ("forward", "backward"),
     "detect_signs": ("forward", "backward"),
-    "lookup": ("forward", "update"),
+    "lookup": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from lutjax._fixed_point import FixedPoint
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.kernels.contract import Step
-from lutjax_cpu._call import kernel
+from lutjax_cpu._call import kernel, scale
 
 _RULES: tuple[type[RowRule], ...] = (SGD, RowAdagrad, RowMomentum, RowAdam)
 
@@ -51,7 +51,7 @@ def update(
             getattr(rule, "eps", 0.0),
             decay,
             second_decay,
-            1.0 if accumulate is None else accumulate.scale,
+            scale(accumulate),
             *numbers,
         ),
         in_place={0: 0} | {3 + i: 1 + i for i in range(len(state))},

@@ -197,6 +197,20 @@ inline void add_rows(const How& how, int64_t n, const From& from, int64_t size, 
     }
 }
 
+// sums[o] += addend(from[o]).
+template <class How, class W>
+inline void add_row(const How& how, const W* from, int64_t size, typename How::Sum* sums) {
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) store(load(sums + o) + how.addend(load(from + o)), sums + o);
+  for (; o < size; ++o)
+    sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(value(from[o])));
+}
+
+// A sum as it leaves a kernel: rounded once, or the integers.
+template <class T>
+inline void store_sum(float sum, T* to) { store(sum, to); }
+inline void store_sum(int32_t sum, int32_t* to) { *to = sum; }
+
 }  // namespace
 }  // namespace lutjax
 #endif

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from lutjax._detection import Detection
 from lutjax._fixed_point import addend_dtype
 from lutjax.ops.detect import Detect
-from lutjax_cpu._call import detection_of, kernel
+from lutjax_cpu._call import detection_of, kernel, scale
 
 
 def forward(call: Detect, *, device: Any) -> Detection:
@@ -24,13 +24,12 @@ def forward(call: Detect, *, device: Any) -> Detection:
 
 def backward(call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Any) -> dict[str, jax.Array]:
     assert call.flip is not None
-    scale = () if call.accumulate is None else (call.accumulate.scale,)
     shape = (cotangent.shape[0], call.n_inputs)
     (dx,) = kernel(
         "detect_backward",
         (call.anchors, call.flip, cotangent.astype(jnp.float32)),
         (jax.ShapeDtypeStruct(shape, addend_dtype(jnp.float32, call.accumulate)),),
         integers=(call.accumulate is not None,),
-        numbers=scale,
+        numbers=(scale(call.accumulate),),
     )
     return {"x": dx}
