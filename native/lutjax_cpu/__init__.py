@@ -6,6 +6,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "detect": ("forward", "backward"),
     "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "backward", "update"),
+    "sparse_lookup": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""
 

@@ -36,6 +36,10 @@ inline float slope(float margin) {
   return (margin > 0 ? 0.5f : -0.5f) / (size * size);
 }
 
+// The cotangent of a margin from the difference that its flip makes; integers are divided and multiplied by the caller.
+inline void store_slope(float margin, float difference, float* to) { *to = slope(margin) * difference; }
+inline void store_slope(float, int32_t difference, int32_t* to) { *to = difference; }
+
 }  // namespace
 }  // namespace lutjax
 #endif

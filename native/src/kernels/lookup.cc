@@ -90,13 +90,6 @@ inline typename How::Part product(const How& how, const float* dy, const W* row,
   return sum;
 }
 
-inline void slopes(int64_t n, const float* margin, const float* differences, float* d_margin) {
-  for (int64_t t = 0; t < n; ++t) d_margin[t] = slope(margin[t]) * differences[t];
-}
-inline void slopes(int64_t n, const float*, const int32_t* differences, int32_t* found) {  // the caller divides and multiplies
-  for (int64_t t = 0; t < n; ++t) found[t] = differences[t];
-}
-
 template <class How, class W>
 const char* backward(const Call& call, const How& how) {
   using Sum = typename How::Sum;
@@ -147,7 +140,7 @@ const char* backward(const Call& call, const How& how) {
       for (int64_t g = 0; g < s.groups; ++g)
         for (int64_t t = g * s.each; t < (g + 1) * s.each; ++t)
           differences[t] = static_cast<Sum>(product(how, dy + b * s.width + g * s.n_outputs, rows[2 * t], rows[2 * t + 1], s.n_outputs));
-      slopes(s.n_tables, margin + b * s.n_tables, differences, d_margin + b * s.n_tables);
+      for (int64_t t = 0, at = b * s.n_tables; t < s.n_tables; ++t) store_slope(margin[at + t], differences[t], d_margin + at + t);
       const W** seen = rows;
       rows = next;
       next = seen;
