@@ -27,13 +27,6 @@ struct Sizes {
         n_samples(index.shape[0]) {}
 };
 
-// Asks for the first lines of a row.
-template <class W>
-inline void ask_for(const W* row, int64_t bytes) {
-  const char* from = reinterpret_cast<const char*>(row);
-  for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
-}
-
 template <class How, class W, class Y>
 const char* forward(const Call& call, const How& how) {
   const Sizes s(call.inputs[0], call.inputs[1], call.integers[0]);
