@@ -9,7 +9,9 @@ import dataclasses
 import enum
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -29,6 +31,7 @@ class Platform(enum.StrEnum):
     XLA = "xla"
     PALLAS = "pallas"
     TRITON = "triton"
+    NATIVE = "native"
 
 
 class Backend(enum.StrEnum):
@@ -50,7 +53,7 @@ class Backend(enum.StrEnum):
 Implementation = str | tuple[str, ...] | None
 
 _GRADIENT: tuple[Direction, ...] = ("forward", "backward")
-_DEFAULT_PRIORITY = {Platform.XLA: 0, Platform.PALLAS: 10, Platform.TRITON: 20}
+_DEFAULT_PRIORITY = {Platform.XLA: 0, Platform.PALLAS: 10, Platform.TRITON: 20, Platform.NATIVE: 30}
 _LOWERING_NAMES = {"gpu": ("cuda", "rocm")}  # what jax calls the backends when it lowers
 
 
@@ -233,10 +236,16 @@ class KernelRegistry:
 
     Args:
       compositions: modules of functions that call ops and are not ops themselves, by name, for `explain`.
+      entry_points: group of the entry points by which installed packages add kernels: functions of the registry, which are
+        called when it is first asked for implementations. None: there is none.
     """
 
-    def __init__(self, compositions: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, compositions: Mapping[str, str] | None = None, *, entry_points: str | None = None
+    ) -> None:
         self._compositions = dict(compositions or {})
+        self._entry_points = entry_points
+        self._joining = threading.RLock()
         self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
@@ -319,7 +328,7 @@ class KernelRegistry:
           platform: how it is written. backend: where it runs.
           target: module with a function for each direction, imported when it is chosen.
           requires, unsupported, directions, slower, awaits_record: see `KernelSpec`.
-          priority: by default Triton before Pallas before XLA.
+          priority: by default native code before Triton before Pallas before XLA.
 
         Raises:
           ValueError: the op already has one for this platform and backend.
@@ -610,8 +619,22 @@ class KernelRegistry:
             raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{compositions}.")
 
     def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
+        self._join()
         self._known_op(op)
         return self._specs.get(op, {})
+
+    def _join(self) -> None:
+        """Let installed packages register their kernels, the first time."""
+        if self._entry_points is None:
+            return
+        with self._joining:
+            group, self._entry_points = self._entry_points, None
+            for entry in importlib.metadata.entry_points(group=group or ""):
+                try:
+                    entry.load()(self)
+                except Exception as error:
+                    error.add_note(f"while {entry.value} of {entry.dist and entry.dist.name} registered kernels for lutjax")
+                    raise
 
     def _considered(
         self, names: tuple[str, ...], request: Request
@@ -696,5 +719,6 @@ kernel_registry = KernelRegistry(
         "logic_gates": "lutjax.ops.logic_gates",
         **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
         "update_table": "lutjax.factored.update",
-    }
+    },
+    entry_points="lutjax.kernels",
 )

@@ -1,0 +1,1 @@
+"""Functions of the ops, as `lutjax.kernels.contract` wants them."""

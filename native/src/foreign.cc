@@ -1,0 +1,134 @@
+// The one function that XLA calls: it finds a kernel by name, and gives it arrays, numbers and XLA's own threads.
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "levels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Work that threads share. The thread that asks for it takes part, and waits only for what others have begun: a task that starts too
+// late finds nothing left, so a pool whose threads all wait, as in nested calls, stops nobody.
+struct Work {
+  Work(int64_t n, void (*body)(void*, int64_t), void* data) : n(n), body(body), data(data) {}
+
+  void help() {
+    int64_t mine = 0;
+    for (int64_t i; (i = next.fetch_add(1)) < n; ++mine) body(data, i);
+    if (mine > 0 && done.fetch_add(mine) + mine == n) {
+      std::lock_guard<std::mutex> lock(mutex);
+      all_done.notify_all();
+    }
+  }
+
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    all_done.wait(lock, [this] { return done.load() == n; });
+  }
+
+  const int64_t n;
+  void (*const body)(void*, int64_t);
+  void* const data;
+  std::atomic<int64_t> next{0}, done{0};
+  std::mutex mutex;
+  std::condition_variable all_done;
+};
+
+void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
+  auto* pool = static_cast<ffi::ThreadPool*>(self);
+  auto work = std::make_shared<Work>(n, body, data);
+  const int64_t helpers = std::min<int64_t>(pool->num_threads(), n) - 1;
+  for (int64_t i = 0; i < helpers; ++i) pool->Schedule([work] { work->help(); });
+  work->help();
+  work->wait();
+}
+
+// Memory of one call.
+struct Memory {
+  ~Memory() {
+    for (void* block : blocks) ::operator delete(block, std::align_val_t{64});
+  }
+  std::vector<void*> blocks;
+};
+
+void* allocate(void* self, size_t bytes) {
+  void* block = ::operator new(bytes > 0 ? bytes : 1, std::align_val_t{64}, std::nothrow);
+  if (block != nullptr) static_cast<Memory*>(self)->blocks.push_back(block);
+  return block;
+}
+
+bool type_of(ffi::DataType type, lutjax::Type* found) {
+  switch (type) {
+    case ffi::PRED: *found = lutjax::Type::boolean; return true;
+    case ffi::S8: *found = lutjax::Type::int8; return true;
+    case ffi::U8: *found = lutjax::Type::uint8; return true;
+    case ffi::S32: *found = lutjax::Type::int32; return true;
+    case ffi::U32: *found = lutjax::Type::uint32; return true;
+    case ffi::F16: *found = lutjax::Type::float16; return true;
+    case ffi::BF16: *found = lutjax::Type::bfloat16; return true;
+    case ffi::F32: *found = lutjax::Type::float32; return true;
+    case ffi::F64: *found = lutjax::Type::float64; return true;
+    default: return false;
+  }
+}
+
+ffi::Error call_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view name,
+                       ffi::Span<const int64_t> integers, ffi::Span<const double> numbers) {
+  lutjax::Kernel kernel = lutjax::find(name);
+  if (kernel == nullptr)
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "lutjax-cpu: no kernel \"" + std::string(name) + "\" for this CPU");
+  std::vector<ffi::AnyBuffer> buffers;
+  for (size_t i = 0; i < args.size(); ++i) {
+    auto buffer = args.get<ffi::AnyBuffer>(i);
+    if (!buffer.has_value()) return buffer.error();
+    buffers.push_back(*buffer);
+  }
+  for (size_t i = 0; i < rets.size(); ++i) {
+    auto buffer = rets.get<ffi::AnyBuffer>(i);
+    if (!buffer.has_value()) return buffer.error();
+    buffers.push_back(**buffer);
+  }
+  std::vector<lutjax::Array> arrays;
+  for (ffi::AnyBuffer& buffer : buffers) {
+    const auto shape = buffer.dimensions();
+    lutjax::Array array{buffer.untyped_data(), lutjax::Type::boolean, static_cast<int32_t>(shape.size()), shape.begin()};
+    if (!type_of(buffer.element_type(), &array.type))
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, "lutjax-cpu: " + std::string(name) + " got a type that no kernel has");
+    arrays.push_back(array);
+  }
+  Memory memory;
+  const lutjax::Call call{arrays.data(),   arrays.data() + args.size(), integers.begin(), numbers.begin(),
+                          {run, &pool, pool.num_threads()}, allocate, &memory};
+  const char* wrong = kernel(call);
+  if (wrong != nullptr)
+    return ffi::Error(ffi::ErrorCode::kInternal, "lutjax-cpu: " + std::string(name) + ": " + wrong);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER(handler, call_kernel,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<std::string_view>("kernel")
+                           .Attr<ffi::Span<const int64_t>>("integers")
+                           .Attr<ffi::Span<const double>>("numbers"));
+
+#ifdef _WIN32
+#define LUTJAX_EXPORT extern "C" __declspec(dllexport)
+#else
+#define LUTJAX_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+LUTJAX_EXPORT XLA_FFI_Error* lutjax_cpu_handler(XLA_FFI_CallFrame* frame) { return handler(frame); }
