@@ -1,5 +1,6 @@
 """Native kernels of lutjax for CPUs. Importing this package does nothing; lutjax finds it by its entry point."""
 
+import importlib
 from typing import Any
 
 KERNELS: dict[str, tuple[str, ...]] = {"lookup": ("forward",)}
@@ -20,3 +21,8 @@ def register(registry: Any) -> None:
             unsupported=_fit.unsupported,
             slower=_fit.slower,
         )
+
+
+def load() -> None:
+    """Load the library: for programs that `jax.export` wrote, in a process in which lutjax calls no kernel itself."""
+    importlib.import_module("lutjax_cpu._call")
