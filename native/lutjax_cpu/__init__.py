@@ -3,7 +3,12 @@
 import importlib
 from typing import Any
 
-KERNELS: dict[str, tuple[str, ...]] = {"lookup": ("forward",)}
+KERNELS: dict[str, tuple[str, ...]] = {
+    "detect": ("forward", "backward"),
+    "detect_signs": ("forward", "backward"),
+    "lookup": ("forward", "backward", "update"),
+    "sparse_lookup": ("forward", "backward", "update"),
+}
 """The ops that have kernels here, with their directions."""
 
 
