@@ -8,6 +8,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "backward", "update"),
     "sparse_lookup": ("forward", "backward", "update"),
+    "lookup_attention": ("forward", "backward"),
 }
 """The ops that have kernels here, with their directions."""
 

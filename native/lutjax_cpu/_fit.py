@@ -7,7 +7,7 @@ import jax
 from lutjax_cpu import _rules
 
 _TABLES = ("float32", "bfloat16")
-_IN_FIXED_POINT = ("detect", "detect_signs", "lookup", "sparse_lookup")
+_IN_FIXED_POINT = ("detect", "detect_signs", "lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
 
 
 def unsupported(request: Any) -> str | None:

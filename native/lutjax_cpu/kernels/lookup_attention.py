@@ -1,0 +1,59 @@
+"""`lutjax.lookup_attention`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax._detection import Detection
+from lutjax._fixed_point import addends, result
+from lutjax._row_rules import RowState
+from lutjax.kernels.contract import Step
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax_cpu import _pairs
+from lutjax_cpu._call import kernel
+
+
+def forward(call: LookupAttention, *, device: Any) -> jax.Array:
+    shape = (*call.query.shape[:2], call.weights.shape[2])
+    (y,) = _run("forward", call, (), (_pairs.sums(shape, call.accumulate),))
+    return result(y, call.weights.dtype, call.accumulate)
+
+
+def backward(
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+) -> dict[str, jax.Array]:
+    accumulate, dy = call.accumulate, _pairs.in_float32(cotangent)
+    found = {}
+    if "weights" in needs:
+        table = _pairs.sums(call.weights.shape, accumulate)
+        (found["weights"],) = _run("gradient", call, (addends(dy, accumulate),), (table,))
+    if needs - {"weights"}:
+        detections = call.query, call.key, _position(call)
+        arrays = [a for d in detections for a in (d.flip, d.margin)]
+        outputs = [_pairs.sums(d.shape, accumulate) for d in detections]
+        of_margins = _run("margins", call, (*arrays, dy), outputs)
+        found.update((n, ct) for n, ct in zip(("query", "key", "position"), of_margins, strict=True) if n in needs)
+    return found
+
+
+def _run(name: str, call: LookupAttention, arrays: Any, outputs: Any, **options: Any) -> tuple[jax.Array, ...]:
+    position = _position(call)
+    window, segments, fixed = _pairs.options(call)
+    return kernel(
+        f"lookup_attention_{name}",
+        (call.weights, *_pairs.places(call), call.query.index, call.key.index, position.index, *arrays),
+        outputs,
+        integers=(window, segments, position.bits + call.key.bits, position.bits, fixed),
+        numbers=_pairs.numbers(call.accumulate),
+        **options,
+    )
+
+
+def _position(call: LookupAttention) -> Detection:
+    """The position's detection; without positions one that is never the closest."""
+    if call.position is not None:
+        return call.position
+    none = zeros_varying(call.query.index, (1, 1), jnp.int32)
+    return Detection(none, none, none.astype(call.query.margin.dtype) + jnp.inf, 0)
