@@ -2,7 +2,10 @@
 
 from typing import Any
 
-KERNELS: dict[str, tuple[str, ...]] = {"lookup": ("forward",)}
+KERNELS: dict[str, tuple[str, ...]] = {
+    "lookup": ("forward",),
+    "scored_lut": ("forward", "backward", "update"),
+}
 """The ops that have kernels here, with their directions."""
 
 
