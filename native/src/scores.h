@@ -12,7 +12,7 @@
 // [inputs, kBlock].
 #pragma once
 
-#include "lanes.h"
+#include "wide.h"
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
@@ -52,8 +52,8 @@ struct Scores {
 };
 
 inline F margin(const Read& read, const int32_t* end, int j, const float* x, int i) {
-  if (read.ends == 1) return load(x + end[j] + i);
-  return load(x + end[2 * j] + i) - load(x + end[2 * j + 1] + i);
+  if (read.ends == 1) return get(x + end[j] + i);
+  return get(x + end[2 * j] + i) - get(x + end[2 * j + 1] + i);
 }
 
 // The values of a table, for n samples. x: the inputs of a block; keep: as `Scores` has it, or null.
@@ -64,7 +64,7 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
   const int32_t* end = read.end + t * read.bits * read.ends;
   const F one = splat(1.0f), zero = splat(0.0f);
-  for (int i = 0; i < n; i += kLanes) {
+  for (int i = 0; i < n; i += kWide) {
     I index = splat(0), flip = splat(1);
     F closest = zero, total = zero, product = zero;
     for (int j = 0; j < read.bits; ++j) {
@@ -81,7 +81,7 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
         const F near = exp_of_negative(m * -read.scalar[0]);
         total = j == 0 ? m : total + m;
         product = product + near * (product + 1.0f);
-        if constexpr (for_gradient) store(s.near[j] + i, near);
+        if constexpr (for_gradient) put(s.near[j] + i, near);
       }
     }
     F first, second = zero, share = zero;
@@ -110,9 +110,9 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
         second = whole_score * share;
       }
       if constexpr (for_gradient) {
-        store(s.logs + i, logs);
-        store(s.power + i, power);
-        store(s.score + i, whole_score);
+        put(s.logs + i, logs);
+        put(s.power + i, power);
+        put(s.score + i, whole_score);
       }
       if constexpr (powers) {
         constexpr float ln2 = 0.69314718056f, low = -3, high = 4, most = 64, negligible = 8, farthest = 3;
@@ -142,7 +142,7 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
           const F of = power_of_two(clipped - shift);
           if constexpr (for_gradient) {
             const F quotient = of / select(coefficient < 1e-30f, splat(1e-30f), coefficient);
-            store(ratio, select(quotient > 256.0f, splat(256.0f), quotient));
+            put(ratio, select(quotient > 256.0f, splat(256.0f), quotient));
           }
           return select(coefficient == coefficient, select(exists, of, zero), coefficient);
         };
@@ -151,20 +151,20 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
       }
     }
     if constexpr (for_gradient) {
-      store(s.flip + i, flip);
-      store(s.closest + i, closest);
-      store(s.share + i, share);
-      store(s.value[0] + i, first);
-      store(s.value[1] + i, second);
+      put(s.flip + i, flip);
+      put(s.closest + i, closest);
+      put(s.share + i, share);
+      put(s.value[0] + i, first);
+      put(s.value[1] + i, second);
     }
     if (keep) {
-      first = load(s.keep + i) * first;
-      second = load(s.keep + i) * second;
+      first = get(s.keep + i) * first;
+      second = get(s.keep + i) * second;
     }
-    store(s.index[0] + i, index);
-    store(s.index[1] + i, index ^ flip);
-    store(s.coefficient[0] + i, first);
-    store(s.coefficient[1] + i, second);
+    put(s.index[0] + i, index);
+    put(s.index[1] + i, index ^ flip);
+    put(s.coefficient[0] + i, first);
+    put(s.coefficient[1] + i, second);
   }
 }
 
@@ -178,18 +178,18 @@ void differentiate(const Read& read, int64_t t, const float* x, bool keep, int n
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
   const int32_t* end = read.end + t * read.bits * read.ends;
   const F one = splat(1.0f), zero = splat(0.0f);
-  for (int i = 0; i < n; i += kLanes) {
-    F r = load(s.product[0] + i), q = one_way ? zero : load(s.product[1] + i);
+  for (int i = 0; i < n; i += kWide) {
+    F r = get(s.product[0] + i), q = one_way ? zero : get(s.product[1] + i);
     if (keep) {
-      const F factor = load(s.keep + i);
-      F of_keep = r * load(s.value[0] + i);
-      if constexpr (!one_way) of_keep = of_keep + q * load(s.value[1] + i);
-      store(s.keep + i, of_keep);
+      const F factor = get(s.keep + i);
+      F of_keep = r * get(s.value[0] + i);
+      if constexpr (!one_way) of_keep = of_keep + q * get(s.value[1] + i);
+      put(s.keep + i, of_keep);
       r = r * factor;
       q = q * factor;
     }
-    const I flip = load(s.flip + i);
-    const F m = load(s.closest + i), share = load(s.share + i);
+    const I flip = get(s.flip + i);
+    const F m = get(s.closest + i), share = get(s.share + i);
     F of_closest = zero, of_score = zero, of_total = zero, of_near = zero, sum = zero;
     if constexpr (family == Family::blend) {
       of_closest = (q - r) * (-0.5f / ((m + 1.0f) * (m + 1.0f)));
@@ -202,25 +202,25 @@ void differentiate(const Read& read, int64_t t, const float* x, bool keep, int n
       add_scalar(1, slope * m);
     } else {
       if constexpr (powers) {
-        r = r * load(s.ratio[0] + i);
-        if constexpr (!one_way) q = q * load(s.ratio[1] + i);
+        r = r * get(s.ratio[0] + i);
+        if constexpr (!one_way) q = q * get(s.ratio[1] + i);
       }
-      const F score = load(s.score + i);
+      const F score = get(s.score + i);
       of_score = r;
       if constexpr (!one_way) {
         of_score = r * (one - share) + q * share;
         of_closest = score * (q - r) * (-2.0f / read.scalar[2]) * share * (one - share);
         add_scalar(2, zero - of_closest * m);
       }
-      of_total = of_score * load(s.power + i);
+      of_total = of_score * get(s.power + i);
       of_near = of_score * score * (read.scalar[0] * read.scalar[1]);
-      add_scalar(1, of_score * score * read.scalar[1] * load(s.logs + i));
+      add_scalar(1, of_score * score * read.scalar[1] * get(s.logs + i));
     }
     for (int j = 0; j < read.bits; ++j) {
       const F u = margin(read, end, j, x, i);
       F d = select(flip == (1 << j), of_closest, zero);
       if constexpr (scored) {
-        const F near = load(s.near[j] + i), part = near / (near + 1.0f);
+        const F near = get(s.near[j] + i), part = near / (near + 1.0f);
         sum = sum + absolute(u) * part;
         d = d + of_total + of_near * part;
       }

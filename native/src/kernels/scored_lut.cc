@@ -41,7 +41,7 @@ void shared(const Call& call, bool worth_threads, int64_t n, const Body& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
 }
 
-// Inputs: x, weights, anchors, scalars, keep. Integers: groups, family, hard, ways, whether there is `keep`, valued.
+// Inputs: x, weights, anchors, scalars, keep. SumsOfIntegers: groups, family, hard, ways, whether there is `keep`, valued.
 const char* prepared(const Call& call, Layer* of) {
   const Array &x = call.inputs[0], &weights = call.inputs[1], &anchors = call.inputs[2], &scalars = call.inputs[3];
   Layer& a = *of;
@@ -78,7 +78,7 @@ const char* prepared(const Call& call, Layer* of) {
   a.x = blocks;
   const float* from = data<const float>(x);
   shared(call, a.n * a.inputs_of * a.n_inputs > kWorth, a.blocks, [&](int64_t block) {
-    const int n = a.samples(block), lanes = (n + kLanes - 1) / kLanes * kLanes;
+    const int n = a.samples(block), lanes = (n + kWide - 1) / kWide * kWide;
     for (int64_t i = 0; i < a.inputs_of * a.n_inputs; ++i) {
       float* to = blocks + (block * a.inputs_of * a.n_inputs + i) * kBlock;
       for (int b = 0; b < lanes; ++b) to[b] = 0;
@@ -96,7 +96,7 @@ void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& 
   const bool keep = a.keep != nullptr;
   if (keep) {
     for (int b = 0; b < n; ++b) s.keep[b] = a.keep[(block * kBlock + b) * a.n_tables + t];
-    for (int b = n; b % kLanes != 0; ++b) s.keep[b] = 0;
+    for (int b = n; b % kWide != 0; ++b) s.keep[b] = 0;
   }
   const float* x = a.inputs(block, group);
   switch (a.read.family) {
@@ -142,7 +142,7 @@ void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group
           ways.add(weights + t * size, s[i].index[k], s[i].coefficient[k]);
         }
       }
-      sum_rows(sums, ways, a.n_outputs, n, t0 == 0, y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
+      sum_weighted_rows(sums, ways, a.n_outputs, n, t0 == 0, y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
     }
 }
 
@@ -164,7 +164,7 @@ void forward_of_integers(const Call& call, const Layer& a) {
   shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
     const int64_t group = i % a.groups, first = i / a.groups * each, last = least(first + each, a.blocks);
     bool unknown[kSuper * kBlock] = {};
-    sum_group(a, data<const int8_t>(call.inputs[1]), Integers{}, group, first, last, sums, unknown);
+    sum_group(a, data<const int8_t>(call.inputs[1]), SumsOfIntegers{}, group, first, last, sums, unknown);
     for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b) {
       const bool is_nan = unknown[b - first * kBlock];
       for (int64_t o = 0; o < a.n_outputs; ++o) {
@@ -208,10 +208,10 @@ struct AddMargin {
     using V = typename Sums::V;
     auto* to = dx + end[ends * j] + i;
     const V addend = sums.plus(V{}, d);
-    store(to, load(to) + addend);
+    put(to, get(to) + addend);
     if (ends == 2) {
       to = dx + end[ends * j + 1] + i;
-      store(to, load(to) - addend);
+      put(to, get(to) - addend);
     }
   }
 };
@@ -238,7 +238,7 @@ void table_of(const Layer& a, const Sums& sums, const Wanted& wanted, const W* w
   float* product[] = {s.product[0], s.product[1]};
   const int64_t at = block * kBlock * wanted.dy_stride + group * wanted.dy_of_group, size = a.n_rows * a.n_outputs;
   const Cotangents dy{wanted.dy + at, wanted.dy_of_read + at, wanted.dy_stride};
-  add_rows<ways, of_rows, of_read>(sums, weights + t * size, index, coefficient, dy, a.n_outputs, n,
+  add_weighted_rows<ways, of_rows, of_read>(sums, weights + t * size, index, coefficient, dy, a.n_outputs, n,
                                    of_rows ? total + t * size : nullptr, product);
   if constexpr (of_read) {
     switch (a.read.family) {
@@ -348,17 +348,17 @@ Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, b
 }  // namespace
 }  // namespace lutjax
 
-// Integers from 6: fixed point. Numbers: its scale. Output: [n, G, O], sums.
+// SumsOfIntegers from 6: fixed point. Numbers: its scale. Output: [n, G, O], sums.
 LUTJAX_KERNEL(scored_lut_forward) {
   using namespace lutjax;
   Layer a;
   if (const char* wrong = prepared(call, &a)) return wrong;
-  const Fixed fixed{static_cast<float>(call.numbers[0])};
+  const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
   switch (call.inputs[1].type) {
-    case Type::float32: is_fixed ? forward<float>(call, a, fixed) : forward<float>(call, a, Floats{}); return nullptr;
-    case Type::bfloat16: is_fixed ? forward<bfloat16>(call, a, fixed) : forward<bfloat16>(call, a, Floats{}); return nullptr;
-    case Type::int8: forward<int8_t>(call, a, Floats{}); return nullptr;
+    case Type::float32: is_fixed ? forward<float>(call, a, fixed) : forward<float>(call, a, SumsOfFloats{}); return nullptr;
+    case Type::bfloat16: is_fixed ? forward<bfloat16>(call, a, fixed) : forward<bfloat16>(call, a, SumsOfFloats{}); return nullptr;
+    case Type::int8: forward<int8_t>(call, a, SumsOfFloats{}); return nullptr;
     default: return "weights must be float32, bfloat16 or int8";
   }
 }
@@ -372,21 +372,21 @@ LUTJAX_KERNEL(scored_lut_integers) {
   return nullptr;
 }
 
-// Inputs from 5: cotangents as rows receive them, and in units of the rows. Integers from 6: fixed point, then whether the cotangents of
+// Inputs from 5: cotangents as rows receive them, and in units of the rows. SumsOfIntegers from 6: fixed point, then whether the cotangents of
 // rows, of the read (x, scalars, keep), and of keep are wanted.
 LUTJAX_KERNEL(scored_lut_backward) {
   using namespace lutjax;
   Layer a;
   if (const char* wrong = prepared(call, &a)) return wrong;
-  const Fixed fixed{static_cast<float>(call.numbers[0])};
+  const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
   const Wanted wanted = wanted_of(call, a, call.integers[7] != 0, call.integers[8] != 0, call.integers[9] != 0);
   switch (call.inputs[1].type) {
     case Type::float32:
-      return is_fixed ? backward<float>(call, a, fixed, wanted, false) : backward<float>(call, a, Floats{}, wanted, false);
+      return is_fixed ? backward<float>(call, a, fixed, wanted, false) : backward<float>(call, a, SumsOfFloats{}, wanted, false);
     case Type::bfloat16:
-      return is_fixed ? backward<bfloat16>(call, a, fixed, wanted, false) : backward<bfloat16>(call, a, Floats{}, wanted, false);
-    case Type::int8: return backward<int8_t>(call, a, Floats{}, wanted, false);
+      return is_fixed ? backward<bfloat16>(call, a, fixed, wanted, false) : backward<bfloat16>(call, a, SumsOfFloats{}, wanted, false);
+    case Type::int8: return backward<int8_t>(call, a, SumsOfFloats{}, wanted, false);
     default: return "weights must be float32, bfloat16 or int8";
   }
 }
@@ -396,5 +396,5 @@ LUTJAX_KERNEL(scored_lut_add) {
   using namespace lutjax;
   Layer a;
   if (const char* wrong = prepared(call, &a)) return wrong;
-  return backward<float>(call, a, Floats{}, wanted_of(call, a, true, false, false), true);
+  return backward<float>(call, a, SumsOfFloats{}, wanted_of(call, a, true, false, false), true);
 }

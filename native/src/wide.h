@@ -9,24 +9,24 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
-#define LUTJAX_LANES 16
+#define LUTJAX_WIDE 16
 #elif defined(__AVX2__)
 #include <immintrin.h>
-#define LUTJAX_LANES 8
+#define LUTJAX_WIDE 8
 #else
-#define LUTJAX_LANES 4
+#define LUTJAX_WIDE 4
 #endif
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
 namespace {
 
-constexpr int kLanes = LUTJAX_LANES;
+constexpr int kWide = LUTJAX_WIDE;
 
 #if defined(__GNUC__) && !defined(LUTJAX_ARRAYS)
 
-typedef float F __attribute__((vector_size(4 * LUTJAX_LANES)));
-typedef int32_t I __attribute__((vector_size(4 * LUTJAX_LANES)));
+typedef float F __attribute__((vector_size(4 * LUTJAX_WIDE)));
+typedef int32_t I __attribute__((vector_size(4 * LUTJAX_WIDE)));
 typedef I Mask;  // -1 where it holds
 
 inline F select(Mask m, F a, F b) { return m ? a : b; }
@@ -42,7 +42,7 @@ inline int32_t at(I a, int i) { return a[i]; }
 
 template <class T>
 struct Lanes {
-  T v[kLanes];
+  T v[kWide];
   T operator[](int i) const { return v[i]; }
 };
 typedef Lanes<float> F;
@@ -52,13 +52,13 @@ typedef I Mask;
 template <class T>
 Lanes<T> splat(T x) {
   Lanes<T> y;
-  for (int i = 0; i < kLanes; ++i) y.v[i] = x;
+  for (int i = 0; i < kWide; ++i) y.v[i] = x;
   return y;
 }
 #define LUTJAX_OPERATOR(op)                                         \
   template <class T>                                                \
   Lanes<T> operator op(Lanes<T> a, Lanes<T> b) {                    \
-    for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] op b.v[i];     \
+    for (int i = 0; i < kWide; ++i) a.v[i] = a.v[i] op b.v[i];     \
     return a;                                                       \
   }                                                                 \
   template <class T>                                                \
@@ -79,7 +79,7 @@ LUTJAX_OPERATOR(^)
   template <class T>                                                 \
   Mask operator op(Lanes<T> a, Lanes<T> b) {                         \
     Mask y;                                                          \
-    for (int i = 0; i < kLanes; ++i) y.v[i] = -(a.v[i] op b.v[i]);   \
+    for (int i = 0; i < kWide; ++i) y.v[i] = -(a.v[i] op b.v[i]);   \
     return y;                                                        \
   }                                                                  \
   template <class T>                                                 \
@@ -94,26 +94,26 @@ LUTJAX_COMPARISON(!=)
 inline F operator-(F a) { return -1.0f * a; }
 inline I operator~(I a) { return a ^ -1; }
 inline I operator<<(I a, int n) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << n);
+  for (int i = 0; i < kWide; ++i) a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << n);
   return a;
 }
 inline I operator>>(I a, int n) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] >>= n;
+  for (int i = 0; i < kWide; ++i) a.v[i] >>= n;
   return a;
 }
 template <class T>
 Lanes<T> select(Mask m, Lanes<T> a, Lanes<T> b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = m.v[i] ? a.v[i] : b.v[i];
+  for (int i = 0; i < kWide; ++i) a.v[i] = m.v[i] ? a.v[i] : b.v[i];
   return a;
 }
 inline F floats(I a) {
   F y;
-  for (int i = 0; i < kLanes; ++i) y.v[i] = static_cast<float>(a.v[i]);
+  for (int i = 0; i < kWide; ++i) y.v[i] = static_cast<float>(a.v[i]);
   return y;
 }
 inline I whole(F a) {
   I y;
-  for (int i = 0; i < kLanes; ++i) y.v[i] = static_cast<int32_t>(a.v[i]);
+  for (int i = 0; i < kWide; ++i) y.v[i] = static_cast<int32_t>(a.v[i]);
   return y;
 }
 inline float at(F a, int i) { return a.v[i]; }
@@ -128,100 +128,100 @@ V from_memory(const void* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-inline F load(const float* p) { return from_memory<F>(p); }
-inline I load(const int32_t* p) { return from_memory<I>(p); }
-inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
-inline void store(int32_t* p, I v) { std::memcpy(p, &v, sizeof v); }
+inline F get(const float* p) { return from_memory<F>(p); }
+inline I get(const int32_t* p) { return from_memory<I>(p); }
+inline void put(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+inline void put(int32_t* p, I v) { std::memcpy(p, &v, sizeof v); }
 
 inline I bits(F a) { return from_memory<I>(&a); }
 inline F as_float(I a) { return from_memory<F>(&a); }
 
 #if defined(__GNUC__) && !defined(LUTJAX_ARRAYS)
-inline F load(const bfloat16* p) {
-  typedef uint16_t Halves __attribute__((vector_size(2 * LUTJAX_LANES)));
+inline F get(const bfloat16* p) {
+  typedef uint16_t Halves __attribute__((vector_size(2 * LUTJAX_WIDE)));
   return as_float(__builtin_convertvector(from_memory<Halves>(p), I) << 16);
 }
-inline I load_integers(const int8_t* p) {
-  typedef int8_t Bytes __attribute__((vector_size(LUTJAX_LANES)));
+inline I get_integers(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(LUTJAX_WIDE)));
   return __builtin_convertvector(from_memory<Bytes>(p), I);
 }
 #else
-inline F load(const bfloat16* p) {
+inline F get(const bfloat16* p) {
   F y;
-  for (int i = 0; i < kLanes; ++i) y.v[i] = value(p[i]);
+  for (int i = 0; i < kWide; ++i) y.v[i] = value(p[i]);
   return y;
 }
-inline I load_integers(const int8_t* p) {
+inline I get_integers(const int8_t* p) {
   I y;
-  for (int i = 0; i < kLanes; ++i) y.v[i] = p[i];
+  for (int i = 0; i < kWide; ++i) y.v[i] = p[i];
   return y;
 }
 #endif
-inline F load(const int8_t* p) { return floats(load_integers(p)); }
+inline F get(const int8_t* p) { return floats(get_integers(p)); }
 
-// The first n < kLanes numbers; the others are 0, and are not stored.
+// The first n < kWide numbers; the others are 0, and are not stored.
 template <class T>
-F load_first(const T* p, int n) {
-  T copy[kLanes] = {};
+F get_first(const T* p, int n) {
+  T copy[kWide] = {};
   for (int i = 0; i < n; ++i) copy[i] = p[i];
-  return load(copy);
+  return get(copy);
 }
 #if defined(__AVX512F__)
-inline F load_first(const float* p, int n) {
+inline F get_first(const float* p, int n) {
   const __m512 v = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
   return from_memory<F>(&v);
 }
-inline I load_first(const int32_t* p, int n) {
+inline I get_first(const int32_t* p, int n) {
   const __m512i v = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), p);
   return from_memory<I>(&v);
 }
-inline void store_first(float* p, F v, int n) {
+inline void put_first(float* p, F v, int n) {
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), from_memory<__m512>(&v));
 }
-inline void store_first(int32_t* p, I v, int n) {
+inline void put_first(int32_t* p, I v, int n) {
   _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << n) - 1), from_memory<__m512i>(&v));
 }
 #elif defined(__AVX2__)
 inline __m256i first_lanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-inline F load_first(const float* p, int n) {
+inline F get_first(const float* p, int n) {
   const __m256 v = _mm256_maskload_ps(p, first_lanes(n));
   return from_memory<F>(&v);
 }
-inline I load_first(const int32_t* p, int n) {
+inline I get_first(const int32_t* p, int n) {
   const __m256i v = _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first_lanes(n));
   return from_memory<I>(&v);
 }
-inline void store_first(float* p, F v, int n) { _mm256_maskstore_ps(p, first_lanes(n), from_memory<__m256>(&v)); }
-inline void store_first(int32_t* p, I v, int n) {
+inline void put_first(float* p, F v, int n) { _mm256_maskstore_ps(p, first_lanes(n), from_memory<__m256>(&v)); }
+inline void put_first(int32_t* p, I v, int n) {
   _mm256_maskstore_epi32(reinterpret_cast<int*>(p), first_lanes(n), from_memory<__m256i>(&v));
 }
 #else
-inline I load_first(const int32_t* p, int n) {
-  int32_t copy[kLanes] = {};
+inline I get_first(const int32_t* p, int n) {
+  int32_t copy[kWide] = {};
   for (int i = 0; i < n; ++i) copy[i] = p[i];
-  return load(copy);
+  return get(copy);
 }
-inline void store_first(float* p, F v, int n) {
+inline void put_first(float* p, F v, int n) {
   for (int i = 0; i < n; ++i) p[i] = at(v, i);
 }
-inline void store_first(int32_t* p, I v, int n) {
+inline void put_first(int32_t* p, I v, int n) {
   for (int i = 0; i < n; ++i) p[i] = at(v, i);
 }
 #endif
-inline I load_first_integers(const int8_t* p, int n) {
-  int8_t copy[kLanes] = {};
+inline I get_first_integers(const int8_t* p, int n) {
+  int8_t copy[kWide] = {};
   for (int i = 0; i < n; ++i) copy[i] = p[i];
-  return load_integers(copy);
+  return get_integers(copy);
 }
 
 // ------------------------------------------------------------------------------------- sums of lanes
 #if defined(__GNUC__) && !defined(LUTJAX_ARRAYS)
-#if LUTJAX_LANES == 16
+#if LUTJAX_WIDE == 16
 #define LUTJAX_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define LUTJAX_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#elif LUTJAX_LANES == 8
+#elif LUTJAX_WIDE == 8
 #define LUTJAX_EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define LUTJAX_ODD 1, 3, 5, 7, 9, 11, 13, 15
 #else
@@ -243,26 +243,26 @@ V pairs(V a, V b) {
 template <class V>
 V pairs(V a, V b) {
   V y;
-  for (int i = 0; i < kLanes / 2; ++i) {
+  for (int i = 0; i < kWide / 2; ++i) {
     y.v[i] = a.v[2 * i] + a.v[2 * i + 1];
-    y.v[kLanes / 2 + i] = b.v[2 * i] + b.v[2 * i + 1];
+    y.v[kWide / 2 + i] = b.v[2 * i] + b.v[2 * i + 1];
   }
   return y;
 }
 #endif
 
-// The sum of vector i in lane i, of kLanes vectors that follow each other.
-template <class T, int n = kLanes>
-auto sums_of(const T* vectors) -> decltype(load(vectors)) {
+// The sum of vector i in lane i, of kWide vectors that follow each other.
+template <class T, int n = kWide>
+auto sums_of(const T* vectors) -> decltype(get(vectors)) {
   if constexpr (n == 1)
-    return load(vectors);
+    return get(vectors);
   else
-    return pairs(sums_of<T, n / 2>(vectors), sums_of<T, n / 2>(vectors + n / 2 * kLanes));
+    return pairs(sums_of<T, n / 2>(vectors), sums_of<T, n / 2>(vectors + n / 2 * kWide));
 }
 
 template <class V>
 auto sum_of(V a) -> decltype(at(a, 0)) {
-  for (int n = kLanes; n > 1; n /= 2) a = pairs(a, a);
+  for (int n = kWide; n > 1; n /= 2) a = pairs(a, a);
   return at(a, 0);
 }
 
