@@ -10,7 +10,6 @@ import lutjax
 from lutjax import testing
 from lutjax.cases import Tag
 
-
 _WITHOUT = {"pallas": ("float64",), "native": ("float16", "float64")}
 """Dtypes that no kernel of a platform has."""
 

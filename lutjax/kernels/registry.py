@@ -251,6 +251,7 @@ class KernelRegistry:
         self._compositions = dict(compositions or {})
         self._entry_points = entry_points
         self._joining = threading.RLock()
+        self._joined = False
         self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
@@ -655,19 +656,22 @@ class KernelRegistry:
         return self._specs.get(op, {})
 
     def _join(self) -> None:
-        """Let installed packages register their kernels, the first time."""
-        if self._entry_points is None:
+        """Let installed packages register their kernels, the first time; other threads wait for it."""
+        if self._joined:
             return
         with self._joining:
             group, self._entry_points = self._entry_points, None
-            for entry in importlib.metadata.entry_points(group=group or ""):
+            for entry in importlib.metadata.entry_points(group=group) if group else ():
                 try:
                     entry.load()(self)
                 except Exception as error:
                     error.add_note(
-                        f"while {entry.value} of {entry.dist and entry.dist.name} registered kernels for lutjax"
+                        f"{entry.value} of the installed package {entry.dist and entry.dist.name} was to register kernels for lutjax; "
+                        "without that package lutjax runs without them."
                     )
+                    self._entry_points = group
                     raise
+            self._joined = True
 
     def _considered(
         self, names: tuple[str, ...], request: Request

@@ -16,7 +16,10 @@ KERNELS: dict[str, tuple[str, ...]] = {
 
 def register(registry: Any) -> None:
     """Register the kernels; called by lutjax when it first looks for implementations."""
-    from lutjax_cpu import _fit
+    from lutjax_cpu import _fit, _native
+
+    def unsupported(request: Any) -> str | None:
+        return _native.unsupported() or _fit.unsupported(request)
 
     for op, directions in KERNELS.items():
         registry.register(
@@ -25,7 +28,7 @@ def register(registry: Any) -> None:
             "cpu",
             f"lutjax_cpu.kernels.{op}",
             directions=directions,
-            unsupported=_fit.unsupported,
+            unsupported=unsupported,
             slower=_fit.slower,
         )
 

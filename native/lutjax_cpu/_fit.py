@@ -7,7 +7,14 @@ import jax
 from lutjax_cpu import _rules
 
 _TABLES = ("float32", "bfloat16")
-_IN_FIXED_POINT = ("detect", "detect_signs", "lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention")
+_IN_FIXED_POINT = (
+    "detect",
+    "detect_signs",
+    "lookup",
+    "sparse_lookup",
+    "lookup_attention",
+    "lut_pair_attention",
+)
 
 
 def unsupported(request: Any) -> str | None:
@@ -38,7 +45,11 @@ def _unsupported_scored(request: Any) -> str | None:
     if call.accumulate is not None and call.exponents is not None:
         return "adds rounded tables in floats, not in fixed point"
     if request.direction == "update":
-        if not request.step.rule.additive or call.weights.dtype.name != "float32" or call.accumulate is not None:
+        if (
+            not request.step.rule.additive
+            or call.weights.dtype.name != "float32"
+            or call.accumulate is not None
+        ):
             return "adds to float32 tables by SGD without weight decay, in floats"
     return None
 

@@ -22,7 +22,9 @@ def forward(call: Detect, *, device: Any) -> Detection:
     return Detection(*arrays, bits=call.anchors.shape[1])
 
 
-def backward(call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Any) -> dict[str, jax.Array]:
+def backward(
+    call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+) -> dict[str, jax.Array]:
     assert call.flip is not None
     shape = (cotangent.shape[0], call.n_inputs)
     (dx,) = kernel(

@@ -27,7 +27,9 @@ def forward(call: Lookup, *, device: Any) -> jax.Array:
     return result(y, weights.dtype, accumulate)
 
 
-def backward(call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any) -> dict[str, jax.Array]:
+def backward(
+    call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+) -> dict[str, jax.Array]:
     weights, d, accumulate = call.weights, call.detection, call.accumulate
     shapes = {"weights": weights.shape, "detection": d.index.shape}
     wanted = [name for name in shapes if name in needs]

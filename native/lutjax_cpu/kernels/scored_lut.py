@@ -82,9 +82,7 @@ def backward(
     return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
 
 
-def update(
-    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any
-) -> tuple[jax.Array, RowState]:
+def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:
     scale = _row_updates.scale_of_additions(call, step)
     assert scale is not None
     dy = scale * cotangent.astype(jnp.float32)
