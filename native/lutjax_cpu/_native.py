@@ -20,7 +20,10 @@ def opened() -> ctypes.CDLL:
     paths = [path for path in folder.glob("_library.*") if path.suffix in _SUFFIXES]
     if not paths:
         raise ImportError(f"lutjax-cpu has no library in {folder}; install it with: pip install ./native")
-    return ctypes.CDLL(str(paths[0]))
+    library = ctypes.CDLL(str(paths[0]))
+    library.lutjax_cpu_use_threads.argtypes = [ctypes.c_int64]
+    library.lutjax_cpu_use_threads.restype = ctypes.c_int64
+    return library
 
 
 def highest_level() -> int:
@@ -31,7 +34,11 @@ def highest_level() -> int:
 
 def unsupported() -> str | None:
     """Return why this CPU runs no kernel of the library, or None."""
-    return None if highest_level() >= 0 else "needs the instructions of x86-64-v2 (SSE4.2, POPCNT), which this CPU lacks"
+    return (
+        None
+        if highest_level() >= 0
+        else "needs the instructions of x86-64-v2 (SSE4.2, POPCNT), which this CPU lacks"
+    )
 
 
 @contextlib.contextmanager
@@ -48,3 +55,13 @@ def use_level(level: int) -> Iterator[None]:
         yield
     finally:
         opened().lutjax_cpu_use_level(before)
+
+
+@contextlib.contextmanager
+def use_threads(n: int) -> Iterator[None]:
+    """Share work among ``n`` threads of XLA's pool in this block instead of all of them."""
+    before = opened().lutjax_cpu_use_threads(n)
+    try:
+        yield
+    finally:
+        opened().lutjax_cpu_use_threads(before)
