@@ -155,7 +155,7 @@ def test_a_library_that_was_not_built_is_an_error(tmp_path, monkeypatch):
     from lutjax_cpu import _native
 
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
-    with pytest.raises(ImportError, match="has no library in .*; install it with: pip install"):
+    with pytest.raises(ImportError, match=r"has no library in .*; install it with: pip install"):
         _native.opened.__wrapped__()
 
 
