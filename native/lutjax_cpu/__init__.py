@@ -3,7 +3,10 @@
 from typing import Any
 
 KERNELS: dict[str, tuple[str, ...]] = {
-    "lookup": ("forward",),
+    "detect": ("forward", "backward"),
+    "detect_signs": ("forward", "backward"),
+    "lookup": ("forward", "backward", "update"),
+    "sparse_lookup": ("forward", "backward", "update"),
     "scored_lut": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""

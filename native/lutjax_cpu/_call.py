@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from lutjax import _compat
+from lutjax._fixed_point import FixedPoint
 
 TARGET = "lutjax_cpu"
 """Name of the library's function in compiled programs."""
@@ -58,3 +59,13 @@ def kernel(
         "numbers": np.array([*numbers, 0], np.float64),
     }
     return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs), kernel=name, **options))
+
+
+def detection_of(shape: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Return the outputs of a kernel that makes a detection: index, flip and margin."""
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.int32, np.float32))
+
+
+def scale(accumulate: FixedPoint | None) -> float:
+    """Return integers per unit; 1 where sums are of floats."""
+    return 1.0 if accumulate is None else accumulate.scale

@@ -5,14 +5,55 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lutjax._fixed_point import FixedPoint, addend_dtype, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla._row_gathers import slope
+from lutjax.kernels.contract import Step
 from lutjax.ops.lookup import Lookup
-from lutjax_cpu._call import kernel
+from lutjax_cpu import _rules
+from lutjax_cpu._call import kernel, scale
 
 
 def forward(call: Lookup, *, device: Any) -> jax.Array:
-    index = call.detection.index
-    shape = (index.shape[0], call.groups * call.weights.shape[2])
+    index, weights, accumulate = call.detection.index, call.weights, call.accumulate
+    shape = (index.shape[0], call.groups * weights.shape[2])
     (y,) = kernel(
-        "lookup_forward", (call.weights, index), (jax.ShapeDtypeStruct(shape, jnp.float32),), integers=(call.groups,)
+        "lookup_forward",
+        (weights, index),
+        (jax.ShapeDtypeStruct(shape, weights.dtype if accumulate is None else jnp.int32),),
+        integers=(call.groups, accumulate is not None),
+        numbers=(scale(accumulate),),
     )
-    return y.astype(call.weights.dtype)
+    return result(y, weights.dtype, accumulate)
+
+
+def backward(call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any) -> dict[str, jax.Array]:
+    weights, d, accumulate = call.weights, call.detection, call.accumulate
+    shapes = {"weights": weights.shape, "detection": d.index.shape}
+    wanted = [name for name in shapes if name in needs]
+    sums = addend_dtype(jnp.float32, accumulate)
+    arrays = kernel(
+        "lookup_backward",
+        (weights, d.index, d.flip, d.margin.astype(jnp.float32), cotangent.astype(jnp.float32)),
+        [jax.ShapeDtypeStruct(shapes[name], sums) for name in wanted],
+        integers=(call.groups, accumulate is not None, "weights" in needs, "detection" in needs),
+        numbers=(scale(accumulate),),
+    )
+    return of_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
+
+
+def of_margins(
+    found: dict[str, jax.Array], margin: jax.Array, accumulate: FixedPoint | None
+) -> dict[str, jax.Array]:
+    """Return cotangents with that of the margin, which a kernel leaves as integers in fixed point."""
+    if accumulate is None or "detection" not in found:
+        return found
+    difference = result(found["detection"], margin.dtype, accumulate)
+    return {**found, "detection": slope(margin) * difference}
+
+
+def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:
+    inputs = (call.detection.index, cotangent.astype(jnp.float32))
+    return _rules.update(
+        "lookup_update", call.weights, step, call.accumulate, inputs, integers=(call.groups,)
+    )

@@ -1,36 +1,174 @@
-// Sums of rows that detectors address.
+// Sums of rows that detectors address, and their gradients; G groups of tables that follow each other have outputs of their own:
 //
-// index: ids [B, T], clamped. weights: [T, R, O]. groups: G. Samples and outputs are divided into blocks, which threads share.
-#include "vectors.h"
+//   y[b, g] = sum over tables t of g of w[t, index[b, t]]
+//   dw[t, index[b, t]] += dy[b, g]
+//   dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], w[t, index] - w[t, index ^ flip]>
+//
+// w: [T, R, O], index: [B, T], y: [B, G * O]. Forward, and for margins, a task has some samples: sums stay in registers, and the rows of the
+// next sample are asked for meanwhile. For dw a task has a table, or some rows of one.
+#include "ids.h"
+#include "rules.h"
 
 namespace lutjax {
 namespace {
 
-constexpr int64_t kSamples = 64;  // of a block: its ids and sums stay in the cache
+constexpr int64_t kSamples = 32;  // of a task
 
+struct Sizes {
+  int64_t n_tables, n_rows, n_outputs, groups, each, width, n_samples;
+
+  Sizes(const Array& weights, const Array& index, int64_t groups)
+      : n_tables(weights.shape[0]),
+        n_rows(weights.shape[1]),
+        n_outputs(weights.shape[2]),
+        groups(groups),
+        each(weights.shape[0] / groups),
+        width(groups * weights.shape[2]),
+        n_samples(index.shape[0]) {}
+};
+
+// Asks for the first lines of a row.
 template <class W>
-void forward(const Call& call) {
-  const Array &weights = call.inputs[0], &index = call.inputs[1];
-  const int64_t n_tables = weights.shape[0], n_rows = weights.shape[1], n_outputs = weights.shape[2];
-  const int64_t n_samples = index.shape[0], groups = call.integers[0], each = n_tables / groups;
-  const W* w = data<const W>(weights);
-  const int32_t* ids = data<const int32_t>(index);
-  float* y = data<float>(call.outputs[0]);
-  const int64_t n_blocks = (n_samples + kSamples - 1) / kSamples;
-  in_parallel(call, n_blocks * groups, [&](int64_t i) {
-    const int64_t g = i % groups, first = i / groups * kSamples, last = least(first + kSamples, n_samples);
-    for (int64_t b = first; b < last; ++b) {
-      float* sums = y + (b * groups + g) * n_outputs;
-      for (int64_t o = 0; o < n_outputs; ++o) sums[o] = 0;
-    }
-    for (int64_t t = g * each; t < (g + 1) * each; ++t)
-      for (int64_t b = first; b < last; ++b) {
-        const int64_t row = clamped<int64_t>(ids[b * n_tables + t], n_rows);
-        const W* from = w + (t * n_rows + row) * n_outputs;
-        float* sums = y + (b * groups + g) * n_outputs;
-        for (int64_t o = 0; o < n_outputs; ++o) sums[o] += value(from[o]);
+inline void ask_for(const W* row, int64_t bytes) {
+  const char* from = reinterpret_cast<const char*>(row);
+  for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
+}
+
+template <class How, class W, class Y>
+const char* forward(const Call& call, const How& how) {
+  const Sizes s(call.inputs[0], call.inputs[1], call.integers[0]);
+  const W* w = data<const W>(call.inputs[0]);
+  const int32_t* ids = data<const int32_t>(call.inputs[1]);
+  Y* y = data<Y>(call.outputs[0]);
+  const int64_t samples = samples_of_block(s.n_samples, kSamples), n_blocks = (s.n_samples + samples - 1) / samples;
+  // Few samples: outputs are divided too.
+  const int64_t n_parts = n_blocks * s.groups >= 8 ? 1 : most<int64_t>(least<int64_t>(s.n_outputs / 64, 8), 1);
+  const int64_t part = ((s.n_outputs + n_parts - 1) / n_parts + 15) / 16 * 16;
+  const int64_t rows_at = (part * 4 + 63) / 64 * 64;
+  const bool done = in_parallel_with(call, n_blocks * s.groups * n_parts, rows_at + 2 * s.each * 8, [&](int64_t i, char* scratch) {
+    const int64_t of_part = i % n_parts, g = i / n_parts % s.groups, first = i / n_parts / s.groups * samples;
+    const int64_t last = least(first + samples, s.n_samples), from = of_part * part, size = least(part, s.n_outputs - from);
+    if (size <= 0) return;
+    auto* sums = reinterpret_cast<typename How::Sum*>(scratch);
+    const W** rows = reinterpret_cast<const W**>(scratch + rows_at);
+    const W** next = rows + s.each;
+    const int64_t asked = least<int64_t>(size * static_cast<int64_t>(sizeof(W)), 256);
+    const auto look_up = [&](int64_t b, const W** found) {
+      const int32_t* of = ids + b * s.n_tables + g * s.each;
+      for (int64_t t = 0; t < s.each; ++t) {
+        found[t] = w + ((g * s.each + t) * s.n_rows + clamped<int64_t>(of[t], s.n_rows)) * s.n_outputs + from;
+        ask_for(found[t], asked);
       }
+    };
+    look_up(first, rows);
+    for (int64_t b = first; b < last; ++b) {
+      if (b + 1 < last) look_up(b + 1, next);
+      for (int64_t o = 0; o < size; ++o) sums[o] = 0;
+      add_rows(how, s.each, [=](int64_t t) { return rows[t]; }, size, sums);
+      Y* to = y + b * s.width + g * s.n_outputs + from;
+      for (int64_t o = 0; o < size; ++o) store_sum(sums[o], to + o);
+      const W** seen = rows;
+      rows = next;
+      next = seen;
+    }
   });
+  return done ? nullptr : "no memory for the rows of a sample";
+}
+
+// <dy, row - other>, the rows subtracted first.
+template <class How, class W>
+inline typename How::Part product(const How& how, const float* dy, const W* row, const W* other, int64_t size) {
+  auto a = How::none(), b = How::none();
+  int64_t o = 0;
+  for (; o + 2 * kLanes <= size; o += 2 * kLanes) {
+    a += how.addend((load(row + o) - load(other + o)) * load(dy + o));
+    b += how.addend((load(row + o + kLanes) - load(other + o + kLanes)) * load(dy + o + kLanes));
+  }
+  for (; o + kLanes <= size; o += kLanes) a += how.addend((load(row + o) - load(other + o)) * load(dy + o));
+  auto sum = total(a + b);
+  for (; o < size; ++o) sum += how.addend((value(row[o]) - value(other[o])) * dy[o]);
+  return sum;
+}
+
+template <class How, class W>
+const char* backward(const Call& call, const How& how) {
+  using Sum = typename How::Sum;
+  const Array &weights = call.inputs[0], &index = call.inputs[1];
+  const Sizes s(weights, index, call.integers[0]);
+  const bool of_weights = call.integers[2] != 0, of_detection = call.integers[3] != 0;
+  const W* w = data<const W>(weights);
+  const int32_t *ids = data<const int32_t>(index), *flips = data<const int32_t>(call.inputs[2]);
+  const float *margin = data<const float>(call.inputs[3]), *dy = data<const float>(call.inputs[4]);
+  Sum* d_weights = of_weights ? data<Sum>(call.outputs[0]) : nullptr;
+  Sum* d_margin = of_detection ? data<Sum>(call.outputs[of_weights ? 1 : 0]) : nullptr;
+
+  const int32_t* by_table = nullptr;
+  if (of_weights && (by_table = ids_by_table(call, index, s.n_rows)) == nullptr) return "no memory for ids";
+  const int64_t n_parts = s.n_tables >= 8 ? 1 : least<int64_t>(8, most<int64_t>(s.n_rows / 16, 1));
+  const int64_t part = (s.n_rows + n_parts - 1) / n_parts, of_tables = of_weights ? s.n_tables * n_parts : 0;
+  const auto table = [&](int64_t i) {
+    const int64_t t = i / n_parts, first = i % n_parts * part, last = least(first + part, s.n_rows);
+    Sum* rows = d_weights + t * s.n_rows * s.n_outputs;
+    if (first < last) std::memset(rows + first * s.n_outputs, 0, static_cast<size_t>((last - first) * s.n_outputs) * sizeof(Sum));
+    const int32_t* of = by_table + t * s.n_samples;
+    const float* from = dy + t / s.each * s.n_outputs;
+    for (int64_t b = 0; b < s.n_samples; ++b, from += s.width)
+      if (of[b] >= first && of[b] < last) add_row(how, from, s.n_outputs, rows + of[b] * s.n_outputs);
+  };
+
+  const int64_t samples = samples_of_block(s.n_samples, kSamples);
+  const int64_t of_samples = of_detection && s.n_tables > 0 ? (s.n_samples + samples - 1) / samples : 0;
+  const int64_t asked = least<int64_t>(s.n_outputs * static_cast<int64_t>(sizeof(W)), 256);
+  const auto block = [&](int64_t i, char* scratch) {
+    Sum* differences = reinterpret_cast<Sum*>(scratch);
+    const W** rows = reinterpret_cast<const W**>(scratch + (s.n_tables * 4 + 63) / 64 * 64);
+    const W** next = rows + 2 * s.n_tables;
+    const int64_t first = i * samples, last = least(first + samples, s.n_samples);
+    const auto look_up = [&](int64_t b, const W** found) {
+      for (int64_t t = 0; t < s.n_tables; ++t) {
+        const int32_t id = ids[b * s.n_tables + t], other = id ^ flips[b * s.n_tables + t];
+        const W* of = w + t * s.n_rows * s.n_outputs;
+        found[2 * t] = of + clamped<int64_t>(id, s.n_rows) * s.n_outputs;
+        found[2 * t + 1] = of + clamped<int64_t>(other, s.n_rows) * s.n_outputs;
+        ask_for(found[2 * t], asked);
+        ask_for(found[2 * t + 1], asked);
+      }
+    };
+    look_up(first, rows);
+    for (int64_t b = first; b < last; ++b) {
+      if (b + 1 < last) look_up(b + 1, next);
+      for (int64_t g = 0; g < s.groups; ++g)
+        for (int64_t t = g * s.each; t < (g + 1) * s.each; ++t)
+          differences[t] = static_cast<Sum>(product(how, dy + b * s.width + g * s.n_outputs, rows[2 * t], rows[2 * t + 1], s.n_outputs));
+      for (int64_t t = 0, at = b * s.n_tables; t < s.n_tables; ++t) store_slope(margin[at + t], differences[t], d_margin + at + t);
+      const W** seen = rows;
+      rows = next;
+      next = seen;
+    }
+  };
+  const int64_t bytes = of_samples == 0 ? 0 : (s.n_tables * 4 + 63) / 64 * 64 + 4 * s.n_tables * 8;
+  const bool done = in_parallel_with(call, of_tables + of_samples, bytes, [&](int64_t i, char* scratch) {
+    if (i < of_tables)
+      table(i);
+    else
+      block(i - of_tables, scratch);
+  });
+  return done ? nullptr : "no memory for the rows of a sample";
+}
+
+const char* update(const Call& call) {
+  const Update u(call);
+  const Array &index = u.inputs[0], &cotangent = u.inputs[1];
+  const Sizes s(u.weights, index, u.integers[0]);
+  const float* dy = data<const float>(cotangent);
+  const int32_t* by_table = ids_by_table(call, index, s.n_rows);
+  if (by_table == nullptr) return "no memory for ids";
+  return move_rows(
+      call, u, s.n_samples, [=](int64_t t, int64_t b) -> int64_t { return by_table[t * s.n_samples + b]; },
+      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+        const float* of_group = dy + t / s.each * s.n_outputs;
+        add_rows(how, n, [=](int64_t i) { return of_group + hits[i].number * s.width; }, s.n_outputs, sums);
+      });
 }
 
 }  // namespace
@@ -38,9 +176,26 @@ void forward(const Call& call) {
 
 LUTJAX_KERNEL(lookup_forward) {
   using namespace lutjax;
+  const bool fixed = call.integers[1] != 0;
+  const InIntegers in_integers{static_cast<float>(call.numbers[0])};
   switch (call.inputs[0].type) {
-    case Type::float32: forward<float>(call); return nullptr;
-    case Type::bfloat16: forward<bfloat16>(call); return nullptr;
+    case Type::float32:
+      return fixed ? forward<InIntegers, float, int32_t>(call, in_integers) : forward<InFloats, float, float>(call, {});
+    case Type::bfloat16:
+      return fixed ? forward<InIntegers, bfloat16, int32_t>(call, in_integers) : forward<InFloats, bfloat16, bfloat16>(call, {});
     default: return "weights must be float32 or bfloat16";
   }
 }
+
+LUTJAX_KERNEL(lookup_backward) {
+  using namespace lutjax;
+  const bool fixed = call.integers[1] != 0;
+  const InIntegers in_integers{static_cast<float>(call.numbers[0])};
+  switch (call.inputs[0].type) {
+    case Type::float32: return fixed ? backward<InIntegers, float>(call, in_integers) : backward<InFloats, float>(call, {});
+    case Type::bfloat16: return fixed ? backward<InIntegers, bfloat16>(call, in_integers) : backward<InFloats, bfloat16>(call, {});
+    default: return "weights must be float32 or bfloat16";
+  }
+}
+
+LUTJAX_KERNEL(lookup_update) { return lutjax::update(call); }
