@@ -7,6 +7,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "backward", "update"),
     "sparse_lookup": ("forward", "backward", "update"),
+    "weighted_lookup": ("forward", "backward", "update"),
+    "margins": ("forward", "backward"),
     "scored_lut": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""

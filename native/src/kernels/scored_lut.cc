@@ -364,15 +364,6 @@ Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, b
           of_keep ? data<float>(call.outputs[3]) : nullptr};
 }
 
-// sums[o] += addend(c * from[o])
-template <class How>
-void add_weighted(const How& how, float c, const float* from, int64_t size, typename How::Sum* sums) {
-  int64_t o = 0;
-  for (; o + kLanes <= size; o += kLanes) store(load(sums + o) + how.addend(c * load(from + o)), sums + o);
-  for (; o < size; ++o)
-    sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(c * from[o]));
-}
-
 }  // namespace
 }  // namespace lutjax
 
