@@ -9,6 +9,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "lookup": ("forward", "backward", "update"),
     "sparse_lookup": ("forward", "backward", "update"),
     "lookup_attention": ("forward", "backward"),
+    "weighted_lookup": ("forward", "backward", "update"),
+    "margins": ("forward", "backward"),
     "scored_lut": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""

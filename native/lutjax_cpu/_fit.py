@@ -7,50 +7,28 @@ import jax
 from lutjax_cpu import _rules
 
 _TABLES = ("float32", "bfloat16")
-_IN_FIXED_POINT = (
-    "detect",
-    "detect_signs",
-    "lookup",
-    "sparse_lookup",
-    "lookup_attention",
-    "lut_pair_attention",
-)
+_IN_FIXED_POINT = ("detect", "detect_signs", "lookup", "margins", "scored_lut", "sparse_lookup", "weighted_lookup")
 
 
 def unsupported(request: Any) -> str | None:
     """Return the reason why no kernel here can run a call, or None."""
     call = request.call
-    if call.op in _SCORED:
-        return _unsupported_scored(request)
     if getattr(call, "accumulate", None) is not None and request.op not in _IN_FIXED_POINT:
         return "adds in floats, not in fixed point"
     for array in jax.tree.leaves(call):
         if array.dtype.name in ("float16", "float64"):
             return f"has kernels for {' and '.join(_TABLES)}, not {array.dtype}"
-    return None if request.step is None else _rules.unsupported(request.step.rule)
+    reason = None if request.step is None else _rules.unsupported(request.step.rule)
+    if reason is None and request.op == "scored_lut":
+        reason = _unsupported_scored(call)
+    return reason
 
 
-_SCORED = ("scored_lut",)
-
-
-def _unsupported_scored(request: Any) -> str | None:
+def _unsupported_scored(call: Any) -> str | None:
     from lutjax_cpu.kernels import scored_lut
 
-    call = request.call
-    for array in jax.tree.leaves((call, request.cotangent)):
-        if array.dtype.name in ("float16", "float64"):
-            return f"has kernels for {' and '.join(_TABLES)}, not {array.dtype}"
     if not scored_lut.knows(call.read):
-        return "has kernels for the reads of lutjax.reads; others run in plain JAX"
-    if call.accumulate is not None and call.exponents is not None:
-        return "adds rounded tables in floats, not in fixed point"
-    if request.direction == "update":
-        if (
-            not request.step.rule.additive
-            or call.weights.dtype.name != "float32"
-            or call.accumulate is not None
-        ):
-            return "adds to float32 tables by SGD without weight decay, in floats"
+        return f"has kernels for the reads of lutjax.reads, not for {type(call.read).__name__}"
     return None
 
 

@@ -5,6 +5,7 @@
 // A coefficient of exactly 0 reads and adds nothing. Sums are of floats, of integers of fixed point, or of whole numbers.
 #pragma once
 
+#include "lanes.h"
 #include "wide.h"
 
 #ifdef LUTJAX_LEVEL
@@ -182,6 +183,15 @@ void add_weighted_rows(const Sums& sums, const W* table, const int32_t* const* i
   if constexpr (of_read)
     for (int k = 0; k < ways; ++k)
       for (int b = 0; b < whole_n; b += kWide) put(product[k] + b, sums.result(sums_of(parts[k][b])));
+}
+
+// sums[o] += addend(c * from[o])
+template <class How>
+void add_weighted(const How& how, float c, const float* from, int64_t size, typename How::Sum* sums) {
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) store(load(sums + o) + how.addend(c * load(from + o)), sums + o);
+  for (; o < size; ++o)
+    sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(c * from[o]));
 }
 
 }  // namespace

@@ -9,10 +9,11 @@ import numpy as np
 from lutjax import _quantised, reads
 from lutjax._fixed_point import result
 from lutjax._row_rules import RowState
-from lutjax.kernels._xla import _row_updates, scored_lut as plain
+from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels.contract import Step
 from lutjax.ops.scored_lut import ScoredLut
-from lutjax_cpu._call import kernel
+from lutjax_cpu import _rules
+from lutjax_cpu._call import kernel, scale
 
 # As `Family` in scores.h numbers them, and the number of ways.
 _FAMILIES = {
@@ -38,19 +39,20 @@ def forward(call: ScoredLut, *, device: Any) -> jax.Array:
         assert call.exponents is not None
         (y,) = kernel(
             "scored_lut_integers",
-            (*_inputs(call), call.exponents),
+            (call.weights, *_inputs(call), call.exponents),
             (jax.ShapeDtypeStruct(shape, jnp.float32),),
             integers=_integers(call),
         )
         return _summed(call, y).astype(call.scalars.dtype)
     (y,) = kernel(
         "scored_lut_forward",
-        _inputs(call),
+        (_tables(call), *_inputs(call)),
         (jax.ShapeDtypeStruct(shape, _sum_dtype(call)),),
         integers=(*_integers(call), call.accumulate is not None),
-        numbers=_scale(call),
+        numbers=(scale(call.accumulate),),
     )
-    if call.exponents is not None:
+    if _in_units(call):
+        assert call.exponents is not None
         y *= _quantised.power(call.exponents, y.dtype)[None]
     return result(_summed(call, y), call.weights.dtype, call.accumulate)
 
@@ -63,7 +65,8 @@ def backward(
     dtype = _sum_dtype(call)
     dy = cotangent.astype(jnp.float32)
     of_read = dy
-    if call.exponents is not None:
+    if _in_units(call):
+        assert call.exponents is not None
         of_read = plain.of_every_group(call, dy) * _quantised.power(call.exponents, dy.dtype)[None]
         dy = jnp.broadcast_to(dy, of_read.shape)
     some, keep = bool(needs - {"weights"}), "keep" in needs
@@ -71,39 +74,44 @@ def backward(
     dtypes = {"weights": dtype, "x": dtype, "scalars": dtype, "keep": jnp.float32}
     found = kernel(
         "scored_lut_backward",
-        (*_inputs(call), dy, of_read),
+        (_tables(call), *_inputs(call), dy, of_read),
         [
             jax.ShapeDtypeStruct(getattr(call, name).shape if want else (0,), dtypes[name])
             for name, want in wanted.items()
         ],
         integers=(*_integers(call), call.accumulate is not None, wanted["weights"], some, keep),
-        numbers=_scale(call),
+        numbers=(scale(call.accumulate),),
     )
     return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
 
 
-def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:
-    scale = _row_updates.scale_of_additions(call, step)
-    assert scale is not None
-    dy = scale * cotangent.astype(jnp.float32)
-    (weights,) = kernel(
-        "scored_lut_add",
-        (*_inputs(call, reads_tables=False), dy),
-        (jax.ShapeDtypeStruct(call.weights.shape, call.weights.dtype),),
-        integers=_integers(call),
-        in_place={1: 0},
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any
+) -> tuple[jax.Array, RowState]:
+    x, anchors, scalars, keep = _inputs(call)
+    inputs = (x, anchors, scalars, keep, cotangent.astype(jnp.float32))
+    return _rules.update(
+        "scored_lut_update", call.weights, step, call.accumulate, inputs, integers=_integers(call)
     )
-    return weights, step.state
 
 
-def _inputs(call: ScoredLut, reads_tables: bool = True) -> tuple[jax.Array, ...]:
-    """Return the arrays that every kernel reads; tables that are rounded as int8."""
-    weights = call.weights
-    if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
-        weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
+def _tables(call: ScoredLut) -> jax.Array:
+    """Return the tables that are read; rounded ones as int8, in units of their scale."""
+    if _in_units(call):
+        assert call.exponents is not None
+        return _quantised.rounded(call.weights, call.exponents).astype(jnp.int8)
+    return plain.tables(call)
+
+
+def _in_units(call: ScoredLut) -> bool:
+    """Return whether float tables are read as int8; addends of fixed point are not in units of a scale."""
+    return call.exponents is not None and call.accumulate is None and call.weights.dtype != jnp.int8
+
+
+def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
+    """Return inputs, anchors, scalars and factors of tables."""
     keep = jnp.zeros((0,), jnp.float32) if call.keep is None else call.keep
-    floats = [a.astype(jnp.float32) for a in (call.x, call.scalars, keep)]
-    return floats[0], weights, call.anchors, floats[1], floats[2]
+    return call.x.astype(jnp.float32), call.anchors, call.scalars.astype(jnp.float32), keep.astype(jnp.float32)
 
 
 def _integers(call: ScoredLut) -> tuple[int, ...]:
@@ -111,10 +119,6 @@ def _integers(call: ScoredLut) -> tuple[int, ...]:
     ways = getattr(read, "ways", 2)
     valued = ways if read.valued is None else read.valued
     return (call.groups, _FAMILIES[type(read), ways], valued < ways, ways, call.keep is not None, valued)
-
-
-def _scale(call: ScoredLut) -> tuple[float, ...]:
-    return () if call.accumulate is None else (call.accumulate.scale,)
 
 
 def _sum_dtype(call: ScoredLut) -> Any:

@@ -7,13 +7,14 @@
 // samples of one group and visits the group's tables, a few at a time. Backward, a task owns some tables of one group and visits all samples, table
 // after table: it makes the tables' gradients alone, and sums of its own for inputs and scalars, which are then added in order. How
 // tasks are cut depends on shapes alone.
+#include "../rules.h"
 #include "../scores.h"
 #include "../weighted_rows.h"
 
 namespace lutjax {
 namespace {
 
-constexpr int64_t kTasks = 16;       // as many at least, if there is work for them
+constexpr int64_t kTasks = 8;        // as many at least, if there is work for them
 constexpr int64_t kFewest = 4;       // tables of a task
 constexpr int64_t kWorth = 1 << 15;  // numbers that are worth a task of their own
 constexpr int64_t kSuper = 16;       // blocks between two visits of a table
@@ -41,9 +42,9 @@ void shared(const Call& call, bool worth_threads, int64_t n, const Body& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
 }
 
-// Inputs: x, weights, anchors, scalars, keep. SumsOfIntegers: groups, family, hard, ways, whether there is `keep`, valued.
-const char* prepared(const Call& call, Layer* of) {
-  const Array &x = call.inputs[0], &weights = call.inputs[1], &anchors = call.inputs[2], &scalars = call.inputs[3];
+// inputs: x, anchors, scalars, keep. integers: groups, family, hard, ways, whether there is `keep`, valued.
+const char* prepared(const Call& call, const Array& weights, const Array* inputs, const int64_t* integers, Layer* of) {
+  const Array &x = inputs[0], &anchors = inputs[1], &scalars = inputs[2];
   Layer& a = *of;
   a.n = x.shape[0];
   a.inputs_of = x.shape[1];
@@ -52,15 +53,15 @@ const char* prepared(const Call& call, Layer* of) {
   a.n_tables = weights.shape[0];
   a.n_rows = weights.shape[1];
   a.n_outputs = weights.shape[2];
-  a.groups = call.integers[0];
+  a.groups = integers[0];
   a.each = a.n_tables / most<int64_t>(a.groups, 1);
   a.blocks = most<int64_t>((a.n + kBlock - 1) / kBlock, 1);
-  a.keep = call.integers[4] != 0 ? data<const float>(call.inputs[4]) : nullptr;
+  a.keep = integers[4] != 0 ? data<const float>(inputs[3]) : nullptr;
   Read& read = a.read;
-  read.family = static_cast<Family>(call.integers[1]);
-  read.hard = call.integers[2] != 0;
-  read.ways = static_cast<int>(call.integers[3]);
-  read.valued = static_cast<int>(call.integers[5]);
+  read.family = static_cast<Family>(integers[1]);
+  read.hard = integers[2] != 0;
+  read.ways = static_cast<int>(integers[3]);
+  read.valued = static_cast<int>(integers[5]);
   read.bits = static_cast<int>(anchors.shape[1]);
   read.ends = anchors.rank == 3 ? 2 : 1;
   read.n_scalars = static_cast<int>(scalars.shape[0]);
@@ -126,6 +127,17 @@ void in_units(float* coefficient, int n, bool* unknown) {
 }
 
 // Sums of some blocks, at `y` of all samples; unknown: null, or of every sample of the blocks.
+// Asks for part i of n of some tables, one line after the other: rows are read in any order, which memory is slow at.
+template <class W>
+void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
+  const char* from = reinterpret_cast<const char*>(tables);
+  const int64_t bytes = size * static_cast<int64_t>(sizeof(W));
+  for (int64_t at = bytes * i / n / 64 * 64; at < bytes * (i + 1) / n; at += 64) prefetch(from + at);
+}
+
+// Whether samples of some blocks read most rows of a table.
+bool reads_most(const Layer& a, int64_t blocks) { return blocks * kBlock * a.read.ways >= a.n_rows; }
+
 template <class W, class Sums>
 void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group, int64_t first_block, int64_t last_block,
                typename Sums::T* y, bool* unknown) {
@@ -135,6 +147,9 @@ void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group
     for (int64_t block = first_block; block < last_block; ++block) {
       const int n = a.samples(block);
       Ways<W> ways;
+      if (reads_most(a, last_block - first_block) && t0 + kPack < a.each)
+        ask_for(weights + (group * a.each + t0 + kPack) * size, least<int64_t>(kPack, a.each - t0 - kPack) * size, block - first_block,
+                last_block - first_block);
       for (int64_t t = group * a.each + t0, last = group * a.each + least(t0 + kPack, a.each), i = 0; t < last; ++t, ++i) {
         scores_of<false>(a, t, group, block, s[i]);
         for (int k = 0; k < a.read.valued; ++k) {
@@ -151,7 +166,7 @@ void forward(const Call& call, const Layer& a, const Sums& sums) {
   const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
   shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
     const int64_t first = i / a.groups * each, last = least(first + each, a.blocks);
-    sum_group(a, data<const W>(call.inputs[1]), sums, i % a.groups, first, last, data<typename Sums::T>(call.outputs[0]), nullptr);
+    sum_group(a, data<const W>(call.inputs[0]), sums, i % a.groups, first, last, data<typename Sums::T>(call.outputs[0]), nullptr);
   });
 }
 
@@ -164,7 +179,7 @@ void forward_of_integers(const Call& call, const Layer& a) {
   shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
     const int64_t group = i % a.groups, first = i / a.groups * each, last = least(first + each, a.blocks);
     bool unknown[kSuper * kBlock] = {};
-    sum_group(a, data<const int8_t>(call.inputs[1]), SumsOfIntegers{}, group, first, last, sums, unknown);
+    sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, first, last, sums, unknown);
     for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b) {
       const bool is_nan = unknown[b - first * kBlock];
       for (int64_t o = 0; o < a.n_outputs; ++o) {
@@ -280,11 +295,11 @@ int64_t chunks_of(const Layer& a) {
   return most<int64_t>(least(wanted, a.each / kFewest), 1);
 }
 
-// Outputs: of weights (zeroed here unless they are the tables themselves), x, scalars, keep; those that are not wanted are empty.
+// Outputs: of weights, x, scalars, keep; those that are not wanted are empty.
 template <class W, class Sums>
-const char* backward(const Call& call, const Layer& a, const Sums& sums, const Wanted& wanted, bool in_place) {
+const char* backward(const Call& call, const Layer& a, const Sums& sums, const Wanted& wanted) {
   using T = typename Sums::T;
-  const W* weights = data<const W>(call.inputs[1]);
+  const W* weights = data<const W>(call.inputs[0]);
   T* total = wanted.of_rows ? data<T>(call.outputs[0]) : nullptr;
   const int64_t chunks = wanted.chunks, tasks = a.groups * chunks, size = a.n_rows * a.n_outputs;
   const int64_t super = least(kSuper, a.blocks), own_size = super * a.block_size();
@@ -300,13 +315,17 @@ const char* backward(const Call& call, const Layer& a, const Sums& sums, const W
       const Own<T> mine{own + i * own_size, d_scalars + i * kMostScalars};
       if (wanted.of_read) std::memset(mine.dx, 0, static_cast<size_t>((last - first) * a.block_size()) * sizeof(T));
       for (int64_t t = group * a.each + a.each * chunk / chunks; t < group * a.each + a.each * (chunk + 1) / chunks; ++t) {
-        if (wanted.of_rows && first == 0 && !in_place) std::memset(total + t * size, 0, static_cast<size_t>(size) * sizeof(T));
-        for (int64_t block = first; block < last; ++block) visit(a, sums, wanted, weights, total, t, group, block, first, mine);
+        if (wanted.of_rows && first == 0) std::memset(total + t * size, 0, static_cast<size_t>(size) * sizeof(T));
+        for (int64_t block = first; block < last; ++block) {
+          if (wanted.of_read && reads_most(a, last - first) && t + 1 < a.n_tables)
+            ask_for(weights + (t + 1) * size, size, block - first, last - first);
+          visit(a, sums, wanted, weights, total, t, group, block, first, mine);
+        }
       }
     });
     if (!wanted.of_read) continue;
     // Inputs: the sums of tasks, sample by sample again.
-    const int64_t n_inputs = call.inputs[0].shape[2], parts = a.inputs_of == 1 ? tasks : chunks;
+    const int64_t n_inputs = call.inputs[1].shape[2], parts = a.inputs_of == 1 ? tasks : chunks;
     T* dx = data<T>(call.outputs[1]);
     if (n_inputs == 0) continue;
     shared(call, worth, (last - first) * a.inputs_of, [&](int64_t i) {
@@ -348,14 +367,14 @@ Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, b
 }  // namespace
 }  // namespace lutjax
 
-// SumsOfIntegers from 6: fixed point. Numbers: its scale. Output: [n, G, O], sums.
+// Integers from 6: fixed point. Numbers: its scale. Output: [n, G, O], sums.
 LUTJAX_KERNEL(scored_lut_forward) {
   using namespace lutjax;
   Layer a;
-  if (const char* wrong = prepared(call, &a)) return wrong;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
-  switch (call.inputs[1].type) {
+  switch (call.inputs[0].type) {
     case Type::float32: is_fixed ? forward<float>(call, a, fixed) : forward<float>(call, a, SumsOfFloats{}); return nullptr;
     case Type::bfloat16: is_fixed ? forward<bfloat16>(call, a, fixed) : forward<bfloat16>(call, a, SumsOfFloats{}); return nullptr;
     case Type::int8: forward<int8_t>(call, a, SumsOfFloats{}); return nullptr;
@@ -367,34 +386,62 @@ LUTJAX_KERNEL(scored_lut_forward) {
 LUTJAX_KERNEL(scored_lut_integers) {
   using namespace lutjax;
   Layer a;
-  if (const char* wrong = prepared(call, &a)) return wrong;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
   forward_of_integers(call, a);
   return nullptr;
 }
 
-// Inputs from 5: cotangents as rows receive them, and in units of the rows. SumsOfIntegers from 6: fixed point, then whether the cotangents of
+// Inputs from 5: cotangents as rows receive them, and in units of the rows. Integers from 6: fixed point, then whether the cotangents of
 // rows, of the read (x, scalars, keep), and of keep are wanted.
 LUTJAX_KERNEL(scored_lut_backward) {
   using namespace lutjax;
   Layer a;
-  if (const char* wrong = prepared(call, &a)) return wrong;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
   const Wanted wanted = wanted_of(call, a, call.integers[7] != 0, call.integers[8] != 0, call.integers[9] != 0);
-  switch (call.inputs[1].type) {
+  switch (call.inputs[0].type) {
     case Type::float32:
-      return is_fixed ? backward<float>(call, a, fixed, wanted, false) : backward<float>(call, a, SumsOfFloats{}, wanted, false);
+      return is_fixed ? backward<float>(call, a, fixed, wanted) : backward<float>(call, a, SumsOfFloats{}, wanted);
     case Type::bfloat16:
-      return is_fixed ? backward<bfloat16>(call, a, fixed, wanted, false) : backward<bfloat16>(call, a, SumsOfFloats{}, wanted, false);
-    case Type::int8: return backward<int8_t>(call, a, SumsOfFloats{}, wanted, false);
+      return is_fixed ? backward<bfloat16>(call, a, fixed, wanted) : backward<bfloat16>(call, a, SumsOfFloats{}, wanted);
+    case Type::int8: return backward<int8_t>(call, a, SumsOfFloats{}, wanted);
     default: return "weights must be float32, bfloat16 or int8";
   }
 }
 
-// Adds to float32 tables in their memory what rows receive.
-LUTJAX_KERNEL(scored_lut_add) {
+// What `rules.h` needs, then x, anchors, scalars, keep, and the cotangent of outputs.
+LUTJAX_KERNEL(scored_lut_update) {
   using namespace lutjax;
+  const Update update(call);
   Layer a;
-  if (const char* wrong = prepared(call, &a)) return wrong;
-  return backward<float>(call, a, SumsOfFloats{}, wanted_of(call, a, true, false, false), true);
+  if (const char* wrong = prepared(call, update.weights, update.inputs, update.integers, &a)) return wrong;
+  const Array& cotangent = update.inputs[4];
+  const int64_t valued = a.read.valued, n_hits = valued * a.n, groups = cotangent.shape[1];
+  int32_t* ids = allocated<int32_t>(call, a.n_tables * n_hits);
+  float* coefficients = allocated<float>(call, a.n_tables * n_hits);
+  if (ids == nullptr || coefficients == nullptr) return "no memory is left";
+  shared(call, a.worth_threads(), a.n > 0 ? a.n_tables : 0, [&](int64_t t) {
+    Scores s;
+    for (int64_t block = 0; block < a.blocks; ++block) {
+      scores_of<false>(a, t, t / a.each, block, s);
+      for (int64_t k = 0; k < valued; ++k) {
+        const int64_t at = (t * valued + k) * a.n + block * kBlock;
+        for (int b = 0; b < a.samples(block); ++b) {
+          ids[at + b] = s.index[k][b];
+          coefficients[at + b] = s.coefficient[k][b];
+        }
+      }
+    }
+  });
+  const float* dy = data<const float>(cotangent);
+  const int64_t size = a.n_outputs;
+  return move_rows(
+      call, update, n_hits,
+      [=](int64_t t, int64_t i) -> int64_t { return coefficients[t * n_hits + i] == 0 ? -1 : ids[t * n_hits + i]; },
+      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+        const float* of_group = dy + (groups == 1 ? 0 : t / a.each * size);
+        for (int64_t i = 0; i < n; ++i)
+          add_weighted(how, coefficients[t * n_hits + hits[i].number], of_group + hits[i].number % a.n * groups * size, size, sums);
+      });
 }
