@@ -8,7 +8,7 @@ import jax
 
 from lutjax.kernels._pallas._tpus import TPU, named
 
-# Calls of Triton kernels, whose form jax does not promise to keep, and of Pallas kernels, which no other version runs.
+# Calls of Triton kernels, whose form jax does not promise to keep, and of Pallas kernels, which no other version runs; and of native ones.
 KERNELS = [
     jax.export.DisabledSafetyCheck.custom_call(name)
     for name in (
@@ -17,6 +17,7 @@ KERNELS = [
         "tpu_custom_call",
         "mosaic_gpu",
         "mosaic_gpu_v2",
+        "lutjax_cpu",
     )
 ]
 

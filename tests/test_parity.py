@@ -179,10 +179,10 @@ RULES = [
 
 
 def has_rule(implementation, rule):
-    """Implementations other than plain JAX move rows by SGD alone, those in Pallas without weight decay, and say so."""
+    """Some implementations move rows by SGD alone, those in Pallas without weight decay, and say so."""
     if implementation.startswith("pallas"):
         return rule == tables.SGD()
-    return implementation == "xla" or isinstance(rule, tables.SGD)
+    return implementation in ("xla", "native") or isinstance(rule, tables.SGD)
 
 
 @pytest.mark.parametrize(

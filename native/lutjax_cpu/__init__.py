@@ -3,8 +3,10 @@
 from typing import Any
 
 KERNELS: dict[str, tuple[str, ...]] = {
-    "lookup": ("forward",),
-    "lookup_attention": ("forward", "backward"),
+    "detect": ("forward", "backward"),
+    "detect_signs": ("forward", "backward"),
+    "lookup": ("forward", "update"),
+    "lookup_attention": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""
 

@@ -58,3 +58,8 @@ def kernel(
         "numbers": np.array([*numbers, 0], np.float64),
     }
     return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs), kernel=name, **options))
+
+
+def detection_of(shape: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Return the outputs of a kernel that makes a detection: index, flip and margin."""
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.int32, np.float32))

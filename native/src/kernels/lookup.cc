@@ -1,7 +1,7 @@
 // Sums of rows that detectors address.
 //
 // index: ids [B, T], clamped. weights: [T, R, O]. groups: G. Samples and outputs are divided into blocks, which threads share.
-#include "vectors.h"
+#include "rules.h"
 
 namespace lutjax {
 namespace {
@@ -33,6 +33,22 @@ void forward(const Call& call) {
   });
 }
 
+template <class D>
+const char* update(const Call& call) {
+  const Update u(call);
+  const Array &index = u.inputs[0], &cotangent = u.inputs[1];
+  const int64_t n_tables = u.weights.shape[0], n_rows = u.weights.shape[1], n_outputs = u.weights.shape[2];
+  const int64_t n_samples = index.shape[0], groups = u.integers[0], each = n_tables / groups, width = groups * n_outputs;
+  const int32_t* ids = data<const int32_t>(index);
+  const D* dy = data<const D>(cotangent);
+  return move_rows(
+      call, u, n_samples, [=](int64_t t, int64_t b) -> int64_t { return clamped<int64_t>(ids[b * n_tables + t], n_rows); },
+      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+        const D* of_group = dy + t / each * n_outputs;
+        add_rows(how, n, [=](int64_t i) { return of_group + hits[i].number * width; }, n_outputs, sums);
+      });
+}
+
 }  // namespace
 }  // namespace lutjax
 
@@ -42,5 +58,14 @@ LUTJAX_KERNEL(lookup_forward) {
     case Type::float32: forward<float>(call); return nullptr;
     case Type::bfloat16: forward<bfloat16>(call); return nullptr;
     default: return "weights must be float32 or bfloat16";
+  }
+}
+
+LUTJAX_KERNEL(lookup_update) {
+  using namespace lutjax;
+  switch (Update(call).inputs[1].type) {
+    case Type::float32: return update<float>(call);
+    case Type::bfloat16: return update<bfloat16>(call);
+    default: return "cotangents must be float32 or bfloat16";
   }
 }

@@ -1,0 +1,59 @@
+"""Updates of tables in their own memory: what `native/src/rules.h` is given."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._fixed_point import FixedPoint
+from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
+from lutjax.kernels.contract import Step
+from lutjax_cpu._call import kernel
+
+_RULES: tuple[type[RowRule], ...] = (SGD, RowAdagrad, RowMomentum, RowAdam)
+
+
+def unsupported(rule: RowRule) -> str | None:
+    """Return the reason why no kernel moves rows by a rule, or None."""
+    if type(rule) in _RULES:
+        return None
+    return f"moves rows by {', '.join(r.__name__ for r in _RULES)}, not by {type(rule).__name__}"
+
+
+def update(
+    name: str,
+    weights: jax.Array,
+    step: Step,
+    accumulate: FixedPoint | None,
+    inputs: Sequence[jax.Array],
+    *,
+    integers: Sequence[int] = (),
+    numbers: Sequence[float] = (),
+) -> tuple[jax.Array, RowState]:
+    """Run a kernel that calls ``move_rows`` of `native/src/rules.h`; return the table and the state of its rows.
+
+    Args:
+      inputs, integers, numbers: arrays and options of the kernel's own, ``update.inputs`` and so on there.
+    """
+    rule, dtype = step.rule, jnp.float32
+    names = tuple(rule.state_sizes(weights.shape[2]))
+    state = [step.state[n] for n in names]
+    factor = jnp.ones((), dtype) if step.factor is None else step.factor.astype(dtype)
+    decays = {RowMomentum: ("momentum",), RowAdam: ("b1", "b2")}.get(type(rule), ())
+    decay, second_decay = (*(getattr(rule, n) for n in decays), 0.0, 0.0)[:2]
+    table, *moved = kernel(
+        name,
+        (weights, step.rate.astype(dtype), factor, *state, *inputs),
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (weights, *state)],
+        integers=(_RULES.index(type(rule)), len(state), accumulate is not None, *integers),
+        numbers=(
+            rule.weight_decay,
+            getattr(rule, "eps", 0.0),
+            decay,
+            second_decay,
+            1.0 if accumulate is None else accumulate.scale,
+            *numbers,
+        ),
+        in_place={0: 0} | {3 + i: 1 + i for i in range(len(state))},
+    )
+    return table, dict(zip(names, moved, strict=True))

@@ -1,0 +1,36 @@
+"""`lutjax.detect`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._detection import Detection
+from lutjax._fixed_point import addend_dtype
+from lutjax.ops.detect import Detect
+from lutjax_cpu._call import detection_of, kernel
+
+
+def forward(call: Detect, *, device: Any) -> Detection:
+    assert call.x is not None
+    arrays = kernel(
+        "detect_forward",
+        (call.x, call.anchors),
+        detection_of((call.x.shape[0], call.anchors.shape[0])),
+        numbers=(call.epsilon,),
+    )
+    return Detection(*arrays, bits=call.anchors.shape[1])
+
+
+def backward(call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Any) -> dict[str, jax.Array]:
+    assert call.flip is not None
+    scale = () if call.accumulate is None else (call.accumulate.scale,)
+    shape = (cotangent.shape[0], call.n_inputs)
+    (dx,) = kernel(
+        "detect_backward",
+        (call.anchors, call.flip, cotangent.astype(jnp.float32)),
+        (jax.ShapeDtypeStruct(shape, addend_dtype(jnp.float32, call.accumulate)),),
+        integers=(call.accumulate is not None,),
+        numbers=scale,
+    )
+    return {"x": dx}

@@ -1,0 +1,232 @@
+// Moving the rows of tables in their own memory, from the reads that touched them: `lutjax/kernels/_xla/_row_updates.py` and the rules of
+// `lutjax/_row_rules.py`.
+//
+// A hit is a read of a row: number i of those of table t. A kernel says which row that was, and adds up gradients:
+//
+//   LUTJAX_KERNEL(lookup_update) {
+//     const Update update(call);                 // what `lutjax_cpu/_rules.py` passes; the kernel's own arrays and options are
+//                                                // update.inputs, update.integers, update.numbers
+//     return move_rows(call, update, n_hits,
+//       [&](int64_t t, int64_t i) -> int64_t { the row, clamped; -1 if the hit does not count },
+//       [&](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) { adds to sums[outputs] the addends (`how`, see
+//         lanes.h) of the gradients of hits[0..n-1].number, which all hit one row of table t, in this order });
+//   }
+//
+// The hits of a table are sorted by row and keep their order otherwise; each row that was hit moves once, along the sum of its
+// gradients. One task owns a table, so a result does not depend on the number of threads.
+#pragma once
+
+#include <cmath>
+
+#include "lanes.h"
+
+#if defined(LUTJAX_LEVEL) && defined(_MSC_VER)
+#include <intrin.h>
+#endif
+
+#ifdef LUTJAX_LEVEL
+namespace lutjax {
+namespace {
+
+// Calls body(i, scratch) once for each i below n, on any thread, with `bytes` of memory that no other call has meanwhile. Returns false
+// where there is no memory.
+template <class Body>
+bool in_parallel_with(const Call& call, int64_t n, int64_t bytes, const Body& body) {
+  const int64_t workers = least(n, call.pool.n_threads), each = (bytes + 127) / 64 * 64;
+  if (workers <= 0) return true;
+  char* scratch = allocated<char>(call, workers * each);
+  if (scratch == nullptr) return false;
+  alignas(64) long long next = 0;
+  in_parallel(call, workers, [&](int64_t worker) {
+    for (;;) {
+#if defined(__GNUC__)
+      const int64_t i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+#else
+      const int64_t i = _InterlockedExchangeAdd64(&next, 1);
+#endif
+      if (i >= n) return;
+      body(i, scratch + worker * each);
+    }
+  });
+  return true;
+}
+
+// ------------------------------------------------------------------------------------- sorted hits
+struct Hit {
+  int32_t row, number;
+};
+
+constexpr int64_t kDigits = 2048;  // of a pass of the sort
+
+// Bytes that `sorted_hits` works in.
+inline int64_t bytes_to_sort(int64_t n_hits) { return 2 * n_hits * static_cast<int64_t>(sizeof(Hit)) + kDigits * 4; }
+
+// Sorts hits by row; those of one row keep their order. `hits` has room for twice as many, then for the counts of digits. Returns the sorted hits.
+inline Hit* sorted(Hit* hits, int64_t n, int64_t room, int64_t n_rows) {
+  if (n <= 16) {
+    for (int64_t i = 1; i < n; ++i) {
+      const Hit hit = hits[i];
+      int64_t to = i;
+      for (; to > 0 && hits[to - 1].row > hit.row; --to) hits[to] = hits[to - 1];
+      hits[to] = hit;
+    }
+    return hits;
+  }
+  Hit *from = hits, *to = hits + room;
+  int32_t* counts = reinterpret_cast<int32_t*>(hits + 2 * room);
+  int bits = 0, passes = 1;
+  while (bits < 31 && (int64_t{1} << bits) < n_rows) ++bits;
+  while (bits > 11 * passes) ++passes;
+  const int width = (bits + passes - 1) / passes;
+  const int32_t digits = 1 << width, mask = digits - 1;
+  for (int shift = 0; shift < bits; shift += width) {
+    for (int32_t d = 0; d < digits; ++d) counts[d] = 0;
+    for (int64_t i = 0; i < n; ++i) ++counts[(from[i].row >> shift) & mask];
+    for (int32_t d = 0, first = 0; d < digits; ++d) {
+      const int32_t count = counts[d];
+      counts[d] = first;
+      first += count;
+    }
+    for (int64_t i = 0; i < n; ++i) to[counts[(from[i].row >> shift) & mask]++] = from[i];
+    Hit* swapped = from;
+    from = to;
+    to = swapped;
+  }
+  return from;
+}
+
+// ------------------------------------------------------------------------------------- rules
+enum class Rule : int64_t { sgd, adagrad, momentum, adam };
+
+struct Update {
+  Array weights;
+  Rule rule;
+  float rate, factor, weight_decay, eps, decay, second_decay;  // decay: `momentum` or `b1`, second_decay: `b2`
+  bool fixed;
+  float scale;     // of fixed point
+  float* state[3];  // in the order of `RowRule.state_sizes`
+  const Array* inputs;
+  const int64_t* integers;
+  const double* numbers;
+
+  explicit Update(const Call& call)
+      : weights(call.outputs[0]),
+        rule(static_cast<Rule>(call.integers[0])),
+        rate(*data<float>(call.inputs[1])),
+        factor(*data<float>(call.inputs[2])),
+        weight_decay(static_cast<float>(call.numbers[0])),
+        eps(static_cast<float>(call.numbers[1])),
+        decay(static_cast<float>(call.numbers[2])),
+        second_decay(static_cast<float>(call.numbers[3])),
+        fixed(call.integers[2] != 0),
+        scale(static_cast<float>(call.numbers[4])),
+        inputs(call.inputs + 3 + call.integers[1]),
+        integers(call.integers + 3),
+        numbers(call.numbers + 5) {
+    for (int64_t i = 0; i < 3; ++i) state[i] = i < call.integers[1] ? data<float>(call.outputs[1 + i]) : nullptr;
+  }
+
+  float gradient_of(float sum) const { return sum * factor; }
+  float gradient_of(int32_t sum) const { return static_cast<float>(sum) / scale * factor; }
+
+  template <class W>
+  void move(int64_t row, int64_t size, float* gradient, W* to) const;
+};
+
+inline float mean_square(const float* x, int64_t size) {
+  Floats squares = same(0);
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) squares += load(x + o) * load(x + o);
+  float sum = total(squares);
+  for (; o < size; ++o) sum += x[o] * x[o];
+  return sum / static_cast<float>(most<int64_t>(size, 1));
+}
+
+// Moves one row, number `row` of those of all tables; `gradient` is written over.
+template <class W>
+void Update::move(int64_t row, int64_t size, float* gradient, W* to) const {
+  if (rule == Rule::adagrad) {
+    float* sum = state[0] + row;
+    *sum += mean_square(gradient, size);
+    const float scaled = 1 / sqrtf(*sum + eps);
+    for (int64_t o = 0; o < size; ++o) gradient[o] *= scaled;
+  } else if (rule == Rule::momentum) {
+    float* velocity = state[0] + row * size;
+    for (int64_t o = 0; o < size; ++o) gradient[o] = velocity[o] = decay * velocity[o] + gradient[o];
+  } else if (rule == Rule::adam) {
+    float *second = state[0] + row, *count = state[1] + row;
+    *count += 1;
+    *second = second_decay * *second + (1 - second_decay) * mean_square(gradient, size);
+    if (state[2] != nullptr) {
+      float* first = state[2] + row * size;
+      const float unbiased = 1 - powf(decay, *count);
+      for (int64_t o = 0; o < size; ++o) {
+        first[o] = decay * first[o] + (1 - decay) * gradient[o];
+        gradient[o] = first[o] / unbiased;
+      }
+    }
+    const float scale = sqrtf(*second / (1 - powf(second_decay, *count))) + eps;
+    for (int64_t o = 0; o < size; ++o) gradient[o] /= scale;
+  }
+  if (weight_decay != 0)
+    for (int64_t o = 0; o < size; ++o) gradient[o] += weight_decay * value(to[o]);
+  for (int64_t o = 0; o < size; ++o) store(value(to[o]) - rate * gradient[o], to + o);
+}
+
+constexpr int64_t kAhead = 8;  // rows whose memory is asked for before they move
+
+template <class How, class W, class Row, class Sum>
+bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_hits, const Row& row, const Sum& sum) {
+  const int64_t n_tables = u.weights.shape[0], n_rows = u.weights.shape[1], size = u.weights.shape[2];
+  W* weights = data<W>(u.weights);
+  const int64_t room = n_hits, bytes = bytes_to_sort(room), sums_at = (bytes + 63) / 64 * 64;
+  return in_parallel_with(call, n_rows > 0 ? n_tables : 0, sums_at + size * 8 + 64, [&](int64_t t, char* scratch) {
+    Hit* hits = reinterpret_cast<Hit*>(scratch);
+    auto* sums = reinterpret_cast<typename How::Sum*>(scratch + sums_at);
+    float* gradient = reinterpret_cast<float*>(sums + size);
+    int64_t n = 0;
+    for (int64_t i = 0; i < n_hits; ++i) {
+      const int64_t of = row(t, i);
+      if (of >= 0) hits[n++] = {static_cast<int32_t>(of), static_cast<int32_t>(i)};
+    }
+    hits = sorted(hits, n, room, n_rows);
+    W* table = weights + t * n_rows * size;
+    const int64_t lines = least<int64_t>((size * static_cast<int64_t>(sizeof(W)) + 63) / 64, 16);
+    int64_t ahead = 0;
+    for (int64_t first = 0, last; first < n; first = last) {
+      const int32_t of = hits[first].row;
+      for (last = first + 1; last < n && hits[last].row == of;) ++last;
+      for (ahead = most(ahead, last); ahead < least(n, last + kAhead); ++ahead)
+        if (hits[ahead].row != hits[ahead - 1].row) {
+          const char* next = reinterpret_cast<const char*>(table + hits[ahead].row * size);
+          for (int64_t line = 0; line < lines; ++line) prefetch(next + 64 * line);
+        }
+      for (int64_t o = 0; o < size; ++o) sums[o] = 0;
+      sum(how, t, hits + first, last - first, sums);
+      for (int64_t o = 0; o < size; ++o) gradient[o] = u.gradient_of(sums[o]);
+      u.move(t * n_rows + of, size, gradient, table + of * size);
+    }
+  });
+}
+
+// Moves every row that was hit; see above. Returns what a kernel returns.
+template <class Row, class Sum>
+const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
+  bool done;
+  switch (u.weights.type) {
+    case Type::float32:
+      done = u.fixed ? move_rows_of<InIntegers, float>(call, u, {u.scale}, n_hits, row, sum)
+                     : move_rows_of<InFloats, float>(call, u, {}, n_hits, row, sum);
+      break;
+    case Type::bfloat16:
+      done = u.fixed ? move_rows_of<InIntegers, bfloat16>(call, u, {u.scale}, n_hits, row, sum)
+                     : move_rows_of<InFloats, bfloat16>(call, u, {}, n_hits, row, sum);
+      break;
+    default: return "weights must be float32 or bfloat16";
+  }
+  return done ? nullptr : "no memory for the hits of a table";
+}
+
+}  // namespace
+}  // namespace lutjax
+#endif
