@@ -7,6 +7,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "update"),
     "lookup_attention": ("forward", "backward", "update"),
+    "lut_pair_attention": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""
 

@@ -45,16 +45,12 @@ def update(
     dy, scale = _pairs.in_float32(cotangent), _row_updates.scale_of_additions(call, step)
     if scale is not None:
         outline = jax.ShapeDtypeStruct(call.weights.shape, call.weights.dtype)
-        (table,) = _run("add", call, (scale * dy,), (outline,), in_place={_WEIGHTS: 0})
+        (table,) = _run("add", call, (scale * dy,), (outline,), in_place={_pairs.WEIGHTS: 0})
         return table, step.state
-    arrays = _arrays(call)
-    inputs = *arrays[:_WEIGHTS], *arrays[_WEIGHTS + 1 :], dy
+    inputs = *_pairs.without_table(_arrays(call)), dy
     return _rules.update(
         "lookup_attention_update", call.weights, step, call.accumulate, inputs, integers=_options(call)
     )
-
-
-_WEIGHTS = 3  # its number in `_arrays`
 
 
 def _run(name: str, call: LookupAttention, arrays: Any, outputs: Any, **options: Any) -> tuple[jax.Array, ...]:
