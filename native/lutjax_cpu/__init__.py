@@ -8,10 +8,11 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "backward", "update"),
     "sparse_lookup": ("forward", "backward", "update"),
-    "lookup_attention": ("forward", "backward"),
-    "weighted_lookup": ("forward", "backward", "update"),
     "margins": ("forward", "backward"),
+    "weighted_lookup": ("forward", "backward", "update"),
     "scored_lut": ("forward", "backward", "update"),
+    "lookup_attention": ("forward", "backward", "update"),
+    "lut_pair_attention": ("forward", "backward", "update"),
 }
 """The ops that have kernels here, with their directions."""
 

@@ -7,7 +7,17 @@ import jax
 from lutjax_cpu import _rules
 
 _TABLES = ("float32", "bfloat16")
-_IN_FIXED_POINT = ("detect", "detect_signs", "lookup", "margins", "scored_lut", "sparse_lookup", "weighted_lookup")
+_IN_FIXED_POINT = (
+    "detect",
+    "detect_signs",
+    "lookup",
+    "lookup_attention",
+    "lut_pair_attention",
+    "margins",
+    "scored_lut",
+    "sparse_lookup",
+    "weighted_lookup",
+)
 
 
 def unsupported(request: Any) -> str | None:

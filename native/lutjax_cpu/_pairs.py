@@ -10,7 +10,15 @@ from lutjax._fixed_point import FixedPoint, addend_dtype
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
 
+WEIGHTS = 3
+"""Number of the tables among the arrays of a kernel, behind `places`."""
+
 _EVERY = 2**40  # a window that all pairs are in
+
+
+def without_table(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Return the arrays of a kernel without the tables, which an update in their own memory is given once."""
+    return *arrays[:WEIGHTS], *arrays[WEIGHTS + 1 :]
 
 
 def places(call: LookupAttention | LutPairAttention) -> tuple[jax.Array, jax.Array, jax.Array]:

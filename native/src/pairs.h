@@ -8,19 +8,17 @@
 // `key` on.
 #pragma once
 
-#include <cmath>
-#include <cstring>
-
-#include "kernels.h"
-#include "vectors.h"
+#include "rules.h"
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
 namespace {
 
-constexpr int64_t kPairs = 512;  // of a block: their ids stay in the first cache
-constexpr int64_t kAhead = 16;   // pairs between the one that is read and the one that is fetched
-constexpr int64_t kLanes = 16;   // sums of products are made in so many parts, the same at every level of instructions
+constexpr int64_t kPairs = 512;        // of a block: their ids stay in the first cache
+constexpr int64_t kPairsAhead = 16;    // pairs between the one whose rows are read and the one whose rows are fetched
+constexpr int64_t kSmall = 1 << 17;    // bytes of rows that are not worth waking other threads
+constexpr int64_t kParts = 32;         // of the work, for balance
+constexpr int64_t kOutputs = 64;       // that are summed in registers
 
 struct Pairs {
   int64_t n_samples, n_queries, n_keys, start, window;
@@ -114,83 +112,31 @@ class Walk {
   int32_t segment_ = 0;
 };
 
-// ------------------------------------------------------------------------------------- fixed point
-// Sums are of float addends, or of int32 ones: trunc(value * scale), too large ones the largest, NaN 0. Sums wrap.
-inline int32_t quantised(float x, float scale) {
-  constexpr float kLimit = 2147483520.0f;  // the largest float below 2**31
-  x *= scale;
-  x = x > kLimit ? kLimit : x < -kLimit ? -kLimit : x;
-  return x != x ? 0 : static_cast<int32_t>(x);
-}
-inline void addend(float x, float, float* to) { *to = x; }
-inline void addend(float x, float scale, int32_t* to) { *to = quantised(x, scale); }
-inline void add_to(float* sum, float x) { *sum += x; }
-inline void add_to(int32_t* sum, int32_t x) { *sum = static_cast<int32_t>(static_cast<uint32_t>(*sum) + static_cast<uint32_t>(x)); }
-
 // ------------------------------------------------------------------------------------- rows
-template <class W>
-inline void fetch_row(const W* row, int64_t n_bytes) {
-  const char* p = reinterpret_cast<const char*>(row);
+inline void fetch(const void* from, int64_t n_bytes) {
+  const char* p = static_cast<const char*>(from);
   for (int64_t at = 0; at < n_bytes; at += 64) prefetch(p + at);
 }
 
-// Sums plus n rows, N outputs of them, in registers. `fetch`: bytes of later rows to fetch on the way.
-template <int N, class W, class S>
-inline void add_rows_to(S* sums, const W* const* rows, int64_t n, int64_t first, float scale, int64_t fetch) {
-  S of[N];
-  for (int o = 0; o < N; ++o) of[o] = sums[first + o];
-  for (int64_t p = 0; p < n; ++p) {
-    if (fetch > 0) fetch_row(rows[p + kAhead], fetch);
-    const W* row = rows[p] + first;
-    for (int o = 0; o < N; ++o) {
-      S x;
-      addend(value(row[o]), scale, &x);
-      add_to(&of[o], x);
-    }
-  }
-  for (int o = 0; o < N; ++o) sums[first + o] = of[o];
-}
-
-template <class W, class S>
-void sum_rows(S* sums, const W* const* rows, int64_t n, int64_t n_outputs, float scale, int64_t fetch) {
-  int64_t o = 0;
-  for (; o + 32 <= n_outputs; o += 32, fetch = 0) add_rows_to<32>(sums, rows, n, o, scale, fetch);
-  for (; o + 8 <= n_outputs; o += 8, fetch = 0) add_rows_to<8>(sums, rows, n, o, scale, fetch);
-  for (; o < n_outputs; ++o, fetch = 0) add_rows_to<1>(sums, rows, n, o, scale, fetch);
-}
-
-template <class S>
-inline void add_row(S* to, const S* from, int64_t n_outputs) {
-  int64_t o = 0;
-  for (; o + 16 <= n_outputs; o += 16) {
-    S sum[16];
-    for (int l = 0; l < 16; ++l) {
-      sum[l] = to[o + l];
-      add_to(&sum[l], from[o + l]);
-    }
-    for (int l = 0; l < 16; ++l) to[o + l] = sum[l];
-  }
-  for (; o < n_outputs; ++o) add_to(&to[o], from[o]);
-}
-
-// <dy, a - b>: rows are subtracted before they are multiplied, as their products may be large.
+// <dy, a - b>: rows are subtracted before they are multiplied, as products of large rows would lose their difference.
 template <class W>
-inline float product_of_difference(const W* a, const W* b, const float* dy, int64_t n_outputs, float, const float*) {
-  float lanes[kLanes] = {};
+inline float product(const InFloats&, const float* dy, const W* a, const W* b, int64_t size) {
+  Floats sums = same(0);
   int64_t o = 0;
-  for (; o + kLanes <= n_outputs; o += kLanes)
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] += (value(a[o + l]) - value(b[o + l])) * dy[o + l];
-  for (int64_t l = 0; o + l < n_outputs; ++l) lanes[l] += (value(a[o + l]) - value(b[o + l])) * dy[o + l];
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  return lanes[0];
+  for (; o + kLanes <= size; o += kLanes) sums += (load(a + o) - load(b + o)) * load(dy + o);
+  float sum = total(sums);
+  for (; o < size; ++o) sum += (value(a[o]) - value(b[o])) * dy[o];
+  return sum;
 }
 
 template <class W>
-inline float product_of_difference(const W* a, const W* b, const float* dy, int64_t n_outputs, float scale, const int32_t*) {
-  uint32_t sum = 0;
-  for (int64_t o = 0; o < n_outputs; ++o) sum += static_cast<uint32_t>(quantised((value(a[o]) - value(b[o])) * dy[o], scale));
-  return static_cast<float>(static_cast<int32_t>(sum)) / scale;
+inline float product(const InIntegers& how, const float* dy, const W* a, const W* b, int64_t size) {
+  Words sums = InIntegers::none();
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) sums += how.addend((load(a + o) - load(b + o)) * load(dy + o));
+  uint32_t sum = total(sums);
+  for (; o < size; ++o) sum += how.addend((value(a[o]) - value(b[o])) * dy[o]);
+  return static_cast<float>(static_cast<int32_t>(sum)) / how.scale;
 }
 
 // The surrogate derivative.
@@ -199,16 +145,30 @@ inline float slope(float margin) {
   return (margin > 0 ? 0.5f : -0.5f) / (a * a);
 }
 
+template <class How>
+inline void add_to(const How&, typename How::Sum* sum, typename How::Part addend) {
+  *sum = static_cast<typename How::Sum>(static_cast<typename How::Part>(*sum) + addend);
+}
+
+inline void add_row(float* to, const float* from, int64_t size) {
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) store(load(to + o) + load(from + o), to + o);
+  for (; o < size; ++o) to[o] += from[o];
+}
+inline void add_row(int32_t* to, const int32_t* from, int64_t size) {
+  for (int64_t o = 0; o < size; ++o) to[o] = static_cast<int32_t>(static_cast<uint32_t>(to[o]) + static_cast<uint32_t>(from[o]));
+}
+
 // ------------------------------------------------------------------------------------- blocks of pairs
 // Runs of pairs, and for each pair the addresses of the rows that it reads, in `Source::kWays` ways. Rows are fetched when
-// the pair kAhead before theirs is read. `more`: what else the source says of each pair.
+// the pair kPairsAhead before theirs is read. `more`: what else the source says of each pair.
 template <class W, class Source>
 struct Block {
   static constexpr int kWays = Source::kWays;
 
   int64_t n = 0, n_runs = 0;
   Run runs[kPairs];
-  W* rows[kWays][kPairs + kAhead];
+  W* rows[kWays][kPairs + kPairsAhead];
   typename Source::More more;
 
   void fill(Walk<Source>& walk, Source& source, W* weights, int64_t n_rows, int64_t n_outputs) {
@@ -228,11 +188,12 @@ struct Block {
 
   void continue_with(const Block& next) {
     for (int way = 0; way < kWays; ++way)
-      for (int64_t p = 0; p < kAhead; ++p) rows[way][n + p] = p < next.n ? next.rows[way][p] : rows[way][n - 1];
+      for (int64_t p = 0; p < kPairsAhead; ++p) rows[way][n + p] = p < next.n ? next.rows[way][p] : rows[way][n - 1];
   }
 
-  void fetch(int64_t p, int64_t n_bytes) const {
-    for (int way = 0; way < kWays; ++way) fetch_row(rows[way][p], n_bytes);
+  // Fetches bytes of the rows that are read later than those of pair p.
+  void fetch_ahead(int64_t p, int64_t first_output, int64_t n_bytes) const {
+    for (int way = 0; way < kWays; ++way) fetch(rows[way][p + kPairsAhead] + first_output, n_bytes);
   }
 };
 
@@ -242,7 +203,8 @@ void for_each_block(const Pairs& pairs, const Part& part, Source& source, W* wei
   Walk<Source> walk(pairs, part, source);
   Block<W, Source> blocks[2];
   blocks[0].fill(walk, source, weights, n_rows, n_outputs);
-  for (int64_t p = 0; p < least(kAhead, blocks[0].n); ++p) blocks[0].fetch(p, n_outputs * static_cast<int64_t>(sizeof(W)));
+  for (int64_t p = -kPairsAhead; p < least<int64_t>(0, blocks[0].n - kPairsAhead); ++p)
+    blocks[0].fetch_ahead(p, 0, n_outputs * static_cast<int64_t>(sizeof(W)));
   for (int now = 0; blocks[now].n > 0; now = 1 - now) {
     Block<W, Source>& next = blocks[1 - now];
     next.fill(walk, source, weights, n_rows, n_outputs);
@@ -252,23 +214,19 @@ void for_each_block(const Pairs& pairs, const Part& part, Source& source, W* wei
 }
 
 // ------------------------------------------------------------------------------------- passes
-// Arrays of a call of either attention, as far as they are the same.
 template <class W>
 struct Tables {
   W* weights;
   int64_t n_tables, n_rows, n_outputs;
+  explicit Tables(const Array& a) : weights(data<W>(a)), n_tables(a.shape[0]), n_rows(a.shape[1]), n_outputs(a.shape[2]) {}
   int64_t row_bytes() const { return n_outputs * static_cast<int64_t>(sizeof(W)); }
 };
 
-// Work below this many bytes of rows is not worth waking other threads.
-constexpr int64_t kSmall = 1 << 17;
-
-template <class Body>
-void in_parallel_if(bool large, const Call& call, int64_t n, const Body& body) {
-  if (large)
-    in_parallel(call, n, body);
-  else
-    for (int64_t i = 0; i < n; ++i) body(i);
+// The call on one thread, if its work is small.
+inline Call call_for(const Call& call, int64_t n_bytes) {
+  Call found = call;
+  if (n_bytes < kSmall) found.pool.n_threads = 1;
+  return found;
 }
 
 // A fixed division of tables, samples and queries into parts.
@@ -278,15 +236,15 @@ struct Parts {
     of_samples = (pairs.n_samples + this->samples - 1) / this->samples;
     of_queries = (pairs.n_queries + this->queries - 1) / this->queries;
     const int64_t places = most<int64_t>(of_samples * of_queries, 1);
-    of_tables = clamped<int64_t>((wanted + places - 1) / places, n_tables + 1);
-    tables = of_tables > 0 ? (n_tables + of_tables - 1) / of_tables : 0;
-    of_tables = tables > 0 ? (n_tables + tables - 1) / tables : 0;
+    const int64_t chunks = clamped<int64_t>((wanted + places - 1) / places, n_tables + 1);
+    tables = chunks > 0 ? (n_tables + chunks - 1) / chunks : 1;
+    of_tables = (n_tables + tables - 1) / tables;
   }
   int64_t n() const { return of_tables * of_samples * of_queries; }
-  int64_t chunk(int64_t i) const { return i % of_tables; }
+  int64_t chunk(int64_t i) const { return i % of_tables; }                 // of tables
   int64_t group(int64_t i) const { return i / of_tables / of_queries; }  // of samples
-  // Late queries, which have the most keys, come first.
   Part operator[](int64_t i) const {
+    // Late queries, which have the most keys, come first.
     const int64_t t = chunk(i) * tables, b = group(i) * samples, j = (of_queries - 1 - i / of_tables % of_queries) * queries;
     return Part{t, least(t + tables, n_tables), b, least(b + samples, pairs.n_samples), j, least(j + queries, pairs.n_queries)};
   }
@@ -295,75 +253,114 @@ struct Parts {
   int64_t of_tables, of_samples, of_queries, tables;
 };
 
-constexpr int64_t kParts = 32;  // wanted, for balance
+constexpr const char* kNoMemory = "no memory for the ids of pairs";
 
-// y[b, j, :] = sum of the rows of all pairs of j and all tables. `source(i)`: a source for part i.
-template <class W, class S, class Sources>
-const char* forward_pass(const Call& call, const Pairs& pairs, const Tables<const W>& tables, S* y, float scale, const Sources& sources_of) {
-  const int64_t n_outputs = tables.n_outputs, lines = pairs.n_samples * pairs.n_queries, size = lines * n_outputs;
+// y[b, j, :] = sum of the rows of all pairs of j and all tables.
+template <class Source, class W, class How>
+const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const W>& tables, const How& how, typename How::Sum* y) {
+  using Sum = typename How::Sum;
+  const int64_t n_outputs = tables.n_outputs, size = pairs.n_samples * pairs.n_queries * n_outputs;
   if (size == 0) return nullptr;
-  const int64_t n_pairs = pairs.count();
-  const bool large = pairs.n_samples * n_pairs * tables.n_tables * tables.row_bytes() >= kSmall;
-  const int64_t fitting = most<int64_t>(32768 / (n_outputs * static_cast<int64_t>(sizeof(S))), 1);  // lines of y in the first cache
-  const Parts parts(pairs, tables.n_tables, fitting / most<int64_t>(pairs.n_queries, 1), fitting, kParts / 2);
+  const Call call = call_for(given, pairs.n_samples * pairs.count() * tables.n_tables * tables.row_bytes());
+  const int64_t lines = most<int64_t>(32768 / (n_outputs * static_cast<int64_t>(sizeof(Sum))), 1);  // of y that stay in the first cache
+  const Parts parts(pairs, tables.n_tables, lines / pairs.n_queries, lines, kParts / 2);
   const int64_t chunks = parts.of_tables;
-  S* sums = chunks == 1 ? y : allocated<S>(call, size * most<int64_t>(chunks, 1));
-  const auto sources = sources_of(call, parts);
-  if (sums == nullptr || !sources) return "out of memory";
-  in_parallel_if(large, call, parts.n(), [&](int64_t i) {
+  Sum* sums = chunks == 1 ? y : allocated<Sum>(call, size * chunks);
+  if (sums == nullptr) return kNoMemory;
+  const bool done = in_parallel_with(call, parts.n(), Source::bytes(pairs), [&](int64_t i, char* scratch) {
     const Part part = parts[i];
-    S* own = sums + parts.chunk(i) * size;
+    Sum* own = sums + parts.chunk(i) * size;
     for (int64_t b = part.sample; b < part.end_of_samples; ++b)
       std::memset(own + (b * pairs.n_queries + part.query) * n_outputs, 0,
-                  static_cast<size_t>((part.end_of_queries - part.query) * n_outputs) * sizeof(S));
-    auto source = sources[i];
+                  static_cast<size_t>((part.end_of_queries - part.query) * n_outputs) * sizeof(Sum));
+    Source source(call, pairs, scratch);
     for_each_block(pairs, part, source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
-        sum_rows(own + (run.sample * pairs.n_queries + run.query) * n_outputs, block.rows[0] + run.at, run.n, n_outputs, scale, tables.row_bytes());
+        Sum* to = own + (run.sample * pairs.n_queries + run.query) * n_outputs;
+        for (int64_t o = 0; o < n_outputs; o += kOutputs) {
+          const int64_t n = least(n_outputs - o, kOutputs);
+          const auto from = [&](int64_t p) {
+            block.fetch_ahead(run.at + p, o, n * static_cast<int64_t>(sizeof(W)));
+            return block.rows[0][run.at + p] + o;
+          };
+          add_rows(how, run.n, from, n, to + o);
+        }
       }
     });
   });
+  if (!done) return kNoMemory;
   if (chunks != 1) {
     constexpr int64_t kPiece = 4096;
-    in_parallel_if(large && size > 8 * kPiece, call, (size + kPiece - 1) / kPiece, [&](int64_t i) {
-      const int64_t end = least(size, (i + 1) * kPiece);
-      for (int64_t o = i * kPiece; o < end; ++o) y[o] = 0;
-      for (int64_t c = 0; c < chunks; ++c)
-        for (int64_t o = i * kPiece; o < end; ++o) add_to(&y[o], sums[c * size + o]);
+    const Call last = call_for(call, size * chunks * static_cast<int64_t>(sizeof(Sum)) / 4);
+    in_parallel_with(last, (size + kPiece - 1) / kPiece, 0, [&](int64_t i, char*) {
+      const int64_t first = i * kPiece, n = least(size - first, kPiece);
+      std::memset(y + first, 0, static_cast<size_t>(n) * sizeof(Sum));
+      for (int64_t c = 0; c < chunks; ++c) add_row(y + first, sums + c * size + first, n);
     });
   }
   return nullptr;
 }
 
 // Adds values[b, j, :] to the rows of all pairs of j. A part has tables of its own; `fresh`: they are set to zero first.
-template <class S, class Sources>
-const char* add_pass(const Call& call, const Pairs& pairs, const Tables<S>& tables, const S* values, bool fresh, const Sources& sources_of) {
-  const int64_t n_outputs = tables.n_outputs, n_pairs = pairs.count();
-  const bool large = (pairs.n_samples * n_pairs + (fresh ? tables.n_rows : 0)) * tables.n_tables * tables.row_bytes() >= kSmall;
-  const Parts parts(pairs, tables.n_tables, most<int64_t>(pairs.n_samples, 1), most<int64_t>(pairs.n_queries, 1), kParts);
-  const auto sources = sources_of(call, parts);
-  if (!sources) return "out of memory";
-  const int64_t n = (tables.n_tables + most<int64_t>(parts.tables, 1) - 1) / most<int64_t>(parts.tables, 1);
-  in_parallel_if(large, call, n, [&](int64_t i) {
-    const int64_t first = i * parts.tables, end = least(first + parts.tables, tables.n_tables);
-    if (fresh)
-      std::memset(static_cast<void*>(tables.weights + first * tables.n_rows * n_outputs), 0,
-                  static_cast<size_t>((end - first) * tables.n_rows * n_outputs) * sizeof(S));
-    if (pairs.n_samples * n_pairs * n_outputs == 0) return;
-    auto source = sources[i];
+template <class Source, class Sum>
+const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum>& tables, const Sum* values, bool fresh) {
+  const int64_t n_outputs = tables.n_outputs, n_pairs = pairs.n_samples * pairs.count();
+  const Call call = call_for(given, (n_pairs + (fresh ? tables.n_rows : 0)) * tables.n_tables * tables.row_bytes());
+  const Parts parts(pairs, tables.n_tables, pairs.n_samples, pairs.n_queries, kParts);
+  const bool done = in_parallel_with(call, parts.of_tables, Source::bytes(pairs), [&](int64_t i, char* scratch) {
+    const int64_t first = i * parts.tables, n = least(parts.tables, tables.n_tables - first) * tables.n_rows * n_outputs;
+    if (fresh) std::memset(tables.weights + first * tables.n_rows * n_outputs, 0, static_cast<size_t>(n) * sizeof(Sum));
+    if (n_pairs == 0 || n_outputs == 0) return;
+    Source source(call, pairs, scratch);
     for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
-        const S* from = values + (run.sample * pairs.n_queries + run.query) * n_outputs;
+        const Sum* from = values + (run.sample * pairs.n_queries + run.query) * n_outputs;
         for (int64_t p = run.at; p < run.at + run.n; ++p) {
-          block.fetch(p + kAhead, tables.row_bytes());
+          block.fetch_ahead(p, 0, tables.row_bytes());
           add_row(block.rows[0][p], from, n_outputs);
         }
       }
     });
   });
-  return nullptr;
+  return done ? nullptr : kNoMemory;
+}
+
+// Moves each row that a pair addresses once, along the sum of dy[b, j, :] over its pairs: see rules.h.
+template <class Source, class W, class How>
+const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, const How& how, const float* dy) {
+  const Tables<W> tables(u.weights);
+  const int64_t n_outputs = tables.n_outputs, n_rows = tables.n_rows, n_pairs = pairs.n_samples * pairs.count();
+  if (n_pairs == 0 || n_outputs == 0) return nullptr;
+  const int64_t to_sort = (bytes_to_sort(n_pairs) + 63) / 64 * 64, ids_at = to_sort + (n_outputs * 8 + 63) / 64 * 64;
+  const bool done = in_parallel_with(call, tables.n_tables, ids_at + Source::bytes(pairs), [&](int64_t t, char* scratch) {
+    Source source(call, pairs, scratch + ids_at);
+    Walk<Source> walk(pairs, Part{t, t + 1, 0, pairs.n_samples, 0, pairs.n_queries}, source);
+    Hit* hits = reinterpret_cast<Hit*>(scratch);
+    auto* sums = reinterpret_cast<typename How::Sum*>(scratch + to_sort);
+    float* gradient = reinterpret_cast<float*>(sums + n_outputs);
+    int64_t n = 0;
+    int32_t ids[Source::kWays][kPairs];
+    typename Source::More more;
+    for (Run run; walk.next(kPairs, &run);) {
+      source.rows(run, ids, &more);
+      for (int64_t p = 0; p < run.n; ++p) hits[n + p] = Hit{ids[0][p], static_cast<int32_t>(run.sample * pairs.n_queries + run.query)};
+      n += run.n;
+    }
+    hits = sorted(hits, n, n_pairs, n_rows);
+    W* table = tables.weights + t * n_rows * n_outputs;
+    for (int64_t first = 0, end; first < n; first = end) {
+      const int64_t row = hits[first].row;
+      for (end = first + 1; end < n && hits[end].row == row;) ++end;
+      if (first + kPairsAhead < n) fetch(table + hits[first + kPairsAhead].row * n_outputs, tables.row_bytes());
+      std::memset(sums, 0, static_cast<size_t>(n_outputs) * sizeof *sums);
+      add_rows(how, end - first, [&](int64_t i) { return dy + hits[first + i].number * n_outputs; }, n_outputs, sums);
+      for (int64_t o = 0; o < n_outputs; ++o) gradient[o] = u.gradient_of(sums[o]);
+      u.move(t * n_rows + row, n_outputs, gradient, table + row * n_outputs);
+    }
+  });
+  return done ? nullptr : kNoMemory;
 }
 
 }  // namespace

@@ -9,9 +9,10 @@ from lutjax._compat import zeros_varying
 from lutjax._detection import Detection
 from lutjax._fixed_point import addends, result
 from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _row_updates
 from lutjax.kernels.contract import Step
 from lutjax.ops.lookup_attention import LookupAttention
-from lutjax_cpu import _pairs
+from lutjax_cpu import _pairs, _rules
 from lutjax_cpu._call import kernel
 
 
@@ -34,25 +35,44 @@ def backward(
         arrays = [a for d in detections for a in (d.flip, d.margin)]
         outputs = [_pairs.sums(d.shape, accumulate) for d in detections]
         of_margins = _run("margins", call, (*arrays, dy), outputs)
-        found.update(
-            (n, ct) for n, ct in zip(("query", "key", "position"), of_margins, strict=True) if n in needs
-        )
+        found.update((n, ct) for n, ct in zip(("query", "key", "position"), of_margins, strict=True) if n in needs)
     return found
 
 
-def _run(
-    name: str, call: LookupAttention, arrays: Any, outputs: Any, **options: Any
-) -> tuple[jax.Array, ...]:
-    position = _position(call)
-    window, segments, fixed = _pairs.options(call)
+def update(
+    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Any
+) -> tuple[jax.Array, RowState]:
+    dy, scale = _pairs.in_float32(cotangent), _row_updates.scale_of_additions(call, step)
+    if scale is not None:
+        outline = jax.ShapeDtypeStruct(call.weights.shape, call.weights.dtype)
+        (table,) = _run("add", call, (scale * dy,), (outline,), in_place={_pairs.WEIGHTS: 0})
+        return table, step.state
+    inputs = *_pairs.without_table(_arrays(call)), dy
+    return _rules.update(
+        "lookup_attention_update", call.weights, step, call.accumulate, inputs, integers=_options(call)
+    )
+
+
+def _run(name: str, call: LookupAttention, arrays: Any, outputs: Any, **options: Any) -> tuple[jax.Array, ...]:
     return kernel(
         f"lookup_attention_{name}",
-        (call.weights, *_pairs.places(call), call.query.index, call.key.index, position.index, *arrays),
+        (*_arrays(call), *arrays),
         outputs,
-        integers=(window, segments, position.bits + call.key.bits, position.bits, fixed),
+        integers=_options(call),
         numbers=_pairs.numbers(call.accumulate),
         **options,
     )
+
+
+def _arrays(call: LookupAttention) -> tuple[jax.Array, ...]:
+    ids = (d.index for d in (call.query, call.key, _position(call)))
+    return *_pairs.places(call), call.weights, *ids
+
+
+def _options(call: LookupAttention) -> tuple[int, ...]:
+    position_bits = _position(call).bits
+    window, segments, fixed = _pairs.options(call)
+    return window, segments, position_bits + call.key.bits, position_bits, fixed
 
 
 def _position(call: LookupAttention) -> Detection:

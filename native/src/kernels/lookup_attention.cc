@@ -4,31 +4,42 @@
 // dweights[t, row] += dy[j];  the closer of query and key gets slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>, and
 // so does the position where it is closer than both.
 //
-// weights: [T, R, O]. start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. ids: query [B, Lq, T], key [B, Lk, T],
-// position [distances, T or 1]; backward their flips and margins too, then dy [B, Lq, O].
+// start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. weights: [T, R, O]. ids: query [B, Lq, T], key [B, Lk, T],
+// position [distances, T or 1]; then, if margins are differentiated, their flips and margins, and dy [B, Lq, O].
 #include "pairs.h"
 
 namespace lutjax {
 namespace {
 
-enum Inputs { kWeights, kStart, kQuerySegments, kKeySegments, kQuery, kKey, kPosition };
+enum Inputs {
+  kStart,
+  kQuerySegments,
+  kKeySegments,
+  kWeights,
+  kQuery,
+  kKey,
+  kPosition,
+  kValues,  // of a gradient or an update; else:
+  kQueryFlip = kValues,
+  kQueryMargin,
+  kKeyFlip,
+  kKeyMargin,
+  kPositionFlip,
+  kPositionMargin,
+  kCotangent
+};
 enum Options { kWindow, kSegments, kQueryShift, kKeyShift, kFixed };
 
-Pairs pairs_of(const Call& call) {
-  const Array &query = call.inputs[kQuery], &key = call.inputs[kKey];
-  const bool segments = call.integers[kSegments] != 0;
+Pairs pairs_of(const Array* inputs, const int64_t* integers) {
+  const Array &query = inputs[kQuery], &key = inputs[kKey];
+  const bool segments = integers[kSegments] != 0;
   return Pairs{query.shape[0],
                query.shape[1],
                key.shape[1],
-               *data<const int32_t>(call.inputs[kStart]),
-               call.integers[kWindow],
-               segments ? data<const int32_t>(call.inputs[kQuerySegments]) : nullptr,
-               segments ? data<const int32_t>(call.inputs[kKeySegments]) : nullptr};
-}
-
-template <class W>
-Tables<W> tables_of(const Array& weights) {
-  return Tables<W>{data<W>(weights), weights.shape[0], weights.shape[1], weights.shape[2]};
+               *data<const int32_t>(inputs[kStart]),
+               integers[kWindow],
+               segments ? data<const int32_t>(inputs[kQuerySegments]) : nullptr,
+               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr};
 }
 
 // Numbers of one table and one sample: of each query, each key, and each difference of places.
@@ -58,17 +69,21 @@ inline int32_t put(int32_t id, int64_t shift) { return static_cast<int32_t>(stat
 struct Ids {
   static constexpr int kWays = 1;
   struct More {};
-  using Memory = int32_t;
-  static int64_t size(const Pairs& pairs) { return Columns<int32_t>::size(pairs); }
+  static int64_t bytes(const Pairs& pairs) { return 4 * Columns<int32_t>::size(pairs); }
 
-  Ids(const Call& call, const Pairs& pairs, int32_t* memory)
-      : call(call), pairs(pairs), n_rows(static_cast<int32_t>(call.inputs[kWeights].shape[1])), ids(pairs, memory) {}
+  Ids(const Call& call, const Pairs& pairs, char* scratch)
+      : inputs(call.inputs),
+        pairs(pairs),
+        query_shift(call.integers[kQueryShift]),
+        key_shift(call.integers[kKeyShift]),
+        n_rows(static_cast<int32_t>(inputs[kWeights].shape[1])),
+        ids(pairs, reinterpret_cast<int32_t*>(scratch)) {}
 
-  void table(int64_t t) { ids.table(pairs, call.inputs[kPosition], t); }
+  void table(int64_t t) { ids.table(pairs, inputs[kPosition], t); }
   void sample(int64_t t, int64_t b) {
-    ids.sample(pairs, call.inputs[kQuery], call.inputs[kKey], t, b);
-    for (int64_t j = 0; j < pairs.n_queries; ++j) ids.query[j] = put(ids.query[j], call.integers[kQueryShift]);
-    for (int64_t i = 0; i < pairs.n_keys; ++i) ids.key[i] = put(ids.key[i], call.integers[kKeyShift]);
+    ids.sample(pairs, inputs[kQuery], inputs[kKey], t, b);
+    for (int64_t j = 0; j < pairs.n_queries; ++j) ids.query[j] = put(ids.query[j], query_shift);
+    for (int64_t i = 0; i < pairs.n_keys; ++i) ids.key[i] = put(ids.key[i], key_shift);
   }
   void rows(const Run& run, int32_t (*of)[kPairs], More*) const {
     const int32_t *key = ids.key + run.key, *position = ids.position + pairs.difference(run.query, run.key), query = ids.query[run.query];
@@ -76,8 +91,9 @@ struct Ids {
     for (int64_t p = 0; p < run.n; ++p) to[p] = clamped(query | key[p] | position[p], n_rows);
   }
 
-  const Call& call;
+  const Array* inputs;
   const Pairs& pairs;
+  const int64_t query_shift, key_shift;
   const int32_t n_rows;
   Columns<int32_t> ids;
 };
@@ -90,28 +106,24 @@ struct Flips : Ids {
     int32_t to_query[kPairs];                       // whether it is the query
     int32_t to_position[kPairs];                    // whether the position is closer than both
   };
-  static int64_t size(const Pairs& pairs) { return 3 * Columns<int32_t>::size(pairs); }
+  static int64_t bytes(const Pairs& pairs) { return 3 * Ids::bytes(pairs); }
 
-  Flips(const Call& call, const Pairs& pairs, int32_t* memory)
-      : Ids(call, pairs, memory),
-        flips(pairs, memory + Columns<int32_t>::size(pairs)),
-        margins(pairs, reinterpret_cast<float*>(memory + 2 * Columns<int32_t>::size(pairs))) {}
-
-  static const Array& flip(const Call& call, int of) { return call.inputs[kPosition + 1 + 2 * of]; }
-  static const Array& margin(const Call& call, int of) { return call.inputs[kPosition + 2 + 2 * of]; }
-  static const Array& dy(const Call& call) { return call.inputs[kPosition + 7]; }
+  Flips(const Call& call, const Pairs& pairs, char* scratch)
+      : Ids(call, pairs, scratch),
+        flips(pairs, reinterpret_cast<int32_t*>(scratch + Ids::bytes(pairs))),
+        margins(pairs, reinterpret_cast<float*>(scratch + 2 * Ids::bytes(pairs))) {}
 
   void table(int64_t t) {
     Ids::table(t);
-    flips.table(pairs, flip(call, 2), t);
-    margins.table(pairs, margin(call, 2), t);
+    flips.table(pairs, inputs[kPositionFlip], t);
+    margins.table(pairs, inputs[kPositionMargin], t);
   }
   void sample(int64_t t, int64_t b) {
     Ids::sample(t, b);
-    flips.sample(pairs, flip(call, 0), flip(call, 1), t, b);
-    margins.sample(pairs, margin(call, 0), margin(call, 1), t, b);
-    for (int64_t j = 0; j < pairs.n_queries; ++j) flips.query[j] = put(flips.query[j], call.integers[kQueryShift]);
-    for (int64_t i = 0; i < pairs.n_keys; ++i) flips.key[i] = put(flips.key[i], call.integers[kKeyShift]);
+    flips.sample(pairs, inputs[kQueryFlip], inputs[kKeyFlip], t, b);
+    margins.sample(pairs, inputs[kQueryMargin], inputs[kKeyMargin], t, b);
+    for (int64_t j = 0; j < pairs.n_queries; ++j) flips.query[j] = put(flips.query[j], query_shift);
+    for (int64_t i = 0; i < pairs.n_keys; ++i) flips.key[i] = put(flips.key[i], key_shift);
   }
   void rows(const Run& run, int32_t (*of)[kPairs], More* more) const {
     const int64_t at = pairs.difference(run.query, run.key);
@@ -130,9 +142,9 @@ struct Flips : Ids {
       flipped[p] = clamped(id ^ (closer ? query_flip : key_flip[p]), n_rows);
       by_position[p] = clamped(id ^ (closest ? position_flip[p] : 0), n_rows);
       margin[p] = closer ? query_margin : key_margin[p];
+      own_margin[p] = position_margin[p];
       to_query[p] = closer;
       to_position[p] = closest;
-      own_margin[p] = position_margin[p];
     }
   }
 
@@ -140,114 +152,107 @@ struct Flips : Ids {
   Columns<float> margins;
 };
 
-template <class Source>
-struct Sources {
-  explicit operator bool() const { return memory != nullptr; }
-  Source operator[](int64_t i) const { return Source(call, pairs, memory + i * Source::size(pairs)); }
-  const Call& call;
-  const Pairs& pairs;
-  int32_t* memory;
-};
-
-template <class Source>
-Sources<Source> sources_for(const Call& call, const Parts& parts) {
-  return Sources<Source>{call, parts.pairs, allocated<int32_t>(call, parts.n() * Source::size(parts.pairs))};
-}
-
 template <class W>
 const char* forward(const Call& call) {
-  const Pairs pairs = pairs_of(call);
-  const auto tables = tables_of<const W>(call.inputs[kWeights]);
-  if (call.integers[kFixed])
-    return forward_pass(call, pairs, tables, data<int32_t>(call.outputs[0]), static_cast<float>(call.numbers[0]), sources_for<Ids>);
-  return forward_pass(call, pairs, tables, data<float>(call.outputs[0]), 0.0f, sources_for<Ids>);
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  const Tables<const W> tables(call.inputs[kWeights]);
+  if (call.integers[kFixed]) {
+    const InIntegers how{static_cast<float>(call.numbers[0])};
+    return sum_pairs<Ids>(call, pairs, tables, how, data<int32_t>(call.outputs[0]));
+  }
+  return sum_pairs<Ids>(call, pairs, tables, InFloats{}, data<float>(call.outputs[0]));
 }
 
-// Cotangents of the margins. Outputs: of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1]: sums of S.
-template <class W, class S>
-const char* margins_of(const Call& call) {
-  const Pairs pairs = pairs_of(call);
-  const auto tables = tables_of<const W>(call.inputs[kWeights]);
-  const int64_t n_tables = tables.n_tables, n_outputs = tables.n_outputs;
+// Cotangents of the margins. Outputs: of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1].
+template <class W, class How>
+const char* margins_of(const Call& given, const How& how) {
+  using Sum = typename How::Sum;
+  const Pairs pairs = pairs_of(given.inputs, given.integers);
+  const Tables<const W> tables(given.inputs[kWeights]);
+  const int64_t n_samples = pairs.n_samples, n_tables = tables.n_tables, n_outputs = tables.n_outputs;
   const int64_t n_queries = pairs.n_queries, n_keys = pairs.n_keys, n_differences = pairs.n_differences();
-  const float* dy = data<const float>(Flips::dy(call));
-  const float scale = static_cast<float>(call.numbers[0]);
-  const bool large = pairs.n_samples * pairs.count() * n_tables * tables.row_bytes() >= kSmall;
-  // Parts have tables of their own, so their queries and keys too; few tables are divided by samples as well.
-  const int64_t groups = clamped<int64_t>((16 + n_tables) / most<int64_t>(n_tables, 1), pairs.n_samples + 1);
-  const Parts parts(pairs, n_tables, (pairs.n_samples + most<int64_t>(groups, 1) - 1) / most<int64_t>(groups, 1), n_queries, kParts);
-  const auto sources = sources_for<Flips>(call, parts);
+  const float* dy = data<const float>(given.inputs[kCotangent]);
+  const Call call = call_for(given, 2 * n_samples * pairs.count() * n_tables * tables.row_bytes());
+  // Parts have tables of their own, so their margins too; few tables are divided by samples as well.
+  const int64_t groups = most<int64_t>(16 / most<int64_t>(n_tables, 1), 1);
+  const Parts parts(pairs, n_tables, (n_samples + groups - 1) / groups, n_queries, kParts);
   // Sums: [T, B, Lq], [T, B, Lk], [groups of samples, T, differences].
-  const int64_t of_queries = n_tables * pairs.n_samples * n_queries, of_keys = n_tables * pairs.n_samples * n_keys;
+  const int64_t of_queries = n_tables * n_samples * n_queries, of_keys = n_tables * n_samples * n_keys;
   const int64_t size = of_queries + of_keys + parts.of_samples * n_tables * n_differences;
-  S* sums = allocated<S>(call, size);
-  if (!sources || sums == nullptr) return "out of memory";
-  S *to_queries = sums, *to_keys = sums + of_queries, *to_differences = to_keys + of_keys;
-  std::memset(static_cast<void*>(sums), 0, static_cast<size_t>(size) * sizeof(S));
-  in_parallel_if(large, call, parts.n(), [&](int64_t i) {
+  Sum* sums = allocated<Sum>(call, size);
+  if (sums == nullptr) return kNoMemory;
+  Sum *to_queries = sums, *to_keys = sums + of_queries, *to_differences = to_keys + of_keys;
+  std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Sum));
+  const bool done = in_parallel_with(call, parts.n(), Flips::bytes(pairs), [&](int64_t i, char* scratch) {
     const Part part = parts[i];
-    auto source = sources[i];
+    Flips source(call, pairs, scratch);
     for_each_block(pairs, part, source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
       float cotangent[kPairs];
-      int32_t by_position[kPairs];
+      int32_t closest[kPairs];
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
         const int64_t t = run.table, b = run.sample, end = run.at + run.n;
         const float* of_query = dy + (b * n_queries + run.query) * n_outputs;
         for (int64_t p = run.at; p < end; ++p) {
-          block.fetch(p + kAhead, tables.row_bytes());
-          cotangent[p] = product_of_difference(block.rows[0][p], block.rows[1][p], of_query, n_outputs, scale, sums);
+          block.fetch_ahead(p, 0, tables.row_bytes());
+          cotangent[p] = product(how, of_query, block.rows[0][p], block.rows[1][p], n_outputs);
         }
         for (int64_t p = run.at; p < end; ++p) cotangent[p] *= slope(block.more.margin[p]);
-        S* to_query = to_queries + (t * pairs.n_samples + b) * n_queries + run.query;
-        S* to_key = to_keys + (t * pairs.n_samples + b) * n_keys + run.key - run.at;
-        S of_run = 0;
+        Sum* to_key = to_keys + (t * n_samples + b) * n_keys + run.key - run.at;
+        Sum to_query = 0;
         for (int64_t p = run.at; p < end; ++p) {
-          S c;
-          addend(cotangent[p], scale, &c);
-          add_to(&of_run, block.more.to_query[p] ? c : 0);
-          add_to(&to_key[p], block.more.to_query[p] ? 0 : c);
+          const typename How::Part c = how.addend(cotangent[p]);
+          add_to(how, &to_query, block.more.to_query[p] ? c : 0);
+          add_to(how, &to_key[p], block.more.to_query[p] ? 0 : c);
         }
-        add_to(to_query, of_run);
+        Sum* total = to_queries + (t * n_samples + b) * n_queries + run.query;
+        add_to(how, total, static_cast<typename How::Part>(to_query));
 
-        S* to_difference = to_differences + (parts.group(i) * n_tables + t) * n_differences + pairs.difference(run.query, run.key) - run.at;
+        Sum* to_difference = to_differences + (parts.group(i) * n_tables + t) * n_differences + pairs.difference(run.query, run.key) - run.at;
         int64_t n = 0;
         for (int64_t p = run.at; p < end; ++p) {
-          by_position[n] = static_cast<int32_t>(p);
+          closest[n] = static_cast<int32_t>(p);
           n += block.more.to_position[p];
         }
         for (int64_t k = 0; k < n; ++k) {
-          const int64_t p = by_position[k];
-          const float difference = product_of_difference(block.rows[0][p], block.rows[2][p], of_query, n_outputs, scale, sums);
-          S c;
-          addend(slope(block.more.position_margin[p]) * difference, scale, &c);
-          add_to(&to_difference[p], c);
+          const int64_t p = closest[k];
+          const float lost = product(how, of_query, block.rows[0][p], block.rows[2][p], n_outputs);
+          add_to(how, &to_difference[p], how.addend(slope(block.more.position_margin[p]) * lost));
         }
       }
     });
   });
-  S *query = data<S>(call.outputs[0]), *key = data<S>(call.outputs[1]), *position = data<S>(call.outputs[2]);
-  for (int64_t b = 0; b < pairs.n_samples; ++b) {
-    for (int64_t j = 0; j < n_queries; ++j)
-      for (int64_t t = 0; t < n_tables; ++t) query[(b * n_queries + j) * n_tables + t] = to_queries[(t * pairs.n_samples + b) * n_queries + j];
-    for (int64_t k = 0; k < n_keys; ++k)
-      for (int64_t t = 0; t < n_tables; ++t) key[(b * n_keys + k) * n_tables + t] = to_keys[(t * pairs.n_samples + b) * n_keys + k];
-  }
+  if (!done) return kNoMemory;
+  Sum *query = data<Sum>(call.outputs[0]), *key = data<Sum>(call.outputs[1]), *position = data<Sum>(call.outputs[2]);
+  transpose(to_queries, n_samples * n_queries, n_tables, n_samples * n_queries, query, n_tables);
+  transpose(to_keys, n_samples * n_keys, n_tables, n_samples * n_keys, key, n_tables);
   const int64_t n_distances = call.outputs[2].shape[0], n_positions = call.outputs[2].shape[1];
   for (int64_t x = 0; x < n_distances * n_positions; ++x) position[x] = 0;
   for (int64_t g = 0; g < parts.of_samples; ++g)
     for (int64_t t = 0; t < n_tables; ++t)
       for (int64_t x = 0; x < n_differences; ++x)
-        add_to(&position[pairs.distance(x, n_distances) * n_positions + (n_positions == 1 ? 0 : t)],
-               to_differences[(g * n_tables + t) * n_differences + x]);
+        add_to(how, &position[pairs.distance(x, n_distances) * n_positions + (n_positions == 1 ? 0 : t)],
+               static_cast<typename How::Part>(to_differences[(g * n_tables + t) * n_differences + x]));
   return nullptr;
 }
 
-// Adds values [B, Lq, O] to the rows of a table: its gradient, or the table in its own memory.
-template <class S>
+template <class W>
+const char* margins(const Call& call) {
+  return call.integers[kFixed] ? margins_of<W>(call, InIntegers{static_cast<float>(call.numbers[0])}) : margins_of<W>(call, InFloats{});
+}
+
+// Adds values [B, Lq, O] to the rows of a table: to its gradient, or to itself in its own memory.
+template <class Sum>
 const char* add(const Call& call, const Array& values, bool fresh) {
-  const Pairs pairs = pairs_of(call);
-  return add_pass(call, pairs, tables_of<S>(call.outputs[0]), data<const S>(values), fresh, sources_for<Ids>);
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  return add_to_pairs<Ids>(call, pairs, Tables<Sum>(call.outputs[0]), data<const Sum>(values), fresh);
+}
+
+template <class W>
+const char* update(const Update& u, const Call& call) {
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  const float* dy = data<const float>(call.inputs[kValues]);
+  return u.fixed ? move_pairs<Ids, W>(call, pairs, u, InIntegers{u.scale}, dy) : move_pairs<Ids, W>(call, pairs, u, InFloats{}, dy);
 }
 
 }  // namespace
@@ -255,7 +260,7 @@ const char* add(const Call& call, const Array& values, bool fresh) {
 
 LUTJAX_KERNEL(lookup_attention_forward) {
   using namespace lutjax;
-  switch (call.inputs[0].type) {
+  switch (call.inputs[kWeights].type) {
     case Type::float32: return forward<float>(call);
     case Type::bfloat16: return forward<bfloat16>(call);
     default: return "weights must be float32 or bfloat16";
@@ -264,22 +269,38 @@ LUTJAX_KERNEL(lookup_attention_forward) {
 
 LUTJAX_KERNEL(lookup_attention_margins) {
   using namespace lutjax;
-  const bool fixed = call.integers[kFixed] != 0;
-  switch (call.inputs[0].type) {
-    case Type::float32: return fixed ? margins_of<float, int32_t>(call) : margins_of<float, float>(call);
-    case Type::bfloat16: return fixed ? margins_of<bfloat16, int32_t>(call) : margins_of<bfloat16, float>(call);
+  switch (call.inputs[kWeights].type) {
+    case Type::float32: return margins<float>(call);
+    case Type::bfloat16: return margins<bfloat16>(call);
     default: return "weights must be float32 or bfloat16";
   }
 }
 
-// Inputs as above, the tables only for their shape, then values [B, Lq, O].
+// The gradient of the tables, of which only the shape matters, from addends [B, Lq, O].
 LUTJAX_KERNEL(lookup_attention_gradient) {
   using namespace lutjax;
-  const Array& values = call.inputs[kPosition + 1];
+  const Array& values = call.inputs[kValues];
   return values.type == Type::int32 ? add<int32_t>(call, values, true) : add<float>(call, values, true);
 }
 
+// The tables plus values [B, Lq, O], in their own memory.
 LUTJAX_KERNEL(lookup_attention_add) {
   using namespace lutjax;
-  return add<float>(call, call.inputs[kPosition + 1], false);
+  return add<float>(call, call.inputs[kValues], false);
+}
+
+// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and dy [B, Lq, O].
+LUTJAX_KERNEL(lookup_attention_update) {
+  using namespace lutjax;
+  const Update u(call);
+  Array inputs[kValues + 1];
+  for (int i = 0; i <= kValues; ++i) inputs[i] = i < kWeights ? u.inputs[i] : i > kWeights ? u.inputs[i - 1] : u.weights;
+  Call own = call;
+  own.inputs = inputs;
+  own.integers = u.integers;
+  switch (u.weights.type) {
+    case Type::float32: return update<float>(u, own);
+    case Type::bfloat16: return update<bfloat16>(u, own);
+    default: return "weights must be float32 or bfloat16";
+  }
 }
