@@ -1,7 +1,7 @@
-// Sixteen numbers side by side, and rows of numbers made of them.
+// Numbers side by side, and rows of numbers made of them.
 //
-// Where the compiler has vectors of its own (GCC, Clang) they are one, and stay in registers of whatever width the level has. Elsewhere there
-// is one lane.
+// Lanes are vectors of the compiler (GCC, Clang), as wide as the registers of the level: wider ones would live in memory. Where it has
+// none there is one lane.
 #pragma once
 
 #include "vectors.h"
@@ -14,11 +14,17 @@ namespace lutjax {
 namespace {
 
 #if defined(__GNUC__)
+#if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));  // sums of int32, which wrap
-typedef uint16_t Halves __attribute__((vector_size(32)));
+#elif defined(__AVX2__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));  // sums of int32, which wrap
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
 inline Floats same(float x) { return x - Floats{}; }
 inline Floats load(const float* from) {
@@ -51,20 +57,19 @@ inline void store(const Floats& x, bfloat16* to) {  // as `store` of one number
 }
 
 // The sum of all lanes, always in the same order: halves are added until one number is left.
-template <class T, class V>
+template <class T, int64_t n, class V>
 inline T total_of(const V& x) {
-  typedef T Eight __attribute__((vector_size(32)));
-  typedef T Four __attribute__((vector_size(16)));
-  Eight half[2];
-  std::memcpy(half, &x, sizeof half);
-  const Eight eight = half[0] + half[1];
-  Four quarter[2];
-  std::memcpy(quarter, &eight, sizeof quarter);
-  const Four four = quarter[0] + quarter[1];
-  return (four[0] + four[2]) + (four[1] + four[3]);
+  if constexpr (n == 4) {
+    return (x[0] + x[2]) + (x[1] + x[3]);
+  } else {
+    typedef T Half __attribute__((vector_size(2 * n)));
+    Half half[2];
+    std::memcpy(half, &x, sizeof half);
+    return total_of<T, n / 2, Half>(half[0] + half[1]);
+  }
 }
-inline float total(const Floats& x) { return total_of<float>(x); }
-inline uint32_t total(const Words& x) { return total_of<uint32_t>(x); }
+inline float total(const Floats& x) { return total_of<float, kLanes>(x); }
+inline uint32_t total(const Words& x) { return total_of<uint32_t, kLanes>(x); }
 #else
 constexpr int64_t kLanes = 1;
 using Floats = float;

@@ -106,14 +106,17 @@ const char* backward(const Call& call, const How& how) {
   if (of_weights && (by_table = ids_by_table(call, index, s.n_rows)) == nullptr) return "no memory for ids";
   const int64_t n_parts = s.n_tables >= 8 ? 1 : least<int64_t>(8, most<int64_t>(s.n_rows / 16, 1));
   const int64_t part = (s.n_rows + n_parts - 1) / n_parts, of_tables = of_weights ? s.n_tables * n_parts : 0;
+  const int64_t asked_of_sums = least<int64_t>(s.n_outputs * 4, 256);
   const auto table = [&](int64_t i) {
     const int64_t t = i / n_parts, first = i % n_parts * part, last = least(first + part, s.n_rows);
     Sum* rows = d_weights + t * s.n_rows * s.n_outputs;
     if (first < last) std::memset(rows + first * s.n_outputs, 0, static_cast<size_t>((last - first) * s.n_outputs) * sizeof(Sum));
     const int32_t* of = by_table + t * s.n_samples;
     const float* from = dy + t / s.each * s.n_outputs;
-    for (int64_t b = 0; b < s.n_samples; ++b, from += s.width)
+    for (int64_t b = 0; b < s.n_samples; ++b, from += s.width) {
+      if (b + kAhead < s.n_samples) ask_for(rows + of[b + kAhead] * s.n_outputs, asked_of_sums);
       if (of[b] >= first && of[b] < last) add_row(how, from, s.n_outputs, rows + of[b] * s.n_outputs);
+    }
   };
 
   const int64_t samples = samples_of_block(s.n_samples, kSamples);
