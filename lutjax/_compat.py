@@ -33,7 +33,9 @@ def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.Shape
     if not axes:
         return shape
     varying = jax.sharding.ManualAxisType(varying=axes)
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=varying)
+    # A foreign call looks for the axes in the mesh of the sharding.
+    whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole, manual_axis_type=varying)
 
 
 def explicit_axes(a: jax.Array) -> tuple[str, ...]:
