@@ -2,7 +2,13 @@
 
 from typing import Any
 
-KERNELS: dict[str, tuple[str, ...]] = {"lookup": ("forward",)}
+KERNELS: dict[str, tuple[str, ...]] = {
+    "lookup": ("forward",),
+    "bilinear_gates": ("forward", "backward"),
+    "soft_lut": ("forward", "backward"),
+    "binary_lut": ("forward", "backward"),
+    "packed_lut": ("forward",),
+}
 """The ops that have kernels here, with their directions."""
 
 

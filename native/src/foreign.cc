@@ -9,6 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "levels.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -50,6 +54,17 @@ void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   for (int64_t i = 0; i < helpers; ++i) pool->Schedule([work] { work->help(); });
   work->help();
   work->wait();
+}
+
+// Asks for huge pages where memory has not been written yet: a fresh buffer of many megabytes costs more page faults than work.
+void ask_for_huge_pages(void* data, size_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t kHuge = uintptr_t{1} << 21;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(data), first = (start + kHuge - 1) & ~(kHuge - 1), last = (start + bytes) & ~(kHuge - 1);
+  if (first < last && last - first >= 4 * kHuge && getenv("LUTJAX_NOHUGE") == nullptr) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
 }
 
 // Memory of one call.
@@ -98,6 +113,7 @@ ffi::Error call_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
     buffers.push_back(**buffer);
   }
   std::vector<lutjax::Array> arrays;
+  for (size_t i = args.size(); i < buffers.size(); ++i) ask_for_huge_pages(buffers[i].untyped_data(), buffers[i].size_bytes());
   for (ffi::AnyBuffer& buffer : buffers) {
     const auto shape = buffer.dimensions();
     lutjax::Array array{buffer.untyped_data(), lutjax::Type::boolean, static_cast<int32_t>(shape.size()), shape.begin()};
