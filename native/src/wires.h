@@ -44,21 +44,43 @@ struct Readers {
   }
 };
 
-// dx[i] = sum over the wires w that read i of addend(w)(lanes, j), for the samples j: rows of [I, B].
+// dx[i] = sum over the wires w that read i of addend(w)(lanes, j), for the samples j from `first` to `last`: rows of [I, B].
 template <class Addend>
-void sum_over_readers(const Readers& readers, int64_t i, int64_t batch, float* dx, const Addend& addend) {
-  float* to = dx + i * batch;
-  if (readers.first[i] == readers.first[i + 1]) std::memset(to, 0, static_cast<size_t>(batch) * sizeof(float));
-  for (int64_t begin = 0; begin < batch; begin += kColumns) {
-    const int64_t end = least(begin + kColumns, batch);
-    for (int64_t r = readers.first[i]; r < readers.first[i + 1]; ++r) {
-      const auto values = addend(readers.of[r]);
-      if (r == readers.first[i])
-        in_lanes(begin, end, [&](auto lanes, int64_t j) { write(values(lanes, j), to + j); });
-      else
-        in_lanes(begin, end, [&](auto lanes, int64_t j) { write(decltype(lanes)::read(to + j) + values(lanes, j), to + j); });
-    }
+void sum_over_readers(const Readers& readers, int64_t i, int64_t first, int64_t last, float* to, const Addend& addend) {
+  const int64_t begin = readers.first[i], end = readers.first[i + 1];
+  if (begin == end) std::memset(to + first, 0, static_cast<size_t>(last - first) * sizeof(float));
+  for (int64_t r = begin; r < end; ++r) {
+    const auto values = addend(readers.of[r]);
+    if (r == begin)
+      in_lanes(first, last, [&](auto lanes, int64_t j) { write(values(lanes, j), to + j); });
+    else
+      in_lanes(first, last, [&](auto lanes, int64_t j) { write(decltype(lanes)::read(to + j) + values(lanes, j), to + j); });
   }
+}
+
+// The cotangents of inputs and of parameters of gates, of those that are wanted (not null): threads share both.
+//
+// addend: see `sum_over_readers`. of_gate(g) makes the sums over samples of a gate. cost: of one sample of a wire.
+template <class Addend, class OfGate>
+const char* cotangents(const Call& call, const int32_t* wires, int64_t n_wires, float* dx, int64_t n_inputs, int64_t batch,
+                       int64_t n_gates, int64_t cost, const Addend& addend, const OfGate& of_gate) {
+  Readers readers{};
+  if (dx != nullptr && !readers.make(call, wires, n_wires, n_inputs)) return "no memory is left";
+  const int64_t columns = least(batch, kColumns), n_parts = columns > 0 ? (batch + columns - 1) / columns : 0;
+  const int64_t inputs = rows_of_task(columns, cost), gates = rows_of_task(batch, cost);
+  const int64_t input_tasks = dx != nullptr ? (n_inputs + inputs - 1) / inputs * n_parts : 0;
+  // An input may have many readers: its tasks come first, so that none is the last to end.
+  in_parallel(call, input_tasks + (n_gates + gates - 1) / gates, [&](int64_t task) {
+    if (task < input_tasks) {
+      const int64_t row = task / n_parts * inputs, first = task % n_parts * columns;
+      for (int64_t i = row; i < least(row + inputs, n_inputs); ++i)
+        sum_over_readers(readers, i, first, least(first + columns, batch), dx + i * batch, addend);
+    } else {
+      const int64_t row = (task - input_tasks) * gates;
+      for (int64_t g = row; g < least(row + gates, n_gates); ++g) of_gate(g);
+    }
+  });
+  return nullptr;
 }
 
 }  // namespace

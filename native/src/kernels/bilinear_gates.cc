@@ -47,9 +47,6 @@ const char* backward(const Call& call) {
   const bool of_x = call.integers[0] != 0, of_c = call.integers[1] != 0;
   float* dx = of_x ? data<float>(call.outputs[0]) : nullptr;
   float* dc = of_c ? data<float>(call.outputs[of_x]) : nullptr;
-  Readers readers{};
-  if (of_x && !readers.make(call, of.wires, 2 * of.n_gates, of.n_inputs)) return "no memory is left";
-
   const auto sums = [&](int64_t g) {
     const X *a = of.row(2 * g), *b = of.row(2 * g + 1);
     const float* d = dy + g * of.batch;
@@ -64,19 +61,15 @@ const char* backward(const Call& call) {
     });
     dc[g] = s0.total(), dc[of.n_gates + g] = s1.total(), dc[2 * of.n_gates + g] = s2.total(), dc[3 * of.n_gates + g] = s3.total();
   };
-  const auto of_input = [&](int64_t i) {
-    sum_over_readers(readers, i, of.batch, dx, [&](int64_t wire) {
-      const int64_t g = wire / 2;
-      const float slope = of.c[(1 + wire % 2) * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
-      return [=, d = dy + g * of.batch, other = of.row(wire ^ 1)](auto lanes, int64_t j) {
-        using V = decltype(lanes);
-        return V::read(d + j) * (V::all(slope) + V::all(c3) * V::read(other + j));
-      };
-    });
+  const auto addend = [&](int64_t wire) {
+    const int64_t g = wire / 2;
+    const float slope = of.c[(1 + wire % 2) * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
+    return [=, d = dy + g * of.batch, other = of.row(wire ^ 1)](auto lanes, int64_t j) {
+      using V = decltype(lanes);
+      return V::read(d + j) * (V::all(slope) + V::all(c3) * V::read(other + j));
+    };
   };
-  const int64_t gates = of_c ? of.n_gates : 0, inputs = of_x ? of.n_inputs : 0;
-  in_tasks(call, gates + inputs, rows_of_task(of.batch, 2), [&](int64_t row) { row < gates ? sums(row) : of_input(row - gates); });
-  return nullptr;
+  return cotangents(call, of.wires, 2 * of.n_gates, dx, of.n_inputs, of.batch, of_c ? of.n_gates : 0, 2, addend, sums);
 }
 
 }  // namespace

@@ -137,9 +137,6 @@ const char* backward(const Call& call) {
   const bool of_x = call.integers[1] != 0, of_table = call.integers[2] != 0;
   float* dx = of_x ? data<float>(call.outputs[0]) : nullptr;
   float* dtable = of_table ? data<float>(call.outputs[of_x]) : nullptr;
-  Readers readers{};
-  if (of_x && !readers.make(call, of.wires, n * of.n_gates, of.n_inputs)) return "no memory is left";
-
   const auto of_gate = [&](int64_t g) {
     const float* rows[n];
     of.rows(g, rows);
@@ -160,23 +157,19 @@ const char* backward(const Call& call) {
     });
     for (int k = 0; k < 1 << n; ++k) dtable[(g << n) + k] = sums[k].total();
   };
-  const auto of_input = [&](int64_t i) {
-    sum_over_readers(readers, i, of.batch, dx, [&](int64_t wire) {
-      Slopes<Kind, n> slopes;
-      const int64_t g = wire / n, bit = int64_t{1} << wire % n;
-      slopes.dy = dy + g * of.batch;
-      of.rows(g, slopes.others);
-      for (int64_t place = wire % n; place + 1 < n; ++place) slopes.others[place] = slopes.others[place + 1];
-      int64_t found = 0;
-      for (int64_t k = 0; k < 1 << n; ++k)
-        if ((k & bit) == 0) slopes.differences[found++] = table[(g << n) + k + bit] - table[(g << n) + k];
-      return slopes;
-    });
+  const auto addend = [&](int64_t wire) {
+    Slopes<Kind, n> slopes;
+    const int64_t g = wire / n, bit = int64_t{1} << wire % n;
+    slopes.dy = dy + g * of.batch;
+    of.rows(g, slopes.others);
+    for (int64_t place = wire % n; place + 1 < n; ++place) slopes.others[place] = slopes.others[place + 1];
+    int64_t found = 0;
+    for (int64_t k = 0; k < 1 << n; ++k)
+      if ((k & bit) == 0) slopes.differences[found++] = table[(g << n) + k + bit] - table[(g << n) + k];
+    return slopes;
   };
-  const int64_t gates = of_table ? of.n_gates : 0, inputs = of_x ? of.n_inputs : 0;
-  in_tasks(call, gates + inputs, rows_of_task(of.batch, n << (n > 2 ? n - 2 : 0)),
-           [&](int64_t row) { row < gates ? of_gate(row) : of_input(row - gates); });
-  return nullptr;
+  const int64_t cost = n << (n > 2 ? n - 2 : 0);
+  return cotangents(call, of.wires, n * of.n_gates, dx, of.n_inputs, of.batch, of_table ? of.n_gates : 0, cost, addend, of_gate);
 }
 
 }  // namespace
