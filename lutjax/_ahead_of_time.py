@@ -17,6 +17,7 @@ KERNELS = [
         "tpu_custom_call",
         "mosaic_gpu",
         "mosaic_gpu_v2",
+        "lutjax_cpu",
     )
 ]
 

@@ -56,12 +56,14 @@ void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   work->wait();
 }
 
-// Asks for huge pages where memory has not been written yet: a fresh buffer of many megabytes costs more page faults than work.
+// Asks for huge pages of a large output. Of memory that nobody has written yet every page of 4 KB costs a fault, and these take longer than
+// the work of a kernel that reads little; what has been written stays as it is.
 void ask_for_huge_pages(void* data, size_t bytes) {
 #ifdef __linux__
-  constexpr uintptr_t kHuge = uintptr_t{1} << 21;
-  const uintptr_t start = reinterpret_cast<uintptr_t>(data), first = (start + kHuge - 1) & ~(kHuge - 1), last = (start + bytes) & ~(kHuge - 1);
-  if (first < last && last - first >= 4 * kHuge && getenv("LUTJAX_NOHUGE") == nullptr) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (start + kPage - 1) & ~(kPage - 1), last = (start + bytes) & ~(kPage - 1);
+  if (first + 4 * kPage <= last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
   (void)data, (void)bytes;
 #endif
