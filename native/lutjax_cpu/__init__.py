@@ -13,6 +13,10 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "scored_lut": ("forward", "backward", "update"),
     "lookup_attention": ("forward", "backward", "update"),
     "lut_pair_attention": ("forward", "backward", "update"),
+    "bilinear_gates": ("forward", "backward"),
+    "soft_lut": ("forward", "backward"),
+    "binary_lut": ("forward", "backward"),
+    "packed_lut": ("forward",),
 }
 """The ops that have kernels here, with their directions."""
 

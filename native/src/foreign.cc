@@ -10,6 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "levels.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -61,6 +65,19 @@ void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   work->wait();
 }
 
+// Asks for huge pages of a large output. Of memory that nobody has written yet every page of 4 KB costs a fault, and these take longer than
+// the work of a kernel that reads little; what has been written stays as it is.
+void ask_for_huge_pages(void* data, size_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (start + kPage - 1) & ~(kPage - 1), last = (start + bytes) & ~(kPage - 1);
+  if (first + 4 * kPage <= last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
 // Memory of one call.
 struct Memory {
   ~Memory() {
@@ -107,6 +124,7 @@ ffi::Error call_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
     buffers.push_back(**buffer);
   }
   std::vector<lutjax::Array> arrays;
+  for (size_t i = args.size(); i < buffers.size(); ++i) ask_for_huge_pages(buffers[i].untyped_data(), buffers[i].size_bytes());
   for (ffi::AnyBuffer& buffer : buffers) {
     const auto shape = buffer.dimensions();
     lutjax::Array array{buffer.untyped_data(), lutjax::Type::boolean, static_cast<int32_t>(shape.size()), shape.begin()};
