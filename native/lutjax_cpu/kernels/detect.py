@@ -13,13 +13,13 @@ from lutjax_cpu._call import detection_of, kernel, scale
 
 def forward(call: Detect, *, device: Any) -> Detection:
     assert call.x is not None
-    arrays = kernel(
+    index, flip, margin = kernel(
         "detect_forward",
         (call.x, call.anchors),
         detection_of((call.x.shape[0], call.anchors.shape[0])),
         numbers=(call.epsilon,),
     )
-    return Detection(*arrays, bits=call.anchors.shape[1])
+    return Detection(index, flip, margin, bits=call.anchors.shape[1])
 
 
 def backward(

@@ -14,8 +14,8 @@ def forward(call: DetectSigns, *, device: Any) -> Detection:
     positions = call.positions
     assert positions is not None
     shapes = detection_of(positions.shape[:1])
-    arrays = kernel("detect_signs_forward", (positions,), shapes, numbers=(call.epsilon,))
-    return Detection(*arrays, bits=call.n_bits)
+    index, flip, margin = kernel("detect_signs_forward", (positions,), shapes, numbers=(call.epsilon,))
+    return Detection(index, flip, margin, bits=call.n_bits)
 
 
 def backward(
