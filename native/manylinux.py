@@ -13,6 +13,15 @@ from pathlib import Path
 
 GLIBC = "2.28"
 NATIVE = Path(__file__).parent
+# It spells the levels of x86-64 with underscores.
+_COMPILER = """#!/bin/sh
+for word; do
+  shift
+  case "$word" in -march=x86-64-*) word="-march=x86_64_${{word##*-}}" ;; esac
+  set -- "$@" "$word"
+done
+exec "{python}" -m ziglang c++ -target {target} "$@"
+"""
 
 
 def build(folder: Path, work: Path) -> Path:
@@ -20,7 +29,7 @@ def build(folder: Path, work: Path) -> Path:
     machine = platform.machine()
     compiler = work / "c++"
     target = f"{machine}-linux-gnu.{GLIBC}"
-    compiler.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n')
+    compiler.write_text(_COMPILER.format(python=sys.executable, target=target))
     compiler.chmod(0o755)
     environment = {**os.environ, "CXX": str(compiler)}
     settings = [f"--config-settings=build-dir={work / 'build'}"]
