@@ -8,7 +8,7 @@ import jax
 
 from lutjax.kernels._pallas._tpus import TPU, named
 
-# Calls of Triton kernels, whose form jax does not promise to keep, and of Pallas kernels, which no other version runs; and of native ones.
+# Calls of Triton and native kernels, whose form nobody promises to keep, and of Pallas kernels, which no other version runs.
 KERNELS = [
     jax.export.DisabledSafetyCheck.custom_call(name)
     for name in (

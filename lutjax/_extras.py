@@ -9,6 +9,7 @@ EXTRAS = {
     "flax": "flax",
     "haiku": "haiku",
     "jax_triton": "triton",
+    "lutjax_cpu": "cpu",
     "matplotlib": "apps",
     "optax": "apps",
     "orbax": "apps",

@@ -73,6 +73,40 @@ def forget_compiled():
     _transforms._kernel.cache_clear()
 
 
+@pytest.fixture
+def without_native(monkeypatch):
+    """Run as where lutjax-cpu is not installed: for tests of choices and of texts that name them."""
+    import lutjax
+    from lutjax.kernels import registry
+
+    installed = registry._installed
+    monkeypatch.setattr(registry, "_installed", lambda name: name != "lutjax_cpu" and installed(name))
+    specs = [
+        spec
+        for op in lutjax.kernel_registry.ops()
+        for spec in lutjax.kernel_registry.candidates(op)
+        if spec.platform == "native"
+    ]
+    if not specs:
+        yield
+        return
+    with monkeypatch.context() as patched:
+        for spec in specs:
+            of_op = lutjax.kernel_registry._specs[spec.op]
+            patched.delitem(of_op, (spec.platform, spec.backend))
+        forget_choices()
+        yield
+    forget_choices()
+
+
+def forget_choices():
+    """Choose implementations anew, as where those that are registered have changed behind the registry's back."""
+    import lutjax
+
+    lutjax.kernel_registry._resolved.clear()
+    forget_compiled()
+
+
 @pytest.fixture(scope="module")
 def compilation_cache_directory(tmp_path_factory):
     """Compile the programs of tests that repeat them only once."""

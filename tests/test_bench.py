@@ -26,6 +26,8 @@ from lutjax.cases.scored_lut import ScoredTraffic
 from lutjax.cli import _measuring
 from lutjax.cli._main import cli
 
+pytestmark = pytest.mark.usefixtures("without_native")  # rows are those of plain JAX
+
 TINY = {
     "fc": "fc:8,4,3,2,2",
     "scored": "scored:8,4,3,4,2,2",

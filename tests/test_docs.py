@@ -34,9 +34,11 @@ def as_a_reader(without_typechecking):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("as_a_reader")
-def test_pages_run(page):
+def test_pages_run(page, request):
     """Run the code in one namespace, from the first block to the last."""
     namespace, outputs, text = {}, [], page.read_text()
+    if "native/cpu" in text:  # it shows what is chosen where nothing but lutjax is installed
+        request.getfixturevalue("without_native")
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -89,8 +91,10 @@ def test_every_public_op_is_in_the_readme():
 
 @pytest.mark.parametrize("name", list(modules()))
 @pytest.mark.usefixtures("as_a_reader")
-def test_docstrings(name):
+def test_docstrings(name, request):
     module = importlib.import_module(name)
+    if name == "lutjax.kernels.registry":
+        request.getfixturevalue("without_native")
     finder = doctest.DocTestFinder(exclude_empty=True)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     for test in finder.find(module, name, module=module):

@@ -179,7 +179,7 @@ RULES = [
 
 
 def has_rule(implementation, rule):
-    """Some implementations move rows by SGD alone, those in Pallas without weight decay, and say so."""
+    """Return whether it moves rows by a rule: Triton by SGD alone, Pallas by SGD without weight decay, the others by any."""
     if implementation.startswith("pallas"):
         return rule == tables.SGD()
     return implementation in ("xla", "native") or isinstance(rule, tables.SGD)

@@ -14,6 +14,8 @@ import lutjax
 from lutjax.kernels.registry import Device, KernelRegistry, Request
 from lutjax.training import tables
 
+pytestmark = pytest.mark.usefixtures("without_native")  # what is chosen then is the same everywhere
+
 CPU = Device(lutjax.Backend.CPU, "cpu")
 GPU = Device(lutjax.Backend.GPU, "NVIDIA H200")
 
@@ -353,6 +355,27 @@ def test_missing_packages_of_kernels_name_their_extra(weights, detection, regist
     why = r'needs jax_triton, triton, not installed: pip install "lutjax\[triton\]"'
     with pytest.raises(lutjax.NoImplementationError, match=why):
         lutjax.lookup(weights, detection, implementation="triton/cpu")
+
+
+def test_kernels_that_can_be_installed_are_named(weights, detection):
+    """Name them in explain and in errors, and choose none."""
+    line = (
+        'native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install "lutjax[cpu]"'
+    )
+    assert lutjax.explain("lookup", weights, detection).count(line) == 3
+    with pytest.raises(lutjax.NoImplementationError) as error:
+        lutjax.lookup(weights, detection, implementation="native")
+    assert line in str(error.value)
+    assert not [s for s in lutjax.kernel_registry.candidates("lookup") if s.platform == "native"]
+
+
+def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
+    registry = KernelRegistry()
+    registry.announce("double", "native", "cpu", "json.decoder")  # installed, and registers nothing
+    registry.register("double", "xla", "any", "my_kernels.double")
+    assert registry.not_installed("double", "native/cpu") is None
+    monkeypatch.setattr("lutjax.kernels.registry._installed", lambda package: False)
+    assert registry.not_installed("double", "native/cpu") == "needs json, not installed"
 
 
 def test_kernels_for_tpus_wait_for_a_record(monkeypatch):

@@ -138,6 +138,17 @@ def test_command(tmp_path):
     assert "--recorded checks nothing" in result.stderr
 
 
+@pytest.mark.usefixtures("without_native")
+def test_what_is_not_installed_is_named():
+    native = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
+    cells = list(_matrix.matrix({}, _checks.check, [native], ["lookup"]))
+    assert {c.state for c in cells} == {"not checked"}
+    assert _report.not_installed(cells) == [
+        'Native, CPU: needs lutjax_cpu, not installed: pip install "lutjax[cpu]"'
+    ]
+    assert not _report.gaps(cells)
+
+
 # ---------------------------------------------------------------------------------------------- digests
 SOURCE = '''"""Documentation,
 of several lines."""
@@ -318,6 +329,7 @@ def test_reasons_with_figures_are_measurements():
             assert not re.search(r"\d (us|ms|times|%)|\d\.\d|\d [KMGT]", reason), reason
 
 
+@pytest.mark.usefixtures("without_native")
 def test_page_is_current():
     cells = list(_matrix.matrix(_records.read(), None))
     assert PAGE.read_text() == _report.markdown(cells), (

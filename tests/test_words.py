@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("lutjax", "tests", "benchmarks", "docs")
+ROOMS = ("lutjax", "native", "tests", "benchmarks", "docs")
 FORBIDDEN = (
     "What",
     "Of",

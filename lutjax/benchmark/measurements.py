@@ -26,7 +26,7 @@ from lutjax.kernels.contract import Direction
 from lutjax.kernels.registry import Made, Platform, devices_of, kernel_registry
 from lutjax.training import tables
 
-IMPLEMENTATIONS = tuple(p.value for p in (Platform.TRITON, Platform.PALLAS, Platform.XLA))
+IMPLEMENTATIONS = tuple(p.value for p in (Platform.NATIVE, Platform.TRITON, Platform.PALLAS, Platform.XLA))
 DTYPES = ("float32", "bfloat16")
 """Dtypes of tables and outputs."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--implementation",
     "implementations",
-    type=click.Choice(["triton", "pallas", "xla"]),
+    type=click.Choice(["native", "triton", "pallas", "xla"]),
     multiple=True,
     help="Default: each that runs here.",
 )

@@ -89,7 +89,8 @@ def status(
         for line in gaps:
             console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
         console.print(_report.table(cells))
-        for title, lines in (("where", _report.remarks(cells)), ("why not", _report.reasons(cells))):
+        why_not = [*_report.not_installed(cells), *_report.reasons(cells)]
+        for title, lines in (("where", _report.remarks(cells)), ("why not", why_not)):
             console.print(title)
             for line in lines:
                 console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)

@@ -173,6 +173,13 @@ class KernelSpec:
     def __str__(self) -> str:
         return f"{self.names[1]} ({self.target})"
 
+    @property
+    def missing(self) -> str | None:
+        """The packages that it needs and that are not installed, as a reason; None if all are."""
+        missing = [package for package in self.requires if not _installed(package)]
+        cure = _extras.command(*missing)
+        return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}" if missing else None
+
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target."""
         result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
@@ -195,10 +202,8 @@ class KernelSpec:
             return f"runs on {self.backend}, the call runs on {request.device}"
         if request.direction not in self.directions:
             return f"has no {request.direction}"
-        missing = [package for package in self.requires if not _installed(package)]
-        if missing:
-            cure = _extras.command(*missing)
-            return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}"
+        if self.missing:
+            return self.missing
         return None if self.unsupported is None else self.unsupported(request)
 
 
@@ -246,9 +251,11 @@ class KernelRegistry:
         self._compositions = dict(compositions or {})
         self._entry_points = entry_points
         self._joining = threading.RLock()
+        self._joined = False
         self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
+        self._elsewhere: dict[str, list[KernelSpec]] = {}
         self._resolved: dict[Any, KernelSpec] = {}
         # Choice of `use_implementation`, for each thread and each coroutine.
         self._forced: ContextVar[Any] = ContextVar("lutjax_implementation", default=None)
@@ -279,6 +286,7 @@ class KernelRegistry:
         self._known_op(op)
         del self._ops[op]
         self._specs.pop(op, None)
+        self._elsewhere.pop(op, None)
         self._resolved.clear()
 
     def ops(self) -> tuple[str, ...]:
@@ -349,6 +357,29 @@ class KernelRegistry:
         self._resolved.clear()
         return spec
 
+    def announce(self, op: str, platform: Platform | str, backend: Backend | str, target: str) -> None:
+        """Name an implementation that another package registers: where that is not installed, `explain` and errors say how to.
+
+        Args:
+          op: name of the op. platform: how it is written. backend: where it runs. target: its module.
+        """
+        package = target.partition(".")[0]
+        platform = Platform(platform)
+        spec = KernelSpec(
+            op,
+            platform,
+            Backend(backend),
+            target,
+            (package,),
+            _DEFAULT_PRIORITY[platform],
+            directions=DIRECTIONS,
+        )
+        self._elsewhere.setdefault(op, []).append(spec)
+
+    def not_installed(self, op: str, name: str) -> str | None:
+        """Return why there is no implementation of this name here, if a package that can be installed has one; see `announce`."""
+        return next((spec.missing for spec in self._missing(op) if name in spec.names), None)
+
     def unregister(self, op: str, platform: Platform | str, backend: Backend | str) -> None:
         """Remove an implementation. Traces that jit holds keep using it."""
         spec = self.get(op, platform=platform, backend=backend)
@@ -371,7 +402,7 @@ class KernelRegistry:
 
     def candidates(self, op: str) -> tuple[KernelSpec, ...]:
         """Return all implementations of an op in the order of preference."""
-        return tuple(sorted(self._of(op).values(), key=lambda s: (-s.priority, s.backend == Backend.ANY)))
+        return _by_preference(self._of(op).values())
 
     def resolve(
         self,
@@ -548,6 +579,7 @@ class KernelRegistry:
           >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
           lookup on cpu (cpu)
             forward
+              native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install "lutjax[cpu]"
               pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
@@ -624,22 +656,27 @@ class KernelRegistry:
         return self._specs.get(op, {})
 
     def _join(self) -> None:
-        """Let installed packages register their kernels, the first time."""
-        if self._entry_points is None:
+        """Let installed packages register their kernels, the first time; other threads wait for it."""
+        if self._joined:
             return
         with self._joining:
             group, self._entry_points = self._entry_points, None
-            for entry in importlib.metadata.entry_points(group=group or ""):
+            for entry in importlib.metadata.entry_points(group=group) if group else ():
                 try:
                     entry.load()(self)
                 except Exception as error:
-                    error.add_note(f"while {entry.value} of {entry.dist and entry.dist.name} registered kernels for lutjax")
+                    error.add_note(
+                        f"{entry.value} of the installed package {entry.dist and entry.dist.name} was to register kernels for lutjax; "
+                        "without that package lutjax runs without them."
+                    )
+                    self._entry_points = group
                     raise
+            self._joined = True
 
     def _considered(
         self, names: tuple[str, ...], request: Request
     ) -> Iterator[tuple[KernelSpec, str | None]]:
-        candidates = self.candidates(request.op)
+        candidates = _by_preference([*self._of(request.op).values(), *self._missing(request.op)])
         if names:
             asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
             for spec in asked:
@@ -650,6 +687,10 @@ class KernelRegistry:
         else:
             for spec in candidates:
                 yield spec, spec.why_not(request) or spec.why_later(request)
+
+    def _missing(self, op: str) -> list[KernelSpec]:
+        """Implementations of packages that are not installed."""
+        return [spec for spec in self._elsewhere.get(op, ()) if spec.missing]
 
     def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:
         considered = []
@@ -665,6 +706,10 @@ class KernelRegistry:
             request.direction,
             tuple(considered),
         )
+
+
+def _by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
+    return tuple(sorted(specs, key=lambda s: (-s.priority, s.backend == Backend.ANY)))
 
 
 def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:

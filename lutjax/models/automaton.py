@@ -272,8 +272,12 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
     near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
-    of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
-    x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
+    first = jnp.concatenate([near, x[None]]), coefficients[:, :rest], _first_wires(config.kernels)
+    if lutjax.kernel_registry.resolve("bilinear_gates", *first, feature_axis=0).platform == lutjax.Platform.NATIVE:
+        x = lutjax.bilinear_gates(*first, feature_axis=0)
+    else:
+        of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
+        x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
     for layer, (wires, readers) in enumerate(zip(*wiring, strict=True)):
         if layer == len(config.perception) - 1:
             x = jnp.concatenate([state.reshape(channels, n_cells), x.reshape(-1, n_cells)])

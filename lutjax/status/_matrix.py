@@ -71,6 +71,7 @@ _H200, _TPU_KINDS = ("NVIDIA H200",), tuple(tpu.device_kind for tpu in reversed(
 _WITH_SPARSE_CORES = tuple(tpu.device_kind for tpu in reversed(TPUS) if tpu.sparse_cores)
 COLUMNS = (
     Column("XLA, CPU", "xla/cpu", "cpu", ("cpu",)),
+    Column("Native, CPU", "native/cpu", "cpu", ("cpu",)),
     Column("XLA, GPU", "xla/gpu", "cuda", _H200),
     Column("XLA, TPU", "xla/tpu", "tpu", _TPU_KINDS),
     Column("Triton", "triton/gpu", "cuda", _H200),
@@ -141,9 +142,12 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
     spec = column.spec(op)
     if spec is not None and direction in spec.directions:
         return None
-    reason = why_absent(op, direction, column.key)
-    state = State.UNSUPPORTED if reason else State.MISSING
-    return Cell(op, direction, column.key, dtype, state, reason=reason or "has no kernel yet")
+    reason, state = why_absent(op, direction, column.key), State.UNSUPPORTED
+    if reason is None:
+        reason, state = kernel_registry.not_installed(op, column.key), State.UNKNOWN
+    if reason is None:
+        reason, state = "has no kernel yet", State.MISSING
+    return Cell(op, direction, column.key, dtype, state, reason=reason)
 
 
 def matrix(

@@ -41,6 +41,12 @@ def reasons(cells: Iterable[Cell]) -> list[str]:
     )
 
 
+def not_installed(cells: Iterable[Cell]) -> list[str]:
+    """Packages that are missing here, one line for each column and package."""
+    missing = (f"{_title(c.column)}: {c.reason}" for c in cells if c.state == State.UNKNOWN and c.reason)
+    return list(dict.fromkeys(missing))
+
+
 def remarks(cells: Iterable[Cell]) -> list[str]:
     """Devices and versions of what was checked; records of an older source."""
     recorded = (c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS))
@@ -140,7 +146,7 @@ def markdown(cells: Iterable[Cell]) -> str:
             *lines,
             "",
             "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
-            "the suite. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",
+            "the suite. Kernels of packages that are not installed are not checked. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",
             "SparseCores has run anywhere; the interpreter knows them only with their gathers replaced.",
             "",
             "## Where and by what",

@@ -1,5 +1,6 @@
 """Native kernels of lutjax for CPUs. Importing this package does nothing; lutjax finds it by its entry point."""
 
+import importlib
 from typing import Any
 
 KERNELS: dict[str, tuple[str, ...]] = {
@@ -7,13 +8,25 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "detect_signs": ("forward", "backward"),
     "lookup": ("forward", "backward", "update"),
     "sparse_lookup": ("forward", "backward", "update"),
+    "margins": ("forward", "backward"),
+    "weighted_lookup": ("forward", "backward", "update"),
+    "scored_lut": ("forward", "backward", "update"),
+    "lookup_attention": ("forward", "backward", "update"),
+    "lut_pair_attention": ("forward", "backward", "update"),
+    "bilinear_gates": ("forward", "backward"),
+    "soft_lut": ("forward", "backward"),
+    "binary_lut": ("forward", "backward"),
+    "packed_lut": ("forward",),
 }
 """The ops that have kernels here, with their directions."""
 
 
 def register(registry: Any) -> None:
     """Register the kernels; called by lutjax when it first looks for implementations."""
-    from lutjax_cpu import _fit
+    from lutjax_cpu import _fit, _native
+
+    def unsupported(request: Any) -> str | None:
+        return _native.unsupported() or _fit.unsupported(request)
 
     for op, directions in KERNELS.items():
         registry.register(
@@ -22,6 +35,11 @@ def register(registry: Any) -> None:
             "cpu",
             f"lutjax_cpu.kernels.{op}",
             directions=directions,
-            unsupported=_fit.unsupported,
+            unsupported=unsupported,
             slower=_fit.slower,
         )
+
+
+def load() -> None:
+    """Load the library: for programs that `jax.export` wrote, in a process in which lutjax calls no kernel itself."""
+    importlib.import_module("lutjax_cpu._call")

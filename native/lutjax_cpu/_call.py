@@ -1,8 +1,6 @@
-"""Calling native kernels from JAX: the only module that knows the library."""
+"""Calling native kernels from JAX."""
 
-import ctypes
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,24 +8,13 @@ import numpy as np
 
 from lutjax import _compat
 from lutjax._fixed_point import FixedPoint
+from lutjax_cpu import _native
 
 TARGET = "lutjax_cpu"
 """Name of the library's function in compiled programs."""
 
 
-def _loaded() -> ctypes.CDLL:
-    (path,) = (p for p in Path(__file__).parent.glob("_library.*") if p.suffix in (".so", ".dylib", ".dll"))
-    found = ctypes.CDLL(str(path))
-    if found.lutjax_cpu_highest_level() < 0:
-        raise ImportError(
-            "lutjax-cpu needs a CPU with the instructions of x86-64-v2 (SSE 4.2, POPCNT), and this one lacks them: "
-            'uninstall it, or ask for implementation="xla".'
-        )
-    return found
-
-
-library = _loaded()
-jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.lutjax_cpu_handler), platform="cpu")
+jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_native.opened().lutjax_cpu_handler), platform="cpu")
 
 
 def kernel(

@@ -7,7 +7,17 @@ import jax
 from lutjax_cpu import _rules
 
 _TABLES = ("float32", "bfloat16")
-_IN_FIXED_POINT = ("detect", "detect_signs", "lookup", "sparse_lookup")
+_IN_FIXED_POINT = (
+    "detect",
+    "detect_signs",
+    "lookup",
+    "lookup_attention",
+    "lut_pair_attention",
+    "margins",
+    "scored_lut",
+    "sparse_lookup",
+    "weighted_lookup",
+)
 
 
 def unsupported(request: Any) -> str | None:
@@ -18,7 +28,18 @@ def unsupported(request: Any) -> str | None:
     for array in jax.tree.leaves(call):
         if array.dtype.name in ("float16", "float64"):
             return f"has kernels for {' and '.join(_TABLES)}, not {array.dtype}"
-    return None if request.step is None else _rules.unsupported(request.step.rule)
+    reason = None if request.step is None else _rules.unsupported(request.step.rule)
+    if reason is None and request.op == "scored_lut":
+        reason = _unsupported_scored(call)
+    return reason
+
+
+def _unsupported_scored(call: Any) -> str | None:
+    from lutjax_cpu.kernels import scored_lut
+
+    if not scored_lut.knows(call.read):
+        return f"has kernels for the reads of lutjax.reads, not for {type(call.read).__name__}"
+    return None
 
 
 def slower(request: Any) -> str | None:

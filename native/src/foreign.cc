@@ -1,4 +1,5 @@
 // The one function that XLA calls: it finds a kernel by name, and gives it arrays, numbers and XLA's own threads.
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -8,6 +9,10 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "levels.h"
 #include "xla/ffi/api/ffi.h"
@@ -43,13 +48,34 @@ struct Work {
   std::condition_variable all_done;
 };
 
+// Threads that a loop uses instead of as many as the pool has, for tests; 0: those of the pool.
+std::atomic<int64_t> threads_wanted{0};
+
+int64_t threads_of(const ffi::ThreadPool& pool) {
+  const int64_t wanted = threads_wanted.load();
+  return wanted > 0 ? wanted : pool.num_threads();
+}
+
 void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   auto* pool = static_cast<ffi::ThreadPool*>(self);
   auto work = std::make_shared<Work>(n, body, data);
-  const int64_t helpers = std::min<int64_t>(pool->num_threads(), n) - 1;
+  const int64_t helpers = std::min<int64_t>(threads_of(*pool), n) - 1;
   for (int64_t i = 0; i < helpers; ++i) pool->Schedule([work] { work->help(); });
   work->help();
   work->wait();
+}
+
+// Asks for huge pages of a large output. Of memory that nobody has written yet every page of 4 KB costs a fault, and these take longer than
+// the work of a kernel that reads little; what has been written stays as it is.
+void ask_for_huge_pages(void* data, size_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (start + kPage - 1) & ~(kPage - 1), last = (start + bytes) & ~(kPage - 1);
+  if (first + 4 * kPage <= last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
 }
 
 // Memory of one call.
@@ -98,6 +124,7 @@ ffi::Error call_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
     buffers.push_back(**buffer);
   }
   std::vector<lutjax::Array> arrays;
+  for (size_t i = args.size(); i < buffers.size(); ++i) ask_for_huge_pages(buffers[i].untyped_data(), buffers[i].size_bytes());
   for (ffi::AnyBuffer& buffer : buffers) {
     const auto shape = buffer.dimensions();
     lutjax::Array array{buffer.untyped_data(), lutjax::Type::boolean, static_cast<int32_t>(shape.size()), shape.begin()};
@@ -107,7 +134,7 @@ ffi::Error call_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
   }
   Memory memory;
   const lutjax::Call call{arrays.data(),   arrays.data() + args.size(), integers.begin(), numbers.begin(),
-                          {run, &pool, pool.num_threads()}, allocate, &memory};
+                          {run, &pool, threads_of(pool)}, allocate, &memory};
   const char* wrong = kernel(call);
   if (wrong != nullptr)
     return ffi::Error(ffi::ErrorCode::kInternal, "lutjax-cpu: " + std::string(name) + ": " + wrong);
@@ -132,3 +159,6 @@ XLA_FFI_DEFINE_HANDLER(handler, call_kernel,
 #endif
 
 LUTJAX_EXPORT XLA_FFI_Error* lutjax_cpu_handler(XLA_FFI_CallFrame* frame) { return handler(frame); }
+
+// Uses so many threads in a loop from now on, for tests; 0: as many as the pool has. Returns what was said before.
+LUTJAX_EXPORT int64_t lutjax_cpu_use_threads(int64_t wanted) { return threads_wanted.exchange(wanted < 0 ? 0 : wanted); }

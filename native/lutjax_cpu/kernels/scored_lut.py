@@ -1,0 +1,129 @@
+"""`lutjax.scored_lut`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax import _quantised, reads
+from lutjax._fixed_point import result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import scored_lut as plain
+from lutjax.kernels.contract import Step
+from lutjax.ops.scored_lut import ScoredLut
+from lutjax_cpu import _rules
+from lutjax_cpu._call import kernel, scale
+
+# As `Family` in scores.h numbers them, and the number of ways.
+_FAMILIES = {
+    (reads.Hard, 2): 0,
+    (reads.Blend, 2): 0,
+    (reads.SoftSign, 2): 1,
+    (reads.Confidence, 2): 2,
+    (reads.Confidence, 1): 3,
+    (reads.PowersOfTwo, 2): 4,
+    (reads.PowersOfTwo, 1): 5,
+}
+
+
+def knows(read: reads.Read) -> bool:
+    """Return whether there is a kernel of a read: of those of lutjax, and none that is derived from them."""
+    return type(read) in {family for family, _ in _FAMILIES}
+
+
+def forward(call: ScoredLut, *, device: Any) -> jax.Array:
+    n, _, n_outputs = (len(call.x), *call.weights.shape[1:])
+    shape = (n, call.groups, n_outputs)
+    if call.weights.dtype == jnp.int8:
+        assert call.exponents is not None
+        (y,) = kernel(
+            "scored_lut_integers",
+            (call.weights, *_inputs(call), call.exponents),
+            (jax.ShapeDtypeStruct(shape, jnp.float32),),
+            integers=_integers(call),
+        )
+        return _summed(call, y).astype(call.scalars.dtype)
+    (y,) = kernel(
+        "scored_lut_forward",
+        (_tables(call), *_inputs(call)),
+        (jax.ShapeDtypeStruct(shape, _sum_dtype(call)),),
+        integers=(*_integers(call), call.accumulate is not None),
+        numbers=(scale(call.accumulate),),
+    )
+    if _in_units(call):
+        assert call.exponents is not None
+        y *= _quantised.power(call.exponents, y.dtype)[None]
+    return result(_summed(call, y), call.weights.dtype, call.accumulate)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+) -> dict[str, jax.Array]:
+    if call.weights.dtype == jnp.int8:
+        raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
+    dtype = _sum_dtype(call)
+    dy = cotangent.astype(jnp.float32)
+    of_read = dy
+    if _in_units(call):
+        assert call.exponents is not None
+        of_read = plain.of_every_group(call, dy) * _quantised.power(call.exponents, dy.dtype)[None]
+        dy = jnp.broadcast_to(dy, of_read.shape)
+    some, keep = bool(needs - {"weights"}), "keep" in needs
+    wanted = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
+    dtypes = {"weights": dtype, "x": dtype, "scalars": dtype, "keep": jnp.float32}
+    found = kernel(
+        "scored_lut_backward",
+        (_tables(call), *_inputs(call), dy, of_read),
+        [
+            jax.ShapeDtypeStruct(getattr(call, name).shape if want else (0,), dtypes[name])
+            for name, want in wanted.items()
+        ],
+        integers=(*_integers(call), call.accumulate is not None, wanted["weights"], some, keep),
+        numbers=(scale(call.accumulate),),
+    )
+    return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
+
+
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any
+) -> tuple[jax.Array, RowState]:
+    x, anchors, scalars, keep = _inputs(call)
+    inputs = (x, anchors, scalars, keep, cotangent.astype(jnp.float32))
+    return _rules.update(
+        "scored_lut_update", call.weights, step, call.accumulate, inputs, integers=_integers(call)
+    )
+
+
+def _tables(call: ScoredLut) -> jax.Array:
+    """Return the tables that are read; rounded ones as int8, in units of their scale."""
+    if _in_units(call):
+        assert call.exponents is not None
+        return _quantised.rounded(call.weights, call.exponents).astype(jnp.int8)
+    return plain.tables(call)
+
+
+def _in_units(call: ScoredLut) -> bool:
+    """Return whether float tables are read as int8; addends of fixed point are not in units of a scale."""
+    return call.exponents is not None and call.accumulate is None and call.weights.dtype != jnp.int8
+
+
+def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
+    """Return inputs, anchors, scalars and factors of tables."""
+    keep = jnp.zeros((0,), jnp.float32) if call.keep is None else call.keep
+    return call.x.astype(jnp.float32), call.anchors, call.scalars.astype(jnp.float32), keep.astype(jnp.float32)
+
+
+def _integers(call: ScoredLut) -> tuple[int, ...]:
+    read = call.read
+    ways = getattr(read, "ways", 2)
+    valued = ways if read.valued is None else read.valued
+    return (call.groups, _FAMILIES[type(read), ways], valued < ways, ways, call.keep is not None, valued)
+
+
+def _sum_dtype(call: ScoredLut) -> Any:
+    return jnp.float32 if call.accumulate is None else np.int32
+
+
+def _summed(call: ScoredLut, y: jax.Array) -> jax.Array:
+    return jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y

@@ -1,0 +1,66 @@
+"""Build a wheel for any Linux with glibc 2.28 or newer: ``python native/manylinux.py FOLDER``.
+
+The compiler is that of the package `ziglang`, which links against the C library that it is asked for; `auditwheel` says whether the
+wheel is what it claims.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+GLIBC = "2.28"
+NATIVE = Path(__file__).parent
+# It spells the levels of x86-64 with underscores.
+_COMPILER = """#!/bin/sh
+for word; do
+  shift
+  case "$word" in -march=x86-64-*) word="-march=x86_64_${{word##*-}}" ;; esac
+  set -- "$@" "$word"
+done
+exec "{python}" -m ziglang c++ -target {target} "$@"
+"""
+
+
+def build(folder: Path, work: Path) -> Path:
+    """Return the wheel in ``folder``; ``work`` holds the compiler and what it makes."""
+    machine = platform.machine()
+    compiler = work / "c++"
+    target = f"{machine}-linux-gnu.{GLIBC}"
+    compiler.write_text(_COMPILER.format(python=sys.executable, target=target))
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CXX": str(compiler)}
+    settings = [f"--config-settings=build-dir={work / 'build'}"]
+    command = [sys.executable, "-m", "pip", "wheel", str(NATIVE), "--no-deps", *settings]
+    subprocess.run([*command, "--wheel-dir", str(work / "wheel")], env=environment, check=True)
+    subprocess.run([sys.executable, str(NATIVE / "check_objects.py"), str(work / "build")], check=True)
+    (wheel,) = (work / "wheel").glob("*.whl")
+    tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    audit = [
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--plat",
+        tag,
+        "--only-plat",
+        "--wheel-dir",
+        str(folder),
+    ]
+    subprocess.run([*audit, str(wheel)], check=True)
+    (repaired,) = folder.glob(f"lutjax_cpu-*{tag}.whl")
+    return repaired
+
+
+def main() -> None:
+    """Write the wheel into the folder that is named."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        print(f"written: {build(folder, Path(work))}")
+
+
+if __name__ == "__main__":
+    main()

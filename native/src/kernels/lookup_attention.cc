@@ -1,0 +1,306 @@
+// `lutjax.lookup_attention`: the row of a pair has the bits of query, key and distance side by side.
+//
+// row = query.index[j] << query_shift | key.index[i] << key_shift | position.index[d];  y[j] = sum_{i, t} weights[t, row];
+// dweights[t, row] += dy[j];  the closer of query and key gets slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>, and
+// so does the position where it is closer than both.
+//
+// start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. weights: [T, R, O]. ids: query [B, Lq, T], key [B, Lk, T],
+// position [distances, T or 1]; then, if margins are differentiated, their flips and margins, and dy [B, Lq, O].
+#include "pairs.h"
+
+namespace lutjax {
+namespace {
+
+enum Inputs {
+  kStart,
+  kQuerySegments,
+  kKeySegments,
+  kWeights,
+  kQuery,
+  kKey,
+  kPosition,
+  kValues,  // of a gradient or an update; else:
+  kQueryFlip = kValues,
+  kQueryMargin,
+  kKeyFlip,
+  kKeyMargin,
+  kPositionFlip,
+  kPositionMargin,
+  kCotangent
+};
+enum Options { kWindow, kSegments, kQueryShift, kKeyShift, kFixed };
+
+Pairs pairs_of(const Array* inputs, const int64_t* integers) {
+  const Array &query = inputs[kQuery], &key = inputs[kKey];
+  const bool segments = integers[kSegments] != 0;
+  return Pairs{query.shape[0],
+               query.shape[1],
+               key.shape[1],
+               *data<const int32_t>(inputs[kStart]),
+               integers[kWindow],
+               segments ? data<const int32_t>(inputs[kQuerySegments]) : nullptr,
+               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr};
+}
+
+// Numbers of one table and one sample: of each query, each key, and each difference of places.
+template <class T>
+struct Columns {
+  T *query, *key, *position;
+
+  static int64_t size(const Pairs& pairs) { return pairs.n_queries + pairs.n_keys + pairs.n_differences(); }
+  Columns(const Pairs& pairs, T* memory) : query(memory), key(memory + pairs.n_queries), position(memory + pairs.n_queries + pairs.n_keys) {}
+
+  void table(const Pairs& pairs, const Array& of_position, int64_t t) {
+    const int64_t n = of_position.shape[0], n_tables = of_position.shape[1];
+    const T* from = data<const T>(of_position) + (n_tables == 1 ? 0 : t);
+    for (int64_t x = 0; x < pairs.n_differences(); ++x) position[x] = from[pairs.distance(x, n) * n_tables];
+  }
+  void sample(const Pairs& pairs, const Array& of_query, const Array& of_key, int64_t t, int64_t b) {
+    const int64_t n_tables = of_query.shape[2];
+    const T* from = data<const T>(of_query) + b * pairs.n_queries * n_tables + t;
+    for (int64_t j = 0; j < pairs.n_queries; ++j) query[j] = from[j * n_tables];
+    from = data<const T>(of_key) + b * pairs.n_keys * n_tables + t;
+    for (int64_t i = 0; i < pairs.n_keys; ++i) key[i] = from[i * n_tables];
+  }
+};
+
+inline int32_t put(int32_t id, int64_t shift) { return static_cast<int32_t>(static_cast<uint32_t>(id) << shift); }
+
+struct Ids {
+  static constexpr int kWays = 1;
+  struct More {};
+  static int64_t bytes(const Pairs& pairs) { return 4 * Columns<int32_t>::size(pairs); }
+
+  Ids(const Call& call, const Pairs& pairs, char* scratch)
+      : inputs(call.inputs),
+        pairs(pairs),
+        query_shift(call.integers[kQueryShift]),
+        key_shift(call.integers[kKeyShift]),
+        n_rows(static_cast<int32_t>(inputs[kWeights].shape[1])),
+        ids(pairs, reinterpret_cast<int32_t*>(scratch)) {}
+
+  void table(int64_t t) { ids.table(pairs, inputs[kPosition], t); }
+  void sample(int64_t t, int64_t b) {
+    ids.sample(pairs, inputs[kQuery], inputs[kKey], t, b);
+    for (int64_t j = 0; j < pairs.n_queries; ++j) ids.query[j] = put(ids.query[j], query_shift);
+    for (int64_t i = 0; i < pairs.n_keys; ++i) ids.key[i] = put(ids.key[i], key_shift);
+  }
+  void rows(const Run& run, int32_t (*of)[kPairs], More*) const {
+    const int32_t *key = ids.key + run.key, *position = ids.position + pairs.difference(run.query, run.key), query = ids.query[run.query];
+    int32_t* to = of[0] + run.at;
+    for (int64_t p = 0; p < run.n; ++p) to[p] = clamped(query | key[p] | position[p], n_rows);
+  }
+
+  const Array* inputs;
+  const Pairs& pairs;
+  const int64_t query_shift, key_shift;
+  const int32_t n_rows;
+  Columns<int32_t> ids;
+};
+
+// The row, that with the flip of the closer one of query and key, and that with the flip of the position.
+struct Flips : Ids {
+  static constexpr int kWays = 3;
+  struct More {
+    float margin[kPairs], position_margin[kPairs];  // margin: of the closer one of query and key
+    int32_t to_query[kPairs];                       // whether it is the query
+    int32_t to_position[kPairs];                    // whether the position is closer than both
+  };
+  static int64_t bytes(const Pairs& pairs) { return 3 * Ids::bytes(pairs); }
+
+  Flips(const Call& call, const Pairs& pairs, char* scratch)
+      : Ids(call, pairs, scratch),
+        flips(pairs, reinterpret_cast<int32_t*>(scratch + Ids::bytes(pairs))),
+        margins(pairs, reinterpret_cast<float*>(scratch + 2 * Ids::bytes(pairs))) {}
+
+  void table(int64_t t) {
+    Ids::table(t);
+    flips.table(pairs, inputs[kPositionFlip], t);
+    margins.table(pairs, inputs[kPositionMargin], t);
+  }
+  void sample(int64_t t, int64_t b) {
+    Ids::sample(t, b);
+    flips.sample(pairs, inputs[kQueryFlip], inputs[kKeyFlip], t, b);
+    margins.sample(pairs, inputs[kQueryMargin], inputs[kKeyMargin], t, b);
+    for (int64_t j = 0; j < pairs.n_queries; ++j) flips.query[j] = put(flips.query[j], query_shift);
+    for (int64_t i = 0; i < pairs.n_keys; ++i) flips.key[i] = put(flips.key[i], key_shift);
+  }
+  void rows(const Run& run, int32_t (*of)[kPairs], More* more) const {
+    const int64_t at = pairs.difference(run.query, run.key);
+    const int32_t *key = ids.key + run.key, *position = ids.position + at, query = ids.query[run.query];
+    const int32_t *key_flip = flips.key + run.key, *position_flip = flips.position + at, query_flip = flips.query[run.query];
+    const float *key_margin = margins.key + run.key, *position_margin = margins.position + at, query_margin = margins.query[run.query];
+    const float of_query = std::fabs(query_margin);
+    int32_t *main = of[0] + run.at, *flipped = of[1] + run.at, *by_position = of[2] + run.at;
+    float *margin = more->margin + run.at, *own_margin = more->position_margin + run.at;
+    int32_t *to_query = more->to_query + run.at, *to_position = more->to_position + run.at;
+    for (int64_t p = 0; p < run.n; ++p) {
+      const int32_t id = query | key[p] | position[p];
+      const float of_key = std::fabs(key_margin[p]), of_position = std::fabs(position_margin[p]);
+      const bool closer = of_query < of_key, closest = (of_position < of_query) & (of_position < of_key);
+      main[p] = clamped(id, n_rows);
+      flipped[p] = clamped(id ^ (closer ? query_flip : key_flip[p]), n_rows);
+      by_position[p] = clamped(id ^ (closest ? position_flip[p] : 0), n_rows);
+      margin[p] = closer ? query_margin : key_margin[p];
+      own_margin[p] = position_margin[p];
+      to_query[p] = closer;
+      to_position[p] = closest;
+    }
+  }
+
+  Columns<int32_t> flips;
+  Columns<float> margins;
+};
+
+template <class W>
+const char* forward(const Call& call) {
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  const Tables<const W> tables(call.inputs[kWeights]);
+  if (call.integers[kFixed]) {
+    const InIntegers how{static_cast<float>(call.numbers[0])};
+    return sum_pairs<Ids>(call, pairs, tables, how, data<int32_t>(call.outputs[0]));
+  }
+  return sum_pairs<Ids>(call, pairs, tables, InFloats{}, data<float>(call.outputs[0]));
+}
+
+// Cotangents of the margins. Outputs: of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1].
+template <class W, class How>
+const char* margins_of(const Call& given, const How& how) {
+  using Sum = typename How::Sum;
+  const Pairs pairs = pairs_of(given.inputs, given.integers);
+  const Tables<const W> tables(given.inputs[kWeights]);
+  const int64_t n_samples = pairs.n_samples, n_tables = tables.n_tables, n_outputs = tables.n_outputs;
+  const int64_t n_queries = pairs.n_queries, n_keys = pairs.n_keys, n_differences = pairs.n_differences();
+  const float* dy = data<const float>(given.inputs[kCotangent]);
+  const Call call = call_for(given, 2 * n_samples * pairs.count() * n_tables * tables.row_bytes());
+  // Parts have tables of their own, so their margins too; few tables are divided by samples as well.
+  const int64_t groups = most<int64_t>(16 / most<int64_t>(n_tables, 1), 1);
+  const Parts parts(pairs, n_tables, (n_samples + groups - 1) / groups, n_queries, kParts);
+  // Sums: [T, B, Lq], [T, B, Lk], [groups of samples, T, differences].
+  const int64_t of_queries = n_tables * n_samples * n_queries, of_keys = n_tables * n_samples * n_keys;
+  const int64_t size = of_queries + of_keys + parts.of_samples * n_tables * n_differences;
+  Sum* sums = allocated<Sum>(call, size);
+  if (sums == nullptr) return kNoMemory;
+  Sum *to_queries = sums, *to_keys = sums + of_queries, *to_differences = to_keys + of_keys;
+  std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Sum));
+  const bool done = in_parallel_with(call, parts.n(), Flips::bytes(pairs), [&](int64_t i, char* scratch) {
+    const Part part = parts[i];
+    Flips source(call, pairs, scratch);
+    for_each_block(pairs, part, source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+      float cotangent[kPairs];
+      int32_t closest[kPairs];
+      for (int64_t r = 0; r < block.n_runs; ++r) {
+        const Run& run = block.runs[r];
+        const int64_t t = run.table, b = run.sample, end = run.at + run.n;
+        const float* of_query = dy + (b * n_queries + run.query) * n_outputs;
+        for (int64_t p = run.at; p < end; ++p) {
+          block.fetch_ahead(p, 0, tables.row_bytes());
+          cotangent[p] = product(how, of_query, block.rows[0][p], block.rows[1][p], n_outputs);
+        }
+        for (int64_t p = run.at; p < end; ++p) cotangent[p] *= slope(block.more.margin[p]);
+        Sum* to_key = to_keys + (t * n_samples + b) * n_keys + run.key - run.at;
+        Sum to_query = 0;
+        for (int64_t p = run.at; p < end; ++p) {
+          const typename How::Part c = how.addend(cotangent[p]);
+          add_to(how, &to_query, block.more.to_query[p] ? c : 0);
+          add_to(how, &to_key[p], block.more.to_query[p] ? 0 : c);
+        }
+        Sum* total = to_queries + (t * n_samples + b) * n_queries + run.query;
+        add_to(how, total, static_cast<typename How::Part>(to_query));
+
+        Sum* to_difference = to_differences + (parts.group(i) * n_tables + t) * n_differences + pairs.difference(run.query, run.key) - run.at;
+        int64_t n = 0;
+        for (int64_t p = run.at; p < end; ++p) {
+          closest[n] = static_cast<int32_t>(p);
+          n += block.more.to_position[p];
+        }
+        for (int64_t k = 0; k < n; ++k) {
+          const int64_t p = closest[k];
+          const float lost = product(how, of_query, block.rows[0][p], block.rows[2][p], n_outputs);
+          add_to(how, &to_difference[p], how.addend(slope(block.more.position_margin[p]) * lost));
+        }
+      }
+    });
+  });
+  if (!done) return kNoMemory;
+  Sum *query = data<Sum>(call.outputs[0]), *key = data<Sum>(call.outputs[1]), *position = data<Sum>(call.outputs[2]);
+  transpose(to_queries, n_samples * n_queries, n_tables, n_samples * n_queries, query, n_tables);
+  transpose(to_keys, n_samples * n_keys, n_tables, n_samples * n_keys, key, n_tables);
+  const int64_t n_distances = call.outputs[2].shape[0], n_positions = call.outputs[2].shape[1];
+  for (int64_t x = 0; x < n_distances * n_positions; ++x) position[x] = 0;
+  for (int64_t g = 0; g < parts.of_samples; ++g)
+    for (int64_t t = 0; t < n_tables; ++t)
+      for (int64_t x = 0; x < n_differences; ++x)
+        add_to(how, &position[pairs.distance(x, n_distances) * n_positions + (n_positions == 1 ? 0 : t)],
+               static_cast<typename How::Part>(to_differences[(g * n_tables + t) * n_differences + x]));
+  return nullptr;
+}
+
+template <class W>
+const char* margins(const Call& call) {
+  return call.integers[kFixed] ? margins_of<W>(call, InIntegers{static_cast<float>(call.numbers[0])}) : margins_of<W>(call, InFloats{});
+}
+
+// Adds values [B, Lq, O] to the rows of a table: to its gradient, or to itself in its own memory.
+template <class Sum>
+const char* add(const Call& call, const Array& values, bool fresh) {
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  return add_to_pairs<Ids>(call, pairs, Tables<Sum>(call.outputs[0]), data<const Sum>(values), fresh);
+}
+
+template <class W>
+const char* update(const Update& u, const Call& call) {
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  const float* dy = data<const float>(call.inputs[kValues]);
+  return u.fixed ? move_pairs<Ids, W>(call, pairs, u, InIntegers{u.scale}, dy) : move_pairs<Ids, W>(call, pairs, u, InFloats{}, dy);
+}
+
+}  // namespace
+}  // namespace lutjax
+
+LUTJAX_KERNEL(lookup_attention_forward) {
+  using namespace lutjax;
+  switch (call.inputs[kWeights].type) {
+    case Type::float32: return forward<float>(call);
+    case Type::bfloat16: return forward<bfloat16>(call);
+    default: return "weights must be float32 or bfloat16";
+  }
+}
+
+LUTJAX_KERNEL(lookup_attention_margins) {
+  using namespace lutjax;
+  switch (call.inputs[kWeights].type) {
+    case Type::float32: return margins<float>(call);
+    case Type::bfloat16: return margins<bfloat16>(call);
+    default: return "weights must be float32 or bfloat16";
+  }
+}
+
+// The gradient of the tables, of which only the shape matters, from addends [B, Lq, O].
+LUTJAX_KERNEL(lookup_attention_gradient) {
+  using namespace lutjax;
+  const Array& values = call.inputs[kValues];
+  return values.type == Type::int32 ? add<int32_t>(call, values, true) : add<float>(call, values, true);
+}
+
+// The tables plus values [B, Lq, O], in their own memory.
+LUTJAX_KERNEL(lookup_attention_add) {
+  using namespace lutjax;
+  return add<float>(call, call.inputs[kValues], false);
+}
+
+// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and dy [B, Lq, O].
+LUTJAX_KERNEL(lookup_attention_update) {
+  using namespace lutjax;
+  const Update u(call);
+  Array inputs[kValues + 1];
+  for (int i = 0; i <= kValues; ++i) inputs[i] = i < kWeights ? u.inputs[i] : i > kWeights ? u.inputs[i - 1] : u.weights;
+  Call own = call;
+  own.inputs = inputs;
+  own.integers = u.integers;
+  switch (u.weights.type) {
+    case Type::float32: return update<float>(u, own);
+    case Type::bfloat16: return update<bfloat16>(u, own);
+    default: return "weights must be float32 or bfloat16";
+  }
+}

