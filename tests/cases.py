@@ -10,6 +10,9 @@ import lutjax
 from lutjax import testing
 from lutjax.cases import Tag
 
+_WITHOUT = {"pallas": ("float64",), "native": ("float16", "float64")}
+"""Dtypes that no kernel of a platform has."""
+
 
 def slow(*values):
     """The values of a case of `pytest.mark.parametrize` that runs with ``-m slow`` only."""
@@ -97,8 +100,8 @@ def in_dtypes(direction="forward", first_only=False):
     for values in at_sizes(lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction):
         (op, implementation, shape), is_slow = values_of(values)
         for dtype in testing.cases_of(op).dtypes[1:]:
-            if implementation.startswith("pallas") and dtype == "float64":
-                continue  # Pallas has no kernels for float64, and says so
+            if dtype in _WITHOUT.get(implementation.partition("/")[0], ()):
+                continue  # no kernels for it, as `explain` says
             one = (op, implementation, shape, dtype)
             is_slow = is_slow or (first_only and testing.cases_of(op).is_slow)
             found.append(slow(*one) if is_slow or dtype == "float16" else one)
