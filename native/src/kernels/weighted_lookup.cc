@@ -4,8 +4,8 @@
 //   dw[t, i[b, t, k]] += c[b, t, k] dy[b, g]
 //
 // The first `valued` ways have values; the others have dc alone. Forward, and for dc, a task has some samples of one group; for dw a table.
-#include "../rules.h"
-#include "../weighted_rows.h"
+#include "rules.h"
+#include "weighted_rows.h"
 
 namespace lutjax {
 namespace {
