@@ -180,13 +180,17 @@ void forward_of_integers(const Call& call, const Layer& a) {
     const int64_t group = i % a.groups, first = i / a.groups * each, last = least(first + each, a.blocks);
     bool unknown[kSuper * kBlock] = {};
     sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, first, last, sums, unknown);
-    for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b) {
-      const bool is_nan = unknown[b - first * kBlock];
-      for (int64_t o = 0; o < a.n_outputs; ++o) {
-        const int64_t at = (b * a.groups + group) * a.n_outputs + o;
-        int32_t sum;
-        std::memcpy(&sum, y + at, 4);
-        y[at] = is_nan ? NAN : ldexpf(static_cast<float>(sum), exponents[group * a.n_outputs + o] - 6);
+    constexpr int64_t part = 64;  // outputs whose scales are made together
+    for (int64_t from = 0; from < a.n_outputs; from += part) {
+      const int64_t size = least(part, a.n_outputs - from);
+      float scale[part];
+      for (int64_t o = 0; o < size; ++o) scale[o] = ldexpf(1.0f, exponents[group * a.n_outputs + from + o] - 6);
+      for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b) {
+        const bool is_nan = unknown[b - first * kBlock];
+        float* to = y + (b * a.groups + group) * a.n_outputs + from;
+        int32_t sum[part];
+        std::memcpy(sum, to, static_cast<size_t>(size) * 4);
+        for (int64_t o = 0; o < size; ++o) to[o] = is_nan ? NAN : static_cast<float>(sum[o]) * scale[o];
       }
     }
   });
