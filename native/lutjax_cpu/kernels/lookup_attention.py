@@ -35,7 +35,9 @@ def backward(
         arrays = [a for d in detections for a in (d.flip, d.margin)]
         outputs = [_pairs.sums(d.shape, accumulate) for d in detections]
         of_margins = _run("margins", call, (*arrays, dy), outputs)
-        found.update((n, ct) for n, ct in zip(("query", "key", "position"), of_margins, strict=True) if n in needs)
+        found.update(
+            (n, ct) for n, ct in zip(("query", "key", "position"), of_margins, strict=True) if n in needs
+        )
     return found
 
 
@@ -53,7 +55,9 @@ def update(
     )
 
 
-def _run(name: str, call: LookupAttention, arrays: Any, outputs: Any, **options: Any) -> tuple[jax.Array, ...]:
+def _run(
+    name: str, call: LookupAttention, arrays: Any, outputs: Any, **options: Any
+) -> tuple[jax.Array, ...]:
     return kernel(
         f"lookup_attention_{name}",
         (*_arrays(call), *arrays),

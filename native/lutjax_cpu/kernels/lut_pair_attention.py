@@ -55,7 +55,9 @@ def update(
     )
 
 
-def _run(name: str, call: LutPairAttention, arrays: Any, outputs: Any, **options: Any) -> tuple[jax.Array, ...]:
+def _run(
+    name: str, call: LutPairAttention, arrays: Any, outputs: Any, **options: Any
+) -> tuple[jax.Array, ...]:
     return kernel(
         f"lut_pair_attention_{name}",
         (*_arrays(call), *arrays),
