@@ -64,6 +64,7 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
   const int32_t* end = read.end + t * read.bits * read.ends;
   const F one = splat(1.0f), zero = splat(0.0f);
+  const float beta = scored ? read.scalar[0] * 1.44269504f : 0;  // of powers of two
   for (int i = 0; i < n; i += kWide) {
     I index = splat(0), flip = splat(1);
     F closest = zero, total = zero, product = zero;
@@ -73,12 +74,13 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
       if (j == 0) {
         closest = m;
       } else {
-        const Mask closer = (m < closest) | ((m != m) & (closest == closest));
+        Mask closer = m < closest;
+        if constexpr (!scored) closer = closer | ((m != m) & (closest == closest));  // a score is NaN by its sum
         closest = select(closer, m, closest);
         flip = select(closer, splat(1 << j), flip);
       }
       if constexpr (scored) {
-        const F near = exp_of_negative(m * -read.scalar[0]);
+        const F near = half_to(m * beta);
         total = j == 0 ? m : total + m;
         product = product + near * (product + 1.0f);
         if constexpr (for_gradient) put(s.near[j] + i, near);

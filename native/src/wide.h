@@ -290,6 +290,19 @@ inline F exp_of_negative(F x) {
   return select(tiny, splat(0.0f), p * as_float((bits(shifted) << 23) + 0x3f800000));
 }
 
+// 2**-x of x >= 0 to a relative 3e-7 where x is small, and at least 2**-126; a number for NaN.
+inline F half_to(F x) {
+  const F t = select(x < 126.0f, x, splat(126.0f));
+  const F shifted = 12582912.0f - t;
+  const F f = (12582912.0f - shifted) - t;
+  F p = f * 1.339086681e-3f + 9.666373953e-3f;
+  p = p * f + 5.550356954e-2f;
+  p = p * f + 2.402234823e-1f;
+  p = p * f + 6.931471825e-1f;
+  p = p * f + 1.0f;
+  return as_float(bits(p) + (bits(shifted) << 23));
+}
+
 // log(x) of normal numbers x > 0 to two units in the last place; what it is of others is not said.
 inline F log_of_normal(F x) {
   I of = bits(x);

@@ -85,9 +85,7 @@ def backward(
     return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
 
 
-def update(
-    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any
-) -> tuple[jax.Array, RowState]:
+def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:
     x, anchors, scalars, keep = _inputs(call)
     inputs = (x, anchors, scalars, keep, cotangent.astype(jnp.float32))
     return _rules.update(
@@ -111,7 +109,12 @@ def _in_units(call: ScoredLut) -> bool:
 def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
     """Return inputs, anchors, scalars and factors of tables."""
     keep = jnp.zeros((0,), jnp.float32) if call.keep is None else call.keep
-    return call.x.astype(jnp.float32), call.anchors, call.scalars.astype(jnp.float32), keep.astype(jnp.float32)
+    return (
+        call.x.astype(jnp.float32),
+        call.anchors,
+        call.scalars.astype(jnp.float32),
+        keep.astype(jnp.float32),
+    )
 
 
 def _integers(call: ScoredLut) -> tuple[int, ...]:

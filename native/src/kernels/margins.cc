@@ -3,7 +3,7 @@
 //   u[b, t, c] = x[b, g, a[t, c]] - x[b, g, b[t, c]];   dx[a] += du;   dx[b] -= du
 //
 // x: [n, H, I], u: [n, T, C]; anchors: [T, C, 2], or [T, C] of single inputs. A task has some samples.
-#include "../lanes.h"
+#include "lanes.h"
 
 namespace lutjax {
 namespace {

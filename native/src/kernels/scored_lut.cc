@@ -7,9 +7,9 @@
 // samples of one group and visits the group's tables, a few at a time. Backward, a task owns some tables of one group and visits all samples, table
 // after table: it makes the tables' gradients alone, and sums of its own for inputs and scalars, which are then added in order. How
 // tasks are cut depends on shapes alone.
-#include "../rules.h"
-#include "../scores.h"
-#include "../weighted_rows.h"
+#include "rules.h"
+#include "scores.h"
+#include "weighted_rows.h"
 
 namespace lutjax {
 namespace {

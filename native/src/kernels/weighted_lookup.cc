@@ -4,13 +4,15 @@
 //   dw[t, i[b, t, k]] += c[b, t, k] dy[b, g]
 //
 // The first `valued` ways have values; the others have dc alone. Forward, and for dc, a task has some samples of one group; for dw a table.
-#include "../rules.h"
-#include "../weighted_rows.h"
+#include "rules.h"
+#include "weighted_rows.h"
 
 namespace lutjax {
 namespace {
 
-constexpr int kBlock = 64;  // samples
+constexpr int kBlock = 64;           // samples
+constexpr int64_t kTasks = 8;        // as many at least, if there are samples for them
+constexpr int64_t kMostBlocks = 16;  // of a task
 
 struct Reads {
   int64_t n, n_tables, n_rows, n_outputs, groups, each, ways, valued, blocks;
@@ -50,20 +52,24 @@ void forward(const Call& call, const Reads& a, const Sums& sums) {
   const W* weights = data<const W>(call.inputs[0]);
   auto* y = data<typename Sums::T>(call.outputs[0]);
   const int64_t of_group = a.each * a.valued, size = a.n_rows * a.n_outputs, stride = a.groups * a.n_outputs;
-  in_parallel(call, a.blocks * a.groups, [&](int64_t i) {
-    const int64_t group = i % a.groups, block = i / a.groups;
+  // Some blocks read some tables before both go on: rows and sums stay in the cache.
+  const int64_t wanted = most<int64_t>(kTasks / most<int64_t>(a.groups, 1), 1);
+  const int64_t blocks = least<int64_t>(most<int64_t>((a.blocks + wanted - 1) / wanted, 1), kMostBlocks);
+  in_parallel(call, (a.blocks + blocks - 1) / blocks * a.groups, [&](int64_t i) {
+    const int64_t group = i % a.groups, first_block = i / a.groups * blocks, last_block = least(first_block + blocks, a.blocks);
     int32_t ids[kMostWays][kBlock];
     float c[kMostWays][kBlock];
-    for (int64_t first = 0; first < most<int64_t>(of_group, 1); first += kMostWays) {
-      Ways<W> ways;
-      for (int64_t r = first; r < least<int64_t>(first + kMostWays, of_group); ++r) {
-        const int64_t t = group * a.each + r / a.valued;
-        a.take(block, t, r % a.valued, ids[r - first], c[r - first]);
-        ways.add(weights + t * size, ids[r - first], c[r - first]);
+    for (int64_t first = 0; first < most<int64_t>(of_group, 1); first += kMostWays)
+      for (int64_t block = first_block; block < last_block; ++block) {
+        Ways<W> ways;
+        for (int64_t r = first; r < least<int64_t>(first + kMostWays, of_group); ++r) {
+          const int64_t t = group * a.each + r / a.valued;
+          a.take(block, t, r % a.valued, ids[r - first], c[r - first]);
+          ways.add(weights + t * size, ids[r - first], c[r - first]);
+        }
+        sum_weighted_rows(sums, ways, a.n_outputs, a.samples(block), first == 0,
+                          y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
       }
-      sum_weighted_rows(sums, ways, a.n_outputs, a.samples(block), first == 0,
-                        y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
-    }
   });
 }
 

@@ -1,0 +1,68 @@
+"""Native kernels of scored reads at sizes beyond those of the parity suite: several blocks of samples, outputs of many vectors."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lutjax
+from lutjax import reads
+
+pytest.importorskip("lutjax_cpu", reason="the native kernels are not installed")
+
+LAYERS = [
+    (reads.Confidence(), (130, 2, 9, 6, 48), False, "float32"),
+    (reads.Confidence(ways=1), (70, 3, 5, 4, 19), True, "float32"),
+    (reads.Blend(), (67, 1, 3, 3, 37), False, "bfloat16"),
+    (reads.PowersOfTwo(), (70, 3, 5, 4, 19), True, "float32"),
+]
+"""Reads; samples, groups, tables of each, bits and outputs; whether tables have factors; dtype."""
+
+
+def differentiated(read, implementation, n, groups, each, bits, outputs, keep, dtype):
+    """The output and every cotangent of a layer whose anchors lie beyond the inputs, too."""
+    rng = np.random.default_rng(bits)
+    tables, inputs = groups * each, 9
+    anchors = rng.integers(-2, inputs + 2, (tables, bits, 2)).astype(np.int32)
+    arrays = {
+        "x": jnp.asarray(rng.normal(size=(n, groups, inputs)), dtype),
+        "weights": jnp.asarray(rng.normal(size=(tables, 2**bits, outputs)), dtype),
+        "scalars": read.initial(),
+        "keep": jnp.asarray(rng.integers(0, 3, (n, tables)) / 2, dtype) if keep else None,
+    }
+    dy = jnp.asarray(rng.normal(size=(n, groups, outputs)), dtype)
+
+    @jax.jit
+    def run(arrays, dy):
+        def f(a):
+            return lutjax.scored_lut(
+                a["x"], a["weights"], anchors, a["scalars"], read=read, groups=groups, keep=a["keep"],
+                implementation=implementation,
+            )  # fmt: skip
+
+        y, pullback = jax.vjp(f, arrays)
+        return y, pullback(dy)
+
+    return run(arrays, dy)
+
+
+@pytest.mark.parametrize(("read", "sizes", "keep", "dtype"), LAYERS, ids=str)
+def test_many_samples_and_outputs(read, sizes, keep, dtype):
+    native, plain = (differentiated(read, i, *sizes, keep, dtype) for i in ("native", "xla"))
+    for a, e in zip(jax.tree.leaves(native), jax.tree.leaves(plain), strict=True):
+        a, e = (np.asarray(v, np.float64) for v in (a, e))
+        rounding = 2e-5 if dtype == "float32" else 2**-7
+        np.testing.assert_allclose(a, e, rtol=0, atol=rounding * np.abs(e).max())
+
+
+def test_a_read_of_your_own_is_left_to_plain_jax():
+    @dataclasses.dataclass(frozen=True)
+    class Other(reads.Blend):
+        pass
+
+    x, anchors, weights = jnp.ones((2, 3)), np.array([[[0, 1]]], np.int32), jnp.ones((1, 2, 4))
+    with pytest.raises(lutjax.NoImplementationError, match=r"reads of lutjax\.reads, not for Other"):
+        lutjax.scored_lut(x, weights, anchors, {}, read=Other(), implementation="native")
+    assert lutjax.scored_lut(x, weights, anchors, {}, read=Other()).shape == (2, 4)
