@@ -15,6 +15,7 @@
 #endif
 
 #include "levels.h"
+#include "pages.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -132,6 +133,9 @@ ffi::Error call_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
       return ffi::Error(ffi::ErrorCode::kInvalidArgument, "lutjax-cpu: " + std::string(name) + " got a type that no kernel has");
     arrays.push_back(array);
   }
+  for (size_t i = args.size(); i < buffers.size(); ++i)
+    for (size_t j = 0; j < args.size(); ++j)
+      if (buffers[i].untyped_data() == buffers[j].untyped_data()) lutjax::updated_in_place(buffers[i].untyped_data(), buffers[i].size_bytes());
   Memory memory;
   const lutjax::Call call{arrays.data(),   arrays.data() + args.size(), integers.begin(), numbers.begin(),
                           {run, &pool, threads_of(pool)}, allocate, &memory};
