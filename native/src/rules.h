@@ -13,7 +13,8 @@
 //   }
 //
 // The hits of a table are sorted by row and keep their order otherwise; each row that was hit moves once, along the sum of its
-// gradients. One task owns a table, so a result does not depend on the number of threads.
+// gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point), hits are added to the table one after the
+// other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table, so a result does not depend on the number of threads.
 #pragma once
 
 #include <cmath>
@@ -175,6 +176,54 @@ void Update::move(int64_t row, int64_t size, float* gradient, W* to) const {
 
 constexpr int64_t kAhead = 8;  // rows whose memory is asked for before they move
 
+// Asks for the first lines of a row.
+template <class W>
+inline void ask_for(const W* row, int64_t bytes) {
+  const char* from = reinterpret_cast<const char*>(row);
+  for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
+}
+
+// Addends of a table that moves hit by hit.
+struct TimesRate {
+  using Sum = float;
+  using Part = float;
+  using Parts = Floats;
+  float scale;
+
+  Part addend(float x) const { return scale * x; }
+#if defined(__GNUC__)
+  Parts addend(const Floats& x) const { return scale * x; }
+#endif
+  static Parts none() { return same(0); }
+};
+
+template <class Row>
+inline int64_t hits_of(int64_t t, int64_t n_hits, const Row& row, Hit* hits) {
+  int64_t n = 0;
+  for (int64_t i = 0; i < n_hits; ++i) {
+    const int64_t of = row(t, i);
+    if (of >= 0) hits[n++] = {static_cast<int32_t>(of), static_cast<int32_t>(i)};
+  }
+  return n;
+}
+
+template <class Row, class Sum>
+bool add_to_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
+  const int64_t n_rows = u.weights.shape[1], size = u.weights.shape[2], asked = least<int64_t>(size * 4, 1024);
+  float* weights = data<float>(u.weights);
+  const TimesRate how{-u.rate * u.factor};
+  return in_parallel_with(call, n_rows > 0 ? u.weights.shape[0] : 0, n_hits * static_cast<int64_t>(sizeof(Hit)),
+                          [&](int64_t t, char* scratch) {
+                            Hit* hits = reinterpret_cast<Hit*>(scratch);
+                            const int64_t n = hits_of(t, n_hits, row, hits);
+                            float* table = weights + t * n_rows * size;
+                            for (int64_t i = 0; i < n; ++i) {
+                              if (i + kAhead < n) ask_for(table + hits[i + kAhead].row * size, asked);
+                              sum(how, t, hits + i, int64_t{1}, table + hits[i].row * size);
+                            }
+                          });
+}
+
 template <class How, class W, class Row, class Sum>
 bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_hits, const Row& row, const Sum& sum) {
   const int64_t n_tables = u.weights.shape[0], n_rows = u.weights.shape[1], size = u.weights.shape[2];
@@ -184,23 +233,16 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
     Hit* hits = reinterpret_cast<Hit*>(scratch);
     auto* sums = reinterpret_cast<typename How::Sum*>(scratch + sums_at);
     float* gradient = reinterpret_cast<float*>(sums + size);
-    int64_t n = 0;
-    for (int64_t i = 0; i < n_hits; ++i) {
-      const int64_t of = row(t, i);
-      if (of >= 0) hits[n++] = {static_cast<int32_t>(of), static_cast<int32_t>(i)};
-    }
+    const int64_t n = hits_of(t, n_hits, row, hits);
     hits = sorted(hits, n, room, n_rows);
     W* table = weights + t * n_rows * size;
-    const int64_t lines = least<int64_t>((size * static_cast<int64_t>(sizeof(W)) + 63) / 64, 16);
+    const int64_t asked = least<int64_t>(size * static_cast<int64_t>(sizeof(W)), 1024);
     int64_t ahead = 0;
     for (int64_t first = 0, last; first < n; first = last) {
       const int32_t of = hits[first].row;
       for (last = first + 1; last < n && hits[last].row == of;) ++last;
       for (ahead = most(ahead, last); ahead < least(n, last + kAhead); ++ahead)
-        if (hits[ahead].row != hits[ahead - 1].row) {
-          const char* next = reinterpret_cast<const char*>(table + hits[ahead].row * size);
-          for (int64_t line = 0; line < lines; ++line) prefetch(next + 64 * line);
-        }
+        if (hits[ahead].row != hits[ahead - 1].row) ask_for(table + hits[ahead].row * size, asked);
       for (int64_t o = 0; o < size; ++o) sums[o] = 0;
       sum(how, t, hits + first, last - first, sums);
       for (int64_t o = 0; o < size; ++o) gradient[o] = u.gradient_of(sums[o]);
@@ -212,11 +254,13 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
 // Moves every row that was hit; see above. Returns what a kernel returns.
 template <class Row, class Sum>
 const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
+  if (n_hits > INT32_MAX) return "more hits than fit int32";
   bool done;
   switch (u.weights.type) {
     case Type::float32:
       done = u.fixed ? move_rows_of<InIntegers, float>(call, u, {u.scale}, n_hits, row, sum)
-                     : move_rows_of<InFloats, float>(call, u, {}, n_hits, row, sum);
+             : u.rule == Rule::sgd && u.weight_decay == 0 ? add_to_rows(call, u, n_hits, row, sum)
+                                                          : move_rows_of<InFloats, float>(call, u, {}, n_hits, row, sum);
       break;
     case Type::bfloat16:
       done = u.fixed ? move_rows_of<InIntegers, bfloat16>(call, u, {u.scale}, n_hits, row, sum)

@@ -19,7 +19,7 @@ def forward(call: Detect, *, device: Any) -> Detection:
         detection_of((call.x.shape[0], call.anchors.shape[0])),
         numbers=(call.epsilon,),
     )
-    return Detection(index, flip, margin, bits=call.anchors.shape[1])
+    return Detection(index, flip, margin, call.anchors.shape[1])
 
 
 def backward(

@@ -15,7 +15,7 @@ def forward(call: DetectSigns, *, device: Any) -> Detection:
     assert positions is not None
     shapes = detection_of(positions.shape[:1])
     index, flip, margin = kernel("detect_signs_forward", (positions,), shapes, numbers=(call.epsilon,))
-    return Detection(index, flip, margin, bits=call.n_bits)
+    return Detection(index, flip, margin, call.n_bits)
 
 
 def backward(

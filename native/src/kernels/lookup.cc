@@ -27,13 +27,6 @@ struct Sizes {
         n_samples(index.shape[0]) {}
 };
 
-// Asks for the first lines of a row.
-template <class W>
-inline void ask_for(const W* row, int64_t bytes) {
-  const char* from = reinterpret_cast<const char*>(row);
-  for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
-}
-
 template <class How, class W, class Y>
 const char* forward(const Call& call, const How& how) {
   const Sizes s(call.inputs[0], call.inputs[1], call.integers[0]);
@@ -121,7 +114,9 @@ const char* backward(const Call& call, const How& how) {
 
   const int64_t samples = samples_of_block(s.n_samples, kSamples);
   const int64_t of_samples = of_detection && s.n_tables > 0 ? (s.n_samples + samples - 1) / samples : 0;
+  // Rows are asked for while those of as many tables before are multiplied: a few kilobytes are on their way.
   const int64_t asked = least<int64_t>(s.n_outputs * static_cast<int64_t>(sizeof(W)), 256);
+  const int64_t ahead = least(s.n_tables, least<int64_t>(most<int64_t>(2048 / most<int64_t>(asked, 1), 1), 16));
   const auto block = [&](int64_t i, char* scratch) {
     Sum* differences = reinterpret_cast<Sum*>(scratch);
     const W** rows = reinterpret_cast<const W**>(scratch + (s.n_tables * 4 + 63) / 64 * 64);
@@ -133,16 +128,23 @@ const char* backward(const Call& call, const How& how) {
         const W* of = w + t * s.n_rows * s.n_outputs;
         found[2 * t] = of + clamped<int64_t>(id, s.n_rows) * s.n_outputs;
         found[2 * t + 1] = of + clamped<int64_t>(other, s.n_rows) * s.n_outputs;
-        ask_for(found[2 * t], asked);
-        ask_for(found[2 * t + 1], asked);
       }
     };
     look_up(first, rows);
     for (int64_t b = first; b < last; ++b) {
       if (b + 1 < last) look_up(b + 1, next);
       for (int64_t g = 0; g < s.groups; ++g)
-        for (int64_t t = g * s.each; t < (g + 1) * s.each; ++t)
+        for (int64_t t = g * s.each; t < (g + 1) * s.each; ++t) {
+          const int64_t later = t + ahead;
+          if (later < s.n_tables) {
+            ask_for(rows[2 * later], asked);
+            ask_for(rows[2 * later + 1], asked);
+          } else if (b + 1 < last) {
+            ask_for(next[2 * (later - s.n_tables)], asked);
+            ask_for(next[2 * (later - s.n_tables) + 1], asked);
+          }
           differences[t] = static_cast<Sum>(product(how, dy + b * s.width + g * s.n_outputs, rows[2 * t], rows[2 * t + 1], s.n_outputs));
+        }
       for (int64_t t = 0, at = b * s.n_tables; t < s.n_tables; ++t) store_slope(margin[at + t], differences[t], d_margin + at + t);
       const W** seen = rows;
       rows = next;
