@@ -273,7 +273,10 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
     first = jnp.concatenate([near, x[None]]), coefficients[:, :rest], _first_wires(config.kernels)
-    if lutjax.kernel_registry.resolve("bilinear_gates", *first, feature_axis=0).platform == lutjax.Platform.NATIVE:
+    if (
+        lutjax.kernel_registry.resolve("bilinear_gates", *first, feature_axis=0).platform
+        == lutjax.Platform.NATIVE
+    ):
         x = lutjax.bilinear_gates(*first, feature_axis=0)
     else:
         of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)

@@ -12,5 +12,7 @@ def forward(call: SoftLut, *, device: Any) -> jax.Array:
     return _tables_of_bits.forward(call)
 
 
-def backward(call: SoftLut, cotangent: jax.Array, needs: frozenset[str], *, device: Any) -> dict[str, jax.Array]:
+def backward(
+    call: SoftLut, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+) -> dict[str, jax.Array]:
     return _tables_of_bits.backward(call, cotangent, needs)

@@ -11,6 +11,7 @@ namespace lutjax {
 namespace {
 
 struct Soft {
+  static constexpr bool kFetched = false;
   static constexpr float kFactor = 1;
   template <class V>
   static V mix(V zero, V one, V x) { return zero + x * (one - zero); }
@@ -23,6 +24,7 @@ struct Soft {
 };
 
 struct Binary {
+  static constexpr bool kFetched = true;
   static constexpr float kFactor = 0.5f;
   template <class V>
   static V mix(V zero, V one, V x) { return where_positive(x, one, zero); }
@@ -39,11 +41,20 @@ struct Packed {
   static V mix(V zero, V one, V x) { return where_one(x, one, zero); }
 };
 
+// Bits of an address whose slots are interpolated in registers.
+constexpr int kLow = 4;
+
 // The slot that inputs address, or what lies between slots: the lowest bit first.
 template <class Kind, int n, class V, class T>
 V at(const T* slots, const V* x) {
   if constexpr (n == 0) {
     return V::all(slots[0]);
+  } else if constexpr (n > kLow) {
+    V of[1 << (n - kLow)];
+    for (int k = 0; k < 1 << (n - kLow); ++k) of[k] = at<Kind, kLow>(slots + (k << kLow), x);
+    for (int place = kLow; place < n; ++place)
+      for (int k = 0; k < 1 << (n - 1 - place); ++k) of[k] = Kind::mix(of[2 * k], of[2 * k + 1], x[place]);
+    return of[0];
   } else {
     V of[1 << (n - 1)];
     for (int k = 0; k < 1 << (n - 1); ++k) of[k] = Kind::mix(V::all(slots[2 * k]), V::all(slots[2 * k + 1]), x[0]);
@@ -51,6 +62,17 @@ V at(const T* slots, const V* x) {
       for (int k = 0; k < 1 << (n - 1 - place); ++k) of[k] = Kind::mix(of[2 * k], of[2 * k + 1], x[place]);
     return of[0];
   }
+}
+
+// The slots at the addresses of several samples: of long tables they are fetched, not chosen.
+template <int n, int lanes>
+void fetch(const float* slots, const Lanes<lanes>* x, float* to) {
+  Lanes<lanes> address = Lanes<lanes>::all(0);
+  for (int place = 0; place < n; ++place)
+    address = address + where_positive(x[place], Lanes<lanes>::all(static_cast<float>(1 << place)), Lanes<lanes>::all(0));
+  float of[lanes];
+  address.write(of);
+  for (int i = 0; i < lanes; ++i) to[i] = slots[static_cast<int32_t>(of[i])];
 }
 
 template <class X, int n>
@@ -87,7 +109,10 @@ const char* forward(const Call& call) {
       using V = decltype(lanes);
       V x[n];
       read<V, n>(rows, j, x);
-      write(at<Kind, n>(slots, x), to + j);
+      if constexpr (n > kLow && Kind::kFetched)
+        fetch<n>(slots, x, to + j);
+      else
+        write(at<Kind, n>(slots, x), to + j);
     });
   });
   return nullptr;
