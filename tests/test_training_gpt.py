@@ -199,7 +199,7 @@ def test_total_variation_is_the_mean_of_the_layers() -> None:
     ("changes", "message"),
     [
         ({"weight_decay": -0.1}, "^weight_decay is -0.1; it must be finite"),
-        ({"optimizer": "adam"}, "^weight_decay is 0.1 and optimizer 'adam'; only adamw"),
+        ({"optimizer": "adam"}, "^weight_decay is 0.1 and optimizer 'adam'; only adamw and muon"),
         ({"clip": 0.0}, "^clip is 0.0; it must be above 0"),
         ({"total_variation": float("inf")}, "^total_variation is inf"),
         ({"select_every": -1}, "^select_every is -1"),
