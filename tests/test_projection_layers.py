@@ -40,7 +40,7 @@ CASES = {
     "other_projection": Case(
         "ProjectionLUT", {**SIZES, "decompress": False, "read": reads.SoftSign(), "outputs": 2}, (5, 7)
     ),
-    "tables_alone": Case("ProjectionLUT", {**SIZES, "compress": False, "decompress": False}, (5, 9), (5, 9)),
+    "tables_alone": Case("ProjectionLUT", {**SIZES, "compress": False, "decompress": False}, (5, 9), (9, 9)),
     "powers_of_two": Case("ProjectionLUT", {**SIZES, "read": reads.PowersOfTwo()}, (5, 7)),
     "bfloat16": Case("ProjectionLUT", {**SIZES, "dtype": jnp.bfloat16}, (5, 7)),
 }

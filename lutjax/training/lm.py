@@ -56,9 +56,8 @@ class TrainingConfig(Training):
       table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam; or same, as all other
         parameters do, by dense gradients.
       table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
-      optimizer: of everything else: sgd, momentum, adam, adamw, muon (which makes steps of matrices orthogonal, and moves all
-        else by adamw), adagrad or row_adagrad.
-      weight_decay: of adamw and muon: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
+      optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
+      weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
         none.
       clip: largest norm of all gradients together; larger ones are scaled to it. Default: no limit.
       total_variation: weight in the loss of the mean squared differences between rows of a table whose addresses differ in
@@ -112,10 +111,9 @@ class TrainingConfig(Training):
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
-        if self.weight_decay and self.optimizer not in optimizers.DECAYING:
+        if self.weight_decay and self.optimizer != "adamw":
             raise ValueError(
-                f"weight_decay is {self.weight_decay} and optimizer {self.optimizer!r}; only "
-                f"{' and '.join(optimizers.DECAYING)} have weight decay."
+                f"weight_decay is {self.weight_decay} and optimizer {self.optimizer!r}; only adamw has weight decay."
             )
         if self.table_optimizer == SAME and self.table_weight_decay:
             raise ValueError(

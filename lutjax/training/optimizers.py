@@ -13,10 +13,7 @@ with needed_by(__name__):
     import optax
 
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "muon", "adagrad", "row_adagrad")
-DECAYING = ("adamw", "muon")
-"""Those that have a weight decay."""
-
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad", "row_adagrad")
 SCHEDULES = ("constant", "published", "cosine")
 
 TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
@@ -29,8 +26,6 @@ TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
 
 # The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.
 _EPS = 1e-20
-
-_MUON_RATE = 10.0  # of matrices, beside that of other parameters
 
 
 def learning_rate(
@@ -74,7 +69,7 @@ def optimizer(
     """An optimiser by name.
 
     Args:
-      weight_decay: of `adamw` and `muon`, on matrices alone: not on tables, scales, biases and scalars.
+      weight_decay: of `adamw`, on matrices alone: not on tables, scales, biases and scalars.
 
     Raises:
       ValueError: an unknown name.
@@ -89,19 +84,6 @@ def optimizer(
         case "adamw":
             # The second moment forgets sooner than usual: runs are short.
             return optax.adamw(rate, b2=0.99, weight_decay=weight_decay, mask=_matrices)
-        case "muon":
-            return optax.multi_transform(
-                {
-                    "inner": optax.chain(
-                        scale_by_muon(),
-                        optax.scale(_MUON_RATE),
-                        optax.add_decayed_weights(weight_decay),
-                        optax.scale_by_learning_rate(rate),
-                    ),
-                    "others": optimizer("adamw", rate, weight_decay=weight_decay),
-                },
-                _inner_matrices,
-            )
         case "adagrad":
             return optax.adagrad(rate, initial_accumulator_value=0.0, eps=_EPS)
         case "row_adagrad":
@@ -112,50 +94,6 @@ def optimizer(
 
 def _matrices(params: optax.Params) -> Any:
     return jax.tree.map(lambda p: p.ndim == 2, params)
-
-
-def _inner_matrices(params: optax.Params) -> Any:
-    """Return ``"inner"`` for each matrix between layers of features, ``"others"`` for all else, vectors of tokens among it."""
-
-    def label(path: Any, p: Any) -> str:
-        return "inner" if p.ndim == 2 and "embed" not in jax.tree_util.keystr(path) else "others"
-
-    return jax.tree.map_with_path(label, params)
-
-
-def scale_by_muon(decay: float = 0.95) -> optax.GradientTransformation:
-    """Muon: the nearest orthogonal matrix to the momentum of a matrix, about, so that every direction moves alike.
-
-    The momentum is Nesterov's. A matrix with more outputs than inputs moves more, by the root of their ratio.
-
-    Source: K. Jordan and others, "Muon: an optimizer for hidden layers in neural networks", 2024.
-    """
-
-    def update(
-        updates: optax.Updates, state: optax.TraceState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.TraceState]:
-        del params
-        trace = jax.tree.map(lambda g, m: decay * m + g, updates, state.trace)
-        moved = jax.tree.map(
-            lambda g, m: max(1.0, g.shape[1] / g.shape[0]) ** 0.5 * _orthogonal(g + decay * m), updates, trace
-        )
-        return moved, optax.TraceState(trace)
-
-    return optax.GradientTransformation(lambda params: optax.TraceState(jax.tree.map(jnp.zeros_like, params)), update)
-
-
-def _orthogonal(matrix: jax.Array) -> jax.Array:
-    """Five steps of an iteration by which all singular values but the smallest come to about 1 (0.7 to 1.2)."""
-    wide = matrix.shape[0] <= matrix.shape[1]
-    x = matrix if wide else matrix.T
-    x = x / jnp.maximum(jnp.linalg.norm(x), jnp.asarray(1e-8, x.dtype))
-
-    def step(_: int, x: jax.Array) -> jax.Array:
-        square = x @ x.T
-        return 3.4445 * x + (-4.7750 * square + 2.0315 * (square @ square)) @ x
-
-    x = jax.lax.fori_loop(0, 5, step, x)
-    return x if wide else x.T
 
 
 class RowRssState(NamedTuple):
