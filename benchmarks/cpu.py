@@ -89,7 +89,9 @@ def fully_connected() -> Iterator[Figure]:
         y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, anchors), x, weights)
         return state, (y, pullback(dy))
 
-    yield Figure("FC ffn, forward", lambda s, x, w: (s, lutjax.lut(x, w, anchors)), (), (x, weights), repeats=60)
+    yield Figure(
+        "FC ffn, forward", lambda s, x, w: (s, lutjax.lut(x, w, anchors)), (), (x, weights), repeats=60
+    )
     yield Figure("FC ffn, forward and backward", both, (), (x, weights, dy), repeats=40)
 
 
@@ -114,7 +116,10 @@ def scored() -> Iterator[Figure]:
 
     yield Figure("scored layer 8x64x256x48, batch 1024, forward", forward, (), (x, weights, read.initial()))
     yield Figure(
-        "scored layer 8x64x256x48, batch 1024, forward and backward", both, (), (x, weights, read.initial(), dy)
+        "scored layer 8x64x256x48, batch 1024, forward and backward",
+        both,
+        (),
+        (x, weights, read.initial(), dy),
     )
 
 
@@ -183,7 +188,11 @@ def decoding() -> Iterator[Figure]:
     from lutjax.layers import nnx as layers
 
     n_tokens, prompt = 256, jnp.arange(32, 64)
-    for name, changes in (("float32", {}), ("int8", {"read": "powers_of_two"}), ("dense", {"feed_forward": "dense"})):
+    for name, changes in (
+        ("float32", {}),
+        ("int8", {"read": "powers_of_two"}),
+        ("dense", {"feed_forward": "dense"}),
+    ):
         run = _demo(**changes)
         state = run.init()
         model = run.structure.model(written(state.params), state.others)
@@ -216,13 +225,17 @@ def language_model() -> Iterator[Figure]:
 
         def forward(carry: Any, data: Any, run: Run = run, batch: int = batch) -> Any:
             state, number = carry
-            starts = jax.random.randint(jax.random.fold_in(jax.random.key(0), number), (batch,), 0, data.size - 64)
+            starts = jax.random.randint(
+                jax.random.fold_in(jax.random.key(0), number), (batch,), 0, data.size - 64
+            )
             tokens = data[starts[:, None] + jnp.arange(run.config.context)[None, :]].astype(jnp.int32)
             logits = run.structure.model(state.params, state.others)(tokens, deterministic=True)
             return (state, number + 1), logits
 
         for name, function in (("training", trained), ("forward", forward)):
-            figure = Figure(f"LM sample, C = 6, batch {batch}, {name}", function, (state, jnp.int32(0)), (data,), batch)
+            figure = Figure(
+                f"LM sample, C = 6, batch {batch}, {name}", function, (state, jnp.int32(0)), (data,), batch
+            )
             yield figure
             state = figure.state[0]
 
@@ -262,7 +275,9 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
             _, gradient = tables.value_and_grad(lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2))(
                 {"weights": weights}
             )
-            moved, _ = tables.update_table(weights, gradient["weights"], 1e-6, tables.SGD(), tables.SGD().init(weights))
+            moved, _ = tables.update_table(
+                weights, gradient["weights"], 1e-6, tables.SGD(), tables.SGD().init(weights)
+            )
             return (moved, number + 1), ()
 
         state = (weights, jnp.int32(0))
@@ -315,10 +330,16 @@ def row(cells: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
-    parser.add_argument("--growth", action="store_true", help="measure how the time grows with tables instead")
-    parser.add_argument("--largest", type=float, default=8, metavar="GB", help="bytes of tables that it goes up to")
+    parser.add_argument(
+        "--growth", action="store_true", help="measure how the time grows with tables instead"
+    )
+    parser.add_argument(
+        "--largest", type=float, default=8, metavar="GB", help="bytes of tables that it goes up to"
+    )
     parser.add_argument("--png", type=Path, help="draw the growth into this file")
     arguments = parser.parse_args()
     if arguments.png and not arguments.growth:
@@ -332,7 +353,10 @@ def main() -> None:
         for n_bytes, what, times in growth(int(arguments.largest * 2**30)):
             found.append((n_bytes, what, times))
             shown = [f"{1e9 * times[name]:.1f}" for name in names]
-            print(row([f"{n_bytes / 2**20:.0f}", what, *shown, f"{times[names[1]] / times[names[0]]:.1f}"]), flush=True)
+            print(
+                row([f"{n_bytes / 2**20:.0f}", what, *shown, f"{times[names[1]] / times[names[0]]:.1f}"]),
+                flush=True,
+            )
         if arguments.png:
             draw(found, arguments.png)
         return
@@ -341,10 +365,23 @@ def main() -> None:
     for name in arguments.only:
         for figure in FIGURES[name]():
             times, figure.state = run(figure)
-            values = [figure.samples / times[n] if figure.per_second else 1e3 * times[n] / figure.samples for n in names]
+            values = [
+                figure.samples / times[n] if figure.per_second else 1e3 * times[n] / figure.samples
+                for n in names
+            ]
             unit = "bytes/s" if figure.per_second else "ms"
             ratio = times[names[1]] / times[names[0]]
-            print(row([figure.name, *(f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in values), unit, f"{ratio:.1f}"]), flush=True)
+            print(
+                row(
+                    [
+                        figure.name,
+                        *(f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in values),
+                        unit,
+                        f"{ratio:.1f}",
+                    ]
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -207,7 +207,12 @@ def test_new_tables_alone_are_zero_and_learn():
 
 def test_scored_tables_alone_have_no_projections():
     layer = GPT(dataclasses.replace(SMALL, **SCORED_ALONE), rngs=nnx.Rngs(0)).layers[0].feed_forward
-    assert set(nnx.to_pure_dict(nnx.state(layer, nnx.Param))) == {"weights", "log_beta", "log_gamma", "log_tau"}
+    assert set(nnx.to_pure_dict(nnx.state(layer, nnx.Param))) == {
+        "weights",
+        "log_beta",
+        "log_gamma",
+        "log_tau",
+    }
     assert layer.weights.shape == (2 * 3, 2**3, 8)
     assert layer.anchors.shape == (2 * 3, 3, 2)
 
