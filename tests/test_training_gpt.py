@@ -245,7 +245,7 @@ def command(*words: object) -> Result:
 def test_the_command(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"
     text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
-    result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--select-every", 4)
+    result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--validate", "--select-every", 4)
     assert result.exit_code == 0, result.output
     assert "test loss " in result.output
     assert "tested after 8 steps, where the validation loss is lowest: " in result.output
