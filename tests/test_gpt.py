@@ -28,6 +28,7 @@ SMALL = GPTConfig(
     lut_bits=3,
 )
 TABLES: dict[str, Any] = {"feed_forward": "projection_lut", "n_layers": 1}
+SCORED_ALONE: dict[str, Any] = {"feed_forward": "scored_lut", "n_layers": 1}
 TABLES_ALONE: dict[str, Any] = {"feed_forward": "lut", "n_layers": 1}
 
 
@@ -107,8 +108,8 @@ def test_definition(changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, slow({"dtype": "bfloat16"}), TABLES, slow(TABLES_ALONE)],
-    ids=["dense", "bfloat16", "projection_lut", "lut"],
+    [{}, slow({"dtype": "bfloat16"}), TABLES, slow(SCORED_ALONE), slow(TABLES_ALONE)],
+    ids=["dense", "bfloat16", "projection_lut", "scored_lut", "lut"],
 )
 def test_decoding_in_chunks_equals_full_pass(changes):
     model, tokens = model_of(**changes), tokens_of(2, 14)
@@ -202,6 +203,18 @@ def test_new_tables_alone_are_zero_and_learn():
     assert not np.any(layer.weights)
     gradient = nnx.jit(nnx.grad(lambda model: (model(tokens, deterministic=True) ** 2).sum()))(model)
     assert np.any(gradient["layers"][0]["feed_forward"]["weights"])
+
+
+def test_scored_tables_alone_have_no_projections():
+    layer = GPT(dataclasses.replace(SMALL, **SCORED_ALONE), rngs=nnx.Rngs(0)).layers[0].feed_forward
+    assert set(nnx.to_pure_dict(nnx.state(layer, nnx.Param))) == {
+        "weights",
+        "log_beta",
+        "log_gamma",
+        "log_tau",
+    }
+    assert layer.weights.shape == (2 * 3, 2**3, 8)
+    assert layer.anchors.shape == (2 * 3, 3, 2)
 
 
 def test_dropout_of_tables_needs_a_key_and_keeps_no_state():

@@ -40,6 +40,7 @@ CASES = {
     "other_projection": Case(
         "ProjectionLUT", {**SIZES, "decompress": False, "read": reads.SoftSign(), "outputs": 2}, (5, 7)
     ),
+    "tables_alone": Case("ProjectionLUT", {**SIZES, "compress": False, "decompress": False}, (5, 9), (9, 9)),
     "powers_of_two": Case("ProjectionLUT", {**SIZES, "read": reads.PowersOfTwo()}, (5, 7)),
     "bfloat16": Case("ProjectionLUT", {**SIZES, "dtype": jnp.bfloat16}, (5, 7)),
 }
@@ -110,10 +111,6 @@ def test_sizes_of_heads_follow_from_features():
 
 
 IMPOSSIBLE = {
-    "neither projection": (
-        {"compress": False, "decompress": False},
-        "compress and decompress are both False",
-    ),
     "inputs that do not divide": (
         {"compress": False},
         "in_features is 7 and compress is False, .* 3 heads with width=3, 9",

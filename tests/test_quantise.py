@@ -1,6 +1,7 @@
 """Deployment of language models with tables of integers: losses, texts, sizes, and runs that have no such form."""
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,9 @@ def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) ->
     texts = [command(*words, each) for each in (path, path / "quantised")]
     assert texts[0].exit_code == 0
     assert texts[0].output == texts[1].output
+    fast = command(*words, path, "--speed")
+    assert fast.stdout == texts[0].stdout
+    assert re.fullmatch(r"[\d,]+ bytes a second\.\n", fast.stderr)
 
 
 def test_sizes(deployed: tuple[Path, Result]) -> None:

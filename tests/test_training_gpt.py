@@ -34,7 +34,7 @@ CONFIG = GPTConfig(
 )
 TRAINING = TrainingConfig(
     **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
-    | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3}
+    | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3, "validate": True}
 )
 TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
 
@@ -111,7 +111,7 @@ def test_the_validation_part_may_be_trained_on() -> None:
     parts = []
     for validate in (True, False):
         run = lm_runs.LanguageModel.new(fields | {"validate": validate}, model="gpt").run
-        parts.append(np.asarray(run.advance._data))
+        parts.append(np.asarray(run.advance.data))
     assert parts[1].size == pytest.approx(parts[0].size * 90 / 85, rel=1e-3)
     np.testing.assert_array_equal(parts[1][: parts[0].size], parts[0])
 
@@ -245,7 +245,7 @@ def command(*words: object) -> Result:
 def test_the_command(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"
     text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
-    result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--select-every", 4)
+    result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--validate", "--select-every", 4)
     assert result.exit_code == 0, result.output
     assert "test loss " in result.output
     assert "tested after 8 steps, where the validation loss is lowest: " in result.output

@@ -1,5 +1,7 @@
 """``lutjax generate``: text from a trained model."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,11 @@ import click
     help="Round a model of train lm --model lut to whole numbers, with such tables, and draw as the C program does that "
     "`export` makes of it: the same bytes.",
 )
+@click.option(
+    "--speed",
+    is_flag=True,
+    help="Write the text again, compiled by now, and print bytes a second to standard error.",
+)
 def generate(
     folder: Path,
     prompt: str,
@@ -41,6 +48,7 @@ def generate(
     top_k: int | None,
     seed: int,
     integers: str | None,
+    speed: bool,
 ) -> None:
     """Continue a text with the model of a checkpoint."""
     if not prompt:
@@ -51,7 +59,7 @@ def generate(
     model, _ = lm_runs.load_model(folder, on_damage=lambda message: click.echo(message, err=True))
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
     if integers is None:
-        click.echo(prompt + lm_runs.sample(model, prompt, n_bytes, **options))
+        _print(prompt, lambda: lm_runs.sample(model, prompt, n_bytes, **options), n_bytes if speed else None)
         return
 
     from lutjax.training import integers as whole
@@ -61,5 +69,18 @@ def generate(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--temperature") from error
     rounded = whole.rounded_model(folder, model, tables=integers)
-    added = rounded.generate(prompt.encode(errors="surrogateescape"), n_bytes, **options)
-    click.echo(prompt + added.decode(errors="replace"))
+
+    def sample() -> str:
+        added = rounded.generate(prompt.encode(errors="surrogateescape"), n_bytes, **options)
+        return added.decode(errors="replace")
+
+    _print(prompt, sample, n_bytes if speed else None)
+
+
+def _print(prompt: str, sample: Callable[[], str], n_bytes: int | None) -> None:
+    """Print a prompt and what follows; if its number of bytes is given, also how many a second."""
+    click.echo(prompt + sample())
+    if n_bytes is not None:
+        start = time.perf_counter()
+        sample()
+        click.echo(f"{n_bytes / (time.perf_counter() - start):,.0f} bytes a second.", err=True)

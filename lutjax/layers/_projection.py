@@ -31,7 +31,8 @@ class ProjectionLUTArguments(Arguments):
 
     The first projection makes the inputs of the heads, ``width`` for each. The tables of a head compare pairs of its inputs, and add
     the rows that they read, weighted by a score of how sure the comparisons are: see `lutjax.scored_lut`. The second
-    projection starts at zero, so that a residual block with a new layer is the identity.
+    projection starts at zero, so that a residual block with a new layer is the identity. Without both
+    projections the layer is tables alone.
 
     Variables:
       compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and zeros.
@@ -114,10 +115,6 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         if not isinstance(self.read, Read):
             raise ValueError(
                 f"{self.layer}: read is {self.read!r}; expected one of lutjax.reads, such as Confidence()."
-            )
-        if not (self.compress or self.decompress):
-            raise ValueError(
-                f"{self.layer}: compress and decompress are both False; for tables alone use LUT or lutjax.scored_lut."
             )
         if self.bits > MAX_BITS:
             raise ValueError(

@@ -153,6 +153,10 @@ def fed(graphdef: Any, cache: Any, kept: Any, tokens: Array) -> tuple[Any, jax.A
     return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
 
 
+_TOKENS_IN_BLOCK = 32
+"""Tokens whose noise is drawn together; it bounds the memory and changes no token."""
+
+
 @functools.partial(jax.jit, static_argnames=("graphdef", "n_tokens", "top_k"))
 def _generate(
     graphdef: Any,
@@ -169,24 +173,36 @@ def _generate(
     parts: Any = nnx.split(model, nnx.Cache, ...)
     graphdef, cache, kept = parts
 
-    def draw(logits: Array, key: Array) -> jax.Array:
+    def noise(key: Array) -> jax.Array:
+        return jax.random.gumbel(key, (*prompt.shape[:-1], top_k or vocab), jnp.float32)
+
+    def draw(logits: Array, noise: Array) -> jax.Array:
+        """Draw a token: the likeliest after noise is added, as `jax.random.categorical` does."""
         logits = logits.astype(jnp.float32)
         if temperature is None:
             return jnp.argmax(logits, -1).astype(jnp.int32)
         if top_k is None:
-            return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
+            return jnp.argmax(noise + logits / temperature, -1).astype(jnp.int32)
         likeliest, tokens = jax.lax.top_k(logits, top_k)
-        choice = jax.random.categorical(key, likeliest / temperature)
+        choice = jnp.argmax(noise + likeliest / temperature, -1)
         return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
 
-    def step(carry: tuple[Any, Array], key: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    def step(carry: tuple[Any, Array], noise: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
         cache, logits = fed(graphdef, cache, kept, token[..., None])
-        token = draw(logits, key)
+        token = draw(logits, noise)
         return (cache, token), token
 
+    def steps(carry: tuple[Any, Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+        # The noise of many tokens at once: drawn in each step it takes as long as all else.
+        return jax.lax.scan(step, carry, jax.vmap(noise)(keys))
+
+    vocab = model.config.vocab_size
     keys = jax.random.split(key, n_tokens)
     cache, logits = fed(graphdef, cache, kept, prompt)
-    first = draw(logits, keys[0])
-    _, others = jax.lax.scan(step, (cache, first), keys[1:])
+    first = draw(logits, noise(keys[0]))
+    size = min(max(n_tokens - 1, 1), _TOKENS_IN_BLOCK)
+    later = jnp.concatenate([keys[1:], jnp.repeat(keys[:1], (1 - n_tokens) % size, 0)])  # more than is wanted
+    _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size))
+    others = others.reshape(-1, *first.shape)[: n_tokens - 1]
     return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)

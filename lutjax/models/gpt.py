@@ -17,7 +17,10 @@ from lutjax.layers.nnx import LUT, ProjectionLUT
 from lutjax.models._config import Config
 from lutjax.models._decoder import Decoder
 
-FEED_FORWARD = ("projection_lut", "lut", "dense")
+FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
+
+SCORED = ("projection_lut", "scored_lut")
+"""Those whose tables are read by scores."""
 
 READS: dict[str, reads.Read] = {
     "hard": reads.Hard(),
@@ -44,16 +47,16 @@ class GPTConfig(Config):
       context: longest text that is attended as a whole; longer ones through a sliding window.
       n_layers: layers of attention and feed-forward.
       n_heads: heads of attention, each of ``features / n_heads`` features.
-      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`); ``"lut"``, tables
-        alone, as in a `LUTTransformer` (`lutjax.layers.nnx.LUT`): each compares any features, and adds one row to all of them; or
-        ``"dense"``, two matrices with a GELU between them and 4 times as many features inside.
-      lut_heads: heads of tables in ``"projection_lut"``, which share its features out; ``"lut"`` has as many tables in all, without
-        heads.
+      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`); ``"scored_lut"``, the
+        same without projections and heads: each table compares any features, and adds rows to all of them; ``"lut"``, such tables with
+        hard reads, as in a `LUTTransformer` (`lutjax.layers.nnx.LUT`); or ``"dense"``, two matrices with a GELU between them and 4 times as many features inside.
+      lut_heads: heads of tables in ``"projection_lut"``, which share its features out; ``"scored_lut"`` and ``"lut"`` have as many
+        tables in all, without heads.
       lut_tables: tables of each head.
       lut_bits: comparisons of each table, which has ``2 ** lut_bits`` rows.
-      read: how tables of ``"projection_lut"`` are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
+      read: how tables of ``"projection_lut"`` and ``"scored_lut"`` are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
         of integers), and of the last two with one row in place of two ``"confidence_1"``, ``"powers_of_two_1"``.
-      table_dropout: share of the tables of ``"projection_lut"`` that an element does not read in training.
+      table_dropout: share of the tables of ``"projection_lut"`` and ``"scored_lut"`` that an element does not read in training.
       dropout: rate of dropout after the embedding, attention and feed-forward.
       dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
         Parameters, sums of layers, normalisation and logits are float32 (or float64).
@@ -106,12 +109,15 @@ class GPTConfig(Config):
         return "float64" if self.dtype == "float64" else "float32"
 
     def projection_lut_options(self) -> dict[str, Any]:
-        """Options of each feed-forward layer of tables."""
+        """Options of each feed-forward layer of scored tables."""
+        projected = self.feed_forward == "projection_lut"
         return {
             "in_features": self.features,
             "out_features": self.features,
-            "heads": self.lut_heads,
-            "tables": self.lut_tables,
+            "heads": self.lut_heads if projected else 1,
+            "tables": self.lut_tables if projected else self.lut_heads * self.lut_tables,
+            "compress": projected,
+            "decompress": projected,
             "bits": self.lut_bits,
             "read": READS[self.read],
             "table_dropout": self.table_dropout,

@@ -40,6 +40,9 @@ class Repeated:
 
     The number of steps is not static: one program serves every chunk, so where chunks begin and end changes
     nothing in the result.
+
+    Attributes:
+      step, data: as given.
     """
 
     def __init__(self, step: Step, data: Any = None):
@@ -52,20 +55,21 @@ class Repeated:
             state, total = jax.lax.fori_loop(0, count, body, (state, jnp.float32(0)))
             return state, total / count.astype(jnp.float32)
 
-        self._jitted, self._data = jax.jit(advance, donate_argnums=0), data
+        self.step, self.data = step, data
+        self._jitted = jax.jit(advance, donate_argnums=0)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
-        result: tuple[State, Array] = self._jitted(state, jnp.int32(first), jnp.int32(count), self._data)
+        result: tuple[State, Array] = self._jitted(state, jnp.int32(first), jnp.int32(count), self.data)
         return result
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """The program for states of these shapes and dtypes, and how to call it."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        program = self._jitted.lower(state, number, number, self._data).compile()
+        program = self._jitted.lower(state, number, number, self.data).compile()
 
         def advance(state: State, first: int, count: int) -> tuple[State, Array]:
-            result: tuple[State, Array] = program(state, jnp.int32(first), jnp.int32(count), self._data)
+            result: tuple[State, Array] = program(state, jnp.int32(first), jnp.int32(count), self.data)
             return result
 
         return program, advance

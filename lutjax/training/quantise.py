@@ -10,7 +10,7 @@ import jax
 from lutjax._extras import needed_by
 from lutjax.layers import nnx as layers
 from lutjax.models import GPTConfig
-from lutjax.models.gpt import READS
+from lutjax.models.gpt import READS, SCORED
 from lutjax.reads import Confidence, PowersOfTwo
 from lutjax.training import models, runs
 from lutjax.training.errors import RunError
@@ -40,7 +40,7 @@ def deployed_record(folder: Path, record: Record) -> Record:
             f"{folder} is a run of the model lut, whose form of integers is the C program that lutjax export writes: for tables "
             f"of int8 in JAX {advice}"
         )
-    if config.feed_forward != "projection_lut":
+    if config.feed_forward not in SCORED:
         tables = "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
         raise RunError(f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}")
     read = READS[config.read]
