@@ -187,13 +187,13 @@ def _generate(
         choice = jnp.argmax(noise + likeliest / temperature, -1)
         return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
 
-    def step(carry: tuple[Any, Array], noise: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    def step(carry: tuple[Any, jax.Array], noise: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
         cache, logits = fed(graphdef, cache, kept, token[..., None])
         token = draw(logits, noise)
         return (cache, token), token
 
-    def steps(carry: tuple[Any, Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    def steps(carry: tuple[Any, jax.Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
         # The noise of many tokens at once: drawn in each step it takes as long as all else.
         return jax.lax.scan(step, carry, jax.vmap(noise)(keys))
 
