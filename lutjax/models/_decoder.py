@@ -193,7 +193,7 @@ def _generate(
         token = draw(logits, noise)
         return (cache, token), token
 
-    def steps(carry: tuple[Any, Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    def steps(carry: tuple[Any, jax.Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
         # The noise of many tokens at once: drawn in each step it takes as long as all else.
         return jax.lax.scan(step, carry, jax.vmap(noise)(keys))
 
