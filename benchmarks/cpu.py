@@ -275,7 +275,7 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
             _, gradient = tables.value_and_grad(lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2))(
                 {"weights": weights}
             )
-            moved, _ = tables.update_table(
+            moved, _ = lutjax.update_table(
                 weights, gradient["weights"], 1e-6, tables.SGD(), tables.SGD().init(weights)
             )
             return (moved, number + 1), ()
