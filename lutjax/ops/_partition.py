@@ -38,7 +38,9 @@ def partitioned(
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
+        # Inside of a shard_map there is nothing to divide. On meshes in scope, which may have explicit axes, XLA divides its own operations
+        # and gathers for others.
+        if jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty:
             return function(*args)
         leaves, structure = jax.tree.flatten(args)
 
@@ -46,6 +48,8 @@ def partitioned(
             return function(*jax.tree.unflatten(structure, leaves))
 
         closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
+        if closed.effects:  # of interpreters of kernels, which JAX keeps in order
+            return function(*args)
         operands = [*_of_operands(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
         results = _of_results(op, direction, needs, shapes)
         divided = [
