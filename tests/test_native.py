@@ -129,7 +129,7 @@ def test_native_kernels_are_measured(tmp_path, monkeypatch):
 
 @installed
 def test_an_old_cpu_runs_plain_jax(monkeypatch):
-    """What the library needs of a CPU is asked before it is chosen, and nothing of it runs."""
+    """The instructions that the library needs are asked for before it is chosen, and nothing of it runs."""
     from lutjax_cpu import _native
 
     lutjax.kernel_registry._resolved.clear()
@@ -229,7 +229,7 @@ def test_fixed_point_has_the_same_bits_at_every_level(op):
 
 @installed
 def test_loops_in_loops_end():
-    """One thread waits for nobody; nor do eight devices with loops in loops in a scan."""
+    """A single thread waits for nobody; nor do eight devices with loops in loops in a scan."""
     from jax.sharding import Mesh, PartitionSpec
     from lutjax_cpu import _native
     from lutjax_cpu._call import kernel

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_the_first_layer_of_an_automaton_is_the_same_as_an_op(periodic):
-    """Where a native kernel runs the op the automaton calls it for its first layer, too; plain JAX has that one written out."""
+    """The automaton calls the op for its first layer, too, if a native kernel runs it; plain JAX has that one written out."""
     config = LogicCAConfig(channels=2, kernels=3, perception=(8, 2), update=(8, 2), periodic=periodic)
     model = LogicCA(config, rngs=nnx.Rngs(0))
     coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))

@@ -52,9 +52,16 @@ def partitioned(
             return function(*args)
         operands = [*_of_operands(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
         results = _of_results(op, direction, needs, shapes)
-        divided = [
-            a for a in _DIVIDED[direction] if a in op.divided(op.of(args[: len(op.arrays())], options))
-        ]
+        given = op.of(args[: len(op.arrays())], options)
+        divided = [axis for axis in _DIVIDED[direction] if axis in given.divided()]
+        if (
+            direction == "forward"
+            and getattr(given, "accumulate", None) is not None
+            and "t" not in op.letters()["output"]
+        ):
+            divided = [
+                "b"
+            ]  # kernels divide their sums of integers: a sum of such parts would not have the same bits
         run = _with_rule(of_leaves, closed.jaxpr, len(leaves), operands, results, tuple(divided))
         return jax.tree.unflatten(jax.tree.structure(shapes), run(*leaves, *closed.consts))
 

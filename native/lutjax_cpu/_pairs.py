@@ -1,4 +1,4 @@
-"""What both attentions give their kernels, and take from them."""
+"""Arrays and options of both attentions, as their kernels get and return them."""
 
 from typing import Any
 
