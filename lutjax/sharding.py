@@ -59,7 +59,7 @@ def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) ->
             return PartitionSpec()
         place += len(array.shape) - rank
         n = array.shape[place]
-        if n == 1 and rank == 3 and found[-1] == _DIVIDED["positions"]:  # all detectors share it
+        if n == 1 and found[-1] == _DIVIDED["positions"]:  # all detectors share it
             return PartitionSpec()
         if n % n_devices:
             fitting = [d for d in range(1, n_devices) if n % d == 0]

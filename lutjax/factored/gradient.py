@@ -130,33 +130,26 @@ class TableGradient:
             return tuple(axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a))
 
         def all_of(a: jax.Array, wanted: tuple[str, ...]) -> jax.Array:
+            differs = over(a)
             for axis in reversed(wanted):
-                if axis in untracked or axis in _compat.varying_axes(a):
+                if axis in differs:
                     a = jax.lax.all_gather(a, axis, tiled=True, to="invarying")
                 else:  # the same on all devices, beside others that differ
                     a = jnp.tile(a, (jax.lax.axis_size(axis), *(1,) * (a.ndim - 1)))
             return a
 
-        cotangent = self.cotangent
-        factor = self.factor
+        cotangent, factor, call = self.cotangent, self.factor, self.look_up
         if factor is not None and over(jnp.asarray(factor)):  # each device has its own
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
-        call = self.look_up
-        batched_arrays = [
-            a
-            for a, rank in zip(call.values(), call.ranks(), strict=True)
-            if rank is not None and a is not None
-        ]
-        wanted = tuple(
-            a for a in axes if any(a in over(leaf) for leaf in jax.tree.leaves((batched_arrays, cotangent)))
-        )
-        n_leading = [
-            leaf.ndim - rank
+        batched = [
+            (leaf, leaf.ndim - rank)
             for array, rank in zip(call.values(), call.ranks(), strict=True)
             if rank is not None
             for leaf in jax.tree.leaves(array)
         ]
-        if wanted and min(n_leading, default=0) < 1:
+        differing = set(over(cotangent)).union(*(over(leaf) for leaf, _ in batched))
+        wanted = tuple(axis for axis in axes if axis in differing)
+        if wanted and min((n_leading for _, n_leading in batched), default=0) < 1:
             raise ValueError(
                 f"TableGradient.gathered: the look-up of this table ({call.op}) has no leading axis to join the batches of devices by; "
                 "give its arguments a batch axis."

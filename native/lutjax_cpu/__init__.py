@@ -36,7 +36,6 @@ def register(registry: Any) -> None:
             f"lutjax_cpu.kernels.{op}",
             directions=directions,
             unsupported=unsupported,
-            slower=_fit.slower,
         )
 
 
