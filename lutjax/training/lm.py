@@ -220,6 +220,14 @@ class Run(ModelRun[LanguageModel]):
         others = (None if mesh is None else meshes.everywhere(mesh),) * 3
         self.advance = self._repeated(self._step_and_select, data, (where, *others))
 
+    def _shardings(self, mesh: Mesh) -> State:
+        where = super()._shardings(mesh)
+        specs = self._optimizer.specs(self.structure.abstract()[0], mesh)
+        of_optimizer = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        if self.training.select_every:
+            of_optimizer = where.optimizer._replace(optimizer=of_optimizer)
+        return where._replace(optimizer=of_optimizer)
+
     def _first_state(self, params: Any, others: Any) -> State:
         state = super()._first_state(params, others)
         if not self.training.select_every:
@@ -263,7 +271,8 @@ class Run(ModelRun[LanguageModel]):
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
         def loss_of(params: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
-            inputs, labels, part = meshes.by_sample(batch, self.mesh)
+            *text, part = batch
+            inputs, labels = meshes.by_sample(text, self.mesh)
             model = self.structure.model(params, state.others)
             rngs = nnx.Rngs(dropout=jax.random.fold_in(dropout_key, part[0]))
             logits = model(inputs, deterministic=False, rngs=rngs)
