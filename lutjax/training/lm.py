@@ -205,8 +205,7 @@ class Run(ModelRun[LanguageModel]):
 
     def _place(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
-        text, where = self._train, None if mesh is None else meshes.everywhere(mesh)
-        self._padding = 0
+        text, where, self._padding = self._train, None if mesh is None else meshes.everywhere(mesh), 0
         if mesh is not None and text.size > DIVIDED_BYTES:
             self._padding = -text.size % mesh.size
             text, where = np.pad(text, (0, self._padding)), NamedSharding(mesh, PartitionSpec(meshes.AXES))
@@ -289,7 +288,10 @@ class Run(ModelRun[LanguageModel]):
         )(loss_of, has_aux=True)
         if training.microbatches > 1:
             value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
-        batch = (*_windows(text, starts, context), part)
+        windows = _windows(text, starts, context)
+        if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
+            windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
+        batch = (*windows, part)
         (_, (losses, others)), gradients = value_and_grad(state.params, batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
