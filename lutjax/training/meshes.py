@@ -68,7 +68,7 @@ def choose(
     n_hosts = len({device.process_index for device in devices})
     if asked is not None:
         wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_hosts)
+        _check(params, devices, batch_size, wanted, n_hosts, _written(asked))
     else:
         # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided.
         kind = devices[0].device_kind
@@ -81,23 +81,26 @@ def choose(
 
 
 def _check(
-    params: Any, devices: Sequence[jax.Device], batch_size: int, wanted: Mapping[str, int], n_hosts: int
+    params: Any,
+    devices: Sequence[jax.Device],
+    batch_size: int,
+    wanted: Mapping[str, int],
+    n_hosts: int,
+    mesh: str,
 ) -> None:
-    """Refuse axes that a model, its batch or the devices do not allow."""
-    mesh, n_devices = _written(wanted), wanted[DATA] * wanted[DETECTORS]
+    """Refuse axes that a model, its batch or the devices do not allow. `mesh`: the axes as they were asked for."""
+    n_devices = wanted[DATA] * wanted[DETECTORS]
     if n_devices > len(devices) or (n_hosts > 1 and n_devices < len(devices)):
         rule = (
-            "all of which take part"
-            if n_hosts > 1
-            else "so the product of the axes must be that or a number below it"
+            "all of which take part" if n_hosts > 1 else "and the product of the axes must not be above that"
         )
         raise ValueError(
-            f"mesh is {mesh}, {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
+            f"mesh is {mesh}, so {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
         )
     if batch_size % wanted[DATA]:
         raise ValueError(
-            f"mesh is {mesh}, and the {batch_size} samples that are computed together cannot be divided evenly by {wanted[DATA]}: "
-            "give data a divisor of them, or another batch_size."
+            f"mesh is {mesh}, and a batch of {batch_size} that is computed as one cannot be divided evenly by {wanted[DATA]}: "
+            "give data a divisor of it, or another batch_size."
         )
     sharding.specs(params, _abstract(wanted[DETECTORS]))
 
@@ -141,7 +144,8 @@ def words(mesh: Mesh | None) -> str:
     """Return the devices of a run in words; without a mesh it is the first local one."""
     if mesh is None:
         return jax.local_devices()[0].device_kind
-    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(mesh.shape)})"
+    axes = {name: n for name, n in mesh.shape.items() if n > 1}
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(axes)})"
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
