@@ -197,7 +197,7 @@ def exchanged(compiled: jax.stages.Compiled) -> list[tuple[int, ...]]:
 CASES = [
     *((layout, "lut", options)
       for layout in LAYOUTS
-      for options in ({}, {"microbatches": 2}, {"select_every": 3}, {"optimizer": "row_adagrad"})),
+      for options in ({}, {"microbatches": 2}, {"select_every": 3}, {"optimizer": "row_adagrad"}, {"clip": 0.1})),
     *((layout, model, {}) for model in ("gpt_lut", "scored_lut", "projection_lut", "dense") for layout in LAYOUTS),
     *((layout, "scored_lut", DENSE) for layout in LAYOUTS),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `lutjax.sharding.DETECTORS` the tables of all layers.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lutjax import sharding
+from lutjax.factored.collect import is_factored
+from lutjax.factored.gradient import seal
 from lutjax.sharding import DETECTORS
 from lutjax.training import parameters
 
@@ -184,6 +187,32 @@ def local(tree: Any) -> Any:
         return jax.device_put(np.asarray(a), device) if len(a.sharding.device_set) > 1 else a
 
     return jax.tree.map(fetch, tree)
+
+
+def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
+    """Gather the traced factors of gradients over `DATA`: plain JAX that goes through them detector by detector would exchange sums of rows."""
+    if mesh is None or mesh.shape[DATA] == 1:
+        return gradients
+    any_way = PartitionSpec.UNCONSTRAINED
+
+    def constrained(a: Any, n_leading: int, rest: Any) -> Any:
+        spec = PartitionSpec(*[None] * n_leading, *[rest] * (a.ndim - n_leading))
+        return jax.lax.with_sharding_constraint(a, NamedSharding(mesh, spec))
+
+    def gather(gradient: Any) -> Any:
+        if not is_factored(gradient):
+            return gradient
+        call = gradient.look_up
+        arrays = (
+            array
+            if rank is None
+            else jax.tree.map(lambda a, rank=rank: constrained(a, a.ndim - rank, any_way), array)
+            for array, rank in zip(call.values(), call.ranks(), strict=True)
+        )
+        cotangent = constrained(gradient.cotangent, gradient.cotangent.ndim, None)
+        return dataclasses.replace(gradient, look_up=call.of(arrays, call.options()), sealed=seal(cotangent))
+
+    return jax.tree.map(gather, gradients, is_leaf=is_factored)
 
 
 def by_sample(arrays: Any, mesh: Mesh | None, axis: int = 0) -> Any:
