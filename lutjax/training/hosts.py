@@ -204,8 +204,11 @@ def together() -> Iterator[None]:
 
 
 def shared(error: BaseException) -> bool:
-    """Return whether all processes know of an error, and end with one."""
-    return error is _shared
+    """Return whether all processes know of an error, or of its cause, and end with one."""
+    found: BaseException | None = error
+    while found is not None and found is not _shared:
+        found = found.__cause__ or found.__context__
+    return found is not None
 
 
 def lost(error: BaseException) -> bool:

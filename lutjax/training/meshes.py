@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lutjax import sharding
 from lutjax.sharding import DETECTORS
-from lutjax.training import parameters
+from lutjax.training import hosts, parameters
 
 DATA = "data"
 """Name of the mesh axis over which the samples of a batch are divided."""
@@ -70,9 +70,10 @@ def choose(
         wanted = {name: asked.get(name, 1) for name in AXES}
         _check(params, devices, batch_size, wanted, n_hosts)
     else:
-        # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided.
+        # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided. Every process takes part, though.
         kind = devices[0].device_kind
-        devices = [d for d in devices if d.platform == "gpu" and d.device_kind == kind] or devices[:1]
+        gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
+        devices = gpus or (devices if n_hosts > 1 else devices[:1])
         wanted = _best(params, devices, batch_size, n_hosts)
     n_data, n_detectors = wanted.values()
     if n_data * n_detectors == 1:
@@ -174,8 +175,7 @@ def put(array: Any, where: NamedSharding | None) -> jax.Array:
     """
     if where is None:
         return jnp.asarray(array)
-    array = np.asarray(array)
-    return jax.make_array_from_callback(array.shape, where, lambda part: array[part])
+    return hosts.put(np.asarray(array), where)
 
 
 def local(tree: Any) -> Any:
@@ -183,7 +183,7 @@ def local(tree: Any) -> Any:
     device = jax.local_devices()[0]
 
     def fetch(a: Any) -> Any:
-        return jax.device_put(np.asarray(a), device) if len(a.sharding.device_set) > 1 else a
+        return jax.device_put(hosts.fetch(a), device) if len(a.sharding.device_set) > 1 else a
 
     return jax.tree.map(fetch, tree)
 
