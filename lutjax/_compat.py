@@ -78,15 +78,6 @@ def abstract_device() -> tuple[str, str] | None:
     return None if device is None else (device.platform or "", device.device_kind)
 
 
-def n_processes_of_cluster() -> int | None:
-    """Return the number of processes that a cluster which JAX knows has started together with this one; None outside of such clusters."""
-    from jax._src.clusters import ClusterEnv
-
-    known = (env for env in ClusterEnv._cluster_types if not env.opt_in_only_method)
-    found = next((env for env in known if env.is_env_present()), None)
-    return None if found is None else found.get_process_count()
-
-
 def coordination() -> Any:
     """Return the client of the service through which processes that have joined by `jax.distributed` exchange small values."""
     from jax._src import distributed

@@ -1,5 +1,8 @@
-"""Programs of several processes on this machine, for tests: ``processes.py MODULE:FUNCTION ARGUMENTS`` is one of them."""
+"""Programs of several processes on this machine, for tests: ``processes.py COORDINATOR N I VICTIM FUNCTION ARGUMENTS`` is one of
+them.
+"""
 
+import itertools
 import json
 import os
 import pkgutil
@@ -10,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-SECONDS = 120
+SECONDS = 240
 """Longest time of a program; then its processes are killed and the test fails."""
 
 LOST_AFTER = 10
@@ -20,17 +23,19 @@ class Processes:
     """Processes that run ``function(*arguments)`` of a module of the tests, after they have joined. A context manager that kills them.
 
     Args:
-      function: ``module:name``.
+      function: ``module:name``; or ``lutjax``, the command of these words, which joins them.
       arguments: of JSON.
       n: number of processes.
       devices: of each.
+      victim: ``(i, k)``: process i kills itself where processes agree for the k-th time whether to stop.
+      cache: folder of compiled programs.
     """
 
-    def __init__(self, function, *arguments, n=2, devices=2, words=None):
+    def __init__(self, function, *arguments, n=2, devices=2, victim=(-1, 0), cache=None):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.coordinator = f"localhost:{free.getsockname()[1]}"
-        flags = [f for f in os.environ["XLA_FLAGS"].split() if "device_count" not in f]
+        flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
         environment = {
             **os.environ,
             "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
@@ -38,20 +43,19 @@ class Processes:
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         }
+        if cache is not None:
+            environment |= {
+                "JAX_COMPILATION_CACHE_DIR": str(cache),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            }
+        words = [json.dumps(victim), function, *map(json.dumps, arguments)]
         self.processes = [
             subprocess.Popen(
-                [
-                    sys.executable,
-                    __file__,
-                    self.coordinator,
-                    str(n),
-                    str(i),
-                    function,
-                    *map(json.dumps, arguments),
-                ],
+                [sys.executable, __file__, self.coordinator, str(n), str(i), *words],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                errors="replace",
                 env=environment,
             )
             for i in range(n)
@@ -65,9 +69,9 @@ class Processes:
             process.kill()
             process.communicate()
 
-    def kill(self, i, number=signal.SIGKILL):
+    def signal(self, i, number=signal.SIGKILL):
         """Send a signal to one of them."""
-        os.kill(self.processes[i].pid, number)
+        self.processes[i].send_signal(number)
 
     def wait(self):
         """Return status and output of each, as soon as all have ended."""
@@ -84,15 +88,33 @@ def run(function, *arguments, **options):
     return [text for _, text in found]
 
 
-def main(coordinator, n, i, function, *arguments):
+def main(coordinator, n, i, victim, function, *arguments):
     import jax
 
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     from lutjax.training import hosts
 
-    hosts.initialize(coordinator, int(n), int(i), lost_after=LOST_AFTER)
-    pkgutil.resolve_name(function)(*map(json.loads, arguments))
+    hosts.LOST_AFTER = LOST_AFTER
+    victim, last = json.loads(victim)
+    if victim == int(i):
+        agree, times = hosts.agree, itertools.count(1)
+
+        def agree_or_die(flag):
+            if next(times) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return agree(flag)
+
+        hosts.agree = agree_or_die
+    words = list(map(json.loads, arguments))
+    if function == "lutjax":
+        from lutjax import cli
+
+        sys.argv[1:] = [*words, "--coordinator", coordinator, "--processes", n, "--process", i]
+        cli.main()
+    else:
+        hosts.initialize(coordinator, int(n), int(i))
+        pkgutil.resolve_name(function)(*words)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
-"""Several processes: what they agree on, and checkpoints that they write and read together."""
+"""Several processes: what they agree on, checkpoints that they write and read together, and runs that lose one of them."""
 
+import json
+import re
+import signal
+import sys
+import time
 from pathlib import Path
 
 import jax
@@ -7,29 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 import processes
 import pytest
+from click.testing import CliRunner
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from lutjax.cli._main import cli
 from lutjax.training import checkpoints, hosts
 from lutjax.training.errors import DamagedError, HostError
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 SPECS = {
     "table": P("detectors"),
     "rows": P(None, "data"),
     "same": P(),
     "both": P(("data", "detectors")),
-    "key": P(),
+    "step": P(),
 }
 
 
 def values():
     """Arrays with all bits in use."""
+    rng = np.random.default_rng(0)
     return {
-        "table": np.random.default_rng(0).normal(size=(8, 6, 8)).astype(np.float32),
+        "table": rng.normal(size=(8, 6, 8)).astype(np.float32),
         "rows": np.arange(40, dtype=np.int32).reshape(5, 8),
-        "same": np.float32(3.25),
-        "both": np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32).astype(jnp.bfloat16),
-        "key": jax.random.key_data(jax.random.key(5)),
+        "same": rng.integers(0, 2**32, (2,), np.uint32),
+        "both": rng.normal(size=(8, 3)).astype(np.float32).astype(jnp.bfloat16),
+        "step": np.int32(7),
     }
 
 
@@ -44,10 +54,9 @@ def save(directory, n_data, step):
 
 
 def check(directory, n_data, step):
-    """Read a checkpoint in pieces on another mesh, and compare bits."""
+    """Read a checkpoint in other pieces, on another mesh, and compare bits."""
     assert checkpoints.read_meta(Path(directory)) == (step, {"name": "sharded"})
-    other = {**SPECS, "table": P("data", None, "detectors"), "rows": P()}
-    wanted = placed(n_data, other)
+    wanted = placed(n_data, {**SPECS, "table": P("data", None, "detectors"), "rows": P()})
     template = {
         name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for name, a in wanted.items()
     }
@@ -57,24 +66,7 @@ def check(directory, n_data, step):
         np.testing.assert_array_equal(hosts.fetch(found[name]), np.asarray(a), strict=True)
 
 
-def write_and_read(directory):
-    save(directory, 2, 5)
-    check(directory, 1, 5)
-    check(directory, 4, 5)
-
-
-def test_a_checkpoint_of_two_processes(tmp_path: Path) -> None:
-    processes.run("test_hosts:write_and_read", str(tmp_path))
-    for n_data in (1, 4):  # of eight devices of one process
-        check(tmp_path, n_data, 5)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["5"]
-    alone = {name: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for name, a in values().items()}
-    for name, array in checkpoints.restore(tmp_path, 5, "model", alone).items():
-        assert array.devices() == {jax.local_devices()[0]}
-        np.testing.assert_array_equal(np.asarray(array), np.asarray(values()[name]))
-
-
-def agreements(directory):
+def together(directory, written_alone):
     i, n = hosts.index(), hosts.count()
     assert hosts.is_first() == (i == 0)
     hosts.barrier("here")
@@ -83,37 +75,180 @@ def agreements(directory):
     assert hosts.agree(i == n - 1)
     assert not hosts.agree(False)
 
-    def fail():
-        raise OSError(28, "no space")
+    def fail(error):
+        raise error
 
     with pytest.raises(OSError if i == 0 else HostError, match="no space") as caught:
-        hosts.by_first(fail)
+        hosts.by_first(lambda: fail(OSError(28, "no space")))
     assert hosts.shared(caught.value)
+
+    @hosts.together()
+    def fail_in_one():
+        if i == 1:
+            raise KeyError("name")
+
     with pytest.raises(
-        KeyError if i == 1 else HostError, match="process 1: 'name'" if i != 1 else "name"
+        KeyError if i == 1 else HostError, match="name" if i == 1 else "process 1: 'name'"
     ) as caught:
-        with hosts.together():
-            if i == 1:
-                raise KeyError("name")
+        fail_in_one()
     assert hosts.shared(caught.value)
-    with hosts.together():
-        pass
-    # A damaged file is noticed by all, whoever reads it.
+    check(written_alone, 2, 1)
     path = Path(directory)
-    save(path, 1, 1)
-    save(path, 2, 2)
-    if i == 0:
-        damaged = sorted(p for p in (path / "2").rglob("*") if p.is_file() and p.name != "checkpoint.json")
-        damaged[-1].write_bytes(b"x")
-    hosts.barrier("damaged")
+    save(path, 2, 5)
+    save(path, 1, 6)
+    # A damaged file is noticed by all, whoever reads it.
+    files = sorted(p for p in (path / "6").rglob("*") if p.is_file() and p.name != "checkpoint.json")
+    hosts.by_first(lambda: files[-1].write_bytes(b"x"))
     with pytest.raises(DamagedError, match="has changed since it was written"):
-        checkpoints.read_meta(path, 2)
+        checkpoints.read_meta(path, 6)
     messages = []
-    assert checkpoints.read_meta(path, on_damage=messages.append)[0] == 1
+    assert checkpoints.read_meta(path, on_damage=messages.append)[0] == 5
     assert len(messages) == 1
-    save(path, 1, 2)  # in its place
-    check(path, 4, 2)
+    save(path, 4, 6)  # in its place
+    check(path, 1, 6)
 
 
-def test_two_processes_agree(tmp_path: Path) -> None:
-    processes.run("test_hosts:agreements", str(tmp_path))
+def test_two_processes_agree_and_share_checkpoints(tmp_path: Path) -> None:
+    save(tmp_path / "alone", 2, 1)
+    processes.run("test_hosts:together", str(tmp_path / "run"), str(tmp_path / "alone"))
+    check(tmp_path / "run", 4, 6)  # eight devices of one process
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["5", "6"]
+    template = {name: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for name, a in values().items()}
+    for name, array in checkpoints.restore(tmp_path / "run", 5, "model", template).items():
+        assert array.devices() == {jax.local_devices()[0]}
+        np.testing.assert_array_equal(np.asarray(array), np.asarray(values()[name]), strict=True)
+
+
+def test_one_process_needs_no_others() -> None:
+    with hosts.together():
+        hosts.initialize()
+        hosts.barrier("alone")
+        assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
+        assert hosts.gather(3) == [3]
+        assert hosts.by_first(lambda: 4) == 4
+        assert hosts.agree(True)
+        assert not hosts.agree(False)
+    assert not hosts.lost(RuntimeError("NCCL"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("10.0.0.1:1",),
+            "coordinator is 10.0.0.1:1, and n_processes and process are missing: .* give all three",
+        ),
+        (("10.0.0.1:1", 2), "process is missing"),
+        (("10.0.0.1", 2, 0), r"coordinator is '10\.0\.0\.1'; it must be host:port"),
+        (("10.0.0.1:1", 2, 2), "process is 2; it must be 0 to 1"),
+        (("10.0.0.1:1", 0, 0), "n_processes is 0"),
+    ],
+)
+def test_processes_that_cannot_be(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hosts.initialize(*arguments)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_PROCID": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "joined"),
+    [
+        ({}, (), (None, None, None, [], "slurm")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (), (None, None, None, None, "slurm")),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"},
+            (),
+            (None, None, None, [], "slurm"),
+        ),
+        ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, (), (None, None, None, None, "slurm")),
+        ({}, ("h:1",), ("h:1", None, None, [], "slurm")),
+        ({}, ("h:1", 3, 2), ("h:1", 3, 2, [], "deactivate")),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, (), None),
+    ],
+)
+def test_slurm(
+    monkeypatch: pytest.MonkeyPatch, changes: dict, arguments: tuple, joined: tuple | None
+) -> None:
+    for name, value in {**SLURM, **changes}.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+
+    def initialize(*given, local_device_ids, cluster_detection_method, **_):
+        calls.append((*given, local_device_ids, cluster_detection_method))
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    enabled = jax.config.jax_enable_preemption_service
+    try:
+        hosts.initialize(*arguments)
+    finally:
+        jax.config.update("jax_enable_preemption_service", enabled)
+    assert calls == ([] if joined is None else [joined])
+
+
+SIZES = "--model lut --context 8 --features 8 --n-layers 1 --n-heads 1 --n-detectors 4 --n-anchors 2 --n-position-bits 2 --ffn-detectors 4"
+SIZES = [
+    *SIZES.split(),
+    *"--ffn-anchors 3 --batch-size 4 --schedule constant --learning-rate 0.03 --loss mean".split(),
+]
+STEPS = "--steps 16 --log-every 4 --eval-every 8 --checkpoint-every 4".split()
+LOST = "process 0: another process of this run has ended, or cannot be reached.*go on with --resume"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "fox.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on one device that was never stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+    return out
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def check_same(out: Path, expected: Path) -> None:
+    """Check that two runs have measured the same, within rounding."""
+    found = []
+    for folder in (out, expected):
+        step, meta = checkpoints.read_meta(folder / "checkpoints")
+        history = meta["history"]
+        found.append((step, [point for name in ("train", "test") for point in history[name]]))
+    (step, points), (wanted, others) = found
+    assert step == wanted
+    np.testing.assert_allclose(points, others, rtol=1e-4)
+    assert (out / "finished.json").exists()
+
+
+def test_a_run_that_loses_a_process_goes_on_without_it(
+    text: Path, whole: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", "lm", "--text", text, "--out", out, *SIZES, *STEPS, "--mesh", "data=2,detectors=2"]
+    options = {"victim": (1, 3), "cache": compilation_cache_directory}
+    with processes.Processes("lutjax", *map(str, words), **options) as started:
+        (status, shown), (killed, nothing) = started.wait()
+    assert (status, killed) == (1, -signal.SIGKILL)
+    assert re.search(LOST, shown)
+    assert "4 x cpu (data=2,detectors=2)" in shown
+    assert "step 4/16" in shown
+    assert "step" not in nothing
+    assert checkpoints.steps(out / "checkpoints") == [4, 8]
+    assert "resumed after 8 steps" in command("train", "lm", "--resume", "--out", out)
+    check_same(out, whole)

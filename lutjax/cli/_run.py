@@ -6,6 +6,7 @@ import os
 import pkgutil
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -116,10 +117,22 @@ def _processes(coordinator: str | None, n_processes: int | None, process: int | 
     """Join the processes of a run. An error of any of them ends all, and is said once, if they can still agree on that."""
     from lutjax.training import hosts
 
+    waiting = threading.Timer(
+        10,
+        click.echo,
+        (f"waiting for the other processes, for at most {hosts.JOINED_AFTER} s",),
+        {"err": True},
+    )
+    waiting.daemon = True
+    waiting.start()
     try:
         hosts.initialize(coordinator, n_processes, process)
+    except RunError:
+        raise
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    finally:
+        waiting.cancel()
     if hosts.count() == 1:
         yield
         return

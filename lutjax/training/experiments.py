@@ -416,7 +416,9 @@ def _check_processes(experiment: Experiment) -> None:
     of_each = hosts.gather(json.dumps([record, meshes.words(experiment.run.mesh)], sort_keys=True))
     for process, one in enumerate(of_each):
         if one != of_each[0]:
-            raise HostError(f"process {process} has other options or other data than process 0: give all the same.")
+            raise HostError(
+                f"process {process} has other options or other data than process 0: give all the same."
+            )
 
 
 def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
@@ -425,6 +427,11 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
         start, first = time.perf_counter(), done
         resumed = f"; resumed after {done} steps" if done else ""
         show.line(f"training {experiment.describe()} on {meshes.words(experiment.run.mesh)}{resumed}")
+        if hosts.count() > 1:
+            show.line(
+                f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
+                "remain."
+            )
         state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
         state, done = _train(experiment, state, folder, done, show)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")

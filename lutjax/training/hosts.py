@@ -23,11 +23,20 @@ from lutjax.training.errors import HostError
 
 T = TypeVar("T")
 
+JOINED_AFTER = 300
+"""Seconds for which processes wait for each other at the start."""
+
 LOST_AFTER = 100
 """Seconds without a sign of life after which a process counts as lost; all others are then ended."""
 
 PATIENCE = 10
 """Seconds for which a process that fails waits for the others to notice, before it ends without them."""
+
+# Variables that a cluster sets for each process that it starts: the number of processes, and others that show that it is there.
+_CLUSTERS = {
+    "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_PROCID"),
+    "ompi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
+}
 
 _numbers = itertools.count()
 _shared: BaseException | None = None
@@ -38,32 +47,33 @@ def initialize(
     n_processes: int | None = None,
     process: int | None = None,
     *,
-    lost_after: int = LOST_AFTER,
+    lost_after: int | None = None,
 ) -> None:
     """Join the processes of a run, before anything asks JAX for devices.
 
-    Without arguments it does so where a cluster that JAX knows (SLURM, Open MPI, Kubernetes, TPU pods) has started several processes, and
-    nothing otherwise. Does nothing in a process that has joined already.
+    Without arguments it does so where SLURM (``srun``) or Open MPI (``mpirun``) has started several processes, and nothing otherwise. Does nothing
+    in a process that has joined already. With one process on each host of a cluster it has all devices there.
 
     Args:
       coordinator: ``host:port`` of the first process, at a free port; the same in every process.
       n_processes: number of processes.
       process: number of this one, from 0.
-      lost_after: seconds without a sign of life after which a process counts as lost, and all others end.
+      lost_after: seconds without a sign of life after which a process counts as lost, and all others end; by default `LOST_AFTER`.
 
     Raises:
       ValueError: only some arguments are given, or one is impossible.
+      HostError: the first process cannot wait for the others there.
     """
     if jax.distributed.is_initialized():
         return
     given = {"coordinator": coordinator, "n_processes": n_processes, "process": process}
     missing = [name for name, value in given.items() if value is None]
-    in_cluster = _compat.n_processes_of_cluster()
-    if in_cluster is None and 0 < len(missing) < 3:
+    cluster, in_cluster = _cluster() or (None, None)
+    if cluster is None and 0 < len(missing) < 3:
         name = next(name for name, value in given.items() if value is not None)
         raise ValueError(
             f"{name} is {given[name]}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
-            "no cluster is known here that could tell."
+            "neither SLURM nor Open MPI has started this process, so give all three."
         )
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         raise ValueError(
@@ -77,17 +87,32 @@ def initialize(
         return
     # It would take SIGTERM, which ends a run with a checkpoint.
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(
-        coordinator,
-        n_processes,
-        process,
-        local_device_ids=[] if in_cluster is None or _sees_its_own_devices() else None,
-        heartbeat_timeout_seconds=lost_after,
-    )
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            n_processes,
+            process,
+            local_device_ids=[] if cluster and _all_are_its_own() else None,
+            cluster_detection_method=cluster if missing else "deactivate",
+            initialization_timeout=JOINED_AFTER,
+            heartbeat_timeout_seconds=LOST_AFTER if lost_after is None else lost_after,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise HostError(f"processes cannot meet at {coordinator}: {str(error).splitlines()[0]}") from error
 
 
-def _sees_its_own_devices() -> bool:
-    """Return whether all devices that a process in a cluster can see are its own; JAX's rule is else one for each process of a host."""
+def _cluster() -> tuple[str, int] | None:
+    """Return the cluster that has started this process together with others, as JAX names it, and their number; None if none has."""
+    for name, (size, *others) in _CLUSTERS.items():
+        if all(variable in os.environ for variable in (size, *others)):
+            return name, int(os.environ[size])
+    return None
+
+
+def _all_are_its_own() -> bool:
+    """Return whether a process of a cluster has all devices that it sees. JAX's rule, else, is one for each process of a host."""
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return False
     per_host = os.environ.get("SLURM_STEP_TASKS_PER_NODE", os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return bool(re.fullmatch(r"1(\(x\d+\))?", per_host)) or (visible is not None and "," not in visible)
