@@ -24,14 +24,14 @@ class Processes:
 
     Args:
       function: ``module:name``; or ``lutjax``, the command of these words, which joins them.
-      arguments: of JSON.
+      arguments: of JSON; ``{i}`` in a string is the number of the process.
       n: number of processes.
       devices: of each.
-      victim: ``(i, k)``: process i kills itself where processes agree for the k-th time whether to stop.
+      victim: ``(i, name, k, how)``: process i is killed, or raises an error, where it calls a function of `hosts` for the k-th time.
       cache: folder of compiled programs.
     """
 
-    def __init__(self, function, *arguments, n=2, devices=2, victim=(-1, 0), cache=None):
+    def __init__(self, function, *arguments, n=2, devices=2, victim=(-1, "agree", 0, "kill"), cache=None):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.coordinator = f"localhost:{free.getsockname()[1]}"
@@ -88,6 +88,20 @@ def run(function, *arguments, **options):
     return [text for _, text in found]
 
 
+def fail_at(hosts, name, last, how):
+    """Let this process fail where it calls a function of `hosts` for the `last`-th time."""
+    function, times = getattr(hosts, name), itertools.count(1)
+
+    def fail(*arguments):
+        if next(times) == last:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    setattr(hosts, name, fail)
+
+
 def main(coordinator, n, i, victim, function, *arguments):
     import jax
 
@@ -96,17 +110,10 @@ def main(coordinator, n, i, victim, function, *arguments):
     from lutjax.training import hosts
 
     hosts.LOST_AFTER = LOST_AFTER
-    victim, last = json.loads(victim)
+    victim, name, last, how = json.loads(victim)
     if victim == int(i):
-        agree, times = hosts.agree, itertools.count(1)
-
-        def agree_or_die(flag):
-            if next(times) == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return agree(flag)
-
-        hosts.agree = agree_or_die
-    words = list(map(json.loads, arguments))
+        fail_at(hosts, name, last, how)
+    words = [word.replace("{i}", i) if isinstance(word, str) else word for word in map(json.loads, arguments)]
     if function == "lutjax":
         from lutjax import cli
 

@@ -1,9 +1,7 @@
 """Several processes: what they agree on, checkpoints that they write and read together, and runs that lose one of them."""
 
-import json
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import numpy as np
 import processes
 import pytest
 from click.testing import CliRunner
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from lutjax.cli._main import cli
 from lutjax.training import checkpoints, hosts
@@ -196,9 +193,20 @@ def test_slurm(
 SIZES = "--model lut --context 8 --features 8 --n-layers 1 --n-heads 1 --n-detectors 4 --n-anchors 2 --n-position-bits 2 --ffn-detectors 4"
 SIZES = [
     *SIZES.split(),
-    *"--ffn-anchors 3 --batch-size 4 --schedule constant --learning-rate 0.03 --loss mean".split(),
+    *[
+        "--ffn-anchors",
+        "3",
+        "--batch-size",
+        "4",
+        "--schedule",
+        "constant",
+        "--learning-rate",
+        "0.03",
+        "--loss",
+        "mean",
+    ],
 ]
-STEPS = "--steps 16 --log-every 4 --eval-every 8 --checkpoint-every 4".split()
+STEPS = ["--steps", "16", "--log-every", "4", "--eval-every", "8", "--checkpoint-every", "4"]
 LOST = "process 0: another process of this run has ended, or cannot be reached.*go on with --resume"
 
 
@@ -241,7 +249,7 @@ def test_a_run_that_loses_a_process_goes_on_without_it(
 ) -> None:
     out = tmp_path / "run"
     words = ["train", "lm", "--text", text, "--out", out, *SIZES, *STEPS, "--mesh", "data=2,detectors=2"]
-    options = {"victim": (1, 3), "cache": compilation_cache_directory}
+    options = {"victim": (1, "agree", 3, "kill"), "cache": compilation_cache_directory}
     with processes.Processes("lutjax", *map(str, words), **options) as started:
         (status, shown), (killed, nothing) = started.wait()
     assert (status, killed) == (1, -signal.SIGKILL)
@@ -252,3 +260,159 @@ def test_a_run_that_loses_a_process_goes_on_without_it(
     assert checkpoints.steps(out / "checkpoints") == [4, 8]
     assert "resumed after 8 steps" in command("train", "lm", "--resume", "--out", out)
     check_same(out, whole)
+
+
+def train(text: Path, out: Path, *words: str, **options) -> list[tuple[int, str]]:
+    """Start a run in several processes, or go on with it: status and output of each."""
+    new = ["--resume"] if (out / "checkpoints").exists() else ["--text", str(text), *SIZES, *STEPS]
+    with processes.Processes("lutjax", "train", "lm", "--out", str(out), *new, *words, **options) as started:
+        return started.wait()
+
+
+@pytest.mark.slow
+def test_four_processes_lose_one_and_two_go_on(
+    text: Path, whole: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    cache = {"cache": compilation_cache_directory}
+    start = time.monotonic()
+    found = train(
+        text,
+        tmp_path,
+        "--mesh",
+        "data=2,detectors=2",
+        n=4,
+        devices=1,
+        victim=(2, "agree", 4, "kill"),
+        **cache,
+    )
+    assert time.monotonic() - start < processes.SECONDS / 2
+    assert found[2][0] == -signal.SIGKILL
+    assert all(status for status, _ in found)
+    assert re.search(LOST, found[0][1])
+    found = train(text, tmp_path, "--mesh", "detectors=4", **cache)
+    assert [status for status, _ in found] == [0, 0]
+    assert "resumed after 12 steps" in found[0][1]
+    check_same(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_kills_wherever_processes_meet(
+    text: Path, whole: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    kills = [
+        (0, "agree", 3),
+        (1, "gather", 4),
+        (0, "by_first", 12),
+        (1, "by_first", 13),
+        (0, "gather", 4),
+        (1, "fetch", 1),
+    ]
+    for victim in kills:
+        found = train(text, tmp_path, victim=(*victim, "kill"), cache=compilation_cache_directory)
+        assert found[victim[0]][0] in (0, -signal.SIGKILL)
+        other = found[1 - victim[0]]
+        if other[0]:  # of JAX, where the first process is lost
+            assert re.search("another process of this run has ended|another task died", other[1])
+    train(text, tmp_path, cache=compilation_cache_directory)
+    check_same(tmp_path, whole)
+    assert not list(tmp_path.glob("checkpoints/.*"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all(
+    text: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    words = [
+        "train",
+        "lm",
+        "--text",
+        str(text),
+        "--out",
+        str(tmp_path),
+        *SIZES,
+        "--log-every",
+        "4",
+        "--checkpoint-every",
+        "4",
+    ]
+    with processes.Processes("lutjax", *words, cache=compilation_cache_directory) as started:
+        deadline = time.monotonic() + processes.SECONDS
+        while not checkpoints.steps(tmp_path / "checkpoints") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        started.signal(1, signal.SIGTERM)
+        (first, shown), (second, nothing) = started.wait()
+    assert (first, second) == (130, 130)
+    done = re.search(r"stopped after (\d+) of 1000 steps. Go on with:\n  lutjax train lm --resume", shown)
+    assert checkpoints.steps(tmp_path / "checkpoints")[-1] == int(done[1])
+    assert "stopped" not in nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--text", "{folder}/fox{i}.txt"],
+            "Error: Invalid value for --text: process 1: cannot read the text",
+        ),
+        (
+            ["--text", "{folder}/fox0.txt", "--eval-every", "1{i}"],
+            "Error: process 1 has other options or other data than process 0",
+        ),
+        (
+            ["--text", "{folder}/fox0.txt", "--batch-size", "3"],
+            "Error: .*samples that are computed together cannot be divided",
+        ),
+    ],
+)
+def test_an_error_of_one_process_is_said_once(
+    text: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "fox0.txt").write_bytes(text.read_bytes())
+    words = [word.replace("{folder}", str(tmp_path)) for word in words]
+    with processes.Processes(
+        "lutjax", "train", "lm", "--out", str(tmp_path / "run"), *SIZES, *words
+    ) as started:
+        (first, shown), (second, nothing) = started.wait()
+    assert first
+    assert second
+    assert re.search(message, shown), shown
+    assert "Error" not in nothing
+    assert "Traceback" not in shown + nothing
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_where_others_wait_ends_them(
+    text: Path, whole: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    options = {"victim": (1, "agree", 3, "raise"), "cache": compilation_cache_directory}
+    (first, shown), (second, other) = train(text, tmp_path, **options)
+    assert first
+    assert second == 1
+    assert "Error: process 1: No space left on device" in other
+    assert re.search(f"{LOST}|another task died", shown)
+    train(text, tmp_path, cache=compilation_cache_directory)
+    check_same(tmp_path, whole)
+
+
+OTHERS = {
+    "gpt": "lm --text {text} --model gpt --feed-forward lut --context 8 --features 8 --n-layers 1 --n-heads 1 --head-features 8 --batch-size 4 "
+    "--select-every 4 --microbatches 2",
+    "digits": "digits --layers 200,100 --batch-size 16",
+    "ca": "ca --experiment checkerboard --batch-size 4 --no-pictures",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_runs_of_other_kinds(
+    name: str, text: Path, tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    words = ["train", *OTHERS[name].format(text=text).split(), *STEPS]
+    command(*words, "--out", tmp_path / "alone")
+    outputs = processes.run(
+        "lutjax", *words, "--out", str(tmp_path / "two"), cache=compilation_cache_directory
+    )
+    assert "finished, as all 16 steps are done" in outputs[0]
+    assert "finished" not in outputs[1]
+    check_same(tmp_path / "two", tmp_path / "alone")
