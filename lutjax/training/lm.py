@@ -205,8 +205,7 @@ class Run(ModelRun[LanguageModel]):
 
     def _place(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
-        text, where = self._train, None if mesh is None else meshes.everywhere(mesh)
-        self._padding = 0
+        text, where, self._padding = self._train, None if mesh is None else meshes.everywhere(mesh), 0
         if mesh is not None and text.size > DIVIDED_BYTES:
             self._padding = -text.size % mesh.size
             text, where = np.pad(text, (0, self._padding)), NamedSharding(mesh, PartitionSpec(meshes.AXES))
@@ -219,6 +218,14 @@ class Run(ModelRun[LanguageModel]):
         data = (text, self._validation, windows.starts, windows.skipped)
         others = (None if mesh is None else meshes.everywhere(mesh),) * 3
         self.advance = self._repeated(self._step_and_select, data, (where, *others))
+
+    def _shardings(self, mesh: Mesh) -> State:
+        where = super()._shardings(mesh)
+        specs = self._optimizer.specs(self.structure.abstract()[0], mesh)
+        of_optimizer = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        if self.training.select_every:
+            of_optimizer = where.optimizer._replace(optimizer=of_optimizer)
+        return where._replace(optimizer=of_optimizer)
 
     def _first_state(self, params: Any, others: Any) -> State:
         state = super()._first_state(params, others)
@@ -263,7 +270,8 @@ class Run(ModelRun[LanguageModel]):
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
         def loss_of(params: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
-            inputs, labels, part = meshes.by_sample(batch, self.mesh)
+            *text, part = batch
+            inputs, labels = meshes.by_sample(text, self.mesh)
             model = self.structure.model(params, state.others)
             rngs = nnx.Rngs(dropout=jax.random.fold_in(dropout_key, part[0]))
             logits = model(inputs, deterministic=False, rngs=rngs)
@@ -280,7 +288,10 @@ class Run(ModelRun[LanguageModel]):
         )(loss_of, has_aux=True)
         if training.microbatches > 1:
             value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
-        batch = (*_windows(text, starts, context), part)
+        windows = _windows(text, starts, context)
+        if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
+            windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
+        batch = (*windows, part)
         (_, (losses, others)), gradients = value_and_grad(state.params, batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)

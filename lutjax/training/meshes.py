@@ -155,15 +155,9 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh))
 
 
-def placed(shapes: Any, mesh: Mesh | None) -> Any:
-    """Return the shapes of a model's arrays with where they lie."""
-    if mesh is None:
-        return shapes
-    return jax.tree.map(
-        lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
-        shapes,
-        shardings(shapes, mesh),
-    )
+def placed(shapes: Any, where: Any) -> Any:
+    """Return shapes of arrays with their shardings."""
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, where)
 
 
 def put(array: Any, where: NamedSharding | None) -> jax.Array:

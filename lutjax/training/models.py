@@ -126,7 +126,7 @@ class ModelRun(Generic[M]):
             return Repeated(step, data)
         if of_data is None:
             of_data = jax.tree.map(lambda _: meshes.everywhere(self.mesh), data)
-        return Repeated(step, data, of_state=meshes.shardings(self._shapes(), self.mesh), of_data=of_data)
+        return Repeated(step, data, of_state=self._shardings(self.mesh), of_data=of_data)
 
     def init(self) -> State:
         """The state before the first step."""
@@ -135,19 +135,21 @@ class ModelRun(Generic[M]):
         # Each device makes its own part, in one program: the whole may be larger than its memory.
         make = jax.jit(
             lambda key: self._first_state(*self.structure.drawn(key)),
-            out_shardings=meshes.shardings(self._shapes(), self.mesh),
+            out_shardings=self._shardings(self.mesh),
         )
         state: State = make(jax.random.key(self._seed))
         return state
 
     def abstract(self) -> State:
         """The state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
-        state: State = meshes.placed(self._shapes(), self.mesh)
-        return state
-
-    def _shapes(self) -> State:
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
-        return state
+        return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
+
+    def _shardings(self, mesh: Mesh) -> State:
+        """Return where the arrays of the state lie on a mesh."""
+        state = jax.eval_shape(self._first_state, *self.structure.abstract())
+        found: State = meshes.shardings(state, mesh)
+        return found
 
     def _first_state(self, params: Any, others: Any) -> State:
         return State(params, others, self._init_optimizer(params))
@@ -178,9 +180,10 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
     Raises:
       CheckpointError: as `restore`.
     """
-    return structure.model(
-        *_restore_model(folder, step, structure, meshes.placed(structure.abstract(), mesh))
-    )
+    abstract = structure.abstract()
+    if mesh is not None:
+        abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh))
+    return structure.model(*_restore_model(folder, step, structure, abstract))
 
 
 class Loader(Generic[M, R]):
