@@ -128,6 +128,20 @@ def test_one_process_needs_no_others() -> None:
     assert not hosts.lost(RuntimeError("NCCL"))
 
 
+def test_a_part_of_an_array_is_read_with_its_padding() -> None:
+    class Noted(np.ndarray):
+        def __getitem__(self, part):
+            read.append(part)
+            return super().__getitem__(part)
+
+    read: list[slice] = []
+    text = np.arange(1, 14, dtype=np.uint8)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    lies = hosts.put(hosts.Padded(text.view(Noted), 16), NamedSharding(mesh, P("data")))
+    np.testing.assert_array_equal(hosts.fetch(lies), np.pad(text, (0, 3)))
+    assert sorted(part.start for part in read) == [0, 4, 8, 12]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

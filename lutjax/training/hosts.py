@@ -5,6 +5,7 @@ The first process alone prints, and writes everything but its part of the arrays
 was not started with others is the first and only process, and nothing here costs it anything.
 """
 
+import dataclasses
 import itertools
 import os
 import pickle
@@ -133,13 +134,29 @@ def is_first() -> bool:
     return index() == 0
 
 
-def put(array: np.ndarray | Array, sharding: jax.sharding.Sharding) -> Array:
-    """Return an array that lies on devices of all processes, of the host array that every process holds.
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """An array of one axis that is followed by zeros up to a length. A part of it is read when it is asked for."""
 
-    Each process copies only what its own devices get.
+    array: np.ndarray
+    length: int
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Its shape."""
+        return (self.length,)
+
+    def __getitem__(self, parts: tuple[slice]) -> np.ndarray:
+        first, last, _ = parts[0].indices(self.length)
+        found = np.asarray(self.array[first:last])
+        return np.pad(found, (0, last - first - found.size))
+
+
+def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> Array:
+    """Return an array that lies on devices of all processes, of the host array that every process has.
+
+    Each process reads only what its own devices get: of a file that is mapped into memory, only that part.
     """
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 

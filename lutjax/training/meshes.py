@@ -169,7 +169,7 @@ def put(array: Any, where: NamedSharding | None) -> jax.Array:
     """
     if where is None:
         return jnp.asarray(array)
-    return hosts.put(np.asarray(array), where)
+    return hosts.put(array, where)
 
 
 def local(tree: Any) -> Any:
