@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from lutjax import _compat
-from lutjax._typing import Array
 from lutjax.training.errors import HostError
 
 T = TypeVar("T")
@@ -152,15 +151,20 @@ class Padded:
         return np.pad(found, (0, last - first - found.size))
 
 
-def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> Array:
+def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Array:
     """Return an array that lies on devices of all processes, of the host array that every process has.
 
     Each process reads only what its own devices get: of a file that is mapped into memory, only that part.
     """
-    return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+    def read(part: Any) -> np.ndarray:
+        found: np.ndarray = array[part]
+        return found
+
+    return jax.make_array_from_callback(array.shape, sharding, read)
 
 
-def fetch(array: Array) -> np.ndarray:
+def fetch(array: jax.Array) -> np.ndarray:
     """Return, in every process, a host array of one that lies on devices of all. All processes have to call it."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)

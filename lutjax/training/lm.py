@@ -207,9 +207,9 @@ class Run(ModelRun[LanguageModel]):
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
         text: Bytes | hosts.Padded = self._train
         where, self._padding = None if mesh is None else meshes.everywhere(mesh), 0
-        if mesh is not None and text.size > DIVIDED_BYTES:
-            self._padding = -text.size % mesh.size
-            text = hosts.Padded(self._train, text.size + self._padding)
+        if mesh is not None and self._train.size > DIVIDED_BYTES:
+            self._padding = -self._train.size % mesh.size
+            text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if not self.training.select_every:
             self.advance = self._repeated(self.step, text, where)

@@ -95,7 +95,7 @@ def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
                 f"a context of {context} needs at least {context + 2} bytes in every part, "
                 f"so at least {20 * (context + 2)} in all."
             )
-    return Text(name, parts[0], parts[1], parts[2], hashlib.sha256(data).hexdigest())
+    return Text(name, parts[0], parts[1], parts[2], hashlib.sha256(array.data).hexdigest())
 
 
 def bigram_loss(train: Bytes, test: Bytes, *, smoothing: float = 0.1) -> float:
