@@ -4,6 +4,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from lutjax.cli._main import cli
-from lutjax.training import checkpoints, hosts
+from lutjax.training import checkpoints, hosts, meshes
 from lutjax.training.errors import DamagedError, HostError
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
@@ -430,3 +431,21 @@ def test_runs_of_other_kinds(
     assert "finished, as all 16 steps are done" in outputs[0]
     assert "finished" not in outputs[1]
     check_same(tmp_path / "two", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("hosts_of", "wanted"),
+    [
+        ([(0, 0), (0, 0), (1, 0), (1, 0)], {"data": 1, "detectors": 4}),  # two processes of one host
+        ([(0, 0), (1, 0), (2, 1), (3, 1)], {"data": 2, "detectors": 2}),  # a process for each GPU
+        ([(0, None), (0, None), (1, None), (1, None)], {"data": 2, "detectors": 2}),
+    ],
+)
+@pytest.mark.usefixtures("without_typechecking")
+def test_tables_are_divided_within_a_host(hosts_of: list, wanted: dict) -> None:
+    devices = [
+        SimpleNamespace(id=i, process_index=process, slice_index=host, platform="gpu", device_kind="GPU")
+        for i, (process, host) in enumerate(hosts_of)
+    ]
+    params = {"weights": jax.ShapeDtypeStruct((8, 16, 4), jnp.float32)}
+    assert meshes._best(params, devices, 4, n_processes=2) == wanted

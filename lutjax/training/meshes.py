@@ -3,6 +3,7 @@
 A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `lutjax.sharding.DETECTORS` the tables of all layers.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,17 +65,17 @@ def choose(
       ValueError: there are fewer devices than are asked for, or the batch or the detectors of a layer cannot be divided evenly; or several
         processes have devices and not all of these are used.
     """
-    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
-    n_hosts = len({device.process_index for device in devices})
+    devices = sorted(devices, key=lambda device: (_host(device), device.process_index, device.id))
+    n_processes = len({device.process_index for device in devices})
     if asked is not None:
         wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_hosts)
+        _check(params, devices, batch_size, wanted, n_processes)
     else:
         # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided. Every process takes part, though.
         kind = devices[0].device_kind
         gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
-        devices = gpus or (devices if n_hosts > 1 else devices[:1])
-        wanted = _best(params, devices, batch_size, n_hosts)
+        devices = gpus or (devices if n_processes > 1 else devices[:1])
+        wanted = _best(params, devices, batch_size, n_processes)
     n_data, n_detectors = wanted.values()
     if n_data * n_detectors == 1:
         return None
@@ -82,14 +83,14 @@ def choose(
 
 
 def _check(
-    params: Any, devices: Sequence[jax.Device], batch_size: int, wanted: Mapping[str, int], n_hosts: int
+    params: Any, devices: Sequence[jax.Device], batch_size: int, wanted: Mapping[str, int], n_processes: int
 ) -> None:
     """Refuse axes that a model, its batch or the devices do not allow."""
     mesh, n_devices = _written(wanted), wanted[DATA] * wanted[DETECTORS]
-    if n_devices > len(devices) or (n_hosts > 1 and n_devices < len(devices)):
+    if n_devices > len(devices) or (n_processes > 1 and n_devices < len(devices)):
         rule = (
             "all of which take part"
-            if n_hosts > 1
+            if n_processes > 1
             else "so the product of the axes must be that or a number below it"
         )
         raise ValueError(
@@ -103,9 +104,9 @@ def _check(
     sharding.specs(params, _abstract(wanted[DETECTORS]))
 
 
-def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_hosts: int) -> dict[str, int]:
+def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int) -> dict[str, int]:
     """Return axes with as many devices as can be used, and among these most for detectors."""
-    per_host = len(devices) // n_hosts
+    per_host = min(Counter(map(_host, devices)).values())
     has_tables = "table" in jax.tree.leaves(parameters.kinds(params))
 
     def fits(n_detectors: int) -> bool:
@@ -120,14 +121,21 @@ def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_hosts: 
         {DATA: n_data, DETECTORS: n}
         for n in by_detector
         for n_data in range(1, len(devices) // n + 1)
-        if batch_size % n_data == 0 and (n_hosts == 1 or n_data * n == len(devices))
+        if batch_size % n_data == 0 and (n_processes == 1 or n_data * n == len(devices))
     ]
     if not found:
         raise ValueError(
-            f"batch_size is {batch_size}: samples that are computed together cannot be divided over {len(devices)} devices of {n_hosts} "
-            f"hosts, whose tables can be divided by {' or '.join(map(str, by_detector))}. Give a multiple of {n_hosts}, or --mesh."
+            f"batch_size is {batch_size}: samples that are computed together cannot be divided over {len(devices)} devices of {n_processes} "
+            f"processes, where tables can be divided by {' or '.join(map(str, by_detector))}. Give a multiple of "
+            f"{len(devices) // max(by_detector)}, or --mesh."
         )
     return max(found, key=lambda axes: (axes[DATA] * axes[DETECTORS], axes[DETECTORS]))
+
+
+def _host(device: jax.Device) -> int:
+    """Return the number of a device's host: of the devices with the fastest links between them, which several processes may share."""
+    found: int | None = getattr(device, "slice_index", None)
+    return device.process_index if found is None else found
 
 
 def _abstract(n_detectors: int) -> AbstractMesh:
