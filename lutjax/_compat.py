@@ -76,3 +76,10 @@ def abstract_device() -> tuple[str, str] | None:
     """Platform and kind of the device that an abstract mesh in scope names, if one does."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return None if device is None else (device.platform or "", device.device_kind)
+
+
+def coordination() -> Any:
+    """Return the client of the service through which processes that have joined by `jax.distributed` exchange small values."""
+    from jax._src import distributed
+
+    return distributed.global_state.client

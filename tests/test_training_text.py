@@ -63,6 +63,19 @@ def test_missing_file_and_folder_without_text(tmp_path: Path) -> None:
         load_text(tmp_path)
 
 
+def test_a_large_file_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(bytes(range(256)) * 4)
+    whole = load_text(path)
+    monkeypatch.setattr("lutjax.training.text.MAPPED_BYTES", 1000)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    mapped = load_text(path)
+    assert mapped.digest == whole.digest
+    for part in ("train", "validation", "test"):
+        np.testing.assert_array_equal(getattr(mapped, part), getattr(whole, part))
+    assert bigram_loss(mapped.train, mapped.test) == bigram_loss(whole.train, whole.test)
+
+
 def test_bigram_loss() -> None:
     train = np.frombuffer(b"ababab", np.uint8)
     test = np.frombuffer(b"aba", np.uint8)

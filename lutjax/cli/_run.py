@@ -2,8 +2,12 @@
 
 import functools
 import importlib.util
+import os
 import pkgutil
 import shlex
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lutjax.cli._errors import explain
 from lutjax.cli._flags import FieldsCommand, MeshType
 from lutjax.training.errors import InUseError, RunError
 
@@ -62,6 +67,25 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
                 "what is learnt is the same. Default: all GPUs; detectors=1 takes one device.",
             ),
             click.Option(
+                ["--coordinator"],
+                metavar="HOST:PORT",
+                envvar="JAX_COORDINATOR_ADDRESS",
+                help="Train with other processes, which are started with the same command: where the first one is, at a free port. Each "
+                "uses the devices of its host; --out is a folder that all of them see. Default: what SLURM and other clusters say.",
+            ),
+            click.Option(
+                ["--processes", "n_processes"],
+                type=click.IntRange(1),
+                envvar="JAX_NUM_PROCESSES",
+                help="Their number. Default: as the cluster says.",
+            ),
+            click.Option(
+                ["--process"],
+                type=click.IntRange(0),
+                envvar="JAX_PROCESS_ID",
+                help="The number of this one, from 0, which prints. Default: as the cluster says.",
+            ),
+            click.Option(
                 ["--tensorboard"],
                 is_flag=True,
                 help="Write losses and tests for TensorBoard, too, into --out/tensorboard.",
@@ -73,6 +97,76 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
 
 
 def train(
+    *arguments: Any,
+    coordinator: str | None = None,
+    n_processes: int | None = None,
+    process: int | None = None,
+    **options: Any,
+) -> "Experiment | None":
+    """Start a run or go on with one, in this process or together with others; see `_train`.
+
+    Args:
+      coordinator, n_processes, process: see `lutjax.training.hosts.initialize`.
+    """
+    with _processes(coordinator, n_processes, process):
+        return _train(*arguments, **options)
+
+
+@contextmanager
+def _processes(coordinator: str | None, n_processes: int | None, process: int | None) -> Iterator[None]:
+    """Join the processes of a run. An error of any of them ends all, and is said once, if they can still agree on that."""
+    from lutjax.training import hosts
+
+    waiting = threading.Timer(
+        10,
+        click.echo,
+        (f"waiting for the other processes, for at most {hosts.JOINED_AFTER} s",),
+        {"err": True},
+    )
+    waiting.daemon = True
+    waiting.start()
+    try:
+        hosts.initialize(coordinator, n_processes, process)
+    except RunError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    finally:
+        waiting.cancel()
+    if hosts.count() == 1:
+        yield
+        return
+    try:
+        with hosts.together():
+            yield
+    except (Exception, KeyboardInterrupt) as error:
+        if hosts.shared(error):
+            if hosts.is_first():
+                raise
+            raise SystemExit(1) from None
+        # The others cannot be told any more, and to leave JAX in order would be to wait for them.
+        click.echo(f"Error: process {hosts.index()}: {_last_words(error)}", err=True)
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _last_words(error: BaseException) -> str:
+    from lutjax.training import hosts
+
+    if hosts.lost(error):
+        why = str(error).splitlines()[0]
+        return (
+            f"another process of this run has ended, or cannot be reached ({why}). Checkpoints are whole: go on with --resume, on the "
+            "processes that remain or on others."
+        )
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted."
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    return explain(error, training=True) or "".join(traceback.format_exception(error))
+
+
+def _train(
     kind: "type[Experiment]",
     fields: Mapping[str, Any],
     *,
@@ -97,9 +191,9 @@ def train(
       mesh: devices by axis; see `lutjax.training.meshes.choose`.
 
     Returns:
-      the run, where it took steps or was finished now.
+      the run, where it took steps or was finished now; in the first process.
     """
-    from lutjax.training import experiments
+    from lutjax.training import experiments, hosts
     from lutjax.training.presets import fields_of
 
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
@@ -111,7 +205,7 @@ def train(
 
     def checked(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
-            with usage_errors(kind.refuses, option):
+            with usage_errors(kind.refuses, option), hosts.together():
                 made.append(make(*arguments))
                 made[-1].run.divide(mesh)
             return made[-1]
@@ -152,9 +246,10 @@ def train(
         )
         longer = ["--steps", str(steps)] if resume and "steps" in fields else []
         again = command("train", kind.kept.kind, "--resume", *longer, "--out", str(out))
-        click.echo(f"{what} Go on with:\n  {again}")
+        if hosts.is_first():
+            click.echo(f"{what} Go on with:\n  {again}")
         raise SystemExit(130) from None
-    return made[-1] if made else None
+    return made[-1] if made and hosts.is_first() else None
 
 
 def _check_new(out: Path) -> None:

@@ -5,6 +5,9 @@ the metadata, the shape and dtype of every array and the SHA-256 of every file. 
 and renamed when complete, and renamed before it is deleted, so a run that is killed leaves the previous checkpoint, never
 half of one. The digests are compared before Orbax opens anything, because Orbax returns some damaged arrays without an
 error. A damaged checkpoint is passed over for the one before it.
+
+Several processes write and read a checkpoint together, in a folder that all of them see: each the parts of arrays that lie on its devices, and
+each the digests of its share of the files. The first one alone writes ``checkpoint.json``, and renames.
 """
 
 import hashlib
@@ -14,7 +17,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from lutjax._extras import needed_by
 with needed_by(__name__):
     import orbax.checkpoint as ocp
 
-
+from lutjax.training import hosts
 from lutjax.training.errors import CheckpointError, DamagedError
 
 FORMAT = 1
@@ -69,47 +73,55 @@ def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str
       OSError: it cannot be written; nothing of it is left, and earlier ones stay.
     """
     target = directory / str(step)
-    if target.exists():
+    temporary = directory.absolute() / f".{step}.tmp"
+    if hosts.by_first(target.exists):
         try:
             read_meta(directory, step)
         except DamagedError:
-            set_aside(directory, step)
+            hosts.by_first(lambda: set_aside(directory, step))
         else:
             raise CheckpointError(f"{target} exists; a checkpoint is never overwritten.")
-    directory.mkdir(parents=True, exist_ok=True)
-    for unfinished in directory.glob(".*.tmp"):
-        shutil.rmtree(unfinished)
-    temporary = directory.absolute() / f".{step}.tmp"
-    try:
-        _write(temporary, step, trees, meta)
+
+    def begin() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in directory.glob(".*.tmp"):
+            shutil.rmtree(unfinished)
+        temporary.mkdir()
+
+    def finish(content: Mapping[str, Any]) -> None:
+        (temporary / _META).write_text(json.dumps(content))
         os.replace(temporary, target)
+        for old in [*(directory / str(s) for s in steps(directory)[:-KEEP]), *directory.glob(f"*{_DAMAGED}")]:
+            unfinished = directory / f".{old.name}.tmp"
+            os.replace(old, unfinished)
+            shutil.rmtree(unfinished)
+
+    hosts.by_first(begin)
+    try:
+        content = _write(temporary, step, trees, meta)
+        hosts.by_first(lambda: finish(content))
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    for old in [*(directory / str(s) for s in steps(directory)[:-KEEP]), *directory.glob(f"*{_DAMAGED}")]:
-        unfinished = directory / f".{old.name}.tmp"
-        os.replace(old, unfinished)
-        shutil.rmtree(unfinished)
+        if hosts.is_first():
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    folder.mkdir()
+def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the arrays, and returns what `_META` says of them."""
     arrays = {name: _flat(tree) for name, tree in trees.items()}
     with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
             writer.save(folder / name, args=ocp.args.StandardSave(flat))
+    names = hosts.by_first(
+        lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    )
     content = {
         "format": FORMAT,
         "step": step,
         "meta": dict(meta),
         "arrays": {name: _signature(flat) for name, flat in arrays.items()},
-        "files": {
-            path.relative_to(folder).as_posix(): _digest(path)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        },
+        "files": _digests(folder, names),
     }
-    content["digest"] = _content_digest(content)
-    (folder / _META).write_text(json.dumps(content))
+    return {**content, "digest": _content_digest(content)}
 
 
 @contextmanager
@@ -164,7 +176,7 @@ def read_meta(
       CheckpointError: there is no checkpoint.
       DamagedError: none is whole, or that at `step` is not.
     """
-    found = steps(directory)
+    found = hosts.by_first(lambda: steps(directory))
     if not found or (step is not None and step not in found):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"{directory} holds {what}.")
@@ -188,10 +200,11 @@ def read_meta(
 def _whole(folder: Path) -> dict[str, Any]:
     """The metadata of a checkpoint of which every file has been compared."""
     content = _content(folder)
+    found = _digests(folder, list(content["files"]))
     for name, digest in content["files"].items():
-        if not (folder / name).is_file():
+        if found[name] is None:
             raise _damaged(folder, f"{name} is missing")
-        if _digest(folder / name) != digest:
+        if found[name] != digest:
             raise _damaged(folder, f"{name} has changed since it was written")
     meta: dict[str, Any] = content["meta"]
     return meta
@@ -201,8 +214,8 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
     """Reads one tree of a checkpoint whose files `read_meta` has found whole.
 
     Args:
-      template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure, and lies where a shape has a sharding, else on
-        the first local device.
+      template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure, and each array lies where the ``sharding`` of the
+        template's says, else on the first device of this process. It does not matter where it lay when it was saved.
 
     Raises:
       CheckpointError: the checkpoint has other arrays than the template.
@@ -279,6 +292,16 @@ def _content_digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
+def _digests(folder: Path, names: Sequence[str]) -> dict[str, str | None]:
+    """Return the digests of files, each computed by one of the processes; None for a file that is missing."""
+    with ThreadPoolExecutor() as threads:
+        own = list(threads.map(lambda name: _digest(folder / name), names[hosts.index() :: hosts.count()]))
+    shares = hosts.gather(own)
+    return {name: shares[i % len(shares)][i // len(shares)] for i, name in enumerate(names)}
+
+
+def _digest(path: Path) -> str | None:
+    if not path.is_file():
+        return None
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

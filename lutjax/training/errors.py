@@ -15,3 +15,7 @@ class CheckpointError(RunError):
 
 class DamagedError(CheckpointError):
     """A checkpoint whose files are not what was written."""
+
+
+class HostError(RunError):
+    """An error of another process of the same run."""

@@ -6,6 +6,7 @@ started, stopped, gone on with, made longer and finished stands here, once for a
 
 import contextlib
 import dataclasses
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from lutjax.training import checkpoints, loop, meshes, models, presets, runs
-from lutjax.training.errors import CheckpointError, InUseError, RunError
+from lutjax.training import checkpoints, hosts, loop, meshes, models, presets, runs
+from lutjax.training.errors import CheckpointError, HostError, InUseError, RunError
 from lutjax.training.models import ModelRun, State
 
 
@@ -238,8 +239,10 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
       FloatingPointError: the loss is not finite any more.
     """
     jax.local_devices()  # raises where there is none, before anything is written
+    show = _of_first(show)
     with runs.lock(folder):
         check_new(folder)
+        _check_processes(experiment)
         runs.check_space(folder, _bytes(experiment.run.abstract()))
         experiment.prepare()
         _go_on(experiment, folder, 0, show)
@@ -251,7 +254,7 @@ def check_new(folder: Path) -> None:
     Raises:
       InUseError: it does.
     """
-    if runs.exists(folder):
+    if hosts.by_first(lambda: runs.exists(folder)):
         raise InUseError(
             f"{folder} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."
         )
@@ -284,9 +287,12 @@ def resume(
       RunError: `steps` are fewer than are done, or the run has ended before its last step.
       InUseError, StoppedError, FloatingPointError: as `start`.
     """
+    show = _of_first(show)
     runs.check_kind(folder, kind.kept.kind)
-    finished = runs.Finished.read(folder) if look and not (options or same or steps) else None
-    if finished is not None and finished.complete(folder):
+    finished = None
+    if look and not (options or same or steps):
+        finished = hosts.by_first(lambda: runs.Finished.read(folder))
+    if finished is not None and hosts.by_first(lambda: finished.complete(folder)):
         show.line(_finished(folder, finished))
         return
     with runs.lock(folder):
@@ -299,6 +305,7 @@ def resume(
         )
         if steps is not None and steps != experiment.record.training.steps:
             experiment = _of_other_length(experiment, make, steps, done, show)
+        _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
         runs.check_space(folder, 0 if experiment.over(done) else _bytes(experiment.run.abstract()))
         _go_on(experiment, folder, done, show)
@@ -308,6 +315,8 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     """Shows parameters, memory and time of a run that is not started. Writes nothing."""
     from lutjax.benchmark.measure import planned_bytes
 
+    show = _of_first(show)
+    _check_processes(experiment)
     state_of = experiment.run.abstract()
     params, each = state_of.params, ""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -394,17 +403,41 @@ def _of_other_length(
     return make(dataclasses.replace(record, training=training, history=history))
 
 
+def _of_first(show: Show) -> Show:
+    return show if hosts.is_first() else Show()
+
+
+def _check_processes(experiment: Experiment) -> None:
+    """Refuses processes that were started with other options or data: they would wait for each other in vain."""
+    record = dataclasses.asdict(experiment.record)
+    for data in record.values():
+        if isinstance(data, dict):
+            data.pop("path", None)  # hosts may have the same data in different folders
+    of_each = hosts.gather(json.dumps([record, meshes.words(experiment.run.mesh)], sort_keys=True))
+    for process, one in enumerate(of_each):
+        if one != of_each[0]:
+            raise HostError(
+                f"process {process} has other options or other data than process 0: give all the same."
+            )
+
+
 def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
     state: State | None = None
     if experiment.over(done) is None:
         start, first = time.perf_counter(), done
         resumed = f"; resumed after {done} steps" if done else ""
         show.line(f"training {experiment.describe()} on {meshes.words(experiment.run.mesh)}{resumed}")
+        if hosts.count() > 1:
+            show.line(
+                f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
+                "remain."
+            )
         state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
         state, done = _train(experiment, state, folder, done, show)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
-    finished = runs.finished(folder)
-    if finished.why and all(finished.has(folder, part.name) for part in experiment.parts()):
+    finished = hosts.by_first(lambda: runs.finished(folder))
+    names = [part.name for part in experiment.parts()]
+    if finished.why and hosts.by_first(lambda: all(finished.has(folder, name) for name in names)):
         show.line(_finished(folder, finished))
         return
     if state is None:
@@ -437,11 +470,14 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         nonlocal saved
         models.save(folder, number, state, record)
         saved = number
+        hosts.by_first(lambda: draw())
+        for watcher in watchers:
+            watcher.resume()
+
+    def draw() -> None:
         with runs.atomically(folder / runs.CURVES) as path:
             runs.write_curves(path, history, experiment.curves)
         experiment.draw(folder)
-        for watcher in watchers:
-            watcher.resume()
 
     hooks = [
         loop.Hook(intervals.log_every, log),
@@ -449,7 +485,11 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         loop.Hook(intervals.checkpoint_every, save),
     ]
     with ExitStack() as stack:
-        stopped = stack.enter_context(loop.stop_on_signal())
+        signalled = stack.enter_context(loop.stop_on_signal())
+
+        def stopped() -> bool:
+            return hosts.agree(signalled())
+
         watchers = [stack.enter_context(watcher) for watcher in show.watchers(experiment, done)]
         state, done = loop.run(
             experiment.run.advance,
@@ -477,8 +517,8 @@ def _finish(
         finished.write(folder)
     parts = experiment.parts()
     for part in parts:
-        if not finished.has(folder, part.name):
-            with show.doing(part.doing), runs.atomically(folder / part.name) as path:
+        if not hosts.by_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
+            with show.doing(part.doing), runs.written(folder / part.name) as path:
                 lines = list(part.do(state, path))
                 written = path.exists()
             finished.parts[part.name] = (written, lines)

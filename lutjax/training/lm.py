@@ -14,7 +14,7 @@ from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
-from lutjax.training import meshes, optimizers, parameters, tables
+from lutjax.training import hosts, meshes, optimizers, parameters, tables
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
@@ -205,10 +205,12 @@ class Run(ModelRun[LanguageModel]):
 
     def _place(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
-        text, where, self._padding = self._train, None if mesh is None else meshes.everywhere(mesh), 0
-        if mesh is not None and text.size > DIVIDED_BYTES:
-            self._padding = -text.size % mesh.size
-            text, where = np.pad(text, (0, self._padding)), NamedSharding(mesh, PartitionSpec(meshes.AXES))
+        text: Bytes | hosts.Padded = self._train
+        where, self._padding = None if mesh is None else meshes.everywhere(mesh), 0
+        if mesh is not None and self._train.size > DIVIDED_BYTES:
+            self._padding = -self._train.size % mesh.size
+            text = hosts.Padded(self._train, self._train.size + self._padding)
+            where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if not self.training.select_every:
             self.advance = self._repeated(self.step, text, where)
             return

@@ -4,6 +4,7 @@ A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `l
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from lutjax import sharding
 from lutjax.factored.collect import is_factored
 from lutjax.factored.gradient import seal
 from lutjax.sharding import DETECTORS
-from lutjax.training import parameters
+from lutjax.training import hosts, parameters
 
 DATA = "data"
 """Name of the mesh axis over which the samples of a batch are divided."""
@@ -67,16 +68,17 @@ def choose(
       ValueError: there are fewer devices than are asked for, or the batch or the detectors of a layer cannot be divided evenly; or several
         processes have devices and not all of these are used.
     """
-    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
-    n_hosts = len({device.process_index for device in devices})
+    devices = sorted(devices, key=lambda device: (_host(device), device.process_index, device.id))
+    n_processes = len({device.process_index for device in devices})
     if asked is not None:
         wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_hosts, _written(asked))
+        _check(params, devices, batch_size, wanted, n_processes, _written(asked))
     else:
-        # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided.
+        # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided. Every process takes part, though.
         kind = devices[0].device_kind
-        devices = [d for d in devices if d.platform == "gpu" and d.device_kind == kind] or devices[:1]
-        wanted = _best(params, devices, batch_size, n_hosts)
+        gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
+        devices = gpus or (devices if n_processes > 1 else devices[:1])
+        wanted = _best(params, devices, batch_size, n_processes)
     n_data, n_detectors = wanted.values()
     if n_data * n_detectors == 1:
         return None
@@ -88,14 +90,16 @@ def _check(
     devices: Sequence[jax.Device],
     batch_size: int,
     wanted: Mapping[str, int],
-    n_hosts: int,
+    n_processes: int,
     mesh: str,
 ) -> None:
     """Refuse axes that a model, its batch or the devices do not allow. `mesh`: the axes as they were asked for."""
     n_devices = wanted[DATA] * wanted[DETECTORS]
-    if n_devices > len(devices) or (n_hosts > 1 and n_devices < len(devices)):
+    if n_devices > len(devices) or (n_processes > 1 and n_devices < len(devices)):
         rule = (
-            "all of which take part" if n_hosts > 1 else "and the product of the axes must not be above that"
+            "all of which take part"
+            if n_processes > 1
+            else "and the product of the axes must not be above that"
         )
         raise ValueError(
             f"mesh is {mesh}, so {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
@@ -108,9 +112,9 @@ def _check(
     sharding.specs(params, _abstract(wanted[DETECTORS]))
 
 
-def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_hosts: int) -> dict[str, int]:
+def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int) -> dict[str, int]:
     """Return axes with as many devices as can be used, and among these most for detectors."""
-    per_host = len(devices) // n_hosts
+    per_host = min(Counter(map(_host, devices)).values())
     has_tables = "table" in jax.tree.leaves(parameters.kinds(params))
 
     def fits(n_detectors: int) -> bool:
@@ -125,14 +129,21 @@ def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_hosts: 
         {DATA: n_data, DETECTORS: n}
         for n in by_detector
         for n_data in range(1, len(devices) // n + 1)
-        if batch_size % n_data == 0 and (n_hosts == 1 or n_data * n == len(devices))
+        if batch_size % n_data == 0 and (n_processes == 1 or n_data * n == len(devices))
     ]
     if not found:
         raise ValueError(
-            f"batch_size is {batch_size}: samples that are computed together cannot be divided over {len(devices)} devices of {n_hosts} "
-            f"hosts, whose tables can be divided by {' or '.join(map(str, by_detector))}. Give a multiple of {n_hosts}, or --mesh."
+            f"batch_size is {batch_size}: samples that are computed together cannot be divided over {len(devices)} devices of {n_processes} "
+            f"processes, where tables can be divided by {' or '.join(map(str, by_detector))}. Give a multiple of "
+            f"{len(devices) // max(by_detector)}, or --mesh."
         )
     return max(found, key=lambda axes: (axes[DATA] * axes[DETECTORS], axes[DETECTORS]))
+
+
+def _host(device: jax.Device) -> int:
+    """Return the number of a device's host: of the devices with the fastest links between them, which several processes may share."""
+    found: int | None = getattr(device, "slice_index", None)
+    return device.process_index if found is None else found
 
 
 def _abstract(n_detectors: int) -> AbstractMesh:
@@ -175,8 +186,7 @@ def put(array: Any, where: NamedSharding | None) -> jax.Array:
     """
     if where is None:
         return jnp.asarray(array)
-    array = np.asarray(array)
-    return jax.make_array_from_callback(array.shape, where, lambda part: array[part])
+    return hosts.put(array, where)
 
 
 def local(tree: Any) -> Any:
@@ -184,7 +194,7 @@ def local(tree: Any) -> Any:
     device = jax.local_devices()[0]
 
     def fetch(a: Any) -> Any:
-        return jax.device_put(np.asarray(a), device) if len(a.sharding.device_set) > 1 else a
+        return jax.device_put(hosts.fetch(a), device) if len(a.sharding.device_set) > 1 else a
 
     return jax.tree.map(fetch, tree)
 

@@ -9,16 +9,17 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, TypeVar
 
 import lutjax
 from lutjax._files import atomically as atomically, replacing as replacing
-from lutjax.training import checkpoints
+from lutjax.training import checkpoints, hosts
 from lutjax.training.errors import CheckpointError, DamagedError, InUseError
 
 try:
@@ -110,7 +111,7 @@ class Finished:
 
     def write(self, folder: Path) -> None:
         """Records it in the folder of a run."""
-        with atomically(folder / _FINISHED) as path:
+        with written(folder / _FINISHED) as path:
             path.write_text(json.dumps(dataclasses.asdict(self)))
 
     def has(self, folder: Path, part: str) -> bool:
@@ -141,15 +142,33 @@ def write_curves(path: Path, history: History, names: tuple[str, str]) -> None:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keeps other processes from writing into the folder of a run, which is made if it is missing.
+def written(path: Path) -> Iterator[Path]:
+    """Yield the path at which to write a file of a run, as `atomically`. Only what the first process writes stays."""
+    if hosts.is_first():
+        with atomically(path) as unfinished:
+            yield unfinished
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / path.name
 
-    The operating system takes the lock away from a process that ends, however it ends.
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keeps other runs from writing into the folder of a run, which is made if it is missing.
+
+    The first process holds it for all that train the run. The operating system takes it away from a process that ends, however it ends.
 
     Raises:
       InUseError: another process holds the lock.
       OSError: nothing can be written there.
     """
+    with ExitStack() as stack:
+        hosts.by_first(lambda: stack.enter_context(_locked(folder)))
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
         if fcntl is not None:
@@ -179,7 +198,7 @@ def check_space(folder: Path, n_bytes: int) -> None:
     Raises:
       OSError: there is less.
     """
-    free = shutil.disk_usage(folder).free
+    free = hosts.by_first(lambda: shutil.disk_usage(folder).free)
     if free < n_bytes:
         raise OSError(
             errno.ENOSPC,
@@ -314,9 +333,13 @@ def read(
 
 def set_aside_damaged(folder: Path, step: int) -> None:
     """Gives the checkpoints after that of a step, which `read` has passed over, another name."""
-    for later in checkpoints.steps(folder / FOLDER):
-        if later > step:
-            checkpoints.set_aside(folder / FOLDER, later)
+
+    def set_aside() -> None:
+        for later in checkpoints.steps(folder / FOLDER):
+            if later > step:
+                checkpoints.set_aside(folder / FOLDER, later)
+
+    hosts.by_first(set_aside)
 
 
 def restore(folder: Path, step: int, name: str, template: Any) -> Any:

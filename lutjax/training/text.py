@@ -15,6 +15,9 @@ Bytes = UInt8[np.ndarray, "_"]
 STANDARD_LIBRARY = "standard library"
 """Name of the default text: the source of the running Python's standard library."""
 
+MAPPED_BYTES = 2**26
+"""A larger file is mapped into memory, where only the parts stay that are in use, and must not change during a run."""
+
 STANDARD_LIBRARY_BYTES = 4_000_000
 """The default text is cut here, so that every Python version trains on the same amount."""
 
@@ -68,19 +71,19 @@ def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
         return split_text(_standard_library(), name=STANDARD_LIBRARY, context=context)
     path = Path(path)
     try:
-        data = b"\n".join(_folder(path)) if path.is_dir() else path.read_bytes()
+        data = b"\n".join(_folder(path)) if path.is_dir() else _read(path)
     except OSError as error:
         raise TextError(f"cannot read the text {path}: {error.strerror or error}.") from error
     return split_text(data, name=str(path), context=context)
 
 
-def split_text(data: bytes, *, name: str, context: int = 1) -> Text:
+def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
     """Splits `data` into training, validation and test part; see `Text`.
 
     Raises:
       TextError: a part holds fewer than ``context + 2`` bytes.
     """
-    if not data:
+    if not len(data):
         raise TextError(f"the text {name} is empty.")
     array = np.frombuffer(data, np.uint8)
     test, validation = len(data) // 10, len(data) // 20
@@ -92,7 +95,7 @@ def split_text(data: bytes, *, name: str, context: int = 1) -> Text:
                 f"a context of {context} needs at least {context + 2} bytes in every part, "
                 f"so at least {20 * (context + 2)} in all."
             )
-    return Text(name, parts[0], parts[1], parts[2], hashlib.sha256(data).hexdigest())
+    return Text(name, parts[0], parts[1], parts[2], hashlib.sha256(array.data).hexdigest())
 
 
 def bigram_loss(train: Bytes, test: Bytes, *, smoothing: float = 0.1) -> float:
@@ -104,11 +107,17 @@ def bigram_loss(train: Bytes, test: Bytes, *, smoothing: float = 0.1) -> float:
     Returns:
       mean nats per byte over all bytes of `test` but the first.
     """
-    counts = np.full(256 * 256, smoothing)
-    counts += np.bincount(train[:-1].astype(np.int64) * 256 + train[1:], minlength=256 * 256)
-    table = counts.reshape(256, 256)
+    counts = np.zeros(256 * 256, np.int64)
+    for first in range(0, len(train) - 1, 2**24):  # a part at a time: its pairs are eight times as large
+        part = train[first : first + 2**24 + 1]
+        counts += np.bincount(part[:-1].astype(np.int64) * 256 + part[1:], minlength=256 * 256)
+    table = (smoothing + counts).reshape(256, 256)
     log_p = np.log(table) - np.log(table.sum(1, keepdims=True))
     return float(-log_p[test[:-1], test[1:]].mean())
+
+
+def _read(path: Path) -> bytes | np.memmap:
+    return np.memmap(path, mode="r") if path.stat().st_size > MAPPED_BYTES else path.read_bytes()
 
 
 def _standard_library() -> bytes:

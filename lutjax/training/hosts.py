@@ -1,0 +1,312 @@
+"""Several processes that train one model: how they start, and what one of them does for all.
+
+All processes run the same program, each on its own devices. They compute together, in jitted functions of arrays that lie on the devices of all.
+The first process alone prints, and writes everything but its part of the arrays of a checkpoint. A program that
+was not started with others is the first and only process, and nothing here costs it anything.
+"""
+
+import dataclasses
+import itertools
+import os
+import pickle
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from lutjax import _compat
+from lutjax.training.errors import HostError
+
+T = TypeVar("T")
+
+JOINED_AFTER = 300
+"""Seconds for which processes wait for each other at the start."""
+
+LOST_AFTER = 100
+"""Seconds without a sign of life after which a process counts as lost; all others are then ended."""
+
+PATIENCE = 10
+"""Seconds for which a process that fails waits for the others to notice, before it ends without them."""
+
+# Variables that a cluster sets for each process that it starts: the number of processes, and others that show that it is there.
+_CLUSTERS = {
+    "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_PROCID"),
+    "ompi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
+}
+
+_numbers = itertools.count()
+_shared: BaseException | None = None
+
+
+def initialize(
+    coordinator: str | None = None,
+    n_processes: int | None = None,
+    process: int | None = None,
+    *,
+    lost_after: int | None = None,
+) -> None:
+    """Join the processes of a run, before anything asks JAX for devices.
+
+    Without arguments it does so where SLURM (``srun``) or Open MPI (``mpirun``) has started several processes, and nothing otherwise. Does nothing
+    in a process that has joined already. With one process on each host of a cluster it has all devices there.
+
+    Args:
+      coordinator: ``host:port`` of the first process, at a free port; the same in every process.
+      n_processes: number of processes.
+      process: number of this one, from 0.
+      lost_after: seconds without a sign of life after which a process counts as lost, and all others end; by default `LOST_AFTER`.
+
+    Raises:
+      ValueError: only some arguments are given, or one is impossible.
+      HostError: the first process cannot wait for the others there.
+    """
+    if jax.distributed.is_initialized():
+        return
+    given = {"coordinator": coordinator, "n_processes": n_processes, "process": process}
+    missing = [name for name, value in given.items() if value is None]
+    cluster, in_cluster = _cluster() or (None, None)
+    if cluster is None and 0 < len(missing) < 3:
+        name = next(name for name, value in given.items() if value is not None)
+        raise ValueError(
+            f"{name} is {given[name]}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
+            "neither SLURM nor Open MPI has started this process, so give all three."
+        )
+    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
+        raise ValueError(
+            f"coordinator is {coordinator!r}; it must be host:port of the first process, such as 10.0.0.1:1234."
+        )
+    if n_processes is not None and n_processes < 1:
+        raise ValueError(f"n_processes is {n_processes}; it must be at least 1.")
+    if process is not None and not 0 <= process < (n_processes or in_cluster or process + 1):
+        raise ValueError(f"process is {process}; it must be 0 to {(n_processes or in_cluster or 1) - 1}.")
+    if (n_processes or in_cluster or 1) == 1:
+        return
+    # It would take SIGTERM, which ends a run with a checkpoint.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            n_processes,
+            process,
+            local_device_ids=[] if cluster and _all_are_its_own() else None,
+            cluster_detection_method=cluster if missing else "deactivate",
+            initialization_timeout=JOINED_AFTER,
+            heartbeat_timeout_seconds=LOST_AFTER if lost_after is None else lost_after,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise HostError(f"processes cannot meet at {coordinator}: {str(error).splitlines()[0]}") from error
+
+
+def _cluster() -> tuple[str, int] | None:
+    """Return the cluster that has started this process together with others, as JAX names it, and their number; None if none has."""
+    for name, (size, *others) in _CLUSTERS.items():
+        if all(variable in os.environ for variable in (size, *others)):
+            return name, int(os.environ[size])
+    return None
+
+
+def _all_are_its_own() -> bool:
+    """Return whether a process of a cluster has all devices that it sees. JAX's rule, else, is one for each process of a host."""
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return False
+    per_host = os.environ.get("SLURM_STEP_TASKS_PER_NODE", os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return bool(re.fullmatch(r"1(\(x\d+\))?", per_host)) or (visible is not None and "," not in visible)
+
+
+def count() -> int:
+    """Return the number of processes."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def index() -> int:
+    """Return the number of this process, from 0."""
+    return jax.process_index() if jax.distributed.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Return whether this process is the one that prints and writes."""
+    return index() == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """An array of one axis that is followed by zeros up to a length. A part of it is read when it is asked for."""
+
+    array: np.ndarray
+    length: int
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Its shape."""
+        return (self.length,)
+
+    def __getitem__(self, parts: tuple[slice]) -> np.ndarray:
+        first, last, _ = parts[0].indices(self.length)
+        found = np.asarray(self.array[first:last])
+        return np.pad(found, (0, last - first - found.size))
+
+
+def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Return an array that lies on devices of all processes, of the host array that every process has.
+
+    Each process reads only what its own devices get: of a file that is mapped into memory, only that part.
+    """
+
+    def read(part: Any) -> np.ndarray:
+        found: np.ndarray = array[part]
+        return found
+
+    return jax.make_array_from_callback(array.shape, sharding, read)
+
+
+def fetch(array: jax.Array) -> np.ndarray:
+    """Return, in every process, a host array of one that lies on devices of all. All processes have to call it."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+def barrier(name: str) -> None:
+    """Wait until all processes are here.
+
+    Args:
+      name: of the place, the same in all.
+    """
+    if count() > 1:
+        found = gather(name)
+        assert len(set(found)) == 1, f"processes wait at different places: {found}"
+
+
+def agree(flag: bool) -> bool:
+    """Return, in every process, whether a flag is true in any of them."""
+    if count() == 1:
+        return flag
+    from jax.experimental import multihost_utils
+
+    # The devices do it in the time of a step, for any number of processes.
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def gather(value: T) -> list[T]:
+    """Return, in every process, the values of all, in the order of processes. They are pickled, so they are small."""
+    if count() == 1:
+        return [value]
+    return _gather(value)
+
+
+def by_first(function: Callable[[], T]) -> T:
+    """Return, in every process, what a function returns in the first, which alone calls it.
+
+    Raises:
+      HostError: in the other processes, where it raises an error in the first.
+    """
+    if count() == 1:
+        return function()
+    key = f"lutjax/{next(_numbers)}"
+    if is_first():
+        try:
+            value = function()
+        except Exception as error:
+            _set(key, (None, _words(error)))
+            _share(error)
+            raise
+        _set(key, (value, None))
+        return value
+    value, failed = _get(key)
+    if failed is not None:
+        raise _share(HostError(f"process 0: {failed}"))
+    return value
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Run a block in all processes: an error in some of them is raised in all, a `HostError` where there was none.
+
+    A process that fails where others wait for it ends after `PATIENCE` seconds, by raising its error, which `shared` then does not know.
+    """
+    if count() == 1:
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        if not shared(error) and not lost(error):
+            try:
+                _gather(_words(error), time.monotonic() + PATIENCE)
+                _share(error)
+            except TimeoutError:
+                pass
+        raise
+    for process, failed in enumerate(_gather(None)):
+        if failed is not None:
+            raise _share(HostError(f"process {process}: {failed}"))
+
+
+def shared(error: BaseException) -> bool:
+    """Return whether all processes know of an error, or of its cause, and end with one."""
+    found: BaseException | None = error
+    while found is not None and found is not _shared:
+        found = found.__cause__ or found.__context__
+    return found is not None
+
+
+def lost(error: BaseException) -> bool:
+    """Return whether an error says that another process has ended or cannot be reached."""
+    return (
+        count() > 1
+        and isinstance(error, RuntimeError | ValueError)
+        and bool(
+            re.search(
+                r"Gloo|NCCL|[Cc]oordination ?[Ss]ervice|heartbeat|Connection (closed|reset)", str(error)
+            )
+        )
+    )
+
+
+def _share(error: T) -> T:
+    global _shared
+    _shared = error  # type: ignore[assignment]
+    return error
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _gather(value: Any, deadline: float | None = None) -> list[Any]:
+    key = f"lutjax/{next(_numbers)}"
+    if not is_first():
+        _set(f"{key}/{index()}", value)
+        found: list[Any] = _get(key, deadline)
+        return found
+    values = [value, *(_get(f"{key}/{process}", deadline) for process in range(1, count()))]
+    _set(key, values)
+    return values
+
+
+def _set(key: str, value: Any) -> None:
+    _compat.coordination().key_value_set_bytes(key, pickle.dumps(value))
+
+
+def _get(key: str, deadline: float | None = None) -> Any:
+    """Return what a process has set, once it has.
+
+    Raises:
+      TimeoutError: it has not until the deadline.
+    """
+    while True:
+        try:
+            # A short wait, so that Ctrl-C is heard.
+            return pickle.loads(_compat.coordination().blocking_key_value_get_bytes(key, 2000))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError
