@@ -611,7 +611,8 @@ def serve(case: Case, arguments: argparse.Namespace) -> None:
 
     def go() -> None:
         print("ready", flush=True)
-        sys.stdin.readline()
+        if not sys.stdin.readline():  # nobody waits for it any more
+            raise SystemExit(1)
 
     if case.way == "large":
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
