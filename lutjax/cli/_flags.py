@@ -10,6 +10,22 @@ from typing import Any
 import click
 
 
+class MeshType(click.ParamType):
+    """Axes of a mesh of devices, with their sizes."""
+
+    name = "axes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        from lutjax.training import meshes
+
+        try:
+            return meshes.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class FieldsCommand(click.Command):
     """A command with one option for every field of the dataclasses, or unions of dataclasses, that `configs` returns.
 

@@ -1,11 +1,14 @@
 """``lutjax generate``: text from a trained model."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+
+from lutjax.cli._flags import MeshType
+from lutjax.training.errors import RunError
 
 
 @click.command()
@@ -36,6 +39,11 @@ import click
     "`export` makes of it: the same bytes.",
 )
 @click.option(
+    "--mesh",
+    type=MeshType(),
+    help="Devices over which tables are divided, such as detectors=4, for a model that is larger than one of them. Default: one device.",
+)
+@click.option(
     "--speed",
     is_flag=True,
     help="Write the text again, compiled by now, and print bytes a second to standard error.",
@@ -48,15 +56,25 @@ def generate(
     top_k: int | None,
     seed: int,
     integers: str | None,
+    mesh: Mapping[str, int] | None,
     speed: bool,
 ) -> None:
     """Continue a text with the model of a checkpoint."""
     if not prompt:
         raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint="--prompt")
 
-    from lutjax.training import lm_runs
+    if integers is not None and mesh is not None:
+        raise click.UsageError("--integers computes as the C program does, on one device; leave --mesh out.")
 
-    model, _ = lm_runs.load_model(folder, on_damage=lambda message: click.echo(message, err=True))
+    from lutjax.training import lm_runs, runs
+
+    step, record = runs.read(folder, lm_runs.Record, on_damage=lambda message: click.echo(message, err=True))
+    try:
+        model = lm_runs.language_model(folder, step, record, mesh)
+    except RunError:
+        raise
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--mesh") from error
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
     if integers is None:
         _print(prompt, lambda: lm_runs.sample(model, prompt, n_bytes, **options), n_bytes if speed else None)

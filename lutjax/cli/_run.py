@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.cli._flags import FieldsCommand
+from lutjax.cli._flags import FieldsCommand, MeshType
 from lutjax.training.errors import InUseError, RunError
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
                 help="Only show parameters, memory, and time as measured in a few steps on this machine; write nothing.",
             ),
             click.Option(
+                ["--mesh"],
+                type=MeshType(),
+                help="Devices, such as data=2,detectors=4: samples are divided over data, tables over detectors. They may be others with --resume; "
+                "what is learnt is the same. Default: all GPUs; detectors=1 takes one device.",
+            ),
+            click.Option(
                 ["--tensorboard"],
                 is_flag=True,
                 help="Write losses and tests for TensorBoard, too, into --out/tensorboard.",
@@ -78,6 +84,7 @@ def train(
     resume: bool,
     dry_run: bool,
     tensorboard: bool,
+    mesh: Mapping[str, int] | None = None,
 ) -> "Experiment | None":
     """Start a run or go on with one.
 
@@ -87,6 +94,7 @@ def train(
       source: the data as they were given, both for a new run and for one that goes on.
       preset: further arguments of a new run.
       same: further fields that a run which goes on has to have.
+      mesh: devices by axis; see `lutjax.training.meshes.choose`.
 
     Returns:
       the run, where it took steps or was finished now.
@@ -105,6 +113,7 @@ def train(
         def call(*arguments: Any) -> "Experiment":
             with usage_errors(kind.refuses, option):
                 made.append(make(*arguments))
+                made[-1].run.divide(mesh)
             return made[-1]
 
         return call

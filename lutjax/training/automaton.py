@@ -1,21 +1,22 @@
 """Training of a `LogicCA`: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Bool
 
 import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import models, runs
+from lutjax.training import meshes, models, runs
 from lutjax.training.configs import Training
-from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 
 with needed_by(__name__):
@@ -133,9 +134,22 @@ class Run(ModelRun[LogicCA]):
             optax.adamw(training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay),
         )
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
-        super().__init__(structure, self._first, training.seed)
-        self.advance = Repeated(self.step)
+        # A torus with all boards of the Game of Life is one sample.
+        samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
+        super().__init__(structure, self._first, training.seed, samples)
+        self._place(None)
         self._wrong = jax.jit(self._wrong_of)
+
+    def divide(self, asked: Mapping[str, int] | None = None) -> None:
+        """Divide the batch over devices; see `ModelRun.divide`. Gates are few, and the same on all of them."""
+        if asked is not None and asked.get(meshes.DETECTORS, 1) > 1:
+            raise ValueError(
+                f"mesh has {meshes.DETECTORS}={asked[meshes.DETECTORS]}; the gates of an automaton are not divided: give {meshes.DATA} alone."
+            )
+        super().divide(asked)
+
+    def _place(self, mesh: Mesh | None) -> None:
+        self.advance = self._repeated(self.step, None)
 
     def _first(self, params: Any) -> Optimizer:
         # Copies: the state's memory is reused, and no array may be in it twice.
@@ -168,7 +182,7 @@ class Run(ModelRun[LogicCA]):
         training, config = self.training, self.config
         key = jax.random.fold_in(jax.random.key(training.seed), number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
-        first, target = self.sample(sample_key, training.batch_size)
+        first, target = meshes.by_sample(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         wiring = model.wiring
@@ -207,8 +221,8 @@ class Run(ModelRun[LogicCA]):
         return self.target is None and self.training.batch_size < N_BOARDS
 
     def best(self, state: State) -> LogicCA:
-        """The model with the best hard automaton so far."""
-        return self.structure.model(state.optimizer.best, state.others)
+        """The model with the best hard automaton so far, on one device."""
+        return self.structure.model(*meshes.local((state.optimizer.best, state.others)))
 
     def wrong(self, state: State) -> float:
         """Bits of a grid that the best hard automaton has wrong, of samples that no training step saw."""

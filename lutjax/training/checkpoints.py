@@ -201,7 +201,8 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
     """Reads one tree of a checkpoint whose files `read_meta` has found whole.
 
     Args:
-      template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure.
+      template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure, and lies where a shape has a sharding, else on
+        the first local device.
 
     Raises:
       CheckpointError: the checkpoint has other arrays than the template.
@@ -217,7 +218,10 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
             )
     # Without a sharding Orbax would ask for the devices of the run that saved.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = {k: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device) for k, a in flat.items()}
+    abstract = {
+        k: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=getattr(a, "sharding", None) or device)
+        for k, a in flat.items()
+    }
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         arrays = reader.restore(folder.absolute() / name, args=ocp.args.StandardRestore(abstract))
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[key] for key in flat])

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float32, Int32
 
 import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig
-from lutjax.training import models, optimizers, runs
+from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp
 from lutjax.training.configs import Training
-from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.samples import Samples
 
@@ -97,10 +97,15 @@ class Run(ModelRun[LogicClassifier]):
             )
         self._optimizer = optimizers.optimizer("adam", training.rate())
         structure = Structure(lambda rngs: LogicClassifier(model, thresholds=thresholds, rngs=rngs))
-        super().__init__(structure, self._optimizer.init, training.seed)
+        super().__init__(structure, self._optimizer.init, training.seed, training.batch_size)
         self._image = train.shape if len(train.shape) == 2 and training.augment else None
-        self.advance = Repeated(self.step, (jnp.asarray(train.x), jnp.asarray(train.y)))
-        self._classes = jax.jit(self._classes_of, static_argnames="hard")
+        self._train = train
+        self._place(None)
+
+    def _place(self, mesh: Mesh | None) -> None:
+        self.advance = self._repeated(self.step, (self._train.x, self._train.y))
+        where = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        self._classes = jax.jit(self._classes_of, static_argnames="hard", **where)
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
         """Return the state after one step, and the loss of its batch. See `lutjax.training.loop.Step`."""
@@ -108,7 +113,7 @@ class Run(ModelRun[LogicClassifier]):
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
         chosen = jax.random.randint(choice_key, (self.training.batch_size,), 0, len(x))
-        x, y = x[chosen], y[chosen]
+        x, y = meshes.by_sample((x[chosen], y[chosen]), self.mesh)
         if self._image is not None:
             x = warp(image_key, x.reshape(-1, *self._image), self.training.augment).reshape(x.shape)
 
@@ -136,7 +141,7 @@ class Run(ModelRun[LogicClassifier]):
         return float((self.classes(state, part.x, hard=hard) == part.y).mean())
 
     def _classes_of(self, params: Any, others: Any, x: Array, *, hard: bool) -> Array:
-        model = self.structure.model(params, others)
+        model, x = self.structure.model(params, others), meshes.by_sample(x, self.mesh)
         rngs = nnx.Rngs(gates=self.training.seed)
         return model(x, deterministic=hard, rngs=rngs).argmax(-1).astype(jnp.int32)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.models import LogicClassifierConfig
-from lutjax.training import runs
+from lutjax.training import meshes, runs
 from lutjax.training.classifier import Record, Run, TrainingConfig, baselines, expected_gates
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
@@ -103,7 +103,7 @@ class Classifier(Experiment):
         """Return the gates that training expects, and those of the simplified circuit from bits to bits."""
         from lutjax import circuits
 
-        model = self.run.structure.model(state.params, state.others)
+        model = self.run.structure.model(*meshes.local((state.params, state.others)))
         return float(expected_gates(model)), len(circuits.of(model, inputs="bits", outputs="bits"))
 
     def solved(self) -> str | None:

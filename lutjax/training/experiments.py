@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from lutjax.training import checkpoints, loop, models, presets, runs
+from lutjax.training import checkpoints, loop, meshes, models, presets, runs
 from lutjax.training.errors import CheckpointError, InUseError, RunError
 from lutjax.training.models import ModelRun, State
 
@@ -308,18 +308,25 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     """Shows parameters, memory and time of a run that is not started. Writes nothing."""
     from lutjax.benchmark.measure import planned_bytes
 
-    params = experiment.run.abstract().params
+    state_of = experiment.run.abstract()
+    params, each = state_of.params, ""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    show.line(f"dry run of training {experiment.describe()} on {jax.local_devices()[0].device_kind}")
+    show.line(f"dry run of training {experiment.describe()} on {meshes.words(experiment.run.mesh)}")
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
-    show.line(f"state: {_size(_bytes(experiment.run.abstract()))}, the size of a checkpoint")
+    held = ""
+    if experiment.run.mesh is not None:
+        part = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), state_of
+        )
+        held, each = f"; a device holds {_size(_bytes(part))} of it", " on each device"
+    show.line(f"state: {_size(_bytes(state_of))}, the size of a checkpoint{held}")
     start = time.perf_counter()
     with show.doing("compiling"):
-        program, advance = experiment.run.advance.compiled(experiment.run.abstract())
+        program, advance = experiment.run.advance.compiled(state_of)
     compiling = time.perf_counter() - start
     planned = planned_bytes(program)
     if planned is not None:
-        show.line(f"memory for training: {_size(planned)}, without tests, as the compiler plans it")
+        show.line(f"memory for training{each}: {_size(planned)}, without tests, as the compiler plans it")
     with show.doing("measuring steps"):
         state, first = experiment.run.init(), 0
 
@@ -392,7 +399,7 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
     if experiment.over(done) is None:
         start, first = time.perf_counter(), done
         resumed = f"; resumed after {done} steps" if done else ""
-        show.line(f"training {experiment.describe()} on {jax.local_devices()[0].device_kind}{resumed}")
+        show.line(f"training {experiment.describe()} on {meshes.words(experiment.run.mesh)}{resumed}")
         state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
         state, done = _train(experiment, state, folder, done, show)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int, UInt8
 
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
-from lutjax.training import optimizers, parameters, tables
+from lutjax.training import meshes, optimizers, parameters, tables
 from lutjax.training.configs import Training
-from lutjax.training.loop import Repeated
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
 
@@ -27,6 +27,8 @@ with needed_by(__name__):
 EVALUATION_BATCH = 64
 """Windows that are evaluated together; it bounds the memory and changes no result beyond rounding."""
 
+DIVIDED_BYTES = 2**26
+"""A longer text lies divided over the devices of a mesh, and a step sums the bytes of its windows over them; others have it whole."""
 
 VALIDATION_WINDOWS = 256
 """Windows of the validation part that choose the state that is kept."""
@@ -192,31 +194,41 @@ class Run(ModelRun[LanguageModel]):
             self._optimizer = tables.Optimizer(
                 rule(weight_decay=training.table_weight_decay), rate, rest=rest
             )
-        super().__init__(structure_of(model), self._optimizer.init, training.seed)
-        self._evaluation = Evaluation(self.structure, model.context)
-        self.advance = Repeated(self.step, jnp.asarray(train))
-        if training.select_every:
-            if validation is None:
-                raise ValueError(
-                    f"select_every is {training.select_every}; give the validation part to select on."
-                )
-            windows = _evaluation_windows(validation.size, model.context, VALIDATION_WINDOWS)
-            self._n_validated = windows.n_counted
-            self.advance = Repeated(
-                self._step_and_select,
-                jax.tree.map(jnp.asarray, (train, validation, windows.starts, windows.skipped)),
+        samples = training.batch_size // training.microbatches
+        super().__init__(structure_of(model), self._optimizer.init, training.seed, samples)
+        if training.select_every and validation is None:
+            raise ValueError(
+                f"select_every is {training.select_every}; give the validation part to select on."
             )
+        self._train, self._validation = train, validation
+        self._place(None)
 
-    def init(self) -> State:
-        """The state before the first step."""
-        return self._with_selected(super().init())
+    def _place(self, mesh: Mesh | None) -> None:
+        self._evaluation = Evaluation(self.structure, self.config.context, mesh)
+        text, where, self._padding = self._train, None if mesh is None else meshes.everywhere(mesh), 0
+        if mesh is not None and text.size > DIVIDED_BYTES:
+            self._padding = -text.size % mesh.size
+            text, where = np.pad(text, (0, self._padding)), NamedSharding(mesh, PartitionSpec(meshes.AXES))
+        if not self.training.select_every:
+            self.advance = self._repeated(self.step, text, where)
+            return
+        assert self._validation is not None
+        windows = self._evaluation.windows(self._validation.size, VALIDATION_WINDOWS)
+        self._n_validated = windows.n_counted
+        data = (text, self._validation, windows.starts, windows.skipped)
+        others = (None if mesh is None else meshes.everywhere(mesh),) * 3
+        self.advance = self._repeated(self._step_and_select, data, (where, *others))
 
-    def abstract(self) -> State:
-        """The state's shapes and dtypes, for reading a checkpoint."""
-        state: State = jax.eval_shape(self._with_selected, super().abstract())
-        return state
+    def _shardings(self, mesh: Mesh) -> State:
+        where = super()._shardings(mesh)
+        specs = self._optimizer.specs(self.structure.abstract()[0], mesh)
+        of_optimizer = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        if self.training.select_every:
+            of_optimizer = where.optimizer._replace(optimizer=of_optimizer)
+        return where._replace(optimizer=of_optimizer)
 
-    def _with_selected(self, state: State) -> State:
+    def _first_state(self, params: Any, others: Any) -> State:
+        state = super()._first_state(params, others)
         if not self.training.select_every:
             return state
         # Copies: the state's memory is reused, and no array may be in it twice.
@@ -253,11 +265,13 @@ class Run(ModelRun[LanguageModel]):
         """Return the state after one step, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
         training, context = self.training, self.config.context
         data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(training.seed), number))
-        starts = jax.random.randint(data_key, (training.batch_size,), 0, text.size - context)
+        n_starts = text.size - self._padding - context
+        starts = jax.random.randint(data_key, (training.batch_size,), 0, n_starts)
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
         def loss_of(params: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
-            inputs, labels, part = batch
+            *text, part = batch
+            inputs, labels = meshes.by_sample(text, self.mesh)
             model = self.structure.model(params, state.others)
             rngs = nnx.Rngs(dropout=jax.random.fold_in(dropout_key, part[0]))
             logits = model(inputs, deterministic=False, rngs=rngs)
@@ -274,7 +288,10 @@ class Run(ModelRun[LanguageModel]):
         )(loss_of, has_aux=True)
         if training.microbatches > 1:
             value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
-        batch = (*_windows(text, starts, context), part)
+        windows = _windows(text, starts, context)
+        if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
+            windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
+        batch = (*windows, part)
         (_, (losses, others)), gradients = value_and_grad(state.params, batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
@@ -302,11 +319,22 @@ class Evaluation:
     Args:
       structure: of the models.
       context: inputs of a window.
+      mesh: on which the models lie, if they do on one.
     """
 
-    def __init__(self, structure: Structure[LanguageModel], context: int):
-        self._structure, self._context = structure, context
-        self._compiled = jax.jit(self.totals)
+    def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
+        self._structure, self._context, self._mesh = structure, context, mesh
+        where = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        self._compiled = jax.jit(self.totals, **where)
+
+    def windows(self, size: int, max_windows: int | None) -> "Windows":
+        """Return the windows of a part of a text that are evaluated: all, or some of them.
+
+        Args:
+          size: bytes of the part.
+        """
+        n_data = 1 if self._mesh is None else self._mesh.shape[meshes.DATA]
+        return _evaluation_windows(size, self._context, max_windows, n_data * -(-EVALUATION_BATCH // n_data))
 
     def __call__(
         self,
@@ -322,7 +350,7 @@ class Evaluation:
         Args:
           progress: is told after every batch of windows which share of them is done; without it they are one call.
         """
-        starts, skipped, n_counted = _evaluation_windows(part.size, self._context, max_windows)
+        starts, skipped, n_counted = self.windows(part.size, max_windows)
         size = len(starts) if progress is None else 1
         total = 0.0
         for first in range(0, len(starts), size):
@@ -344,7 +372,7 @@ class Evaluation:
         """Return the sum of the losses that count in each window."""
 
         def batch(windows: tuple[Array, Array]) -> Array:
-            inputs, labels = _windows(text, windows[0], self._context)
+            inputs, labels = meshes.by_sample(_windows(text, windows[0], self._context), self._mesh)
             logits = self._structure.model(params, others)(inputs, deterministic=True)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             counted = jnp.arange(self._context)[None, :] >= windows[1][:, None]
@@ -354,7 +382,7 @@ class Evaluation:
         return totals
 
 
-class _Windows(NamedTuple):
+class Windows(NamedTuple):
     """Windows of a part of a text that are evaluated, in batches.
 
     Attributes:
@@ -368,7 +396,7 @@ class _Windows(NamedTuple):
     n_counted: int
 
 
-def _evaluation_windows(size: int, context: int, max_windows: int | None) -> _Windows:
+def _evaluation_windows(size: int, context: int, max_windows: int | None, batch: int) -> Windows:
     """Windows that follow each other through a part of this many bytes, or so many of them, spread evenly."""
     first = np.arange(0, size - 1, context)  # the first input of every window
     starts = np.minimum(first, size - 1 - context)
@@ -377,10 +405,10 @@ def _evaluation_windows(size: int, context: int, max_windows: int | None) -> _Wi
         chosen = np.linspace(0, len(first) - 1, max_windows).astype(int)
         starts, skipped = starts[chosen], skipped[chosen]
     count = int((context - skipped).sum())
-    padding = -len(starts) % EVALUATION_BATCH
-    starts = np.pad(starts, (0, padding)).reshape(-1, EVALUATION_BATCH)
-    skipped = np.pad(skipped, (0, padding), constant_values=context).reshape(-1, EVALUATION_BATCH)
-    return _Windows(starts.astype(np.int32), skipped.astype(np.int32), count)
+    padding = -len(starts) % batch
+    starts = np.pad(starts, (0, padding)).reshape(-1, batch)
+    skipped = np.pad(skipped, (0, padding), constant_values=context).reshape(-1, batch)
+    return Windows(starts.astype(np.int32), skipped.astype(np.int32), count)
 
 
 def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import lm, models, presets, runs
+from lutjax.training import lm, meshes, models, presets, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.lm import CONFIGS, Run, TrainingConfig, structure_of
@@ -46,12 +46,32 @@ class Record(runs.Record):
     history: runs.History
 
 
-def language_model(folder: Path, step: int, record: Record) -> lm.LanguageModel:
-    """Return the model of a checkpoint that `runs.read` has found whole, or the one that was selected until then."""
+def language_model(
+    folder: Path, step: int, record: Record, mesh: Mapping[str, int] | None = None
+) -> lm.LanguageModel:
+    """Return the model of a checkpoint that `runs.read` has found whole, or the one that was selected until then.
+
+    Args:
+      mesh: numbers of devices by axis over which it is divided, see `lutjax.training.meshes.choose`; by default it is on one device.
+
+    Raises:
+      ValueError: the model cannot be divided so, or there are fewer devices.
+    """
+    structure, chosen = structure_of(record.model, quantised=record.quantised), None
+    if mesh is not None:
+        n_data = mesh.get(meshes.DATA, 1)
+        if n_data > 1:
+            raise ValueError(
+                f"mesh has {meshes.DATA}={n_data}; one text is generated at a time, so there is nothing to divide over {meshes.DATA}: "
+                f"give {meshes.DETECTORS} alone."
+            )
+        chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh)
     if record.quantised or not record.training.select_every:
-        return models.load(folder, step, structure_of(record.model, quantised=record.quantised))
+        return models.load(folder, step, structure, chosen)
     nothing = np.zeros(record.model.context + 2, np.uint8)  # no step is taken
     run = Run(record.model, record.training, nothing, nothing)
+    if chosen is not None:
+        run.divide(mesh)
     state = run.selected(models.restore(folder, step, run))
     return run.structure.model(state.params, state.others)
 

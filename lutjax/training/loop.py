@@ -1,6 +1,7 @@
 """The training loop, of any model: steps in jitted chunks, with hooks between them."""
 
 import dataclasses
+import functools
 import math
 import signal
 import types
@@ -10,8 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax._typing import Array
+from lutjax.training import meshes
 
 State = Any
 """A pytree of arrays: everything that training changes."""
@@ -36,16 +39,18 @@ class Hook:
 
 
 class Repeated:
-    """Many steps in one jitted call, in the state's own memory: an `Advance`. `data`, a pytree, is passed to every step.
+    """Many steps in one jitted call, in the state's own memory: an `Advance`.
 
     The number of steps is not static: one program serves every chunk, so where chunks begin and end changes
     nothing in the result.
 
-    Attributes:
-      step, data: as given.
+    Args:
+      step: one step.
+      data: pytree of arrays that is passed to every step; put on devices when it is used first.
+      of_state, of_data: where the arrays of the state, and of the data, lie on a mesh; by default all are on one device.
     """
 
-    def __init__(self, step: Step, data: Any = None):
+    def __init__(self, step: Step, data: Any = None, *, of_state: Any = None, of_data: Any = None):
         def advance(state: State, first: Array, count: Array, data: Any) -> tuple[State, Array]:
             def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
                 state, total = carry
@@ -55,12 +60,23 @@ class Repeated:
             state, total = jax.lax.fori_loop(0, count, body, (state, jnp.float32(0)))
             return state, total / count.astype(jnp.float32)
 
-        self.step, self.data = step, data
-        self._jitted = jax.jit(advance, donate_argnums=0)
+        self.step, self._data, self._of_data = step, data, of_data
+        options = {}
+        if of_state is not None:
+            mesh = jax.tree.leaves(of_state)[0].mesh
+            options["out_shardings"] = (of_state, meshes.everywhere(mesh))
+        self._jitted = jax.jit(advance, donate_argnums=0, **options)
+
+    @functools.cached_property
+    def data(self) -> Any:
+        """The data, on devices."""
+        if self._of_data is None:
+            return jax.tree.map(jnp.asarray, self._data)
+        return jax.tree.map(meshes.put, self._data, self._of_data)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
-        result: tuple[State, Array] = self._jitted(state, jnp.int32(first), jnp.int32(count), self.data)
+        result: tuple[State, Array] = self._jitted(state, np.int32(first), np.int32(count), self.data)
         return result
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
@@ -69,7 +85,7 @@ class Repeated:
         program = self._jitted.lower(state, number, number, self.data).compile()
 
         def advance(state: State, first: int, count: int) -> tuple[State, Array]:
-            result: tuple[State, Array] = program(state, jnp.int32(first), jnp.int32(count), self.data)
+            result: tuple[State, Array] = program(state, np.int32(first), np.int32(count), self.data)
             return result
 
         return program, advance

@@ -1,17 +1,18 @@
 """Runs of Flax NNX models: their arrays, how these make a model, and their checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from lutjax._extras import needed_by
 from lutjax.layers import nnx as layers
-from lutjax.training import checkpoints, runs
+from lutjax.training import checkpoints, meshes, runs
 from lutjax.training.errors import CheckpointError
-from lutjax.training.loop import Repeated
+from lutjax.training.loop import Repeated, Step
 from lutjax.training.nnx import filled
 
 with needed_by(__name__):
@@ -44,8 +45,9 @@ class Structure(Generic[M]):
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         parts: Any = nnx.split(abstract, nnx.Param, ...)
         self._graph, self._params, self._others = parts
+        self._build = build
         # One program, because compiling every draw by itself takes longer.
-        self._init = jax.jit(lambda key: arrays(build(nnx.Rngs(key))))
+        self._init = jax.jit(self.drawn)
 
     def abstract(self) -> tuple[Any, Any]:
         """Shapes and dtypes of `State.params` and `State.others`."""
@@ -54,6 +56,10 @@ class Structure(Generic[M]):
     def n_parameters(self) -> int:
         """Return the number of trained parameters."""
         return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
+
+    def drawn(self, key: Any) -> tuple[Any, Any]:
+        """`State.params` and `State.others` of a new model, drawn from a key of `jax.random`."""
+        return arrays(self._build(nnx.Rngs(key)))
 
     def init(self, seed: int) -> tuple[Any, Any]:
         """`State.params` and `State.others` of a new model."""
@@ -80,25 +86,73 @@ class ModelRun(Generic[M]):
       structure: of the model.
       optimizer: makes the optimiser's state of `State.params`.
       seed: of the model.
+      samples: samples that a step computes together, which a mesh may divide.
 
     Attributes:
       advance: runs steps; see `lutjax.training.loop.run`.
+      mesh: the devices over which arrays and samples are divided; None where one device has all.
     """
 
     advance: Repeated
+    mesh: Mesh | None = None
 
-    def __init__(self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int):
-        self.structure, self._init_optimizer, self._seed = structure, optimizer, seed
+    def __init__(self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int, samples: int = 1):
+        self.structure, self._init_optimizer, self._seed, self._samples = structure, optimizer, seed, samples
+
+    def divide(self, asked: Mapping[str, int] | None = None) -> None:
+        """Divide the run over a mesh, before its first step. What is learnt is the same on every mesh, within rounding.
+
+        Args:
+          asked: as for `lutjax.training.meshes.choose`, which chooses the mesh among the devices of all processes.
+
+        Raises:
+          ValueError: the model, the batch or the devices do not allow it.
+        """
+        self.mesh = meshes.choose(self.structure.abstract()[0], jax.devices(), self._samples, asked)
+        if self.mesh is not None:
+            self._place(self.mesh)
+
+    def _place(self, mesh: Mesh) -> None:
+        """Make `advance` anew, for a state on a mesh."""
+        raise NotImplementedError
+
+    def _repeated(self, step: Step, data: Any, of_data: Any = None) -> Repeated:
+        """Return a step many times, on the run's mesh if it has one.
+
+        Args:
+          of_data: where arrays of the data lie on the mesh; by default they are the same on all its devices.
+        """
+        if self.mesh is None:
+            return Repeated(step, data)
+        if of_data is None:
+            of_data = jax.tree.map(lambda _: meshes.everywhere(self.mesh), data)
+        return Repeated(step, data, of_state=self._shardings(self.mesh), of_data=of_data)
 
     def init(self) -> State:
         """The state before the first step."""
-        params, others = self.structure.init(self._seed)
-        return State(params, others, self._init_optimizer(params))
+        if self.mesh is None:
+            return self._first_state(*self.structure.init(self._seed))
+        # Each device makes its own part, in one program: the whole may be larger than its memory.
+        make = jax.jit(
+            lambda key: self._first_state(*self.structure.drawn(key)),
+            out_shardings=self._shardings(self.mesh),
+        )
+        state: State = make(jax.random.key(self._seed))
+        return state
 
     def abstract(self) -> State:
-        """The state's shapes and dtypes, for reading a checkpoint."""
-        params, others = self.structure.abstract()
-        return State(params, others, jax.eval_shape(self._init_optimizer, params))
+        """The state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
+        state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
+        return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
+
+    def _shardings(self, mesh: Mesh) -> State:
+        """Return where the arrays of the state lie on a mesh."""
+        state = jax.eval_shape(self._first_state, *self.structure.abstract())
+        found: State = meshes.shardings(state, mesh)
+        return found
+
+    def _first_state(self, params: Any, others: Any) -> State:
+        return State(params, others, self._init_optimizer(params))
 
 
 def save(folder: Path, step: int, state: State, record: runs.Record) -> None:
@@ -116,17 +170,20 @@ def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
       CheckpointError: the arrays are not those of the run, or an anchor or a wire is not an input.
     """
     abstract = run.abstract()
-    params, others = _restore_model(folder, step, run.structure)
+    params, others = _restore_model(folder, step, run.structure, (abstract.params, abstract.others))
     return State(params, others, runs.restore(folder, step, "optimizer", abstract.optimizer))
 
 
-def load(folder: Path, step: int, structure: Structure[M]) -> M:
-    """The model of a checkpoint that `runs.read` has found whole.
+def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = None) -> M:
+    """The model of a checkpoint that `runs.read` has found whole, on a mesh or on one device.
 
     Raises:
       CheckpointError: as `restore`.
     """
-    return structure.model(*_restore_model(folder, step, structure))
+    abstract = structure.abstract()
+    if mesh is not None:
+        abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh))
+    return structure.model(*_restore_model(folder, step, structure, abstract))
 
 
 class Loader(Generic[M, R]):
@@ -154,8 +211,10 @@ class Loader(Generic[M, R]):
         return self._model(folder, step, record), record
 
 
-def _restore_model(folder: Path, step: int, structure: Structure[Any]) -> tuple[Any, Any]:
-    tree = runs.restore(folder, step, "model", _model_tree(*structure.abstract()))
+def _restore_model(
+    folder: Path, step: int, structure: Structure[Any], abstract: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    tree = runs.restore(folder, step, "model", _model_tree(*abstract))
     try:
         layers.check(structure.model(tree["params"], tree["others"]))
     except ValueError as error:

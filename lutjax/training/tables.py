@@ -7,12 +7,15 @@ optax for such gradients, which optax itself refuses.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from lutjax import sharding
 from lutjax._dtypes import accumulator
 from lutjax._extras import needed_by
 from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
@@ -126,6 +129,60 @@ class Optimizer:
             )
         rows = {name: self.rule.init(table) for name, table in split.tables.items()}
         return OptimizerState(jnp.zeros((), jnp.int32), rows, self._rest.init(split.others))
+
+    def specs(self, params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) -> OptimizerState:
+        """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
+
+        What is kept for a parameter lies as `lutjax.sharding.specs` says of that parameter; of the state of an optax optimiser
+        `specs` itself cannot say it, because names of parameters are lost there.
+
+        Args:
+          params: shapes or arrays. mesh, axis: as for `lutjax.sharding.specs`.
+
+        Raises:
+          ValueError: as `lutjax.sharding.specs`.
+
+        Example:
+          >>> import jax.numpy as jnp, optax
+          >>> from jax.sharding import AbstractMesh
+          >>> from lutjax.training import tables
+          >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3))
+          >>> params = {"positions": jnp.zeros((7, 8, 2)), "weights": jnp.zeros((8, 2**10, 5))}
+          >>> state = optimizer.specs(params, AbstractMesh((4,), ("detectors",)))
+          >>> tuple(state.rest[0].mu[0]), tuple(state.rows["weights"]["sum_of_squares"])
+          ((None, 'detectors', None), ('detectors', None, None))
+        """
+        state = jax.eval_shape(self.init, params)
+        named = jax.tree_util.tree_leaves_with_path(params)
+        is_other = [
+            not self.tables(jax.tree_util.keystr(path, simple=True, separator="/"), a) for path, a in named
+        ]
+        every = zip(is_other, named, jax.tree.leaves(sharding.specs(params, mesh, axis=axis)), strict=True)
+        others = [(array, spec) for other, (_, array), spec in every if other]
+
+        def per_parameter(part: Any) -> bool:
+            return isinstance(part, list) and len(part) == len(others)
+
+        def like(param: Any, spec: PartitionSpec, a: Any) -> PartitionSpec:
+            if len(a.shape) != len(param.shape):
+                return PartitionSpec()
+            return PartitionSpec(
+                *(p if n == m else None for p, n, m in zip(spec, a.shape, param.shape, strict=False))
+            )
+
+        def of_part(part: Any) -> Any:
+            if not per_parameter(part):
+                return PartitionSpec()
+            return [
+                jax.tree.map(functools.partial(like, *other), a)
+                for a, other in zip(part, others, strict=True)
+            ]
+
+        return OptimizerState(
+            PartitionSpec(),
+            sharding.specs(state.rows, mesh, axis=axis),
+            jax.tree.map(of_part, state.rest, is_leaf=per_parameter),
+        )
 
     def apply(self, params: Any, gradients: Any, state: OptimizerState) -> tuple[Any, OptimizerState]:
         """Parameters and state after a step.

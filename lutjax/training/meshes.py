@@ -1,0 +1,195 @@
+"""Meshes of devices for runs: their axes as a text, the choice of one, and where arrays lie on it.
+
+A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `lutjax.sharding.DETECTORS` the tables of all layers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from lutjax import sharding
+from lutjax.sharding import DETECTORS
+from lutjax.training import parameters
+
+DATA = "data"
+"""Name of the mesh axis over which the samples of a batch are divided."""
+
+AXES = (DATA, DETECTORS)
+"""Names of the axes of a mesh; the first is that over hosts."""
+
+
+def parse(text: str) -> dict[str, int]:
+    """Return the numbers of devices that a text such as ``data=2,detectors=4`` gives for axes of a mesh.
+
+    Raises:
+      ValueError: it is written in another way, or names another axis or an axis twice.
+
+    Example:
+      >>> from lutjax.training import meshes
+      >>> meshes.parse("data=2,detectors=4")
+      {'data': 2, 'detectors': 4}
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in AXES or name in found or not number.isdecimal() or int(number) < 1:
+            raise ValueError(
+                f"mesh is {text!r}: {part.strip()!r} is not one of its axes with a number of devices. Write data=2,detectors=4, or one of "
+                "the two: samples are divided over data, tables over detectors."
+            )
+        found[name] = int(number)
+    return found
+
+
+def choose(
+    params: Any, devices: Sequence[jax.Device], batch_size: int, asked: Mapping[str, int] | None = None
+) -> Mesh | None:
+    """Return the mesh for a model; None where one device computes all.
+
+    Without a wish it has all GPUs of the first one's kind, or as many as the batch lets it have: tables are divided over
+    as many of a host as divide the detectors of every layer, and the batch over the rest. Models without tables have a few parameters,
+    and their batch alone is divided.
+
+    Args:
+      params: shapes of the parameters.
+      devices: those of all processes.
+      batch_size: samples that are computed together.
+      asked: numbers of devices by axis, as `parse` returns them; those of an axis that is missing are 1.
+
+    Raises:
+      ValueError: there are fewer devices than are asked for, or the batch or the detectors of a layer cannot be divided evenly; or several
+        processes have devices and not all of these are used.
+    """
+    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+    n_hosts = len({device.process_index for device in devices})
+    if asked is not None:
+        wanted = {name: asked.get(name, 1) for name in AXES}
+        _check(params, devices, batch_size, wanted, n_hosts)
+    else:
+        # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided.
+        kind = devices[0].device_kind
+        devices = [d for d in devices if d.platform == "gpu" and d.device_kind == kind] or devices[:1]
+        wanted = _best(params, devices, batch_size, n_hosts)
+    n_data, n_detectors = wanted.values()
+    if n_data * n_detectors == 1:
+        return None
+    return Mesh(np.array(devices[: n_data * n_detectors]).reshape(n_data, n_detectors), AXES)
+
+
+def _check(
+    params: Any, devices: Sequence[jax.Device], batch_size: int, wanted: Mapping[str, int], n_hosts: int
+) -> None:
+    """Refuse axes that a model, its batch or the devices do not allow."""
+    mesh, n_devices = _written(wanted), wanted[DATA] * wanted[DETECTORS]
+    if n_devices > len(devices) or (n_hosts > 1 and n_devices < len(devices)):
+        rule = (
+            "all of which take part"
+            if n_hosts > 1
+            else "so the product of the axes must be that or a number below it"
+        )
+        raise ValueError(
+            f"mesh is {mesh}, {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
+        )
+    if batch_size % wanted[DATA]:
+        raise ValueError(
+            f"mesh is {mesh}, and the {batch_size} samples that are computed together cannot be divided evenly by {wanted[DATA]}: "
+            "give data a divisor of them, or another batch_size."
+        )
+    sharding.specs(params, _abstract(wanted[DETECTORS]))
+
+
+def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_hosts: int) -> dict[str, int]:
+    """Return axes with as many devices as can be used, and among these most for detectors."""
+    per_host = len(devices) // n_hosts
+    has_tables = "table" in jax.tree.leaves(parameters.kinds(params))
+
+    def fits(n_detectors: int) -> bool:
+        try:
+            sharding.specs(params, _abstract(n_detectors))
+        except ValueError:
+            return False
+        return n_detectors == 1 or has_tables
+
+    by_detector = [n for n in range(1, per_host + 1) if fits(n)]
+    found = [
+        {DATA: n_data, DETECTORS: n}
+        for n in by_detector
+        for n_data in range(1, len(devices) // n + 1)
+        if batch_size % n_data == 0 and (n_hosts == 1 or n_data * n == len(devices))
+    ]
+    if not found:
+        raise ValueError(
+            f"batch_size is {batch_size}: samples that are computed together cannot be divided over {len(devices)} devices of {n_hosts} "
+            f"hosts, whose tables can be divided by {' or '.join(map(str, by_detector))}. Give a multiple of {n_hosts}, or --mesh."
+        )
+    return max(found, key=lambda axes: (axes[DATA] * axes[DETECTORS], axes[DETECTORS]))
+
+
+def _abstract(n_detectors: int) -> AbstractMesh:
+    return AbstractMesh((n_detectors,), (DETECTORS,))
+
+
+def _written(axes: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={n}" for name, n in axes.items())
+
+
+def words(mesh: Mesh | None) -> str:
+    """Return the devices of a run in words; without a mesh it is the first local one."""
+    if mesh is None:
+        return jax.local_devices()[0].device_kind
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(mesh.shape)})"
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array that is the same on all devices."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """Return where each array of a model or of its optimiser lies; see `lutjax.sharding.specs`."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh))
+
+
+def placed(shapes: Any, where: Any) -> Any:
+    """Return shapes of arrays with their shardings."""
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, where)
+
+
+def put(array: Any, where: NamedSharding | None) -> jax.Array:
+    """Return an array on devices, of which each process copies only the parts on its own.
+
+    Args:
+      array: in the memory of every process.
+      where: None: the first device.
+    """
+    if where is None:
+        return jnp.asarray(array)
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, where, lambda part: array[part])
+
+
+def local(tree: Any) -> Any:
+    """Return arrays of a mesh on the first local device; others as they are."""
+    device = jax.local_devices()[0]
+
+    def fetch(a: Any) -> Any:
+        return jax.device_put(np.asarray(a), device) if len(a.sharding.device_set) > 1 else a
+
+    return jax.tree.map(fetch, tree)
+
+
+def by_sample(arrays: Any, mesh: Mesh | None, axis: int = 0) -> Any:
+    """Divide traced arrays over `DATA` along their axis of samples; those that cannot be divided evenly are the same everywhere."""
+    if mesh is None:
+        return arrays
+
+    def divide(a: Any) -> Any:
+        fits = a.shape[axis] % mesh.shape[DATA] == 0
+        spec = PartitionSpec(*([None] * axis), DATA) if fits else PartitionSpec()
+        return jax.lax.with_sharding_constraint(a, NamedSharding(mesh, spec))
+
+    return jax.tree.map(divide, arrays)
