@@ -297,7 +297,7 @@ def cases(n_devices: int, *, tiny: bool) -> Iterator[Case]:
     yield from case("context", long, 1, 1, 1)
     for n in counts:
         yield from case("context", long, 1, n, 1, *WAYS)
-    yield from case("train", model, n_devices, 1, batch, "train")
+    yield from case("train", model, 1, n_devices, batch, "train")
     for figure, subject, size in (("scored", scored, pool), ("gates", gates, images)):
         yield from case(figure, subject, 1, 1, size)
         for n in counts:
@@ -523,8 +523,10 @@ def measure_training(case: Case, go: Callable[[], None]) -> dict[str, Any]:
 
     never = {"steps": 10**6, "eval_every": 10**6, "checkpoint_every": 10**6}
     tiny = isinstance(case.subject, LanguageModel) and case.subject.layers == 1
-    small = {"n_layers": 1, "n_anchors": 2, "n_position_bits": 2, "n_detectors": 2, "ffn_anchors": 4, "batch_size": 8}
+    small = {"n_layers": 1, "n_anchors": 2, "n_position_bits": 2, "n_detectors": 2, "ffn_anchors": 4}
     experiment = Experiment.new({**never, **(small if tiny else {})}, None, "lut", "reference")
+    # Without a wish it takes all GPUs, by detector; devices of a CPU only on demand.
+    experiment.run.divide({"detectors": case.detectors} if jax.default_backend() == "cpu" else None)
     go()
     clock = _Clock(4 if tiny else 40)
     with tempfile.TemporaryDirectory() as folder:
