@@ -41,7 +41,7 @@ from lutjax.kernels.registry import (
     kernel_registry,
 )
 from lutjax.ops import _table_reads
-from lutjax.ops._partition import partitioned
+from lutjax.ops._partition import partitioned, some_element
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -471,7 +471,7 @@ def _in_floats(options: Options) -> Options | None:
 def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
     """The dependency token: a scalar that depends on every cotangent, and varies over the mesh axes of `like`."""
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
-    total = sum((a.ravel()[0].astype(jnp.float32) for a in leaves), jnp.float32(0))
+    total = sum((some_element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
     return _compat.cast_varying(total, _compat.varying_axes(like))
 
 

@@ -1,6 +1,7 @@
 """Ops made of a detection and a look-up."""
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from lutjax._fixed_point import FixedPoint
@@ -164,7 +165,9 @@ def lut_attention(
     position = None
     if positions is not None:
         _checks.positions("lut_attention", positions, detection.shape[-1])
-        position = detect_signs(positions, implementation=implementation)
+        # Detectors first, so that those of each device stay together where leading axes become one.
+        signs = detect_signs(jnp.swapaxes(positions, 0, 1), implementation=implementation)
+        position = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), signs)
     return lookup_attention(
         weights,
         detection,
