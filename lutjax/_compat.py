@@ -1,7 +1,8 @@
 """Differences between the versions of jax that are supported, in one place."""
 
 import contextlib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -60,6 +61,31 @@ def mesh_of(arrays: Any) -> contextlib.AbstractContextManager[Any]:
 def spec_of(a: jax.Array) -> jax.sharding.PartitionSpec:
     """Return the partition of `a` over the explicit axes of its mesh."""
     return jax.typeof(a).sharding.spec
+
+
+def divided_by_compiler(function: Callable[..., Any], specs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that leaves its division over devices to the compiler, on meshes with explicit axes too.
+
+    Args:
+      specs: returns of the function's arguments how its outputs lie on such a mesh.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        if not any(explicit_axes(a) for a in jax.tree.leaves(args)):
+            return function(*args)
+        with mesh_of(args):
+            return jax.sharding.auto_axes(function, out_sharding=specs(*args))(*args)
+
+    return call
+
+
+def rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return ``table[ids]``, with ids clamped; on a mesh with explicit axes it lies as the ids do."""
+
+    take = functools.partial(jnp.take, axis=0, mode="clip")
+    result: jax.Array = divided_by_compiler(take, lambda _, ids: spec_of(ids))(table, ids)
+    return result
 
 
 def is_refused_forward_mode(error: TypeError) -> bool:

@@ -38,9 +38,8 @@ def partitioned(
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        # Inside of a shard_map there is nothing to divide. On meshes in scope, which may have explicit axes, XLA divides its own operations
-        # and gathers for others.
-        if jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty:
+        here = jax.sharding.get_abstract_mesh()
+        if jax.device_count() == 1 or here.manual_axes or here.explicit_axes:  # in a shard_map there is nothing to divide
             return function(*args)
         leaves, structure = jax.tree.flatten(args)
 

@@ -263,33 +263,50 @@ def _ranks_of_update(op: type[Call]) -> Ranks:
 def _jitted(function: Callable[..., Any], specs: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A jitted function that a profile shows by its name.
 
-    On a mesh with explicit axes the compiler divides the work (kernels know nothing of such meshes); `specs` says of the
-    arguments how the outputs lie on it.
+    `specs` says of the arguments how the outputs lie on a mesh with explicit axes.
     """
 
     def outer(*args: Any) -> Any:
-        if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
-            return function(*args)
-        with _compat.mesh_of(args):
-            return jax.sharding.auto_axes(function, out_sharding=specs(*args))(*args)
+        return divided(*args)
 
+    divided = _compat.divided_by_compiler(function, specs)
     outer.__name__ = name
     return jax.jit(outer)
 
 
 def _specs_of_outputs(op: type[Call], args: tuple[Any, ...], feature_axis: int) -> Any:
-    """Return the partition of outputs over a mesh with explicit axes: their leading axes lie as those of the arguments."""
-    features_first = op.features_first and feature_axis == 0
+    """Return the partition of outputs over a mesh with explicit axes.
+
+    Leading axes lie as those of the arguments, and axes with the letter of an argument's axis as that one.
+    """
+    features_first, letters = op.features_first and feature_axis == 0, op.letters()
     axes: list[Any] = []  # of the last leading axis first
-    for arg, rank in zip(args, op.ranks(), strict=True):
-        for a in () if rank is None else jax.tree.leaves(arg):
+    of_letters: dict[str, Any] = {}
+    for name, arg, rank in zip(op.arrays(), args, op.ranks(), strict=True):
+        for a in jax.tree.leaves(arg):
             spec = (*_compat.spec_of(a), *(None,) * a.ndim)[: a.ndim]
-            leading = spec[1:] if features_first else spec[: a.ndim - rank]
+            leading = () if rank is None else spec[1:] if features_first else spec[: a.ndim - rank]
             axes += [None] * (len(leading) - len(axes))
             for i, axis in enumerate(reversed(leading)):
-                if axes[i] is None and axis not in axes:
+                if axes[i] is None:
                     axes[i] = axis
-    return jax.sharding.PartitionSpec(*((None,) if features_first else ()), *reversed(axes))
+            own = spec[:1] if features_first and rank is not None else spec[len(leading) :]
+            of_own = [letter for letter in letters.get(name, ()) if letter != "b"]
+            for letter, axis in zip(of_own, own, strict=False):
+                if of_letters.get(letter) is None:
+                    of_letters[letter] = axis
+    own = [of_letters.get(letter) for letter in letters.get("output", ()) if letter != "b"]
+    used: set[str] = set()
+
+    def unused(axis: Any) -> Any:  # a mesh axis divides an array once
+        names = set(axis) if isinstance(axis, tuple) else {axis} - {None}
+        if names & used:
+            return None
+        used.update(names)
+        return axis
+
+    leading, own = [unused(axis) for axis in reversed(axes)], [unused(axis) for axis in own]
+    return jax.sharding.PartitionSpec(*(*own, *leading) if features_first else (*leading, *own))
 
 
 # ------------------------------------------------------------------------------------- leading axes
