@@ -13,7 +13,12 @@ from jax.typing import DTypeLike
 
 def varying_axes(a: jax.Array) -> frozenset[str]:
     """Mesh axes over which `a` differs inside a `shard_map` that tracks them; empty elsewhere."""
-    manual = getattr(jax.typeof(a), "manual_axis_type", None)
+    return varying_axes_of(jax.typeof(a))
+
+
+def varying_axes_of(aval: Any) -> frozenset[str]:
+    """The same of a type as `jax.typeof` returns it."""
+    manual = getattr(aval, "manual_axis_type", None)
     return frozenset() if manual is None else frozenset(manual.varying)
 
 
@@ -32,6 +37,12 @@ def untracked_axes() -> frozenset[str]:
 def zeros_varying(like: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Zeros that vary over the mesh axes of `like`: what a loop inside a `shard_map` must start from."""
     return cast_varying(jnp.zeros(shape, dtype), varying_axes(like))
+
+
+def zeros_of(aval: Any) -> jax.Array:
+    """Zeros of a type as `jax.typeof` returns it: on the same explicit and varying axes of a mesh."""
+    over = aval.sharding if aval.sharding.mesh.explicit_axes else None
+    return cast_varying(jnp.zeros(aval.shape, aval.dtype, out_sharding=over), varying_axes_of(aval))
 
 
 def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.ShapeDtypeStruct:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
 from lutjax import _compat
@@ -172,7 +173,9 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     """
     if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
-    result: jax.Array = _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+    device = devices_of(jax.tree.leaves(gradient))[0]
+    norm = _compat.divided_by_compiler(lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec())
+    result: jax.Array = norm(gradient)
     return result
 
 
