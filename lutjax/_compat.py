@@ -91,6 +91,25 @@ def divided_by_compiler(function: Callable[..., Any], specs: Callable[..., Any])
     return call
 
 
+def in_parts(function: Callable[..., Any], specs: Any, outputs: Any) -> Callable[..., Any]:
+    """Return a function that runs on each device's part of its arguments, on the mesh in scope.
+
+    Args:
+      specs: of the arguments, which are laid out so first. outputs: of the outputs.
+    """
+
+    def call(*args: Any) -> Any:
+        args = jax.tree.map(laid_out, args, specs)
+        return jax.shard_map(function, in_specs=specs, out_specs=outputs)(*args)
+
+    return call
+
+
+def laid_out(arrays: Any, spec: jax.sharding.PartitionSpec) -> Any:
+    """Return arrays that lie on the mesh with explicit axes in scope as a spec says."""
+    return jax.tree.map(lambda a: jax.sharding.reshard(a, spec), arrays)
+
+
 def rows(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Return ``table[ids]``, with ids clamped; on a mesh with explicit axes it lies as the ids do."""
 

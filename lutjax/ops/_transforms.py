@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec
 
 from lutjax import _compat
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
@@ -41,7 +42,7 @@ from lutjax.kernels.registry import (
     kernel_registry,
 )
 from lutjax.ops import _table_reads
-from lutjax.ops._partition import partitioned
+from lutjax.ops._partition import Layout, partitioned
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -198,16 +199,17 @@ def _compiled(
     feature_axis: int = -1,
 ) -> Callable[..., Any]:
     """The op as a jitted function of its arrays; `tapped`: with two taps in front, see `_differentiable`."""
-    if not op.differentiable:
-        kernel = _kernel(op, "forward", choice, None, options)
-
-        def function(*args: Any) -> Any:
-            return kernel(*_common_mesh_axes(args))
-    else:
-        function = _differentiable(op, choice, names, options, tapped)
     ranks = op.ranks()
 
-    def call_features_first(*args: Any) -> Any:
+    @functools.cache
+    def function_of(over: tuple[str, ...]) -> Callable[..., Any]:
+        """The op with a batch axis in front; `over`: mesh axes over which its detectors are divided, inside a shard_map."""
+        if op.differentiable:
+            return _differentiable(op, choice, names, options, tapped, over)
+        kernel = _kernel(op, "forward", choice, None, options)
+        return lambda *args: kernel(*_common_mesh_axes(args))
+
+    def call_features_first(over: tuple[str, ...], *args: Any) -> Any:
         batch = next(
             a.shape[1:] if feature_axis == 0 else a.shape[:-1]
             for a, rank in zip(args, ranks, strict=True)
@@ -218,24 +220,32 @@ def _compiled(
             a if rank is None else a.reshape(a.shape[0], n) if first else a.reshape(n, a.shape[-1]).T
             for a, rank in zip(args, ranks, strict=True)
         )
-        y = function(*args)
+        y = function_of(over)(*args)
         return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
 
-    def call(*args: Any) -> Any:
+    def call(over: tuple[str, ...], *args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
         batch = _batch_shape(ranks, args)
         if taps:
             zero, token = taps
+            token = _compat.cast_varying(token, _mesh_axes(args))
             taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
-        outputs = function(*taps, *_fold(ranks, op.of(args, options).prepared().values(), batch))
+        outputs = function_of(over)(*taps, *_fold(ranks, op.of(args, options).prepared().values(), batch))
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
     inner = call_features_first if op.features_first else call
 
-    def specs(*args: Any) -> Any:
-        return _specs_of_outputs(op, args[2:] if tapped else args, feature_axis)
+    def on_explicit_axes(*args: Any) -> Any:
+        taps, args = (args[:2], args[2:]) if tapped else ((), args)
+        given = op.of(args, options).prepared()
+        layout = Layout.of(given, first=op.features_first and feature_axis == 0)
+        parts = layout.parts(given.divided())
+        outputs, over = parts.of_outputs(op), parts.of_sums(op)
+        specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.of_arrays(given))
+        y = _compat.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
+        return _compat.laid_out(y, layout.of_outputs(op))
 
-    return _jitted(inner, specs, f"lutjax_{op.op}")
+    return _jitted(functools.partial(inner, ()), on_explicit_axes, f"lutjax_{op.op}")
 
 
 @_cached
@@ -249,10 +259,18 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         prepared = (*op.of(args[:n], options).prepared().values(), *args[n:])
         return kernel(*_common_mesh_axes(_fold(ranks, prepared, _batch_shape(ranks, args))))
 
-    def specs(*args: Any) -> Any:
-        return jax.tree.map(_compat.spec_of, (args[table], args[-1]))
+    def on_explicit_axes(*args: Any) -> Any:
+        n = len(op.arrays())
+        given = op.of(args[:n], options[:-1]).prepared()
+        parts = Layout.of(given).parts(given.divided().replace("b", ""))  # an update gets all samples
+        state = jax.tree.map(lambda a: parts.of_axes((), ("t",), a.shape), args[-1])
+        of_call = parts.of_arrays(given)
+        rest = jax.tree.map(lambda _: PartitionSpec(), args[n:-1])
+        specs = (*of_call, *rest, state)
+        moved = _compat.in_parts(call, specs, (of_call[table], state))(*given.values(), *args[n:])
+        return jax.tree.map(_compat.laid_out, moved, jax.tree.map(_compat.spec_of, (args[table], args[-1])))
 
-    return _jitted(call, specs, f"lutjax_{op.op}_update")
+    return _jitted(call, on_explicit_axes, f"lutjax_{op.op}_update")
 
 
 def _ranks_of_update(op: type[Call]) -> Ranks:
@@ -260,53 +278,20 @@ def _ranks_of_update(op: type[Call]) -> Ranks:
     return (*op.ranks(), _rank_of_output(op.ranks()), None, None, None)
 
 
-def _jitted(function: Callable[..., Any], specs: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _jitted(function: Callable[..., Any], on_explicit_axes: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A jitted function that a profile shows by its name.
 
-    `specs` says of the arguments how the outputs lie on a mesh with explicit axes.
+    `on_explicit_axes` takes its place where arrays lie on a mesh with explicit axes.
     """
 
     def outer(*args: Any) -> Any:
-        return divided(*args)
+        if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
+            return function(*args)
+        with _compat.mesh_of(args):
+            return on_explicit_axes(*args)
 
-    divided = _compat.divided_by_compiler(function, specs)
     outer.__name__ = name
     return jax.jit(outer)
-
-
-def _specs_of_outputs(op: type[Call], args: tuple[Any, ...], feature_axis: int) -> Any:
-    """Return the partition of outputs over a mesh with explicit axes.
-
-    Leading axes lie as those of the arguments, and axes with the letter of an argument's axis as that one.
-    """
-    features_first, letters = op.features_first and feature_axis == 0, op.letters()
-    axes: list[Any] = []  # of the last leading axis first
-    of_letters: dict[str, Any] = {}
-    for name, arg, rank in zip(op.arrays(), args, op.ranks(), strict=True):
-        for a in jax.tree.leaves(arg):
-            spec = (*_compat.spec_of(a), *(None,) * a.ndim)[: a.ndim]
-            leading = () if rank is None else spec[1:] if features_first else spec[: a.ndim - rank]
-            axes += [None] * (len(leading) - len(axes))
-            for i, axis in enumerate(reversed(leading)):
-                if axes[i] is None:
-                    axes[i] = axis
-            own = spec[:1] if features_first and rank is not None else spec[len(leading) :]
-            of_own = [letter for letter in letters.get(name, ()) if letter != "b"]
-            for letter, axis in zip(of_own, own, strict=False):
-                if of_letters.get(letter) is None:
-                    of_letters[letter] = axis
-    own = [of_letters.get(letter) for letter in letters.get("output", ()) if letter != "b"]
-    used: set[str] = set()
-
-    def unused(axis: Any) -> Any:  # a mesh axis divides an array once
-        names = set(axis) if isinstance(axis, tuple) else {axis} - {None}
-        if names & used:
-            return None
-        used.update(names)
-        return axis
-
-    leading, own = [unused(axis) for axis in reversed(axes)], [unused(axis) for axis in own]
-    return jax.sharding.PartitionSpec(*(*own, *leading) if features_first else (*leading, *own))
 
 
 # ------------------------------------------------------------------------------------- leading axes
@@ -385,9 +370,16 @@ def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _differentiable(
-    op: type[Call], choice: Choice, names: tuple[str, ...], options: Options, tapped: bool
+    op: type[Call],
+    choice: Choice,
+    names: tuple[str, ...],
+    options: Options,
+    tapped: bool,
+    over: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
     """The op with its gradient, as a function of its arrays.
+
+    `over`: mesh axes over which its detectors are divided; outputs are summed over them.
 
     `tapped`: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's
     shape, is the output's. That of the second is a dependency token: a scalar that is available once the backward pass
@@ -401,11 +393,15 @@ def _differentiable(
     accumulate: Any = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
-    def run(*args: Any) -> Any:
+    def summed(kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         outputs = kernel(*args)
+        return jax.lax.psum(outputs, over) if over else outputs
+
+    def run(*args: Any) -> Any:
+        outputs = summed(kernel, args)
         if twin is None or isinstance(outputs, Detection):  # a detection has no sums
             return outputs
-        return nan_where_apart(outputs, twin(*args), accumulate)
+        return nan_where_apart(outputs, summed(twin, args), accumulate)
 
     @jax.custom_vjp
     def call(*args: Any) -> Any:
@@ -426,8 +422,9 @@ def _differentiable(
         cotangent = _differentiable_part(cotangent)
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             return (None,) * (n_taps + n)
-        cotangents = of_arguments(residuals, cotangent)
-        return (cotangent, _known_after(cotangents, cotangent), *cotangents) if tapped else cotangents
+        axes = _mesh_axes(residuals[1])
+        cotangents = of_arguments(residuals, _compat.cast_varying(cotangent, axes))
+        return (cotangent, _known_after(cotangents, axes), *cotangents) if tapped else cotangents
 
     def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
@@ -485,11 +482,11 @@ def _in_floats(options: Options) -> Options | None:
     return tuple({**dict(options), "accumulate": None}.items())
 
 
-def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
-    """The dependency token: a scalar that depends on every cotangent, and varies over the mesh axes of `like`."""
+def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str]) -> jax.Array:
+    """The dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((a.ravel()[0].astype(jnp.float32) for a in leaves), jnp.float32(0))
-    return _compat.cast_varying(total, _compat.varying_axes(like))
+    return _compat.cast_varying(total, axes)
 
 
 def _sum_over_devices(
