@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax.factored.gradient import TableGradient, seal
 from lutjax.factored.update import of_parts
 from lutjax.factored.watch import TableUseError, Watch
@@ -168,7 +168,7 @@ class Split:
         jax.eval_shape(abstract, self.others)
         return {
             name: (
-                _compat.zeros_of(read.output),
+                _meshes.zeros_of(read.output),
                 _compat.cast_varying(jnp.zeros((), jnp.float32), _compat.varying_axes_of(read.output)),
             )
             for name, read in found.items()
@@ -217,7 +217,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
     def spec_of_parts(a: jax.Array) -> PartitionSpec:  # each part lies on all devices, as the batch did
-        return PartitionSpec(None, *_compat.spec_of(a))
+        return PartitionSpec(None, *_meshes.spec_of(a))
 
     def accumulated(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         for a in jax.tree.leaves(batch):
@@ -226,7 +226,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
                     f"microbatched: an array of the batch has shape {list(a.shape)}; its first axis must be a "
                     f"multiple of {count}."
                 )
-        parts = jax.tree.map(_compat.divided_by_compiler(in_parts, spec_of_parts), batch)
+        parts = jax.tree.map(_meshes.divided_by_compiler(in_parts, spec_of_parts), batch)
 
         def split(batch: Any) -> tuple[Any, list[Any], list[Any]]:
             result, gradients = value_and_grad(params, batch, *args, **kwargs)
@@ -240,7 +240,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
 
         first, types = jax.tree.map(lambda a: a[0], parts), list[Any]()
         jax.eval_shape(lambda: types.extend(jax.tree.map(jax.typeof, split(first)[1])))
-        zeros = jax.tree.map(_compat.zeros_of, types)
+        zeros = jax.tree.map(_meshes.zeros_of, types)
         total, (result, factored) = jax.lax.scan(part, zeros, parts)
         leaves = [
             t / count if g is None else of_parts(g).scaled(1 / count)

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 import lutjax
-from lutjax import _compat, wiring
+from lutjax import _meshes, wiring
 from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
@@ -76,10 +76,10 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
         return x.reshape(k, size, *x.shape[1:]).sum(1)
 
     def spec(x: jax.Array) -> Any:  # groups need not divide as features do
-        axes = _compat.spec_of(x)
+        axes = _meshes.spec_of(x)
         return PartitionSpec(*axes[:-1]) if feature_axis else PartitionSpec(None, *axes[1:])
 
-    result: jax.Array = _compat.divided_by_compiler(sums, spec)(x)
+    result: jax.Array = _meshes.divided_by_compiler(sums, spec)(x)
     return result
 
 
@@ -768,7 +768,7 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
                 implementation=self.implementation,
             )
             first += n_gates
-        y = _compat.divided_by_compiler(self._pooled, _compat.spec_of)(y)
+        y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
 
     def _pooled(self, y: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lutjax import _compat
+from lutjax import _meshes
 from lutjax.kernels.contract import Call, Direction
 
 Axes = tuple[str, ...]
@@ -205,7 +205,7 @@ class Layout:
         own: dict[str, Place] = {}
         for name, array, rank in zip(call.arrays(), call.values(), call.ranks(), strict=True):
             for a in jax.tree.leaves(array):
-                spec = (*_compat.spec_of(a), *(None,) * a.ndim)[: a.ndim]
+                spec = (*_meshes.spec_of(a), *(None,) * a.ndim)[: a.ndim]
                 n = 0 if rank is None else a.ndim - rank
                 around = spec[1:] if first and n else spec[:n]
                 leading += [None] * (len(around) - len(leading))

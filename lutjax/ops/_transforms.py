@@ -25,7 +25,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
 from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
 from lutjax._ids import as_jax
@@ -242,8 +242,8 @@ def _compiled(
         parts = layout.parts(given.divided())
         outputs, over = parts.of_outputs(op), parts.of_sums(op)
         specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.of_arrays(given))
-        y = _compat.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
-        return _compat.laid_out(y, layout.of_outputs(op))
+        y = _meshes.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
+        return _meshes.laid_out(y, layout.of_outputs(op))
 
     return _jitted(functools.partial(inner, ()), on_explicit_axes, f"lutjax_{op.op}")
 
@@ -267,8 +267,8 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         of_call = parts.of_arrays(given)
         rest = jax.tree.map(lambda _: PartitionSpec(), args[n:-1])
         specs = (*of_call, *rest, state)
-        moved = _compat.in_parts(call, specs, (of_call[table], state))(*given.values(), *args[n:])
-        return jax.tree.map(_compat.laid_out, moved, jax.tree.map(_compat.spec_of, (args[table], args[-1])))
+        moved = _meshes.in_parts(call, specs, (of_call[table], state))(*given.values(), *args[n:])
+        return jax.tree.map(_meshes.laid_out, moved, jax.tree.map(_meshes.spec_of, (args[table], args[-1])))
 
     return _jitted(call, on_explicit_axes, f"lutjax_{op.op}_update")
 
@@ -285,9 +285,9 @@ def _jitted(function: Callable[..., Any], on_explicit_axes: Callable[..., Any], 
     """
 
     def outer(*args: Any) -> Any:
-        if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
+        if not any(_meshes.explicit_axes(a) for a in jax.tree.leaves(args)):
             return function(*args)
-        with _compat.mesh_of(args):
+        with _meshes.mesh_of(args):
             return on_explicit_axes(*args)
 
     outer.__name__ = name
@@ -540,6 +540,18 @@ def _kernel(
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
+        is_mapped = jax.tree.leaves(mapped)
+        places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
+        place = next((place for place in places if place), None)
+        if place is None:
+            outputs = of_elements(size, mapped, *args)
+        else:  # the mapped axis is divided over a mesh with explicit axes
+            specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), mapped)
+            part = functools.partial(of_elements, size // _meshes.devices_along(place), mapped)
+            outputs = _meshes.in_parts(part, specs, PartitionSpec(place))(*args)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    def of_elements(size: int, mapped: Any, *args: Any) -> Any:
         shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
         if foldable and not shared_is_mapped:
 
@@ -563,7 +575,7 @@ def _kernel(
             outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
         else:
             outputs = _one_by_one(call, args, mapped)
-        return outputs, jax.tree.map(lambda _: True, outputs)
+        return outputs
 
     return call
 

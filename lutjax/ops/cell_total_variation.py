@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _compat
+from lutjax import _meshes
 from lutjax._dtypes import accumulator
 from lutjax._ids import as_jax
 from lutjax._typing import Array
@@ -59,6 +59,6 @@ def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Flo
             total += jnp.sum(jnp.square(pairs[:, :, 0] - pairs[:, :, 1]))
         return total / max(n_tables * bits * n_rows // 2, 1)
 
-    whole = _compat.divided_by_compiler(variation, lambda _: PartitionSpec())
+    whole = _meshes.divided_by_compiler(variation, lambda _: PartitionSpec())
     result: jax.Array = whole(as_jax(weights))
     return result

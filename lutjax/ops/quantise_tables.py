@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _compat, _quantised
+from lutjax import _meshes, _quantised
 from lutjax._ids import as_jax
 from lutjax._typing import Array
 from lutjax.ops import _checks, _groups
@@ -51,7 +51,7 @@ def quantise_tables(
         return _quantised.rounded(weights, e).astype(jnp.int8), e
 
     def specs(weights: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:
-        return _compat.spec_of(weights), PartitionSpec()
+        return _meshes.spec_of(weights), PartitionSpec()
 
-    values, e = _compat.divided_by_compiler(quantised, specs)(as_jax(weights))
+    values, e = _meshes.divided_by_compiler(quantised, specs)(as_jax(weights))
     return _quantised.QuantisedTables(values, e)
