@@ -1,6 +1,5 @@
 """Differences between the versions of jax that are supported, in one place."""
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,12 @@ from jax.typing import DTypeLike
 
 def varying_axes(a: jax.Array) -> frozenset[str]:
     """Mesh axes over which `a` differs inside a `shard_map` that tracks them; empty elsewhere."""
-    manual = getattr(jax.typeof(a), "manual_axis_type", None)
+    return varying_axes_of(jax.typeof(a))
+
+
+def varying_axes_of(aval: Any) -> frozenset[str]:
+    """The same of a type as `jax.typeof` returns it."""
+    manual = getattr(aval, "manual_axis_type", None)
     return frozenset() if manual is None else frozenset(manual.varying)
 
 
@@ -42,24 +46,6 @@ def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.Shape
     # A foreign call looks for the axes in the mesh of the sharding.
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole, manual_axis_type=varying)
-
-
-def explicit_axes(a: jax.Array) -> tuple[str, ...]:
-    """Axes with explicit sharding of the mesh that `a` lies on; none if it lies on no such mesh."""
-    return tuple(jax.typeof(a).sharding.mesh.explicit_axes)
-
-
-def mesh_of(arrays: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context of the mesh with explicit axes that arrays lie on, whether or not `jax.set_mesh` was called for it."""
-    if jax.sharding.get_abstract_mesh().explicit_axes:
-        return contextlib.nullcontext()
-    mesh = next(jax.typeof(a).sharding.mesh for a in jax.tree.leaves(arrays) if explicit_axes(a))
-    return jax.sharding.use_abstract_mesh(mesh)
-
-
-def spec_of(a: jax.Array) -> jax.sharding.PartitionSpec:
-    """Return the partition of `a` over the explicit axes of its mesh."""
-    return jax.typeof(a).sharding.spec
 
 
 def is_refused_forward_mode(error: TypeError) -> bool:

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax.factored.gradient import TableGradient, seal
 from lutjax.factored.update import of_parts
 from lutjax.factored.watch import TableUseError, Watch
@@ -167,10 +168,10 @@ class Split:
         jax.eval_shape(abstract, self.others)
         return {
             name: (
-                _compat.cast_varying(jnp.zeros(y.shape, y.dtype), y.axes),
-                _compat.cast_varying(jnp.zeros((), jnp.float32), y.axes),
+                _meshes.zeros_of(read.output),
+                _compat.cast_varying(jnp.zeros((), jnp.float32), _compat.varying_axes_of(read.output)),
             )
-            for name, y in found.items()
+            for name, read in found.items()
         }
 
 
@@ -212,6 +213,12 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
       ValueError: the batch cannot be divided.
     """
 
+    def in_parts(a: jax.Array) -> jax.Array:
+        return a.reshape(count, a.shape[0] // count, *a.shape[1:])
+
+    def spec_of_parts(a: jax.Array) -> PartitionSpec:  # each part lies on all devices, as the batch did
+        return PartitionSpec(None, *_meshes.spec_of(a))
+
     def accumulated(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         for a in jax.tree.leaves(batch):
             if not a.ndim or a.shape[0] % count:
@@ -219,7 +226,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
                     f"microbatched: an array of the batch has shape {list(a.shape)}; its first axis must be a "
                     f"multiple of {count}."
                 )
-        parts = jax.tree.map(lambda a: a.reshape(count, a.shape[0] // count, *a.shape[1:]), batch)
+        parts = jax.tree.map(_meshes.divided_by_compiler(in_parts, spec_of_parts), batch)
 
         def split(batch: Any) -> tuple[Any, list[Any], list[Any]]:
             result, gradients = value_and_grad(params, batch, *args, **kwargs)
@@ -231,8 +238,9 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
             result, dense, factored = split(batch)
             return jax.tree.map(jnp.add, total, dense), (result, factored)
 
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), parts)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(split, one)[1])
+        first, types = jax.tree.map(lambda a: a[0], parts), list[Any]()
+        jax.eval_shape(lambda: types.extend(jax.tree.map(jax.typeof, split(first)[1])))
+        zeros = jax.tree.map(_meshes.zeros_of, types)
         total, (result, factored) = jax.lax.scan(part, zeros, parts)
         leaves = [
             t / count if g is None else of_parts(g).scaled(1 / count)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -97,8 +98,9 @@ class TableGradient:
         the batch of a device, divide it by their number (`scaled`).
 
         Args:
-          axes: names of the mesh axes over which the batch is divided; () where each device has the whole batch, as with tables that
-            are divided by detector. Over axes on which nothing differs there is nothing to gather.
+          axes: names of the mesh axes over which the batch, or the sequences of attention (`sequence_axis`), are divided; () where each
+            device has all of it, as with tables that are divided by detector. Over axes on which nothing differs there is nothing to
+            gather.
 
         Raises:
           ValueError: there is no such mesh axis here.
@@ -129,18 +131,22 @@ class TableGradient:
         def over(a: jax.Array) -> tuple[str, ...]:
             return tuple(axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a))
 
-        def all_of(a: jax.Array, wanted: tuple[str, ...]) -> jax.Array:
-            differs = over(a)
-            for axis in reversed(wanted):
-                if axis in differs:
-                    a = jax.lax.all_gather(a, axis, tiled=True, to="invarying")
-                else:  # the same on all devices, beside others that differ
-                    a = jnp.tile(a, (jax.lax.axis_size(axis), *(1,) * (a.ndim - 1)))
-            return a
+        def all_of(a: jax.Array, mesh_axis: str, axis: int = 0) -> jax.Array:
+            if mesh_axis in over(a):
+                return jax.lax.all_gather(a, mesh_axis, axis=axis, tiled=True, to="invarying")
+            # The same on all devices, beside others that differ.
+            return jnp.concatenate([a] * jax.lax.axis_size(mesh_axis), axis)
 
-        cotangent, factor, call = self.cotangent, self.factor, self.look_up
+        cotangent, factor, call, after = self.cotangent, self.factor, self.look_up, jnp.asarray(self.after)
+        after = jax.lax.psum(after, over(after)) if over(after) else after
         if factor is not None and over(jnp.asarray(factor)):  # each device has its own
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
+        sequence_axis = getattr(call, "sequence_axis", None)
+        if sequence_axis in axes:
+            call, cotangent = _of_whole_sequences(
+                call, cotangent, functools.partial(all_of, mesh_axis=sequence_axis)
+            )
+            axes = tuple(axis for axis in axes if axis != sequence_axis)
         batched = [
             (leaf, leaf.ndim - rank)
             for array, rank in zip(call.values(), call.ranks(), strict=True)
@@ -154,17 +160,20 @@ class TableGradient:
                 f"TableGradient.gathered: the look-up of this table ({call.op}) has no leading axis to join the batches of devices by; "
                 "give its arguments a batch axis."
             )
+
+        def of_batch(a: jax.Array) -> jax.Array:
+            return functools.reduce(all_of, reversed(wanted), a)
+
         arrays = (
-            a if rank is None else jax.tree.map(lambda leaf: all_of(leaf, wanted), a)
+            a if rank is None else jax.tree.map(of_batch, a)
             for a, rank in zip(call.values(), call.ranks(), strict=True)
         )
-        after = jnp.asarray(self.after)
         return dataclasses.replace(
             self,
             look_up=call.of(arrays, call.options()),
-            sealed=seal(all_of(cotangent, wanted)),
+            sealed=seal(of_batch(cotangent)),
             factor=factor,
-            after=jax.lax.psum(after, over(after)) if over(after) else after,
+            after=after,
             is_gathered=True,
         )
 
@@ -182,6 +191,30 @@ class TableGradient:
 
     def __jax_array__(self) -> jax.Array:
         raise _no_number("given as an array")
+
+
+def _of_whole_sequences(
+    call: Any, cotangent: jax.Array, all_of: Callable[..., jax.Array]
+) -> tuple[Any, jax.Array]:
+    """Return the look-up of attention, and the cotangent of its output, of the queries of all devices.
+
+    Args:
+      all_of: joins the parts of all devices along an axis.
+    """
+    letters = call.letters()
+
+    def joined(name: str, a: jax.Array) -> jax.Array:
+        if "q" not in letters[name]:  # keys are those of all devices already
+            return a
+        return all_of(a, axis=a.ndim - len(letters[name]) + letters[name].index("q"))
+
+    arrays = {
+        name: jax.tree.map(functools.partial(joined, name), array)
+        for name, array in zip(call.arrays(), call.values(), strict=True)
+    }
+    # Queries of the first device come first.
+    arrays["start"] = jax.lax.pmin(call.start, call.sequence_axis)
+    return call.replace(**arrays, sequence_axis=None), joined("output", cotangent)
 
 
 def seal(cotangent: jax.Array) -> jax.Array:

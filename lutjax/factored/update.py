@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowRule, RowState
 from lutjax._typing import Array, Scalar
@@ -172,7 +173,11 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     """
     if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
-    result: jax.Array = _squared_norm_of_factors(gradient, devices_of(jax.tree.leaves(gradient))[0])
+    device = devices_of(jax.tree.leaves(gradient))[0]
+    norm = _meshes.divided_by_compiler(
+        lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec()
+    )
+    result: jax.Array = norm(gradient)
     return result
 
 

@@ -18,12 +18,10 @@ from lutjax.ops._table_reads import Run, TableReads
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """Look-up of a watched table: its call with None instead of the table, and the outline of its output."""
+    """Look-up of a watched table: its call with None instead of the table, and the type of its output."""
 
     call: Call
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: frozenset[str]
+    output: Any
 
 
 class TableUseError(ValueError):
@@ -70,7 +68,7 @@ class Watch(TableReads):
         without = call.replace(**{field: jax.lax.stop_gradient(getattr(call, field))})
         y = run(None if self._taps is None else self._taps[name], without)
         rest = jax.lax.stop_gradient(call.replace(**{field: None}))
-        self.look_ups[name] = Read(rest, y.shape, y.dtype, _compat.varying_axes(y))
+        self.look_ups[name] = Read(rest, jax.typeof(y))
         return y
 
     def scale(self, name: str, factor: Any) -> None:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
 import lutjax
-from lutjax import wiring
+from lutjax import _meshes, wiring
 from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
@@ -68,9 +69,18 @@ def _one_hot(scores: jax.Array) -> jax.Array:
 
 def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
     size = x.shape[feature_axis] // k
-    if feature_axis:
-        return x.reshape(*x.shape[:-1], k, size).sum(-1)
-    return x.reshape(k, size, *x.shape[1:]).sum(1)
+
+    def sums(x: jax.Array) -> jax.Array:
+        if feature_axis:
+            return x.reshape(*x.shape[:-1], k, size).sum(-1)
+        return x.reshape(k, size, *x.shape[1:]).sum(1)
+
+    def spec(x: jax.Array) -> Any:  # groups need not divide as features do
+        axes = _meshes.spec_of(x)
+        return PartitionSpec(*axes[:-1]) if feature_axis else PartitionSpec(None, *axes[1:])
+
+    result: jax.Array = _meshes.divided_by_compiler(sums, spec)(x)
+    return result
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
@@ -758,9 +768,13 @@ class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
                 implementation=self.implementation,
             )
             first += n_gates
-        rows, columns = (size // self.pool for size in self.places)
-        y = y.reshape(self.n_kernels, rows, self.pool, columns, self.pool, *y.shape[3:]).max((2, 4))
+        y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
+
+    def _pooled(self, y: jax.Array) -> jax.Array:
+        """Return the largest values of each square of places: ``[kernels, rows, columns, ...]``."""
+        rows, columns = (size // self.pool for size in self.places)
+        return y.reshape(self.n_kernels, rows, self.pool, columns, self.pool, *y.shape[3:]).max((2, 4))
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float, Int
 
+from lutjax import _meshes
 from lutjax._typing import Array
 
 
@@ -62,7 +63,7 @@ class Decoder(nnx.Module):
     def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
         """The vectors of tokens."""
         _check_tokens(type(self).__name__, tokens)
-        return jnp.take(self._vectors(), jnp.asarray(tokens), axis=0, mode="clip")
+        return _meshes.rows(self._vectors(), jnp.asarray(tokens))
 
     def hidden(
         self,

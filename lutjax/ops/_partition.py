@@ -6,8 +6,9 @@ its part of the batch (``b``) and of the detectors (``t``), and what lacks one o
 all samples, which are factors of a gradient, and the device's own tables. Every other axis is whole on all devices.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,10 +17,14 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lutjax import _meshes
 from lutjax.kernels.contract import Call, Direction
 
 Axes = tuple[str, ...]
 """A letter for each axis of an array."""
+
+Place = str | tuple[str, ...] | None
+"""The axes of a mesh by which an axis of an array is divided."""
 
 _DIVIDED = {"forward": "bt", "backward": "bt", "update": "t"}
 
@@ -39,9 +44,10 @@ def partitioned(
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        # Inside of a shard_map there is nothing to divide. On meshes in scope, which may have explicit axes, XLA divides its own operations
-        # and gathers for others.
-        if jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty:
+        here = jax.sharding.get_abstract_mesh()
+        if (
+            jax.device_count() == 1 or here.manual_axes or here.explicit_axes
+        ):  # in a shard_map there is nothing to divide
             return function(*args)
         leaves, structure = jax.tree.flatten(args)
 
@@ -204,3 +210,91 @@ def _with_rule(
     run = custom_partitioning(evaluate)
     run.def_partition(partition, sharding_rule=rule, reduction_factors=summed, need_replication_factors=whole)
     return run
+
+
+# ------------------------------------------------------------------------------------- meshes with explicit axes
+def _names(place: Place) -> tuple[str, ...]:
+    return () if place is None else (place,) if isinstance(place, str) else tuple(place)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the arrays of a call lie on a mesh with explicit axes, by the letters of their axes.
+
+    Attributes:
+      leading: of the leading axes, which batched arrays share. own: of the others, by letter.
+      first: whether features come first, before the leading axes.
+    """
+
+    leading: tuple[Place, ...]
+    own: Mapping[str, Place]
+    first: bool
+
+    @classmethod
+    def of(cls, call: Call, *, first: bool = False) -> "Layout":
+        """Return the layout of a call with leading axes; of arrays that differ, that of the first one."""
+        leading: list[Place] = []  # the last first
+        own: dict[str, Place] = {}
+        for name, array, rank in zip(call.arrays(), call.values(), call.ranks(), strict=True):
+            for a in jax.tree.leaves(array):
+                spec = (*_meshes.spec_of(a), *(None,) * a.ndim)[: a.ndim]
+                n = 0 if rank is None else a.ndim - rank
+                around = spec[1:] if first and n else spec[:n]
+                leading += [None] * (len(around) - len(leading))
+                for i, place in enumerate(reversed(around)):
+                    leading[i] = leading[i] or place
+                for letter, place in zip(
+                    _own(call, name), spec[:1] if first and n else spec[n:], strict=False
+                ):
+                    own[letter] = own.get(letter) or place
+        return cls(tuple(reversed(leading)), own, first)
+
+    def parts(self, divided: str) -> "Layout":
+        """Return the layout in which each device runs a kernel: by what it can be divided, tables where they are."""
+        detectors = self.own.get("t") if "t" in divided else None
+        free = tuple(
+            None if "b" not in divided or set(_names(place)) & set(_names(detectors)) else place
+            for place in self.leading
+        )
+        return Layout(free, {"t": detectors}, self.first)
+
+    def of_arrays(self, call: Call) -> tuple[Any, ...]:
+        """Return how the arrays of a call lie."""
+
+        def spec(name: str, rank: int | None, a: jax.Array) -> PartitionSpec:
+            n = 0 if rank is None else a.ndim - rank
+            return self.of_axes(self.leading[len(self.leading) - n :], _own(call, name), a.shape)
+
+        return tuple(
+            jax.tree.map(functools.partial(spec, name, rank), array)
+            for name, array, rank in zip(call.arrays(), call.values(), call.ranks(), strict=True)
+        )
+
+    def of_outputs(self, op: type[Call]) -> PartitionSpec:
+        """Return how the outputs lie."""
+        return self.of_axes(self.leading, _own(op, "output"))
+
+    def of_axes(
+        self, leading: tuple[Place, ...], own: Axes, shape: tuple[int, ...] | None = None
+    ) -> PartitionSpec:
+        """Return how an array lies. Axes of size 1 are not divided; nor, by the same part of the mesh, a second one."""
+        places = [*leading, *(self.own.get(letter) for letter in own)]
+        used: set[str] = set()
+        for i, place in enumerate(places):
+            if used & set(_names(place)):
+                places[i] = None
+            used |= set(_names(place))
+        if self.first:
+            places = [*places[len(leading) :], *places[: len(leading)]]
+        if shape is not None:
+            places = [None if size == 1 else place for place, size in zip(places, shape, strict=False)]
+        return PartitionSpec(*places)
+
+    def of_sums(self, op: type[Call]) -> tuple[str, ...]:
+        """Return the axes of the mesh over which outputs are summed."""
+        return () if "t" in _own(op, "output") else _names(self.own.get("t"))
+
+
+def _own(op: Call | type[Call], name: str) -> Axes:
+    """Return the letters of an array's axes without the batch."""
+    return tuple(letter for letter in op.letters().get(name, ()) if letter != "b")

@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
 from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
 from lutjax._ids import as_jax
@@ -41,7 +42,7 @@ from lutjax.kernels.registry import (
     kernel_registry,
 )
 from lutjax.ops import _table_reads
-from lutjax.ops._partition import partitioned, some_element
+from lutjax.ops._partition import Layout, partitioned, some_element
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -198,16 +199,17 @@ def _compiled(
     feature_axis: int = -1,
 ) -> Callable[..., Any]:
     """The op as a jitted function of its arrays; `tapped`: with two taps in front, see `_differentiable`."""
-    if not op.differentiable:
-        kernel = _kernel(op, "forward", choice, None, options)
-
-        def function(*args: Any) -> Any:
-            return kernel(*_common_mesh_axes(args))
-    else:
-        function = _differentiable(op, choice, names, options, tapped)
     ranks = op.ranks()
 
-    def call_features_first(*args: Any) -> Any:
+    @functools.cache
+    def function_of(over: tuple[str, ...]) -> Callable[..., Any]:
+        """The op with a batch axis in front; `over`: mesh axes over which its detectors are divided, inside a shard_map."""
+        if op.differentiable:
+            return _differentiable(op, choice, names, options, tapped, over)
+        kernel = _kernel(op, "forward", choice, None, options)
+        return lambda *args: kernel(*_common_mesh_axes(args))
+
+    def call_features_first(over: tuple[str, ...], *args: Any) -> Any:
         batch = next(
             a.shape[1:] if feature_axis == 0 else a.shape[:-1]
             for a, rank in zip(args, ranks, strict=True)
@@ -218,24 +220,32 @@ def _compiled(
             a if rank is None else a.reshape(a.shape[0], n) if first else a.reshape(n, a.shape[-1]).T
             for a, rank in zip(args, ranks, strict=True)
         )
-        y = function(*args)
+        y = function_of(over)(*args)
         return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
 
-    def call(*args: Any) -> Any:
+    def call(over: tuple[str, ...], *args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
         batch = _batch_shape(ranks, args)
         if taps:
             zero, token = taps
+            token = _compat.cast_varying(token, _mesh_axes(args))
             taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
-        outputs = function(*taps, *_fold(ranks, op.of(args, options).prepared().values(), batch))
+        outputs = function_of(over)(*taps, *_fold(ranks, op.of(args, options).prepared().values(), batch))
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
     inner = call_features_first if op.features_first else call
 
-    def specs(*args: Any) -> Any:
-        return _specs_of_outputs(op, args[2:] if tapped else args, feature_axis)
+    def on_explicit_axes(*args: Any) -> Any:
+        taps, args = (args[:2], args[2:]) if tapped else ((), args)
+        given = op.of(args, options).prepared()
+        layout = Layout.of(given, first=op.features_first and feature_axis == 0)
+        parts = layout.parts(given.divided())
+        outputs, over = parts.of_outputs(op), parts.of_sums(op)
+        specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.of_arrays(given))
+        y = _meshes.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
+        return _meshes.laid_out(y, layout.of_outputs(op))
 
-    return _jitted(inner, specs, f"lutjax_{op.op}")
+    return _jitted(functools.partial(inner, ()), on_explicit_axes, f"lutjax_{op.op}")
 
 
 @_cached
@@ -249,10 +259,18 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         prepared = (*op.of(args[:n], options).prepared().values(), *args[n:])
         return kernel(*_common_mesh_axes(_fold(ranks, prepared, _batch_shape(ranks, args))))
 
-    def specs(*args: Any) -> Any:
-        return jax.tree.map(_compat.spec_of, (args[table], args[-1]))
+    def on_explicit_axes(*args: Any) -> Any:
+        n = len(op.arrays())
+        given = op.of(args[:n], options[:-1]).prepared()
+        parts = Layout.of(given).parts(given.divided().replace("b", ""))  # an update gets all samples
+        state = jax.tree.map(lambda a: parts.of_axes((), ("t",), a.shape), args[-1])
+        of_call = parts.of_arrays(given)
+        rest = jax.tree.map(lambda _: PartitionSpec(), args[n:-1])
+        specs = (*of_call, *rest, state)
+        moved = _meshes.in_parts(call, specs, (of_call[table], state))(*given.values(), *args[n:])
+        return jax.tree.map(_meshes.laid_out, moved, jax.tree.map(_meshes.spec_of, (args[table], args[-1])))
 
-    return _jitted(call, specs, f"lutjax_{op.op}_update")
+    return _jitted(call, on_explicit_axes, f"lutjax_{op.op}_update")
 
 
 def _ranks_of_update(op: type[Call]) -> Ranks:
@@ -260,36 +278,22 @@ def _ranks_of_update(op: type[Call]) -> Ranks:
     return (*op.ranks(), _rank_of_output(op.ranks()), None, None, None)
 
 
-def _jitted(function: Callable[..., Any], specs: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _jitted(
+    function: Callable[..., Any], on_explicit_axes: Callable[..., Any], name: str
+) -> Callable[..., Any]:
     """A jitted function that a profile shows by its name.
 
-    On a mesh with explicit axes the compiler divides the work (kernels know nothing of such meshes); `specs` says of the
-    arguments how the outputs lie on it.
+    `on_explicit_axes` takes its place where arrays lie on a mesh with explicit axes.
     """
 
     def outer(*args: Any) -> Any:
-        if not any(_compat.explicit_axes(a) for a in jax.tree.leaves(args)):
+        if not any(_meshes.explicit_axes(a) for a in jax.tree.leaves(args)):
             return function(*args)
-        with _compat.mesh_of(args):
-            return jax.sharding.auto_axes(function, out_sharding=specs(*args))(*args)
+        with _meshes.mesh_of(args):
+            return on_explicit_axes(*args)
 
     outer.__name__ = name
     return jax.jit(outer)
-
-
-def _specs_of_outputs(op: type[Call], args: tuple[Any, ...], feature_axis: int) -> Any:
-    """Return the partition of outputs over a mesh with explicit axes: their leading axes lie as those of the arguments."""
-    features_first = op.features_first and feature_axis == 0
-    axes: list[Any] = []  # of the last leading axis first
-    for arg, rank in zip(args, op.ranks(), strict=True):
-        for a in () if rank is None else jax.tree.leaves(arg):
-            spec = (*_compat.spec_of(a), *(None,) * a.ndim)[: a.ndim]
-            leading = spec[1:] if features_first else spec[: a.ndim - rank]
-            axes += [None] * (len(leading) - len(axes))
-            for i, axis in enumerate(reversed(leading)):
-                if axes[i] is None and axis not in axes:
-                    axes[i] = axis
-    return jax.sharding.PartitionSpec(*((None,) if features_first else ()), *reversed(axes))
 
 
 # ------------------------------------------------------------------------------------- leading axes
@@ -368,9 +372,16 @@ def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _differentiable(
-    op: type[Call], choice: Choice, names: tuple[str, ...], options: Options, tapped: bool
+    op: type[Call],
+    choice: Choice,
+    names: tuple[str, ...],
+    options: Options,
+    tapped: bool,
+    over: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
     """The op with its gradient, as a function of its arrays.
+
+    `over`: mesh axes over which its detectors are divided; outputs are summed over them.
 
     `tapped`: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's
     shape, is the output's. That of the second is a dependency token: a scalar that is available once the backward pass
@@ -384,11 +395,15 @@ def _differentiable(
     accumulate: Any = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
-    def run(*args: Any) -> Any:
+    def summed(kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         outputs = kernel(*args)
+        return jax.lax.psum(outputs, over) if over else outputs
+
+    def run(*args: Any) -> Any:
+        outputs = summed(kernel, args)
         if twin is None or isinstance(outputs, Detection):  # a detection has no sums
             return outputs
-        return nan_where_apart(outputs, twin(*args), accumulate)
+        return nan_where_apart(outputs, summed(twin, args), accumulate)
 
     @jax.custom_vjp
     def call(*args: Any) -> Any:
@@ -409,8 +424,9 @@ def _differentiable(
         cotangent = _differentiable_part(cotangent)
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             return (None,) * (n_taps + n)
-        cotangents = of_arguments(residuals, cotangent)
-        return (cotangent, _known_after(cotangents, cotangent), *cotangents) if tapped else cotangents
+        axes = _mesh_axes(residuals[1])
+        cotangents = of_arguments(residuals, _compat.cast_varying(cotangent, axes))
+        return (cotangent, _known_after(cotangents, axes), *cotangents) if tapped else cotangents
 
     def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
@@ -468,11 +484,11 @@ def _in_floats(options: Options) -> Options | None:
     return tuple({**dict(options), "accumulate": None}.items())
 
 
-def _known_after(cotangents: tuple[Any, ...], like: jax.Array) -> jax.Array:
-    """The dependency token: a scalar that depends on every cotangent, and varies over the mesh axes of `like`."""
+def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str]) -> jax.Array:
+    """The dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((some_element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
-    return _compat.cast_varying(total, _compat.varying_axes(like))
+    return _compat.cast_varying(total, axes)
 
 
 def _sum_over_devices(
@@ -526,6 +542,18 @@ def _kernel(
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
+        is_mapped = jax.tree.leaves(mapped)
+        places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
+        place = next((place for place in places if place), None)
+        if place is None:
+            outputs = of_elements(size, mapped, *args)
+        else:  # the mapped axis is divided over a mesh with explicit axes
+            specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), mapped)
+            part = functools.partial(of_elements, size // _meshes.devices_along(place), mapped)
+            outputs = _meshes.in_parts(part, specs, PartitionSpec(place))(*args)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    def of_elements(size: int, mapped: Any, *args: Any) -> Any:
         shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
         if foldable and not shared_is_mapped:
 
@@ -549,7 +577,7 @@ def _kernel(
             outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
         else:
             outputs = _one_by_one(call, args, mapped)
-        return outputs, jax.tree.map(lambda _: True, outputs)
+        return outputs
 
     return call
 

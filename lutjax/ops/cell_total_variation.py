@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
+from lutjax import _meshes
 from lutjax._dtypes import accumulator
 from lutjax._ids import as_jax
 from lutjax._typing import Array
@@ -47,11 +49,16 @@ def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Flo
     rule = "the number of rows must be a power of two"
     _checks.require(n_rows > 0 and n_rows & (n_rows - 1) == 0, op, "weights", weights, rule)
     bits = n_rows.bit_length() - 1
-    weights = as_jax(weights)
-    weights = weights.astype(accumulator(weights.dtype))
-    total = jnp.zeros((), weights.dtype)
-    for bit in range(bits):
-        # Rows that differ in this bit lie in the two halves of the middle axis.
-        pairs = weights.reshape(n_tables, n_rows >> (bit + 1), 2, n_outputs << bit)
-        total += jnp.sum(jnp.square(pairs[:, :, 0] - pairs[:, :, 1]))
-    return total / max(n_tables * bits * n_rows // 2, 1)
+
+    def variation(weights: jax.Array) -> jax.Array:
+        weights = weights.astype(accumulator(weights.dtype))
+        total = jnp.zeros((), weights.dtype)
+        for bit in range(bits):
+            # Rows that differ in this bit lie in the two halves of the middle axis.
+            pairs = weights.reshape(n_tables, n_rows >> (bit + 1), 2, n_outputs << bit)
+            total += jnp.sum(jnp.square(pairs[:, :, 0] - pairs[:, :, 1]))
+        return total / max(n_tables * bits * n_rows // 2, 1)
+
+    whole = _meshes.divided_by_compiler(variation, lambda _: PartitionSpec())
+    result: jax.Array = whole(as_jax(weights))
+    return result

@@ -125,6 +125,7 @@ def lut_attention(
     causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
+    sequence_axis: str | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
@@ -143,6 +144,8 @@ def lut_attention(
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
       causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
       window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
+      sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`. Positions are those of whole
+        sequences.
       epsilon, accumulate, implementation: see `lutjax.detect`.
 
     Returns:
@@ -177,6 +180,7 @@ def lut_attention(
         window=window,
         query_segments=segments,
         key_segments=segments,
+        sequence_axis=sequence_axis,
         accumulate=accumulate,
         implementation=implementation,
     )

@@ -11,7 +11,7 @@ from lutjax._ids import as_jax
 from lutjax._typing import Array, Integer
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _nan
+from lutjax.ops import _checks, _nan, _sequences
 from lutjax.ops._transforms import apply
 
 
@@ -26,6 +26,7 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
       start: int32 scalar, the place of the first query minus that of the first key; None: 0.
       query_segments, key_segments: int32 ``[B, Lq]`` and ``[B, Lk]``, or both None.
       window: only pairs with a smaller distance count; None: all earlier ones.
+      sequence_axis: name of the mesh axis over which queries are divided; None: they are not. Keys never are.
       accumulate: as the op takes it.
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
@@ -39,6 +40,7 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     query_segments: jax.Array | None = batched(1, "q", default=None)
     key_segments: jax.Array | None = batched(1, "k", default=None)
     window: int | None = static(default=None)
+    sequence_axis: str | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
 
     def prepared(self) -> "LookupAttention":
@@ -69,6 +71,7 @@ def lookup_attention(
     key_start: Integer = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
+    sequence_axis: str | None = None,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
@@ -121,6 +124,9 @@ def lookup_attention(
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
       query_start, key_start: place of the first query and of the first key; integers, may be traced.
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
+      sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
+        the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices
+        exchange keys; each reads tables for its own queries.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
@@ -166,7 +172,13 @@ def lookup_attention(
         f"its dtype must be that of query.margin, {query.margin.dtype}",
     )
     window = _checks.window(op, window)
+    key, key_segments = (
+        _sequences.keys_of_all(arrays, sequence_axis, axis)
+        for arrays, axis in ((key, -2), (key_segments, -1))
+    )
+    n_keys = key.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
+    n_all, first = _sequences.whole(op, sequence_axis, n_queries, query_start)
     bits, whose = query.bits + key.bits, "query and key together"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
@@ -179,16 +191,24 @@ def lookup_attention(
         )
         bits, whose = bits + position.bits, "query, key and position together"
         if position.bits:
-            _checks.capacity(op, position, n_queries, n_keys, window, query_start, key_start)
+            _checks.capacity(op, position, n_all, n_keys, window, query_start, key_start)
             position = _checks.some_distance(position)
         else:
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    start = _checks.starts(op, query_start, key_start)
+    start = _checks.starts(op, first, key_start)
     accumulate = _checks.accumulation(op, accumulate)
     call = LookupAttention(
-        as_jax(weights), query, key, position, start, *segments, window=window, accumulate=accumulate
+        as_jax(weights),
+        query,
+        key,
+        position,
+        start,
+        *segments,
+        window=window,
+        sequence_axis=sequence_axis,
+        accumulate=accumulate,
     )
     y = apply(call, implementation=implementation)
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -10,7 +10,7 @@ from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _nan
+from lutjax.ops import _checks, _nan, _sequences
 from lutjax.ops._transforms import apply
 
 
@@ -24,7 +24,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
       anchors: int32 ``[T, C, 2]``, ids that may lie beyond ``z``.
       positions: floats ``[distances, T or 1, N]`` of at least one distance; None: ``N = 0``.
       start, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
-      interleave, epsilon: as the op takes them.
+      sequence_axis: see there. interleave, epsilon: as the op takes them.
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
     """
@@ -39,6 +39,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     key_segments: jax.Array | None = batched(1, "k", default=None)
     interleave: bool = static(default=False)
     window: int | None = static(default=None)
+    sequence_axis: str | None = static(default=None)
     epsilon: float = static(default=0.0)
     accumulate: FixedPoint | None = static(default=None)
 
@@ -67,6 +68,7 @@ def lut_pair_attention(
     query_start: Integer = 0,
     key_start: Integer = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
+    sequence_axis: str | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
@@ -117,6 +119,7 @@ def lut_pair_attention(
       segments: int32 ``[..., L]``; only pairs of one segment count.
       keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding; with
         `key_segments` ``[..., Lk]`` if there are segments.
+      sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`.
       epsilon: dead zone, see `lutjax.detect`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
@@ -165,11 +168,16 @@ def lut_pair_attention(
         "detectors need inputs or position bits to compare",
     )
     window = _checks.window(op, window)
+    keys, key_segments = (
+        _sequences.keys_of_all(a, sequence_axis, axis) for a, axis in ((keys, -2), (key_segments, -1))
+    )
+    n_keys = keys.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
+    n_all, first = _sequences.whole(op, sequence_axis, n_queries, query_start)
     if positions is not None:
         _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:
-            _checks.capacity(op, positions, n_queries, n_keys, window, query_start, key_start)
+            _checks.capacity(op, positions, n_all, n_keys, window, query_start, key_start)
             positions = _checks.some_distance(positions)
         elif not interleave:
             positions = None
@@ -190,11 +198,12 @@ def lut_pair_attention(
         as_jax(weights),
         as_int32(anchors),
         None if positions is None else as_jax(positions),
-        _checks.starts(op, query_start, key_start),
+        _checks.starts(op, first, key_start),
         segments,
         key_segments,
         interleave=bool(interleave),
         window=window,
+        sequence_axis=sequence_axis,
         epsilon=_checks.finite_epsilon(op, epsilon),
         accumulate=_checks.accumulation(op, accumulate),
     )

@@ -1,9 +1,11 @@
 """Tables of integers for the deployed read."""
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _quantised
+from lutjax import _meshes, _quantised
 from lutjax._ids import as_jax
 from lutjax._typing import Array
 from lutjax.ops import _checks, _groups
@@ -43,6 +45,13 @@ def quantise_tables(
     """
     _checks.floats("quantise_tables", "weights", weights, 3, "[detectors, rows, outputs]")
     n = _groups.number("quantise_tables", groups, weights.shape[0])
-    weights = as_jax(weights)
-    e = _quantised.exponents(weights, n)
-    return _quantised.QuantisedTables(_quantised.rounded(weights, e).astype(jnp.int8), e)
+
+    def quantised(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        e = _quantised.exponents(weights, n)
+        return _quantised.rounded(weights, e).astype(jnp.int8), e
+
+    def specs(weights: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:
+        return _meshes.spec_of(weights), PartitionSpec()
+
+    values, e = _meshes.divided_by_compiler(quantised, specs)(as_jax(weights))
+    return _quantised.QuantisedTables(values, e)

@@ -1,0 +1,86 @@
+"""Meshes with explicit axes, as `jax.make_mesh` makes them: how arrays lie, and code that knows nothing of it."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import cast_varying, varying_axes_of
+
+
+def explicit_axes(a: jax.Array) -> tuple[str, ...]:
+    """Axes with explicit sharding of the mesh that `a` lies on; none if it lies on no such mesh."""
+    return tuple(jax.typeof(a).sharding.mesh.explicit_axes)
+
+
+def spec_of(a: jax.Array) -> jax.sharding.PartitionSpec:
+    """Return the partition of `a` over the explicit axes of its mesh."""
+    return jax.typeof(a).sharding.spec
+
+
+def mesh_of(arrays: Any) -> contextlib.AbstractContextManager[Any]:
+    """Context of the mesh with explicit axes that arrays lie on, whether or not `jax.set_mesh` was called for it."""
+    if jax.sharding.get_abstract_mesh().explicit_axes:
+        return contextlib.nullcontext()
+    mesh = next(jax.typeof(a).sharding.mesh for a in jax.tree.leaves(arrays) if explicit_axes(a))
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def devices_along(place: str | tuple[str, ...]) -> int:
+    """Return the number of devices along axes of the mesh in scope."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[axis] for axis in ((place,) if isinstance(place, str) else place))
+
+
+def divided_by_compiler(function: Callable[..., Any], specs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that leaves its division over devices to the compiler, on meshes with explicit axes too.
+
+    Args:
+      specs: returns of the function's arguments how its outputs lie on such a mesh.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        if not any(explicit_axes(a) for a in jax.tree.leaves(args)):
+            return function(*args)
+        with mesh_of(args):
+            return jax.sharding.auto_axes(function, out_sharding=specs(*args))(*args)
+
+    return call
+
+
+def rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return ``table[ids]``, with ids clamped; on a mesh with explicit axes it lies as the ids do."""
+    take = functools.partial(jnp.take, axis=0, mode="clip")
+    result: jax.Array = divided_by_compiler(take, lambda _, ids: spec_of(ids))(table, ids)
+    return result
+
+
+def in_parts(function: Callable[..., Any], specs: Any, outputs: Any) -> Callable[..., Any]:
+    """Return a function that runs on each device's part of its arguments, on the mesh in scope.
+
+    Args:
+      specs: of the arguments, which are laid out so first. outputs: of the outputs.
+    """
+
+    def call(*args: Any) -> Any:
+        args = jax.tree.map(laid_out, args, specs)
+        axes = frozenset(jax.sharding.get_abstract_mesh().explicit_axes)
+        return jax.shard_map(function, in_specs=specs, out_specs=outputs, axis_names=axes)(*args)
+
+    return call
+
+
+def laid_out(arrays: Any, spec: jax.sharding.PartitionSpec) -> Any:
+    """Return arrays that lie on the mesh with explicit axes in scope as a spec says."""
+    return jax.tree.map(lambda a: jax.sharding.reshard(a, spec), arrays)
+
+
+def zeros_of(aval: Any) -> jax.Array:
+    """Zeros of a type as `jax.typeof` returns it: on the same explicit and varying axes of a mesh."""
+    over = aval.sharding if aval.sharding.mesh.explicit_axes else None
+    return cast_varying(jnp.zeros(aval.shape, aval.dtype, out_sharding=over), varying_axes_of(aval))
