@@ -32,7 +32,7 @@ def of_tables(*detectors: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """As much of a device as a mesh is chosen by."""
+    """Attributes of a device by which a mesh is chosen."""
 
     id: int
     process_index: int = 0
@@ -119,7 +119,7 @@ def test_words_that_are_no_mesh(text: str) -> None:
 
 
 def test_specs_of_the_state_of_an_optimizer() -> None:
-    """What an optimiser keeps lies as the parameter does, whatever it is called there."""
+    """The state of an optimiser lies as the parameters do, whatever their names are there."""
     mesh = AbstractMesh((4,), ("detectors",))
     params = {
         "positions": jnp.zeros((7, 8, 2)),
