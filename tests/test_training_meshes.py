@@ -1,5 +1,6 @@
 """Runs on meshes of devices: which mesh is chosen, and the same results as on one device."""
 
+import csv
 import dataclasses
 import re
 from pathlib import Path
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from click.testing import CliRunner
 from jax.sharding import AbstractMesh, PartitionSpec as P
 
+from lutjax.cli._main import cli
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, lm_runs, meshes, models, runs, tables
 from lutjax.training.text import split_text
@@ -29,7 +32,7 @@ def of_tables(*detectors: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """As much of a device as a mesh is chosen by."""
+    """Attributes of a device by which a mesh is chosen."""
 
     id: int
     process_index: int = 0
@@ -116,7 +119,7 @@ def test_words_that_are_no_mesh(text: str) -> None:
 
 
 def test_specs_of_the_state_of_an_optimizer() -> None:
-    """What an optimiser keeps lies as the parameter does, whatever it is called there."""
+    """The state of an optimiser lies as the parameters do, whatever their names are there."""
     mesh = AbstractMesh((4,), ("detectors",))
     params = {
         "positions": jnp.zeros((7, 8, 2)),
@@ -201,6 +204,73 @@ CASES = [
     *((layout, model, {}) for model in ("gpt_lut", "scored_lut", "projection_lut", "dense") for layout in LAYOUTS),
     *((layout, "scored_lut", DENSE) for layout in LAYOUTS),
 ]  # fmt: skip
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@needs_devices
+@pytest.mark.slow
+def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
+    text, out = tmp_path / "fox.txt", tmp_path / "run"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    sizes = [
+        "--context=8",
+        "--features=12",
+        "--n-layers=1",
+        "--n-heads=2",
+        "--lut-heads=1",
+        "--lut-tables=8",
+        "--lut-bits=3",
+    ]
+    options = [
+        "--batch-size=8",
+        "--microbatches=2",
+        "--steps=8",
+        "--validate",
+        "--select-every=4",
+        "--read=powers_of_two",
+    ]
+    train = ("train", "lm", "--text", text, "--out", out, *sizes, "--feed-forward=scored_lut", *options)
+    assert "on 8 x cpu (data=2,detectors=4)" in command(*train, "--mesh", "data=2,detectors=4")
+    prompt = ("--prompt", "the ", "--bytes", 9)
+    expected = command("generate", "--checkpoint", out, *prompt)
+    assert command("generate", "--checkpoint", out, *prompt, "--mesh", "detectors=8") == expected
+    assert "test loss" in command("quantise", out)
+    quantised = ("generate", "--checkpoint", out / "quantised", *prompt)
+    assert command(*quantised, "--mesh", "detectors=2") == command(*quantised)
+
+
+@needs_devices
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "mesh"),
+    [
+        (("digits", "--layers=64,40", "--n-thresholds=2", "--batch-size=16"), "data=4"),
+        (("digits", "--layers=64,40", "--n-thresholds=2", "--batch-size=16"), "data=2,detectors=4"),
+        (
+            ("ca", "--experiment=checkerboard", "--size=8", "--channels=2", "--kernels=3", "--perception=8,4,2", "--update=12,6,2",
+             "--n-steps=4", "--batch-size=4", "--no-pictures", "--no-stop-when-solved"),
+            "data=2",
+        ),
+    ],
+)  # fmt: skip
+def test_gates_on_a_mesh(words: tuple[str, ...], mesh: str, tmp_path: Path) -> None:
+    def curves(out: Path) -> list[float]:
+        with (out / "curves.csv").open() as file:
+            return [float(row["value"]) for row in csv.DictReader(file)]
+
+    intervals = ("--steps=12", "--log-every=6", "--eval-every=6", "--checkpoint-every=6")
+    one, several = tmp_path / "one", tmp_path / "several"
+    command("train", *words, *intervals, "--out", one)
+    assert f" x cpu ({mesh})" in command("train", *words, *intervals, "--out", several, "--mesh", mesh)
+    assert curves(several) == pytest.approx(curves(one), rel=1e-5)
+    command("export", "--run", several, "--out", tmp_path / "circuit", "--format", "json")
 
 
 @needs_devices

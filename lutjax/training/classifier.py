@@ -104,7 +104,7 @@ class Run(ModelRun[LogicClassifier]):
 
     def _place(self, mesh: Mesh | None) -> None:
         self.advance = self._repeated(self.step, (self._train.x, self._train.y))
-        where = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
         self._classes = jax.jit(self._classes_of, static_argnames="hard", **where)
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:

@@ -327,7 +327,7 @@ class Evaluation:
 
     def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
         self._structure, self._context, self._mesh = structure, context, mesh
-        where = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
         self._compiled = jax.jit(self.totals, **where)
 
     def windows(self, size: int, max_windows: int | None) -> "Windows":

@@ -61,7 +61,7 @@ class Repeated:
             return state, total / count.astype(jnp.float32)
 
         self.step, self._data, self._of_data = step, data, of_data
-        options = {}
+        options: dict[str, Any] = {}
         if of_state is not None:
             mesh = jax.tree.leaves(of_state)[0].mesh
             options["out_shardings"] = (of_state, meshes.everywhere(mesh))

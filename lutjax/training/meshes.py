@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from lutjax import sharding
 from lutjax.factored.collect import is_factored
 from lutjax.factored.gradient import seal
-from lutjax.sharding import DETECTORS
+from lutjax.sharding import DETECTORS as DETECTORS
 from lutjax.training import hosts, parameters
 
 DATA = "data"
@@ -157,7 +157,7 @@ def _written(axes: Mapping[str, int]) -> str:
 def words(mesh: Mesh | None) -> str:
     """Return the devices of a run in words; without a mesh it is the first local one."""
     if mesh is None:
-        return jax.local_devices()[0].device_kind
+        return str(jax.local_devices()[0].device_kind)
     axes = {name: n for name, n in mesh.shape.items() if n > 1}
     return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(axes)})"
 

@@ -125,7 +125,8 @@ class ModelRun(Generic[M]):
         if self.mesh is None:
             return Repeated(step, data)
         if of_data is None:
-            of_data = jax.tree.map(lambda _: meshes.everywhere(self.mesh), data)
+            everywhere = meshes.everywhere(self.mesh)
+            of_data = jax.tree.map(lambda _: everywhere, data)
         return Repeated(step, data, of_state=self._shardings(self.mesh), of_data=of_data)
 
     def init(self) -> State:

@@ -178,8 +178,9 @@ class Optimizer:
                 for a, other in zip(part, others, strict=True)
             ]
 
+        step: Any = PartitionSpec()
         return OptimizerState(
-            PartitionSpec(),
+            step,
             sharding.specs(state.rows, mesh, axis=axis),
             jax.tree.map(of_part, state.rest, is_leaf=per_parameter),
         )
