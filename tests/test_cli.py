@@ -149,6 +149,54 @@ def test_interrupted_run_goes_on(
     assert history(out) == history(finished[0])
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has eight devices, and this machine has fewer")
+def test_several_devices(
+    finished: tuple[Path, Result], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is stopped on one mesh and goes on by another ends as on one device, and its text is generated on both."""
+    training = _progress.Report.training
+
+    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
+        training(self, done, loss)
+        if done == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(_progress.Report, "training", interrupt)
+        words = ["--text", text, "--out", out, *SIZES, *STEPS, "--mesh", "data=2,detectors=4"]
+        stopped = lutjax_command("train", "lm", *words)
+    assert "on 8 x cpu (data=2,detectors=4)" in stopped.output
+    assert stopped.exit_code == 130
+    resumed = lutjax_command("train", "lm", "--resume", "--out", out, "--mesh", "detectors=2")
+    assert resumed.exit_code == 0, resumed.output
+    assert "on 2 x cpu (detectors=2); resumed after 10 steps" in resumed.output
+    for measured, expected in zip(history(out).values(), history(finished[0]).values(), strict=True):
+        assert [step for step, _ in measured] == [step for step, _ in expected]
+        assert [x for _, x in measured] == pytest.approx([x for _, x in expected], rel=1e-4)
+    generate = ("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 30)
+    on_mesh = lutjax_command(*generate, "--mesh", "detectors=4")
+    assert on_mesh.exit_code == 0, on_mesh.output
+    assert on_mesh.output == lutjax_command(*generate).output
+
+
+def test_devices_that_cannot_be_used(finished: tuple[Path, Result], text: Path, tmp_path: Path) -> None:
+    new = ("train", "lm", "--text", text, "--out", tmp_path / "run", *SIZES, "--mesh")
+    generate = ("generate", "--checkpoint", finished[0], "--prompt", "x", "--mesh")
+    for words, message in (
+        ((*new, "rows=2"), "'rows=2' is not one of its axes with a number of devices. Write data=2,detectors=4"),
+        ((*new, "data=1000"), "mesh is data=1000, so 1000 devices; there are"),
+        ((*generate, "data=2"), "one text is generated at a time, so there is nothing to divide over data"),
+        ((*generate, "detectors=1", "--integers", "int16"), "on one device; leave --mesh out"),
+        (("train", "ca", "--mesh", "detectors=2"), "the gates of an automaton are not divided: give data alone"),
+        (("train", "ca", "--mesh", "data=2"), "there are" if jax.device_count() < 2 else "a batch of 1 "),
+    ):  # fmt: skip
+        result = lutjax_command(*words)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+    assert not (tmp_path / "run").exists()
+
+
 WORDS = ["train", "lm", *SIZES, *STEPS]
 
 

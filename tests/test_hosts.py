@@ -375,8 +375,8 @@ def test_a_signal_to_one_process_stops_all(
             "Error: process 1 has other options or other data than process 0",
         ),
         (
-            ["--text", "{folder}/fox0.txt", "--batch-size", "3"],
-            "Error: .*samples that are computed together cannot be divided",
+            ["--text", "{folder}/fox0.txt", "--mesh", "data=3,detectors=1"],
+            "Error: .*there are 4 .cpu., all of which take part",
         ),
     ],
 )

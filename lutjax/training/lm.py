@@ -298,6 +298,7 @@ class Run(ModelRun[LanguageModel]):
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
         if training.clip is not None:
+            gradients = meshes.with_all_samples(gradients, self.mesh)
             gradients = tables.clip_by_global_norm(gradients, training.clip)
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
             params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)

@@ -3,6 +3,7 @@
 A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `lutjax.sharding.DETECTORS` the tables of all layers.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lutjax import sharding
+from lutjax.factored.collect import is_factored
+from lutjax.factored.gradient import seal
 from lutjax.sharding import DETECTORS
 from lutjax.training import hosts, parameters
 
@@ -69,7 +72,7 @@ def choose(
     n_processes = len({device.process_index for device in devices})
     if asked is not None:
         wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_processes)
+        _check(params, devices, batch_size, wanted, n_processes, _written(asked))
     else:
         # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided. Every process takes part, though.
         kind = devices[0].device_kind
@@ -83,23 +86,28 @@ def choose(
 
 
 def _check(
-    params: Any, devices: Sequence[jax.Device], batch_size: int, wanted: Mapping[str, int], n_processes: int
+    params: Any,
+    devices: Sequence[jax.Device],
+    batch_size: int,
+    wanted: Mapping[str, int],
+    n_processes: int,
+    mesh: str,
 ) -> None:
-    """Refuse axes that a model, its batch or the devices do not allow."""
-    mesh, n_devices = _written(wanted), wanted[DATA] * wanted[DETECTORS]
+    """Refuse axes that a model, its batch or the devices do not allow. `mesh`: the axes as they were asked for."""
+    n_devices = wanted[DATA] * wanted[DETECTORS]
     if n_devices > len(devices) or (n_processes > 1 and n_devices < len(devices)):
         rule = (
             "all of which take part"
             if n_processes > 1
-            else "so the product of the axes must be that or a number below it"
+            else "and the product of the axes must not be above that"
         )
         raise ValueError(
-            f"mesh is {mesh}, {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
+            f"mesh is {mesh}, so {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
         )
     if batch_size % wanted[DATA]:
         raise ValueError(
-            f"mesh is {mesh}, and the {batch_size} samples that are computed together cannot be divided evenly by {wanted[DATA]}: "
-            "give data a divisor of them, or another batch_size."
+            f"mesh is {mesh}, and a batch of {batch_size} that is computed as one cannot be divided evenly by {wanted[DATA]}: "
+            "give data a divisor of it, or another batch_size."
         )
     sharding.specs(params, _abstract(wanted[DETECTORS]))
 
@@ -150,7 +158,8 @@ def words(mesh: Mesh | None) -> str:
     """Return the devices of a run in words; without a mesh it is the first local one."""
     if mesh is None:
         return jax.local_devices()[0].device_kind
-    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(mesh.shape)})"
+    axes = {name: n for name, n in mesh.shape.items() if n > 1}
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(axes)})"
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
@@ -188,6 +197,32 @@ def local(tree: Any) -> Any:
         return jax.device_put(hosts.fetch(a), device) if len(a.sharding.device_set) > 1 else a
 
     return jax.tree.map(fetch, tree)
+
+
+def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
+    """Gather the traced factors of gradients over `DATA`: plain JAX that goes through them detector by detector would exchange sums of rows."""
+    if mesh is None or mesh.shape[DATA] == 1:
+        return gradients
+    any_way = PartitionSpec.UNCONSTRAINED
+
+    def constrained(a: Any, n_leading: int, rest: Any) -> Any:
+        spec = PartitionSpec(*[None] * n_leading, *[rest] * (a.ndim - n_leading))
+        return jax.lax.with_sharding_constraint(a, NamedSharding(mesh, spec))
+
+    def gather(gradient: Any) -> Any:
+        if not is_factored(gradient):
+            return gradient
+        call = gradient.look_up
+        arrays = (
+            array
+            if rank is None
+            else jax.tree.map(lambda a, rank=rank: constrained(a, a.ndim - rank, any_way), array)
+            for array, rank in zip(call.values(), call.ranks(), strict=True)
+        )
+        cotangent = constrained(gradient.cotangent, gradient.cotangent.ndim, None)
+        return dataclasses.replace(gradient, look_up=call.of(arrays, call.options()), sealed=seal(cotangent))
+
+    return jax.tree.map(gather, gradients, is_leaf=is_factored)
 
 
 def by_sample(arrays: Any, mesh: Mesh | None, axis: int = 0) -> Any:
