@@ -375,8 +375,8 @@ def test_a_signal_to_one_process_stops_all(
             "Error: process 1 has other options or other data than process 0",
         ),
         (
-            ["--text", "{folder}/fox0.txt", "--batch-size", "3"],
-            "Error: .*samples that are computed together cannot be divided",
+            ["--text", "{folder}/fox0.txt", "--mesh", "data=3,detectors=1"],
+            "Error: .*there are 4 .cpu., all of which take part",
         ),
     ],
 )
@@ -411,8 +411,8 @@ def test_a_process_that_fails_where_others_wait_ends_them(
 
 
 OTHERS = {
-    "gpt": "lm --text {text} --model gpt --feed-forward lut --context 8 --features 8 --n-layers 1 --n-heads 1 --head-features 8 --batch-size 4 "
-    "--select-every 4 --microbatches 2",
+    "gpt": "lm --text {text} --model gpt --feed-forward lut --context 8 --features 8 --n-layers 1 --n-heads 1 --batch-size 4 "
+    "--select-every 4 --validate --microbatches 2",
     "digits": "digits --layers 200,100 --batch-size 16",
     "ca": "ca --experiment checkerboard --batch-size 4 --no-pictures",
 }
