@@ -271,8 +271,10 @@ class Case:
 
 def cases(n_devices: int, *, tiny: bool) -> Iterator[Case]:
     """Yield all cases for so many devices."""
-    model, long, scored, gates = LanguageModel(), LanguageModel(context=4096, layers=2), Scored(), Gates()
+    counts = [n for n in (2, 4, 8) if n <= n_devices]
     batch, pool, images, steps = 128, 8192, 4096, 50
+    model, long, scored = LanguageModel(), LanguageModel(context=4096, layers=2), Scored()
+    gates = Gates(pool=images * max(counts, default=1))
     if tiny:
         sizes = {"layers": 1, "anchors": 2, "position_bits": 2, "detectors": 8, "ffn_detectors": 8, "ffn_anchors": 4}
         model = LanguageModel(features=8, context=8, vocab=16, text=2**12, **sizes)
@@ -282,10 +284,10 @@ def cases(n_devices: int, *, tiny: bool) -> Iterator[Case]:
         batch, pool, images, steps = 16, 16, 16, 2
 
     def case(figure: str, subject: Subject, data: int, detectors: int, batch: int, *ways: str) -> Iterator[Case]:
+        few = figure in ("context", "scored", "gates")  # tens of milliseconds
         for way in ways or ("jit",):
-            yield Case(figure, subject, data, detectors, way, batch, steps)
+            yield Case(figure, subject, data, detectors, way, batch, min(steps, 10) if few else steps)
 
-    counts = [n for n in (2, 4, 8) if n <= n_devices]
     yield from case("reference", model, 1, 1, batch)
     for n in counts:
         yield from case("reference", model, 1, n, batch, *WAYS)
@@ -534,8 +536,8 @@ def measure_training(case: Case, go: Callable[[], None]) -> dict[str, Any]:
             start(experiment, Path(folder) / "run", _Watched(clock))
         except _EnoughError:
             pass
-    (first, began), *_, (last, ended) = clock.times
-    ms = 1e3 * (ended - began) / (last - first)
+    done, at = np.array(clock.times).T
+    each = 1e3 * np.diff(at) / np.diff(done)
     gc.collect()
     state, times = experiment.run.init(), []
     for i in range(6):
@@ -544,7 +546,14 @@ def measure_training(case: Case, go: Callable[[], None]) -> dict[str, Any]:
         state, loss = experiment.run.advance(state, i * case.steps, case.steps)
         float(loss)
         times.append(1e3 * (time.perf_counter() - began) / case.steps)
-    return {"case": case.name, "batch": experiment.record.training.batch_size, "ms": ms, "bare ms": float(np.median(times[1:]))}
+    return {
+        "case": case.name,
+        "batch": experiment.record.training.batch_size,
+        "ms": float(np.median(each)),
+        "first ms": [round(float(ms), 2) for ms in each[:5]],
+        "slowest ms": float(each.max()),
+        "bare ms": float(np.median(times[1:])),
+    }
 
 
 def measure_large(case: Case, go: Callable[[], None], folder: Path) -> dict[str, Any]:
