@@ -141,7 +141,7 @@ class LanguageModel:
         """Draw a batch; return `count` samples of it from `first` on, with a leading axis."""
         starts = jax.random.randint(key, (batch,), 0, data.size - self.context)
         starts = jax.lax.dynamic_slice_in_dim(starts, first, count)
-        return data[starts[:, None] + jnp.arange(self.context + 1)].astype(jnp.int32)
+        return data[starts[:, None] + jnp.arange(self.context + 1)[None]].astype(jnp.int32)
 
     def loss(self, params: Any, others: Any, windows: Any, parts: Parts) -> Any:
         """Return the sum of the losses of samples, over their number of predictions."""
@@ -378,7 +378,7 @@ class Program:
             return params, state, total + loss
 
         params, state, total = jax.lax.fori_loop(0, count, body, (params, state, jnp.float32(0)))
-        return params, state, total / count
+        return params, state, total / count.astype(jnp.float32)
 
     def start(self) -> None:
         """Draw parameters and place the data."""
