@@ -160,6 +160,14 @@ class FixedPoint:
         return (addends.astype(accumulator(dtype)) / self.scale).astype(dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Totals(FixedPoint):
+    """The same sums, whose result is the int32 total: for kernels whose outputs are summed over devices before they are divided."""
+
+    def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
+        return addends
+
+
 # ------------------------------------------------------------------------------------- for kernels
 def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
     """Values as they are added: integers, or floating-point numbers of at least 32 bits."""

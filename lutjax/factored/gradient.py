@@ -143,7 +143,9 @@ class TableGradient:
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
         sequence_axis = getattr(call, "sequence_axis", None)
         if sequence_axis in axes:
-            call, cotangent = _of_whole_sequences(call, cotangent, functools.partial(all_of, mesh_axis=sequence_axis))
+            call, cotangent = _of_whole_sequences(
+                call, cotangent, functools.partial(all_of, mesh_axis=sequence_axis)
+            )
             axes = tuple(axis for axis in axes if axis != sequence_axis)
         batched = [
             (leaf, leaf.ndim - rank)
@@ -158,6 +160,7 @@ class TableGradient:
                 f"TableGradient.gathered: the look-up of this table ({call.op}) has no leading axis to join the batches of devices by; "
                 "give its arguments a batch axis."
             )
+
         def of_batch(a: jax.Array) -> jax.Array:
             return functools.reduce(all_of, reversed(wanted), a)
 

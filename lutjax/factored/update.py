@@ -174,7 +174,9 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
-    norm = _meshes.divided_by_compiler(lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec())
+    norm = _meshes.divided_by_compiler(
+        lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec()
+    )
     result: jax.Array = norm(gradient)
     return result
 

@@ -39,7 +39,7 @@ def batched(rank: int, axes: str = "", **options: Any) -> Any:
 
     Args:
       axes: a letter for each axis of its own, with spaces between them; ``t`` is that of detectors, by which kernels can be divided over
-        devices. The batch is ``b``.
+        devices; ``g`` and ``h`` count groups of them, and ``go`` groups times outputs. The batch is ``b``.
       options: of `dataclasses.field`; ``default=None`` where the array may be missing.
     """
     return dataclasses.field(metadata={"rank": rank, "axes": axes}, **options)
@@ -130,9 +130,9 @@ class Call:
         }
         return {**found, "output": with_batch(cls.output)}
 
-    def divided(self) -> str:
-        """Letters of the axes by which kernels of this call can be divided over devices."""
-        return "bt"
+    def of_part(self: C, index: Any) -> C:
+        """The call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
+        return self
 
     @classmethod
     @functools.cache
