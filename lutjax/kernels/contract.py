@@ -16,6 +16,7 @@ module with functions of it::
 - The backward pass gets the call that `Call.residuals` of the forward call returned.
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
+  So is an output, where it is what `accumulate.total` (or `lutjax._fixed_point.result`) returns of its sums.
 - An op with a table has a third direction, `update`: it moves the rows that the call read.
 """
 
