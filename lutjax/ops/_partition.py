@@ -36,15 +36,13 @@ def partitioned(
     needs: tuple[bool, ...] | None,
     options: Any,
     function: Callable[..., Any],
-    *,
-    on_tpu: bool,
 ) -> Callable[..., Any]:
     """Return a kernel's function of arrays with its rule; without one where the op declares no axes.
 
     Args:
       function: of the arrays, and of mesh axes over which detectors are divided.
     """
-    if not op.letters() or on_tpu:  # JAX has no such rules on TPUs
+    if not op.letters():
         return function
 
     @functools.wraps(function)
@@ -331,6 +329,11 @@ class Layout:
         if shape is not None:
             places = [None if size == 1 else place for place, size in zip(places, shape, strict=False)]
         return PartitionSpec(*places)
+
+    @property
+    def divides(self) -> bool:
+        """Whether anything is divided."""
+        return any(self.leading) or any(self.own.values())
 
     @property
     def over(self) -> tuple[str, ...]:

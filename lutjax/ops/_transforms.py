@@ -51,6 +51,9 @@ Options = tuple[tuple[str, Any], ...]
 
 Ranks = tuple[int | None, ...]
 
+Over = tuple[str, ...] | None
+"""Mesh axes over which detectors are divided, inside a shard_map of the op; None: arrays are whole, and need no rule either."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -202,14 +205,14 @@ def _compiled(
     ranks = op.ranks()
 
     @functools.cache
-    def function_of(over: tuple[str, ...]) -> Callable[..., Any]:
-        """The op with a batch axis in front; `over`: mesh axes over which its detectors are divided, inside a shard_map."""
+    def function_of(over: Over) -> Callable[..., Any]:
+        """The op with a batch axis in front."""
         if op.differentiable:
             return _differentiable(op, choice, names, options, tapped, over)
         kernel = _kernel(op, "forward", choice, None, options, over)
         return lambda *args: kernel(*_common_mesh_axes(args))
 
-    def call_features_first(over: tuple[str, ...], *args: Any) -> Any:
+    def call_features_first(over: Over, *args: Any) -> Any:
         batch = next(
             a.shape[1:] if feature_axis == 0 else a.shape[:-1]
             for a, rank in zip(args, ranks, strict=True)
@@ -223,7 +226,7 @@ def _compiled(
         y = function_of(over)(*args)
         return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
 
-    def call(over: tuple[str, ...], *args: Any) -> Any:
+    def call(over: Over, *args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
         batch = _batch_shape(ranks, args)
         if taps:
@@ -240,6 +243,11 @@ def _compiled(
         given = op.of(args, options).prepared()
         layout = Layout.of(given, first=op.features_first and feature_axis == 0)
         parts = layout.parts("forward")
+        if not parts.divides:
+            whole = functools.partial(inner, None)
+            return _meshes.divided_by_compiler(whole, lambda *_: layout.of_outputs(op))(
+                *taps, *given.values()
+            )
         outputs, over = parts.of_outputs(op), parts.over
         specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.of_arrays(given))
         y = _meshes.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
@@ -253,7 +261,7 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
     """The update of an op as a jitted function of the arrays of its call, the cotangent, rate, factor and state."""
     ranks, table = _ranks_of_update(op), op.arrays().index(str(op.table_name))
 
-    def call(over: tuple[str, ...], *args: Any) -> Any:
+    def call(over: Over, *args: Any) -> Any:
         n, kernel = len(op.arrays()), _kernel(op, "update", choice, None, options, over)
         prepared = (*op.of(args[:n], options).prepared().values(), *args[n:])
         return kernel(*_common_mesh_axes(_fold(ranks, prepared, _batch_shape(ranks, args))))
@@ -377,12 +385,11 @@ def _differentiable(
     names: tuple[str, ...],
     options: Options,
     tapped: bool,
-    over: tuple[str, ...] = (),
+    over: Over = (),
 ) -> Callable[..., Any]:
     """The op with its gradient, as a function of its arrays.
 
-    `over`: mesh axes over which its detectors are divided, inside a shard_map of its own; outputs without an axis of detectors are
-    summed over them.
+    `over`: outputs without an axis of detectors are summed over these axes.
 
     `tapped`: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's
     shape, is the output's. That of the second is a dependency token: a scalar that is available once the backward pass
@@ -525,12 +532,12 @@ def _kernel(
     choice: Choice,
     needs: tuple[bool, ...] | None,
     options: Options,
-    over: tuple[str, ...] = (),
+    over: Over = (),
 ) -> Callable[..., Any]:
     """An implementation's function, of arrays, with a rule for vmap.
 
     Its arguments are the arrays of the call; then, backward, the cotangent; of an update the cotangent, rate, factor and
-    state. Backward it returns a cotangent or None for each array. `needs`: of the backward one. `over`: as in `_differentiable`.
+    state. Backward it returns a cotangent or None for each array. `needs`: of the backward one.
 
     A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
     bounded size stay so. Where it cannot (a table for each element, or the gradient of one), plain JAX is
@@ -548,11 +555,12 @@ def _kernel(
     def run(options: Options, *args: Any) -> Any:
         return _by_platform(op, direction, choice, needs, options, args)
 
-    def raw(*args: Any, over: tuple[str, ...] = over) -> Any:
+    def raw(*args: Any, over: Over = over) -> Any:
         return on_part(op, direction, options, args, over, run) if over else run(options, *args)
 
     on_tpu = any(device.backend == Backend.TPU for device, _ in choice)
-    call = custom_vmap(partitioned(op, direction, needs, options, raw, on_tpu=on_tpu))
+    has_rule = over is not None and not on_tpu  # JAX has no such rules on TPUs
+    call = custom_vmap(partitioned(op, direction, needs, options, raw) if has_rule else raw)
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
@@ -564,7 +572,8 @@ def _kernel(
         else:  # the mapped axis is divided over a mesh with explicit axes
             specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), mapped)
             part = functools.partial(of_elements, size // _meshes.devices_along(place), mapped)
-            outputs = _meshes.in_parts(part, specs, PartitionSpec(place))(*args)
+            axes = (place,) if isinstance(place, str) else place
+            outputs = _meshes.in_parts(part, specs, PartitionSpec(place), axes)(*args)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
     def of_elements(size: int, mapped: Any, *args: Any) -> Any:
