@@ -39,7 +39,7 @@ class FixedPoint:
     - Prefer powers of two: with them scaling rounds nothing. With others a result is still the same in any order, but
       a compiler may fold the constant differently into two different programs.
     - Sums that are made outside the op are sums of floats: of the terms of ``grad`` of a ``vmap`` over the batch, of the
-      steps of a loop, of partial outputs where you shard detectors and `psum` them, of everything replicated
+      steps of a loop, of partial outputs where you `psum` them over detectors in a `shard_map`, of everything replicated
       in a `shard_map` with ``check_vma=False``. They are exact, hence the same in any order, while
       ``|sum| * scale < 2**24`` (``2**53`` in float64) and the scale is a power of two.
     - Sharding the *outputs* of a table splits inner products: the same in any order of the devices,
@@ -158,6 +158,14 @@ class FixedPoint:
         # Compilers add two such numbers where each device has a part of both: as floats, before the parts are summed.
         addends = jax.lax.optimization_barrier(addends)
         return (addends.astype(accumulator(dtype)) / self.scale).astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals(FixedPoint):
+    """The same sums, whose result is the int32 total: for kernels whose outputs are summed over devices before they are divided."""
+
+    def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
+        return addends
 
 
 # ------------------------------------------------------------------------------------- for kernels

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -60,17 +60,19 @@ def rows(table: jax.Array, ids: jax.Array) -> jax.Array:
     return result
 
 
-def in_parts(function: Callable[..., Any], specs: Any, outputs: Any) -> Callable[..., Any]:
+def in_parts(
+    function: Callable[..., Any], specs: Any, outputs: Any, axes: Iterable[str] = ()
+) -> Callable[..., Any]:
     """Return a function that runs on each device's part of its arguments, on the mesh in scope.
 
     Args:
       specs: of the arguments, which are laid out so first. outputs: of the outputs.
+      axes: those of the mesh over which anything is divided; by default all but those of a `jax.vmap` around.
     """
 
     def call(*args: Any) -> Any:
         args = jax.tree.map(laid_out, args, specs)
-        axes = frozenset(jax.sharding.get_abstract_mesh().explicit_axes)
-        return jax.shard_map(function, in_specs=specs, out_specs=outputs, axis_names=axes)(*args)
+        return jax.shard_map(function, in_specs=specs, out_specs=outputs, axis_names=frozenset(axes))(*args)
 
     return call
 

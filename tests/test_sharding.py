@@ -1,6 +1,7 @@
 """Several devices: tables by detector and batches by sample give the results of one device, and exchange no tables."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -35,6 +36,7 @@ def normal(*shape):
 
 
 X = normal(BATCH, LENGTH, FEATURES)
+X_OF_GROUPS = normal(BATCH, LENGTH, 2, FEATURES)
 
 # Name of an op: parameters, what else is divided by detector, and the op on the tables that a device has.
 OPS = {
@@ -72,12 +74,50 @@ OPS = {
         ),
     ),
 }
+
+# The same with groups of tables, of samples with inputs for each group or for all of them. Four devices have half a group each.
+GROUPED = {
+    "lookup in groups": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.lut(
+            x, p["weights"], a["anchors"], groups=2, accumulate=accumulate
+        ),
+    ),
+    "scored_lut in groups": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
+            x, p["weights"], a["anchors"], READ.initial(), read=READ, groups=2, accumulate=accumulate
+        ),
+    ),
+    "scored_lut, sum of groups": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
+            x[..., :1, :], p["weights"], a["anchors"], READ.initial(), read=READ, groups=2, sum_groups=True,
+            accumulate=accumulate,
+        ),
+    ),
+    "weighted_lookup in groups": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.weighted_lookup(
+            p["weights"],
+            *READ(lutjax.margins(x, a["anchors"], groups=2, accumulate=accumulate), READ.initial()),
+            groups=2,
+            accumulate=accumulate,
+        ),
+    ),
+}  # fmt: skip
 MESHES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
 RULE = tables.RowAdagrad()
 
 
-def mesh_of(name):
-    return Mesh(np.array(jax.devices()[:8]).reshape(MESHES[name]), ("data", "detectors"))
+def mesh_of(name, kind="auto"):
+    types = {"auto": jax.sharding.AxisType.Auto, "explicit": jax.sharding.AxisType.Explicit}
+    devices = np.array(jax.devices()[:8]).reshape(MESHES[name])
+    return Mesh(devices, ("data", "detectors"), axis_types=(types[kind],) * 2)
 
 
 def step_of(op, axes=(), dense=False):
@@ -93,7 +133,7 @@ def step_of(op, axes=(), dense=False):
             y = op(x, params, others)
             y = jax.lax.psum(y, axes[1]) if axes else y
             # Integers as cotangents: their sums are exact in any order.
-            return jnp.vdot(y, jnp.round(4 * y))
+            return jnp.sum(y * jnp.round(4 * y))
 
         def of_params(params):
             return loss(params, x)
@@ -135,26 +175,35 @@ def test_the_bits_of_one_device_in_a_shard_map(name, layout):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
+FAST_IN_JIT = [
+    ("lookup", EXACT, "both", "auto"),
+    ("lookup", None, "both", "auto"),
+    ("sparse_lookup", EXACT, "both", "explicit"),
+    ("lookup in groups", EXACT, "both", "explicit"),
+    ("scored_lut in groups", None, "both", "auto"),
+]
+
+
 @needs_devices
-@pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
 @pytest.mark.parametrize(
-    ("name", "accumulate"),
-    [
-        ("lookup", EXACT),
-        ("lookup", None),
-        ("sparse_lookup", None),
-        *(slow(name, accumulate) for name in list(OPS)[2:] for accumulate in (EXACT, None)),
+    ("name", "accumulate", "layout", "kind"),
+    FAST_IN_JIT
+    + [
+        slow(*case)
+        for case in itertools.product({**OPS, **GROUPED}, (EXACT, None), MESHES, ("auto", "explicit"))
+        if case not in FAST_IN_JIT
     ],
 )
-def test_plain_jit(name, accumulate, layout):
-    """Nothing in the program knows of devices; the compiler divides kernels by their rules.
+def test_plain_jit(name, accumulate, layout, kind):
+    """Nothing in the program knows of devices: the compiler, or the types on a mesh with explicit axes, divide kernels by their rules.
 
-    In fixed point the bits are those of one device, for which forward sums over detectors are made by one device.
+    In fixed point the bits are those of one device: integer totals of all devices are summed before they are divided.
     """
-    params, others, op = OPS[name]
+    params, others, op = {**OPS, **GROUPED}[name]
+    x = X if name in OPS else X_OF_GROUPS
     step, init = step_of(functools.partial(op, accumulate=accumulate))
-    expected = jax.jit(step)(params, init(params), others, X)
-    mesh = mesh_of(layout)
+    expected = jax.jit(step)(params, init(params), others, x)
+    mesh = mesh_of(layout, kind)
     of_params, of_state, of_others, of_x = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         (
@@ -163,7 +212,7 @@ def test_plain_jit(name, accumulate, layout):
             P("data"),
         ),
     )
-    arguments = jax.device_put((params, init(params), others, X), (of_params, of_state, of_others, of_x))
+    arguments = jax.device_put((params, init(params), others, x), (of_params, of_state, of_others, of_x))
     compiled = jax.jit(step, out_shardings=(of_params, of_state, of_x)).lower(*arguments).compile()
     actual = compiled(*arguments)
     for (path, a), b in zip(
@@ -171,27 +220,33 @@ def test_plain_jit(name, accumulate, layout):
     ):
         if accumulate is None:
             np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
+        elif name.startswith(
+            ("scored", "weighted")
+        ):  # scores are floats: another program rounds addends differently
+            np.testing.assert_allclose(
+                a, b, atol=2 / accumulate.scale, rtol=0, err_msg=jax.tree_util.keystr(path)
+            )
         else:
             np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
-    if accumulate is None or layout == "data":
-        assert largest_collective(compiled) < params["weights"].nbytes / 2
+    assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
 GATES = normal(8, 16), normal(12, 16), jnp.asarray(RNG.integers(0, 8, (12, 2)), jnp.int32)
 
 
 @needs_devices
-@pytest.mark.parametrize("layout", ["data", "both"])
-def test_gates_in_plain_jit(layout):
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("with_readers", [False, True])
+def test_gates_in_plain_jit(with_readers, kind):
+    """A device has some of the gates, and of the readers of an input those that are among them."""
     x, logits, wires = GATES
+    readers = lutjax.readers(wires, 8) if with_readers else None
 
     def loss(x, logits):
-        return jnp.sum(jnp.sin(lutjax.logic_gates(x, logits, wires, feature_axis=0)))
+        return jnp.sum(jnp.sin(lutjax.logic_gates(x, logits, wires, readers=readers, feature_axis=0)))
 
     expected = jax.value_and_grad(loss, (0, 1))(x, logits)
-    mesh = Mesh(
-        np.array(jax.devices()[:4]).reshape((4, 1) if layout == "data" else (2, 2)), ("data", "detectors")
-    )
+    mesh = mesh_of("both", kind)
     x = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
     logits = jax.device_put(logits, NamedSharding(mesh, P("detectors")))
     actual = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, logits)
@@ -214,6 +269,91 @@ def largest_collective(compiled):
         ),
         default=0,
     )
+
+
+PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=2 * FEATURES + 2, n_detectors=4, n_anchors=3)
+
+
+def between(x, weights, anchors, positions, *, segments, sequence_axis, accumulate, **options):
+    """Attention whose keys are not its queries."""
+    query, key = (lutjax.detect(a, anchors, accumulate=accumulate) for a in (x, x[..., ::-1]))
+    return lutjax.lookup_attention(
+        weights, query, key, lutjax.detect_signs(positions), query_segments=segments, key_segments=segments,
+        sequence_axis=sequence_axis, accumulate=accumulate, **options,
+    )  # fmt: skip
+
+
+ATTENTION = {
+    "lut_attention": (lutjax.lut_attention, FEW[:4, :2], 64),
+    "lookup_attention": (between, FEW[:4, :2], 64),
+    "lut_pair_attention": (lutjax.lut_pair_attention, PAIRS, 8),
+}
+
+
+@needs_devices
+@pytest.mark.parametrize(
+    ("name", "options", "tracked"),
+    [
+        ("lut_attention", {}, True),
+        ("lut_pair_attention", {"window": 5}, True),
+        slow("lut_attention", {}, False),
+        slow("lut_attention", {"window": 5}, True),
+        slow("lut_attention", {"causal": False}, True),
+        slow("lookup_attention", {}, True),
+        slow("lookup_attention", {"query_start": 8}, True),
+        slow("lut_pair_attention", {}, True),
+        slow("lut_pair_attention", {"causal": False}, True),
+    ],
+)
+def test_sequences_on_several_devices(name, options, tracked):
+    """Each device has the queries of a part of every sequence, and a table's update is that of whole sequences."""
+    op, anchors, n_rows = ATTENTION[name]
+    length = 8
+    distances = 2 * length if options else length - 1
+    params = {"weights": normal(4, n_rows, FEATURES), "positions": normal(distances, 4, 2)}
+    x = normal(4, length, FEATURES)
+    segments = jnp.asarray(np.sort(RNG.integers(0, 2, (4, length))), jnp.int32)
+
+    def step(params, x, segments, axes=(), sequence_axis=None):
+        def loss(params):
+            y = op(
+                params["x"], params["weights"], anchors, params["positions"], segments=segments,
+                sequence_axis=sequence_axis, accumulate=EXACT, **options,
+            )  # fmt: skip
+            return jnp.sum(y * jnp.round(4 * y)), y
+
+        (_, y), gradients = tables.value_and_grad(loss, has_aux=True)({**params, "x": x})
+        gradient, of_positions = gradients["weights"], gradients["positions"]
+        if axes:
+            gradient = gradient.gathered(axes)
+        if axes and not tracked:
+            of_positions = jax.lax.psum(of_positions, axes)
+        table, _ = lutjax.update_table(params["weights"], gradient, 0.125)
+        return y, gradients["x"], table, of_positions
+
+    expected = jax.jit(step)(params, x, segments)
+    axes = "data", "sequence"
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), axes)
+    divided = functools.partial(step, axes=axes, sequence_axis="sequence")
+    sharded = jax.shard_map(
+        divided,
+        mesh=mesh,
+        in_specs=(P(), P(*axes), P(*axes)),
+        out_specs=(P(*axes), P(*axes), P(), P()),
+        check_vma=tracked,
+    )
+    for what, a, b in zip(
+        ("y", "x", "table", "positions"), jax.jit(sharded)(params, x, segments), expected, strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=what)
+
+
+def test_a_sequence_axis_that_is_not_there():
+    _, anchors, n_rows = ATTENTION["lut_attention"]
+    with pytest.raises(
+        ValueError, match=r"lookup_attention: sequence_axis is 'sequence'; .* there are the axes \(\) here"
+    ):
+        lutjax.lut_attention(X, jnp.zeros((4, n_rows // 4, 1)), anchors, sequence_axis="sequence")
 
 
 @needs_devices

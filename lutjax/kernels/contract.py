@@ -16,6 +16,7 @@ module with functions of it::
 - The backward pass gets the call that `Call.residuals` of the forward call returned.
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
+  So is an output, where it is what `accumulate.total` (or `lutjax._fixed_point.result`) returns of its sums.
 - An op with a table has a third direction, `update`: it moves the rows that the call read.
 """
 
@@ -39,7 +40,7 @@ def batched(rank: int, axes: str = "", **options: Any) -> Any:
 
     Args:
       axes: a letter for each axis of its own, with spaces between them; ``t`` is that of detectors, by which kernels can be divided over
-        devices. The batch is ``b``.
+        devices; ``g`` and ``h`` count groups of them, and ``go`` groups times outputs. The batch is ``b``.
       options: of `dataclasses.field`; ``default=None`` where the array may be missing.
     """
     return dataclasses.field(metadata={"rank": rank, "axes": axes}, **options)
@@ -130,9 +131,9 @@ class Call:
         }
         return {**found, "output": with_batch(cls.output)}
 
-    def divided(self) -> str:
-        """Letters of the axes by which kernels of this call can be divided over devices."""
-        return "bt"
+    def of_part(self: C, index: Any) -> C:
+        """The call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
+        return self
 
     @classmethod
     @functools.cache

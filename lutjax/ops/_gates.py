@@ -1,10 +1,24 @@
 """Fields of calls that the ops on tables over bits share."""
 
 import dataclasses
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lutjax.kernels.contract import Call, batched, shared
+
+
+def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:
+    """Return the readers of each input among the gates of one device, ``[I, F]``.
+
+    Args:
+      readers: places in the list of all wires. n_wires: of the device's gates, which are part number `index` of all.
+    """
+    places = readers - index * n_wires
+    none = jnp.iinfo(jnp.int32).max  # behind all places, as they are ascending
+    places = jnp.sort(jnp.where((places >= 0) & (places < n_wires), places, none), axis=1)
+    return jnp.where(places == none, -1, places)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,5 +39,7 @@ class TableGates(Call, op="", features_first=True, output="t"):
     wires: jax.Array = shared("t w")
     readers: jax.Array | None = shared("i f", default=None)
 
-    def divided(self) -> str:
-        return "bt" if self.readers is None else "b"  # readers are places in the list of all gates
+    def of_part(self, index: Any) -> "TableGates":
+        if self.readers is None:
+            return self
+        return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))

@@ -79,8 +79,3 @@ def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:
         x.shape[-1] > 0 or not anchors.size, op, "x", x, "comparisons need at least one input to read"
     )
     return x, n
-
-
-def divided(n_groups: int) -> str:
-    """Return the axes by which kernels of tables in groups are divided over devices: parts of groups would have other outputs."""
-    return "bt" if n_groups == 1 else "b"

@@ -8,16 +8,18 @@ all samples, which are factors of a gradient, and the device's own tables. Every
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lutjax import _meshes
+from lutjax import _compat, _meshes
 from lutjax.kernels.contract import Call, Direction
 
 Axes = tuple[str, ...]
@@ -26,7 +28,7 @@ Axes = tuple[str, ...]
 Place = str | tuple[str, ...] | None
 """The axes of a mesh by which an axis of an array is divided."""
 
-_DIVIDED = {"forward": "bt", "backward": "bt", "update": "t"}
+_DIVIDED: dict[str, Axes] = {"forward": ("b", "t"), "backward": ("b", "t"), "update": ("t",)}
 
 
 def partitioned(
@@ -35,11 +37,13 @@ def partitioned(
     needs: tuple[bool, ...] | None,
     options: Any,
     function: Callable[..., Any],
-    *,
-    on_tpu: bool,
 ) -> Callable[..., Any]:
-    """Return a kernel's function of arrays with its rule; without one where the op declares no axes."""
-    if not op.letters() or on_tpu:  # JAX has no such rules on TPUs
+    """Return a kernel's function of arrays with its rule; without one where the op declares no axes.
+
+    Args:
+      function: of the arrays, and of mesh axes over which detectors are divided.
+    """
+    if not op.letters():
         return function
 
     @functools.wraps(function)
@@ -51,25 +55,15 @@ def partitioned(
             return function(*args)
         leaves, structure = jax.tree.flatten(args)
 
-        def of_leaves(*leaves: jax.Array) -> Any:
-            return function(*jax.tree.unflatten(structure, leaves))
+        def of_leaves(*leaves: jax.Array, over: tuple[str, ...] = ()) -> Any:
+            return function(*jax.tree.unflatten(structure, leaves), over=over)
 
         closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
         if closed.effects:  # of interpreters of kernels, which JAX keeps in order
             return function(*args)
         operands = [*_of_operands(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
         results = _of_results(op, direction, needs, shapes)
-        given = op.of(args[: len(op.arrays())], options)
-        divided = [axis for axis in _DIVIDED[direction] if axis in given.divided()]
-        if (
-            direction == "forward"
-            and getattr(given, "accumulate", None) is not None
-            and "t" not in op.letters()["output"]
-        ):
-            divided = [
-                "b"
-            ]  # kernels divide their sums of integers: a sum of such parts would not have the same bits
-        run = _with_rule(of_leaves, closed.jaxpr, len(leaves), operands, results, tuple(divided))
+        run = _with_rule(of_leaves, closed.jaxpr, len(leaves), operands, results, _DIVIDED[direction])
         return jax.tree.unflatten(jax.tree.structure(shapes), run(*leaves, *closed.consts))
 
     return call
@@ -143,7 +137,7 @@ def _with_rule(
     n_leaves: int,
     operands: list[Axes],
     results: list[Axes],
-    divided: tuple[str, ...],
+    divided: Axes,
 ) -> Callable[..., Any]:
     """Return the function of a jaxpr whose constants are its last operands, with the rule that divides it.
 
@@ -185,7 +179,7 @@ def _with_rule(
         used: set[str] = set()
         for one, shape in zip(factors, (*arg_shapes, *result_shapes), strict=True):
             for factor, place in zip(one, shape.sharding.spec, strict=False):
-                names = place if isinstance(place, tuple) else (place,)
+                names = _names(place)
                 if place and factor in divided and factor not in places and not used & set(names):
                     places[factor] = place
                     used |= set(names)
@@ -194,15 +188,13 @@ def _with_rule(
             return NamedSharding(mesh, PartitionSpec(*(places.get(f) for f in one)))
 
         def over(one: list[str]) -> tuple[str, ...]:
-            missing = [places[f] for f in places if f not in one]
-            return tuple(
-                name for place in missing for name in (place if isinstance(place, tuple) else (place,))
-            )
+            return tuple(name for f in places if f not in one for name in _names(places[f]))
 
         def part(*arrays: Any) -> Any:
+            found = function(*arrays[:n_leaves], over=_names(places.get("t")))
             return tuple(
                 jax.lax.psum(y, over(one)) if over(one) else y
-                for y, one in zip(jax.tree.leaves(function(*arrays[:n_leaves])), of_results, strict=True)
+                for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
             )
 
         return mesh, part, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
@@ -212,11 +204,89 @@ def _with_rule(
     return run
 
 
-# ------------------------------------------------------------------------------------- meshes with explicit axes
 def _names(place: Place) -> tuple[str, ...]:
     return () if place is None else (place,) if isinstance(place, str) else tuple(place)
 
 
+def on_part(
+    op: type[Call],
+    direction: Direction,
+    options: Any,
+    args: tuple[Any, ...],
+    over: tuple[str, ...],
+    run: Callable[..., Any],
+) -> Any:
+    """Return what a kernel gives for the detectors of one device, in the groups of all devices.
+
+    Args:
+      args: those of the kernel, with the device's part of each axis of detectors, and all groups.
+      over: mesh axes over which detectors are divided. run: the kernel, of options and arguments.
+    """
+    n = len(op.arrays())
+    call = op.of(args[:n], options).of_part(jax.lax.axis_index(over))
+    args, n_groups = (*call.values(), *args[n:]), dict(options).get("groups", 1)
+    if n_groups == 1:
+        return run(options, *args)
+    letters = op.letters()
+    n_detectors = next(
+        leaf.shape[axes.index("t")]
+        for axes, array in zip(letters.values(), args, strict=False)
+        if "t" in axes
+        for leaf in jax.tree.leaves(array)
+    )
+    # A device may have several groups, one, or a part of one; detectors that are in one group of all are one here.
+    each = n_detectors * jax.lax.axis_size(over) // n_groups
+    size = math.gcd(each, n_detectors)
+    count = n_detectors // size
+    first = jax.lax.axis_index(over) * n_detectors
+    group = (first + jnp.arange(count, dtype=jnp.int32) * size) // each
+    local = tuple((name, count if name == "groups" else value) for name, value in options)
+
+    def axis_of(name: str, shape: tuple[int, ...]) -> int | None:
+        """The axis of groups, of an array that has all of them."""
+        for i, letter in enumerate(letters[name]):
+            if letter == "go" or (letter in ("g", "h") and shape[i] == n_groups):
+                return i
+        return None
+
+    def mine(name: str, a: jax.Array) -> jax.Array:
+        axis = axis_of(name, a.shape)
+        if axis is None:
+            return a
+        apart = a.reshape(*a.shape[:axis], n_groups, -1, *a.shape[axis + 1 :])
+        found = jnp.take(apart, group, axis=axis, mode="clip")
+        return found.reshape(*a.shape[:axis], -1, *a.shape[axis + 1 :])
+
+    def of_all(name: str, shape: tuple[int, ...], y: jax.Array) -> jax.Array:
+        axis = axis_of(name, shape)
+        if axis is None:
+            return y
+        apart = jnp.moveaxis(y.reshape(*y.shape[:axis], count, -1, *y.shape[axis + 1 :]), axis, 0)
+        zeros = _compat.zeros_varying(y, (n_groups, *apart.shape[1:]), y.dtype)
+        every = jnp.moveaxis(zeros.at[group].add(apart), 0, axis)
+        return every.reshape(*y.shape[:axis], -1, *y.shape[axis + 1 :])
+
+    names = [*op.arrays(), *(("output",) if direction != "forward" else ())]
+    of_part = [jax.tree.map(functools.partial(mine, name), a) for name, a in zip(names, args, strict=False)]
+    found = run(local, *of_part, *args[len(names) :])
+    if direction == "update":
+        return found
+    if direction == "forward":
+        axes = letters["output"]
+        if "g" in axes and not getattr(call, "sum_groups", False):
+            shape = tuple(
+                n_groups if axis == "g" else size for axis, size in zip(axes, found.shape, strict=True)
+            )
+        else:
+            shape = found.shape
+        return of_all("output", shape, found)
+    return tuple(
+        None if y is None else of_all(name, jax.tree.leaves(a)[0].shape, y)
+        for name, a, y in zip(op.arrays(), call.values(), found, strict=True)
+    )
+
+
+# ------------------------------------------------------------------------------------- meshes with explicit axes
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How the arrays of a call lie on a mesh with explicit axes, by the letters of their axes.
@@ -249,11 +319,11 @@ class Layout:
                     own[letter] = own.get(letter) or place
         return cls(tuple(reversed(leading)), own, first)
 
-    def parts(self, divided: str) -> "Layout":
+    def parts(self, direction: Direction) -> "Layout":
         """Return the layout in which each device runs a kernel: by what it can be divided, tables where they are."""
-        detectors = self.own.get("t") if "t" in divided else None
+        detectors = self.own.get("t")
         free = tuple(
-            None if "b" not in divided or set(_names(place)) & set(_names(detectors)) else place
+            None if "b" not in _DIVIDED[direction] or set(_names(place)) & set(_names(detectors)) else place
             for place in self.leading
         )
         return Layout(free, {"t": detectors}, self.first)
@@ -290,9 +360,15 @@ class Layout:
             places = [None if size == 1 else place for place, size in zip(places, shape, strict=False)]
         return PartitionSpec(*places)
 
-    def of_sums(self, op: type[Call]) -> tuple[str, ...]:
-        """Return the axes of the mesh over which outputs are summed."""
-        return () if "t" in _own(op, "output") else _names(self.own.get("t"))
+    @property
+    def divides(self) -> bool:
+        """Whether anything is divided."""
+        return any(self.leading) or any(self.own.values())
+
+    @property
+    def over(self) -> tuple[str, ...]:
+        """The axes of the mesh over which detectors are divided."""
+        return _names(self.own.get("t"))
 
 
 def _own(op: Call | type[Call], name: str) -> Axes:

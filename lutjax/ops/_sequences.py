@@ -7,37 +7,37 @@ import jax
 from lutjax import _compat
 
 
-def whole(op: str, sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, Any]:
+def whole(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, Any]:
     """Return the number of queries of all devices, and the position of the first query of this one.
 
     Args:
       sequence_axis: name of the mesh axis; None: sequences are not divided. n_queries: of this device. query_start: of all.
-
-    Raises:
-      ValueError: there is no such mesh axis here.
     """
     if sequence_axis is None:
         return n_queries, query_start
-    here = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-    if sequence_axis not in here:
-        raise ValueError(
-            f"{op}: sequence_axis is {sequence_axis!r}; it must name an axis of the mesh of a jax.shard_map around the call, and "
-            f"there are the axes {here} here. Outside of a shard_map pass whole sequences."
-        )
     first = jax.lax.axis_index(sequence_axis) * n_queries
     return n_queries * jax.lax.axis_size(sequence_axis), query_start + first
 
 
-def keys_of_all(arrays: Any, sequence_axis: str | None, axis: int) -> Any:
+def keys_of_all(op: str, arrays: Any, sequence_axis: str | None, axis: int) -> Any:
     """Return the keys of all devices, in their order.
 
     They are the same on all devices, so that a cotangent is summed as integers before each device takes its part of it.
 
     Args:
       arrays: of this device's keys. axis: that of positions.
+
+    Raises:
+      ValueError: there is no such mesh axis here.
     """
     if sequence_axis is None:
         return arrays
+    here = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if sequence_axis not in here:
+        raise ValueError(
+            f"{op}: sequence_axis is {sequence_axis!r}; it must name an axis of the mesh of a jax.shard_map around the call, and "
+            f"there are the axes {here} here. Outside of a shard_map pass whole sequences."
+        )
     tracked = sequence_axis not in _compat.untracked_axes()
 
     def gathered(a: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec
 
 from lutjax import _compat, _meshes
 from lutjax._detection import Detection, cotangent as cotangent_of_margin
-from lutjax._fixed_point import FixedPoint, nan_where_apart, without_check
+from lutjax._fixed_point import FixedPoint, Totals, nan_where_apart, without_check
 from lutjax._ids import as_jax
 from lutjax.kernels.contract import Call, Direction, Step
 from lutjax.kernels.registry import (
@@ -42,7 +42,7 @@ from lutjax.kernels.registry import (
     kernel_registry,
 )
 from lutjax.ops import _table_reads
-from lutjax.ops._partition import Layout, partitioned, some_element
+from lutjax.ops._partition import Layout, on_part, partitioned, some_element
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -50,6 +50,9 @@ Choice = tuple[tuple[Device, KernelSpec], ...]
 Options = tuple[tuple[str, Any], ...]
 
 Ranks = tuple[int | None, ...]
+
+Over = tuple[str, ...] | None
+"""Mesh axes over which detectors are divided, inside a shard_map of the op; None: arrays are whole, and need no rule either."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -202,14 +205,14 @@ def _compiled(
     ranks = op.ranks()
 
     @functools.cache
-    def function_of(over: tuple[str, ...]) -> Callable[..., Any]:
-        """The op with a batch axis in front; `over`: mesh axes over which its detectors are divided, inside a shard_map."""
+    def function_of(over: Over) -> Callable[..., Any]:
+        """The op with a batch axis in front."""
         if op.differentiable:
             return _differentiable(op, choice, names, options, tapped, over)
-        kernel = _kernel(op, "forward", choice, None, options)
+        kernel = _kernel(op, "forward", choice, None, options, over)
         return lambda *args: kernel(*_common_mesh_axes(args))
 
-    def call_features_first(over: tuple[str, ...], *args: Any) -> Any:
+    def call_features_first(over: Over, *args: Any) -> Any:
         batch = next(
             a.shape[1:] if feature_axis == 0 else a.shape[:-1]
             for a, rank in zip(args, ranks, strict=True)
@@ -223,7 +226,7 @@ def _compiled(
         y = function_of(over)(*args)
         return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
 
-    def call(over: tuple[str, ...], *args: Any) -> Any:
+    def call(over: Over, *args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
         batch = _batch_shape(ranks, args)
         if taps:
@@ -239,8 +242,13 @@ def _compiled(
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
         given = op.of(args, options).prepared()
         layout = Layout.of(given, first=op.features_first and feature_axis == 0)
-        parts = layout.parts(given.divided())
-        outputs, over = parts.of_outputs(op), parts.of_sums(op)
+        parts = layout.parts("forward")
+        if not parts.divides:
+            whole = functools.partial(inner, None)
+            return _meshes.divided_by_compiler(whole, lambda *_: layout.of_outputs(op))(
+                *taps, *given.values()
+            )
+        outputs, over = parts.of_outputs(op), parts.over
         specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.of_arrays(given))
         y = _meshes.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
         return _meshes.laid_out(y, layout.of_outputs(op))
@@ -251,26 +259,26 @@ def _compiled(
 @_cached
 def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callable[..., Any]:
     """The update of an op as a jitted function of the arrays of its call, the cotangent, rate, factor and state."""
-    kernel = _kernel(op, "update", choice, None, options)
     ranks, table = _ranks_of_update(op), op.arrays().index(str(op.table_name))
 
-    def call(*args: Any) -> Any:
-        n = len(op.arrays())
+    def call(over: Over, *args: Any) -> Any:
+        n, kernel = len(op.arrays()), _kernel(op, "update", choice, None, options, over)
         prepared = (*op.of(args[:n], options).prepared().values(), *args[n:])
         return kernel(*_common_mesh_axes(_fold(ranks, prepared, _batch_shape(ranks, args))))
 
     def on_explicit_axes(*args: Any) -> Any:
         n = len(op.arrays())
         given = op.of(args[:n], options[:-1]).prepared()
-        parts = Layout.of(given).parts(given.divided().replace("b", ""))  # an update gets all samples
+        parts = Layout.of(given).parts("update")
         state = jax.tree.map(lambda a: parts.of_axes((), ("t",), a.shape), args[-1])
         of_call = parts.of_arrays(given)
         rest = jax.tree.map(lambda _: PartitionSpec(), args[n:-1])
         specs = (*of_call, *rest, state)
-        moved = _meshes.in_parts(call, specs, (of_call[table], state))(*given.values(), *args[n:])
+        update = _meshes.in_parts(functools.partial(call, parts.over), specs, (of_call[table], state))
+        moved = update(*given.values(), *args[n:])
         return jax.tree.map(_meshes.laid_out, moved, jax.tree.map(_meshes.spec_of, (args[table], args[-1])))
 
-    return _jitted(call, on_explicit_axes, f"lutjax_{op.op}_update")
+    return _jitted(functools.partial(call, ()), on_explicit_axes, f"lutjax_{op.op}_update")
 
 
 def _ranks_of_update(op: type[Call]) -> Ranks:
@@ -377,27 +385,32 @@ def _differentiable(
     names: tuple[str, ...],
     options: Options,
     tapped: bool,
-    over: tuple[str, ...] = (),
+    over: Over = (),
 ) -> Callable[..., Any]:
     """The op with its gradient, as a function of its arrays.
 
-    `over`: mesh axes over which its detectors are divided; outputs are summed over them.
+    `over`: outputs without an axis of detectors are summed over these axes.
 
     `tapped`: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's
     shape, is the output's. That of the second is a dependency token: a scalar that is available once the backward pass
     has read the table. What has to come later can be made to depend on it.
     """
     n = len(op.arrays())
-    kernel = _kernel(op, "forward", choice, None, options)
+    kernel = _kernel(op, "forward", choice, None, options, over)
     in_floats = _in_floats(options)
-    twin = None if in_floats is None else _kernel(op, "forward", choice, None, in_floats)
+    twin = None if in_floats is None else _kernel(op, "forward", choice, None, in_floats, over)
     devices = tuple(device for device, _ in choice)
     accumulate: Any = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
     def summed(kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         outputs = kernel(*args)
-        return jax.lax.psum(outputs, over) if over else outputs
+        if over and "t" not in op.letters()["output"]:
+            outputs = jax.lax.psum(outputs, over)
+        if accumulate is None or op.table_name is None or outputs.dtype != np.int32:
+            return outputs
+        # Kernels return integer totals: the parts of all devices are summed before they are divided.
+        return accumulate.total(outputs, args[op.arrays().index(op.table_name)].dtype)
 
     def run(*args: Any) -> Any:
         outputs = summed(kernel, args)
@@ -438,7 +451,7 @@ def _differentiable(
         every_axis = _mesh_axes(outlines)
 
         def cotangents(options: Options) -> list[Any]:
-            kernel = _without_derivative(op.op, _kernel(op, "backward", chosen, needs, options))
+            kernel = _without_derivative(op.op, _kernel(op, "backward", chosen, needs, options, over))
 
             def of_argument(ct: Any, need: bool, outline: Any) -> Any:
                 if not need:
@@ -514,7 +527,12 @@ def _differentiable_part(a: Any) -> Any:
 # ------------------------------------------------------------------------------------- vmap
 @_cached
 def _kernel(
-    op: type[Call], direction: Direction, choice: Choice, needs: tuple[bool, ...] | None, options: Options
+    op: type[Call],
+    direction: Direction,
+    choice: Choice,
+    needs: tuple[bool, ...] | None,
+    options: Options,
+    over: Over = (),
 ) -> Callable[..., Any]:
     """An implementation's function, of arrays, with a rule for vmap.
 
@@ -534,11 +552,15 @@ def _kernel(
         batched = (*batched, True)
     axis = 1 if op.features_first else 0
 
-    def raw(*args: Any) -> Any:
+    def run(options: Options, *args: Any) -> Any:
         return _by_platform(op, direction, choice, needs, options, args)
 
+    def raw(*args: Any, over: Over = over) -> Any:
+        return on_part(op, direction, options, args, over, run) if over else run(options, *args)
+
     on_tpu = any(device.backend == Backend.TPU for device, _ in choice)
-    call = custom_vmap(partitioned(op, direction, needs, options, raw, on_tpu=on_tpu))
+    has_rule = over is not None and not on_tpu  # JAX has no such rules on TPUs
+    call = custom_vmap(partitioned(op, direction, needs, options, raw) if has_rule else raw)
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
@@ -550,7 +572,8 @@ def _kernel(
         else:  # the mapped axis is divided over a mesh with explicit axes
             specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), mapped)
             part = functools.partial(of_elements, size // _meshes.devices_along(place), mapped)
-            outputs = _meshes.in_parts(part, specs, PartitionSpec(place))(*args)
+            axes = (place,) if isinstance(place, str) else place
+            outputs = _meshes.in_parts(part, specs, PartitionSpec(place), axes)(*args)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
     def of_elements(size: int, mapped: Any, *args: Any) -> Any:
@@ -631,6 +654,8 @@ def _run(
     given = without_check(dict(options))
     rule = given.pop("rule", None)
     arrays, others = args[: len(op.arrays())], args[len(op.arrays()) :]
+    if direction == "forward" and given.get("accumulate") is not None:
+        given["accumulate"] = Totals(given["accumulate"].scale)
     call = op.of(arrays, given.items())
     outputs: Any
     if direction == "forward":

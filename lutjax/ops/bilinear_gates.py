@@ -1,6 +1,7 @@
 """Gates of two inputs, by the coefficients of their multilinear polynomials."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from lutjax._typing import Array
 from lutjax.kernels.contract import Call, batched, shared
 from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
+from lutjax.ops._gates import readers_of_part
 from lutjax.ops._transforms import apply
 
 
@@ -34,8 +36,10 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
     wires: jax.Array = shared("t w")
     readers: jax.Array | None = shared("i f", default=None)
 
-    def divided(self) -> str:
-        return "bt" if self.readers is None else "b"  # readers are places in the list of all gates
+    def of_part(self, index: Any) -> "BilinearGates":
+        if self.readers is None:
+            return self
+        return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))
 
 
 def bilinear_gates(

@@ -16,7 +16,7 @@ from lutjax.ops._transforms import apply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lookup(Call, op="lookup", table="weights", output="o"):
+class Lookup(Call, op="lookup", table="weights", output="go"):
     """The call of `lutjax.lookup`.
 
     Attributes:
@@ -31,9 +31,6 @@ class Lookup(Call, op="lookup", table="weights", output="o"):
     detection: Detection = batched(1, "t")
     groups: int = static(default=1)
     accumulate: FixedPoint | None = static(default=None)
-
-    def divided(self) -> str:
-        return _groups.divided(self.groups)
 
 
 def lookup(

@@ -173,12 +173,12 @@ def lookup_attention(
     )
     window = _checks.window(op, window)
     key, key_segments = (
-        _sequences.keys_of_all(arrays, sequence_axis, axis)
+        _sequences.keys_of_all(op, arrays, sequence_axis, axis)
         for arrays, axis in ((key, -2), (key_segments, -1))
     )
     n_keys = key.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
-    n_all, first = _sequences.whole(op, sequence_axis, n_queries, query_start)
+    n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
     bits, whose = query.bits + key.bits, "query and key together"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")

@@ -169,11 +169,11 @@ def lut_pair_attention(
     )
     window = _checks.window(op, window)
     keys, key_segments = (
-        _sequences.keys_of_all(a, sequence_axis, axis) for a, axis in ((keys, -2), (key_segments, -1))
+        _sequences.keys_of_all(op, a, sequence_axis, axis) for a, axis in ((keys, -2), (key_segments, -1))
     )
     n_keys = keys.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
-    n_all, first = _sequences.whole(op, sequence_axis, n_queries, query_start)
+    n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
     if positions is not None:
         _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:

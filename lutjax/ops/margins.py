@@ -32,9 +32,6 @@ class Margins(Call, op="margins", output="t c"):
     groups: int = static(default=1)
     accumulate: FixedPoint | None = static(default=None)
 
-    def divided(self) -> str:
-        return _groups.divided(self.groups)
-
 
 def margins(
     x: Float[Array, "*batch inputs"],

@@ -49,9 +49,6 @@ class ScoredLut(Call, op="scored_lut", table="weights", output="g o"):
     sum_groups: bool = static(default=False)
     accumulate: FixedPoint | None = static(default=None)
 
-    def divided(self) -> str:
-        return _groups.divided(self.groups)
-
     def prepared(self) -> "ScoredLut":
         if not self.read.rounds_tables or self.exponents is not None:
             return self

@@ -35,9 +35,6 @@ class WeightedLookup(Call, op="weighted_lookup", table="weights", output="g o"):
     valued: int = static()
     accumulate: FixedPoint | None = static(default=None)
 
-    def divided(self) -> str:
-        return _groups.divided(self.groups)
-
 
 def weighted_lookup(
     weights: Float[Array, "detectors rows outputs"],
