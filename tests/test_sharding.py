@@ -220,7 +220,9 @@ def test_plain_jit(name, accumulate, layout, kind):
     ):
         if accumulate is None:
             np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
-        elif name.startswith(("scored", "weighted")):  # scores are floats: another program rounds addends differently
+        elif name.startswith(
+            ("scored", "weighted")
+        ):  # scores are floats: another program rounds addends differently
             np.testing.assert_allclose(
                 a, b, atol=2 / accumulate.scale, rtol=0, err_msg=jax.tree_util.keystr(path)
             )
