@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from lutjax import _compat, _meshes
 from lutjax.kernels.contract import Call, Direction
@@ -165,7 +165,9 @@ def _with_rule(
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
         def part(*arrays: Any) -> Any:
-            found = function(*arrays[:n_leaves], over=_names(places.get("t")))
+            # A mesh in scope is that of the whole program; here there is one device's part.
+            with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+                found = function(*arrays[:n_leaves], over=_names(places.get("t")))
             return tuple(
                 jax.lax.psum(y, over(one)) if over(one) else y
                 for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
