@@ -15,7 +15,7 @@ def varying_axes(a: jax.Array) -> frozenset[str]:
 
 
 def varying_axes_of(aval: Any) -> frozenset[str]:
-    """The same of a type as `jax.typeof` returns it."""
+    """Mesh axes over which an array of a type differs, as `jax.typeof` returns it; see `varying_axes`."""
     manual = getattr(aval, "manual_axis_type", None)
     return frozenset() if manual is None else frozenset(manual.varying)
 

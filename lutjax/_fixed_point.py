@@ -162,7 +162,7 @@ class FixedPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Totals(FixedPoint):
-    """The same sums, whose result is the int32 total: for kernels whose outputs are summed over devices before they are divided."""
+    """Accumulation whose results are the int32 totals: for kernels whose outputs are summed over devices before they are divided."""
 
     def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
         return addends

@@ -100,7 +100,7 @@ def test_outside_of_jit_and_under_vmap(mesh):
 
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):
-    """In microbatches, clipped, and with a penalty on neighbouring rows of the other table."""
+    """A step in microbatches, clipped, and with a penalty on neighbouring rows of the other table."""
     optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1)
 
     def step(params, state, x):

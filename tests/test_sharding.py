@@ -295,7 +295,7 @@ ATTENTION = {
     ("name", "options", "tracked"),
     [
         ("lut_attention", {}, True),
-        ("lut_pair_attention", {"window": 5}, True),
+        slow("lut_pair_attention", {"window": 5}, True),
         slow("lut_attention", {}, False),
         slow("lut_attention", {"window": 5}, True),
         slow("lut_attention", {"causal": False}, True),

@@ -133,7 +133,8 @@ class TableGradient:
 
         def all_of(a: jax.Array, mesh_axis: str, axis: int = 0) -> jax.Array:
             if mesh_axis in over(a):
-                return jax.lax.all_gather(a, mesh_axis, axis=axis, tiled=True, to="invarying")
+                every: jax.Array = jax.lax.all_gather(a, mesh_axis, axis=axis, tiled=True, to="invarying")
+                return every
             # The same on all devices, beside others that differ.
             return jnp.concatenate([a] * jax.lax.axis_size(mesh_axis), axis)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax.kernels.contract import Call, batched, shared
 
@@ -16,7 +17,7 @@ def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:
       readers: places in the list of all wires. n_wires: of the device's gates, which are part number `index` of all.
     """
     places = readers - index * n_wires
-    none = jnp.iinfo(jnp.int32).max  # behind all places, as they are ascending
+    none = np.iinfo(np.int32).max  # behind all places, as they are ascending
     places = jnp.sort(jnp.where((places >= 0) & (places < n_wires), places, none), axis=1)
     return jnp.where(places == none, -1, places)
 

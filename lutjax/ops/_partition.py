@@ -1,9 +1,13 @@
-"""Rules by which the compiler divides kernels over the devices of a mesh, under plain `jax.jit`.
+"""Rules by which kernels are divided over the devices of a mesh, under plain `jax.jit`.
 
 A kernel in Triton, Pallas or native code is one opaque operation for XLA, which would gather its arguments and run all of it on
 every device. A call declares the axes of its arrays by letters (`lutjax.kernels.contract`); with those each device runs the kernel on
 its part of the batch (``b``) and of the detectors (``t``), and what lacks one of both is summed over the devices. Updates get
-all samples, which are factors of a gradient, and the device's own tables. Every other axis is whole on all devices.
+all samples, which are factors of a gradient, and the device's own tables. Every other axis is whole on all devices; of groups of
+detectors each device takes those that its own are in.
+
+`partitioned` gives the rule to the compiler; on a mesh with explicit axes, where types say how arrays lie, `Layout` makes a
+`jax.shard_map` of it. `on_part` is what runs on a device in both.
 """
 
 import dataclasses
@@ -17,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from lutjax import _compat, _meshes
 from lutjax.kernels.contract import Call, Direction
@@ -191,7 +195,9 @@ def _with_rule(
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
         def part(*arrays: Any) -> Any:
-            found = function(*arrays[:n_leaves], over=_names(places.get("t")))
+            # A mesh in scope is that of the whole program; here there is one device's part.
+            with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+                found = function(*arrays[:n_leaves], over=_names(places.get("t")))
             return tuple(
                 jax.lax.psum(y, over(one)) if over(one) else y
                 for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
@@ -289,7 +295,7 @@ def on_part(
 # ------------------------------------------------------------------------------------- meshes with explicit axes
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the arrays of a call lie on a mesh with explicit axes, by the letters of their axes.
+    """Layout of the arrays of a call on a mesh with explicit axes, by the letters of their axes.
 
     Attributes:
       leading: of the leading axes, which batched arrays share. own: of the others, by letter.
@@ -362,7 +368,7 @@ class Layout:
 
     @property
     def divides(self) -> bool:
-        """Whether anything is divided."""
+        """Return whether anything is divided."""
         return any(self.leading) or any(self.own.values())
 
     @property
