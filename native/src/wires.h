@@ -3,7 +3,7 @@
 // Arrays are features first: a wire reads a row of x, [I, B], whose samples are contiguous.
 #pragma once
 
-#include "bit_lanes.h"
+#include "lanes.h"
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
@@ -14,6 +14,21 @@ constexpr int64_t kColumns = 1024;
 
 // Rows that make one task: what they cost together is worth another thread.
 inline int64_t rows_of_task(int64_t batch, int64_t cost) { return most<int64_t>(1, 32768 / most<int64_t>(1, batch * cost)); }
+
+// A sum over lanes of any number, in a fixed order.
+struct Sum {
+  Lanes<float, kLanes> of_most{};
+  Lanes<float, 4> of_four{};
+  Lanes<float, 1> of_one{};
+
+  template <class V>
+  void add(const V& a) {
+    if constexpr (sizeof(V) == sizeof of_most) of_most += a;
+    else if constexpr (sizeof(V) == sizeof of_four) of_four += a;
+    else of_one += a;
+  }
+  float total() const { return sum_of(of_most) + (sum_of(of_four) + sum_of(of_one)); }
+};
 
 // Calls body(row) for each row, several in a task.
 template <class Body>
@@ -52,9 +67,9 @@ void sum_over_readers(const Readers& readers, int64_t i, int64_t first, int64_t 
   for (int64_t r = begin; r < end; ++r) {
     const auto values = addend(readers.of[r]);
     if (r == begin)
-      in_lanes(first, last, [&](auto lanes, int64_t j) { write(values(lanes, j), to + j); });
+      in_lanes(first, last, [&](auto lanes, int64_t j) { store(values(lanes, j), to + j); });
     else
-      in_lanes(first, last, [&](auto lanes, int64_t j) { write(decltype(lanes)::read(to + j) + values(lanes, j), to + j); });
+      in_lanes(first, last, [&](auto lanes, int64_t j) { store(read<decltype(lanes)>(to + j) + values(lanes, j), to + j); });
   }
 }
 

@@ -32,8 +32,8 @@ const char* forward(const Call& call) {
     const float c0 = of.c[g], c1 = of.c[of.n_gates + g], c2 = of.c[2 * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      const V of_a = V::read(a + j), of_b = V::read(b + j);
-      write(V::all(c0) + V::all(c1) * of_a + (V::all(c2) + V::all(c3) * of_a) * of_b, to + j);
+      const V of_a = read<V>(a + j), of_b = read<V>(b + j);
+      store(all<V>(c0) + all<V>(c1) * of_a + (all<V>(c2) + all<V>(c3) * of_a) * of_b, to + j);
     });
   });
   return nullptr;
@@ -53,7 +53,7 @@ const char* backward(const Call& call) {
     Sum s0, s1, s2, s3;
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      const V of_b = V::read(b + j), of_y = V::read(d + j), with_a = of_y * V::read(a + j);
+      const V of_b = read<V>(b + j), of_y = read<V>(d + j), with_a = of_y * read<V>(a + j);
       s0.add(of_y);
       s1.add(with_a);
       s2.add(of_y * of_b);
@@ -66,7 +66,7 @@ const char* backward(const Call& call) {
     const float slope = of.c[(1 + wire % 2) * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
     return [=, d = dy + g * of.batch, other = of.row(wire ^ 1)](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      return V::read(d + j) * (V::all(slope) + V::all(c3) * V::read(other + j));
+      return read<V>(d + j) * (all<V>(slope) + all<V>(c3) * read<V>(other + j));
     };
   };
   return cotangents(call, of.wires, 2 * of.n_gates, dx, of.n_inputs, of.batch, of_c ? of.n_gates : 0, 2, addend, sums);
