@@ -76,15 +76,15 @@ template <class X, int n>
 struct Tables {
   explicit Tables(const Call& call)
       : n_inputs(call.inputs[0].shape[0]), batch(call.inputs[0].shape[1]), n_gates(call.inputs[2].shape[0]),
-        x(data<const X>(call.inputs[0])), wires(data<const int32_t>(call.inputs[2])) {}
+        x(data<const X>(call.inputs[0])), wires{data<const int32_t>(call.inputs[2]), n_gates, n, n_inputs} {}
 
   void rows(int64_t g, const X** of) const {
-    for (int place = 0; place < n; ++place) of[place] = x + clamped<int64_t>(wires[n * g + place], n_inputs) * batch;
+    for (int place = 0; place < n; ++place) of[place] = x + wires.input(n * g + place) * batch;
   }
 
   const int64_t n_inputs, batch, n_gates;
   const X* const x;
-  const int32_t* const wires;
+  const Wires wires;
 };
 
 template <int n, class V, class X>
@@ -97,7 +97,7 @@ const char* forward(const Call& call) {
   const Tables<float, n> of(call);
   const float* table = data<const float>(call.inputs[1]);
   float* y = data<float>(call.outputs[0]);
-  in_tasks(call, of.n_gates, rows_of_task(of.batch, n > 2 ? 1 << (n - 2) : 1), [&](int64_t g) {
+  for_gates(call, of.wires, of.batch, n > 2 ? 1 << (n - 2) : 1, y, [&](auto past, int64_t g) {
     const float* rows[n];
     of.rows(g, rows);
     const float* slots = table + (g << n);
@@ -109,7 +109,7 @@ const char* forward(const Call& call) {
       if constexpr (n > kLow && Kind::kFetched)
         fetch<n>(slots, x, to + j);
       else
-        store(at<Kind, n>(slots, x), to + j);
+        put<decltype(past)::value>(at<Kind, n>(slots, x), to + j);
     });
   });
   return nullptr;
@@ -120,7 +120,7 @@ const char* packed(const Call& call) {
   const Tables<uint32_t, n> of(call);
   const uint8_t* truth = data<const uint8_t>(call.inputs[1]);
   uint32_t* y = data<uint32_t>(call.outputs[0]);
-  in_tasks(call, of.n_gates, 2 * rows_of_task(of.batch, n > 2 ? 1 << (n - 2) : 1), [&](int64_t g) {
+  for_gates(call, of.wires, of.batch, n > 2 ? 1 << (n - 3) : 1, y, [&](auto past, int64_t g) {
     const uint32_t* rows[n];
     of.rows(g, rows);
     uint32_t slots[1 << n];
@@ -130,7 +130,7 @@ const char* packed(const Call& call) {
       using V = decltype(words);
       V x[n];
       read_places<n>(rows, j, x);
-      store(at<Packed, n>(slots, x), to + j);
+      put<decltype(past)::value>(at<Packed, n>(slots, x), to + j);
     });
   });
   return nullptr;
@@ -191,7 +191,7 @@ const char* backward(const Call& call) {
     return slopes;
   };
   const int64_t cost = n << (n > 2 ? n - 2 : 0);
-  return cotangents(call, of.wires, n * of.n_gates, dx, of.n_inputs, of.batch, of_table ? of.n_gates : 0, cost, addend, of_gate);
+  return cotangents<float>(call, of.wires, dx, of.batch, of_table, cost, addend, of_gate);
 }
 
 }  // namespace
