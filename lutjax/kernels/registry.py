@@ -185,6 +185,10 @@ class KernelSpec:
         result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
         return result
 
+    def extra(self, name: str) -> Callable[..., Any] | None:
+        """Return another function that its module may have, see `lutjax.kernels.contract`; None if it has none. Imports the target."""
+        return getattr(importlib.import_module(self.target), name, None)
+
     def why_later(self, request: Request) -> str | None:
         """Return the reason not to choose this implementation, which can run a call, by default; None if there is none."""
         if self.awaits_record and not _records.has_run(

@@ -127,20 +127,20 @@ inline void fetch(const void* from, int64_t n_bytes) {
 // <dy, a - b>: rows are subtracted before they are multiplied, as products of large rows would lose their difference.
 template <class W>
 inline float product(const InFloats&, const float* dy, const W* a, const W* b, int64_t size) {
-  Floats sums = same(0);
+  Floats sums{};
   int64_t o = 0;
   for (; o + kLanes <= size; o += kLanes) sums += (load(a + o) - load(b + o)) * load(dy + o);
-  float sum = total(sums);
+  float sum = sum_of(sums);
   for (; o < size; ++o) sum += (value(a[o]) - value(b[o])) * dy[o];
   return sum;
 }
 
 template <class W>
 inline float product(const InIntegers& how, const float* dy, const W* a, const W* b, int64_t size) {
-  Words sums = InIntegers::none();
+  Words sums{};
   int64_t o = 0;
   for (; o + kLanes <= size; o += kLanes) sums += how.addend((load(a + o) - load(b + o)) * load(dy + o));
-  uint32_t sum = total(sums);
+  uint32_t sum = sum_of(sums);
   for (; o < size; ++o) sum += how.addend((value(a[o]) - value(b[o])) * dy[o]);
   return static_cast<float>(static_cast<int32_t>(sum)) / how.scale;
 }

@@ -135,10 +135,10 @@ struct Update {
 };
 
 inline float mean_square(const float* x, int64_t size) {
-  Floats squares = same(0);
+  Floats squares{};
   int64_t o = 0;
   for (; o + kLanes <= size; o += kLanes) squares += load(x + o) * load(x + o);
-  float sum = total(squares);
+  float sum = sum_of(squares);
   for (; o < size; ++o) sum += x[o] * x[o];
   return sum / static_cast<float>(most<int64_t>(size, 1));
 }
@@ -191,10 +191,7 @@ struct TimesRate {
   float scale;
 
   Part addend(float x) const { return scale * x; }
-#if defined(__GNUC__)
   Parts addend(const Floats& x) const { return scale * x; }
-#endif
-  static Parts none() { return same(0); }
 };
 
 template <class Row>

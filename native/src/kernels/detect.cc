@@ -16,36 +16,30 @@ struct Closest {
 
   // Magnitudes as integers in the same order, with NaN as -1, below all others.
   static Ints key(const Floats& delta) {
-    Words bits;
-    std::memcpy(&bits, &delta, sizeof bits);
-    bits = (bits & 0x7fffffffu) + 0x007fffffu;  // NaN alone passes 2^31
-    Ints order;
-    std::memcpy(&order, &bits, sizeof order);
-    const Ints nan = order - order - 1;
-    return order < 0 ? nan : order;
+    const Words size = (from_memory<Words>(&delta) & 0x7fffffffu) + 0x007fffffu;  // NaN alone passes 2^31
+    const Ints order = bits(size);
+    return select(order < 0, splat(-1), order);
   }
 
   static Ints bit(const Floats& delta, float epsilon, int32_t r) {
-    const Floats size = delta < 0 ? -delta : delta;
-    const Ints none = Ints{}, one = none + static_cast<int32_t>(uint32_t{1} << r);
-    const Ints above = delta > 0 ? one : none;
-    return size < epsilon ? none : above;
+    const Mask above = (delta > 0.0f) & ~(select(delta < 0.0f, -delta, delta) < epsilon);
+    return above & static_cast<int32_t>(uint32_t{1} << r);
   }
 
   void start(const Floats& delta, float epsilon) {
     margin = delta;
     best = key(delta);
-    flip = Ints{} + 1;
+    flip = splat(1);
     index = bit(delta, epsilon, 0);
   }
 
   void next(const Floats& delta, float epsilon, int32_t r) {
     const Ints order = key(delta);
-    margin = order < best ? delta : margin;
-    const Ints of = Ints{} + static_cast<int32_t>(uint32_t{1} << r);
-    flip = order < best ? of : flip;
-    best = order < best ? order : best;
-    index |= bit(delta, epsilon, r);
+    const Mask closer = order < best;
+    margin = select(closer, delta, margin);
+    flip = select(closer, splat(static_cast<int32_t>(uint32_t{1} << r)), flip);
+    best = select(closer, order, best);
+    index = index | bit(delta, epsilon, r);
   }
 };
 
@@ -119,8 +113,8 @@ const char* forward(const Call& call) {
           found.start(load(a[0] + s) - load(b[0] + s), epsilon);
           for (int64_t r = 1; r < n_pairs; ++r) found.next(load(a[r] + s) - load(b[r] + s), epsilon, static_cast<int32_t>(r));
           store(found.margin, margins + at + s);
-          std::memcpy(indices + at + s, &found.index, sizeof found.index);
-          std::memcpy(flips + at + s, &found.flip, sizeof found.flip);
+          store(found.index, indices + at + s);
+          store(found.flip, flips + at + s);
         }
       }
       const int64_t to = first * n_detectors + t0;

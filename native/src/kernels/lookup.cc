@@ -71,14 +71,14 @@ const char* forward(const Call& call, const How& how) {
 // <dy, row - other>, the rows subtracted first.
 template <class How, class W>
 inline typename How::Part product(const How& how, const float* dy, const W* row, const W* other, int64_t size) {
-  auto a = How::none(), b = How::none();
+  typename How::Parts a{}, b{};
   int64_t o = 0;
   for (; o + 2 * kLanes <= size; o += 2 * kLanes) {
     a += how.addend((load(row + o) - load(other + o)) * load(dy + o));
     b += how.addend((load(row + o + kLanes) - load(other + o + kLanes)) * load(dy + o + kLanes));
   }
   for (; o + kLanes <= size; o += kLanes) a += how.addend((load(row + o) - load(other + o)) * load(dy + o));
-  auto sum = total(a + b);
+  auto sum = sum_of(a + b);
   for (; o < size; ++o) sum += how.addend((value(row[o]) - value(other[o])) * dy[o]);
   return sum;
 }

@@ -79,7 +79,7 @@ const char* prepared(const Call& call, const Array& weights, const Array* inputs
   a.x = blocks;
   const float* from = data<const float>(x);
   shared(call, a.n * a.inputs_of * a.n_inputs > kWorth, a.blocks, [&](int64_t block) {
-    const int n = a.samples(block), lanes = (n + kWide - 1) / kWide * kWide;
+    const int n = a.samples(block), lanes = (n + kLanes - 1) / kLanes * kLanes;
     for (int64_t i = 0; i < a.inputs_of * a.n_inputs; ++i) {
       float* to = blocks + (block * a.inputs_of * a.n_inputs + i) * kBlock;
       for (int b = 0; b < lanes; ++b) to[b] = 0;
@@ -97,7 +97,7 @@ void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& 
   const bool keep = a.keep != nullptr;
   if (keep) {
     for (int b = 0; b < n; ++b) s.keep[b] = a.keep[(block * kBlock + b) * a.n_tables + t];
-    for (int b = n; b % kWide != 0; ++b) s.keep[b] = 0;
+    for (int b = n; b % kLanes != 0; ++b) s.keep[b] = 0;
   }
   const float* x = a.inputs(block, group);
   switch (a.read.family) {
@@ -223,14 +223,14 @@ struct AddMargin {
   const Sums& sums;
   typename Sums::T* dx;
   int ends;
-  void operator()(const int32_t* end, int j, int i, F d) const {
+  void operator()(const int32_t* end, int j, int i, Floats d) const {
     using V = typename Sums::V;
     auto* to = dx + end[ends * j] + i;
     const V addend = sums.plus(V{}, d);
-    put(to, get(to) + addend);
+    store(load(to) + addend, to);
     if (ends == 2) {
       to = dx + end[ends * j + 1] + i;
-      put(to, get(to) - addend);
+      store(load(to) - addend, to);
     }
   }
 };
@@ -242,7 +242,7 @@ void differentiate_in(const Layer& a, const Sums& sums, int64_t t, int64_t group
   const int n = a.samples(block);
   typename Sums::V total[kMostScalars] = {};
   differentiate<family>(a.read, t, a.inputs(block, group), a.keep != nullptr, n, s, add,
-                        [&](int i, F v) { total[i] = sums.plus(total[i], v); });
+                        [&](int i, Floats v) { total[i] = sums.plus(total[i], v); });
   for (int i = 0; i < a.read.n_scalars; ++i) own.d_scalars[i] += sum_of(total[i]);
 }
 
