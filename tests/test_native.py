@@ -299,7 +299,7 @@ def with_memory(n_bytes, run, *arguments):
     with _native.use_memory(n_bytes):
         try:
             return bits(jax.block_until_ready(run(*arguments)))
-        except jax.errors.JaxRuntimeError as error:
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
             return str(error)
 
 

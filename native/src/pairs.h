@@ -407,7 +407,7 @@ const char* forward(const Call& call) {
   });
 }
 
-// Adds the last input, values [B, Lq, O], to the rows of a table: to its gradient (`fresh`), or to itself in its own memory.
+// Adds values [B, Lq, O] to the rows of a table: to its gradient (`fresh`), or to itself in its own memory.
 template <class Source>
 const char* add(const Call& call, const Array& values, bool fresh) {
   const Pairs pairs = pairs_of(call.inputs, call.integers);
@@ -416,13 +416,13 @@ const char* add(const Call& call, const Array& values, bool fresh) {
                                     : add_to_pairs<Source>(call, pairs, Tables<float>(table), data<const float>(values), fresh);
 }
 
-// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, `n_inputs` with them, and the cotangent [B, Lq, O].
+// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and the cotangent [B, Lq, O]: `n_inputs` with tables.
 template <class Source>
 const char* update(const Call& call, int n_inputs) {
   const Update u(call);
   Array inputs[16];
   for (int i = 0; i < n_inputs; ++i) inputs[i] = i < kWeights ? u.inputs[i] : i > kWeights ? u.inputs[i - 1] : u.weights;
-  const float* dy = data<const float>(u.inputs[n_inputs - 1]);
+  const float* dy = data<const float>(inputs[n_inputs - 1]);
   Call own = call;
   own.inputs = inputs;
   own.integers = u.integers;
