@@ -11,7 +11,6 @@ import lutjax
 import lutjax_cpu
 
 _SUFFIXES = (".so", ".dylib", ".dll")
-_SOURCES = (".cc", ".h", ".def", ".map")
 _AGAIN = (
     'install it again: pip install --force-reinstall "lutjax[cpu]", or in a checkout pip install ./native'
 )
@@ -22,7 +21,7 @@ def opened() -> ctypes.CDLL:
     """Return the library.
 
     Raises:
-      ImportError: it was not built, or not for this machine, or of other sources than these; or lutjax has another version.
+      ImportError: it was not built, not for this machine, or with other files of Python; or lutjax has another version.
     """
     if lutjax_cpu.__version__ != lutjax.__version__:
         raise ImportError(
@@ -45,18 +44,15 @@ def opened() -> ctypes.CDLL:
 
 
 def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
-    """Raise an error if a library was made of other sources: its kernels might read arrays that nobody gives them."""
+    """Raise an error if a library was built with other files of Python: its kernels might read arrays that nobody gives them."""
     folder = Path(__file__).parent
-    made_of = {"files of Python": ("lutjax_cpu_of_python", folder.rglob("*.py"))}
-    sources = folder.parent / "src"
-    if sources.is_dir():  # in a checkout
-        files = [folder.parent / "CMakeLists.txt", *(f for f in sources.rglob("*") if f.suffix in _SOURCES)]
-        made_of["sources in C++"] = ("lutjax_cpu_of_sources", files)
-    for what, (function, files) in made_of.items():
-        if not hasattr(library, function) or _said(library, function) != _digest(folder.parent, files):
-            raise ImportError(
-                f"lutjax-cpu: {path} was built with other {what} than those beside it; {_AGAIN}"
-            )
+    function = "lutjax_cpu_of_python"
+    if not hasattr(library, function) or _said(library, function) != digest(
+        folder.parent, folder.rglob("*.py")
+    ):
+        raise ImportError(
+            f"lutjax-cpu: {path} was built with other files of Python than those beside it; {_AGAIN}"
+        )
 
 
 def _said(library: ctypes.CDLL, function: str) -> str:
@@ -67,7 +63,7 @@ def _said(library: ctypes.CDLL, function: str) -> str:
     return text.decode()
 
 
-def _digest(root: Path, files: Iterable[Path]) -> str:
+def digest(root: Path, files: Iterable[Path]) -> str:
     """Return sixteen hexadecimal digits for files, as `CMakeLists.txt` makes them."""
     of_each = {f.relative_to(root).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
     lines = "".join(f"{name} {of_each[name]}\n" for name in sorted(of_each))
