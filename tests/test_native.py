@@ -186,7 +186,7 @@ def test_another_version_of_lutjax_is_refused(monkeypatch):
 
 @installed
 def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypatch):
-    """It would read arrays that nobody gives it."""
+    """Kernels would read arrays that nobody gives it."""
     from lutjax_cpu import _native
 
     folder = tmp_path / "lutjax_cpu"
@@ -203,7 +203,7 @@ def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypa
 
 @installed
 def test_the_library_is_of_these_sources():
-    """Of a checkout: else the tests are of something else."""
+    """Sources of a checkout: otherwise these tests are of something else."""
     from lutjax_cpu import _native
 
     native = ROOT / "native"
@@ -215,7 +215,7 @@ def test_the_library_is_of_these_sources():
 
 @installed
 def test_an_old_library_is_refused():
-    """One that does not say what it was made of."""
+    """A library that does not say what it was made of."""
     from lutjax_cpu import _native
 
     with pytest.raises(ImportError, match="was built with other files of Python than those beside it"):
