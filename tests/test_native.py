@@ -186,7 +186,7 @@ def test_another_version_of_lutjax_is_refused(monkeypatch):
 
 @installed
 def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypatch):
-    """Kernels would read arrays that nobody gives it."""
+    """Kernels would read arrays that nobody gives them."""
     from lutjax_cpu import _native
 
     folder = tmp_path / "lutjax_cpu"
