@@ -19,7 +19,7 @@
 
 #include <cmath>
 
-#include "lanes.h"
+#include "ids.h"
 
 #if defined(LUTJAX_LEVEL) && defined(_MSC_VER)
 #include <intrin.h>
@@ -266,6 +266,15 @@ const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const R
     default: return "weights must be float32 or bfloat16";
   }
   return done ? nullptr : "no memory for the hits of a table";
+}
+
+// Moves the rows that detections [B, T] address; `sum` as above.
+template <class Sum>
+const char* move_addressed_rows(const Call& call, const Update& u, const Array& index, const Sum& sum) {
+  const int64_t n_samples = index.shape[0];
+  const int32_t* by_table = ids_by_table(call, index, u.weights.shape[1]);
+  if (by_table == nullptr) return "no memory for ids";
+  return move_rows(call, u, n_samples, [=](int64_t t, int64_t b) -> int64_t { return by_table[t * n_samples + b]; }, sum);
 }
 
 }  // namespace

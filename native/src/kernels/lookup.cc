@@ -6,7 +6,6 @@
 //
 // w: [T, R, O], index: [B, T], y: [B, G * O]. Forward, and for margins, a task has some samples: sums stay in registers, and the rows of the
 // next sample are asked for meanwhile. For dw a task has a table, or some rows of one.
-#include "ids.h"
 #include "rules.h"
 
 namespace lutjax {
@@ -163,17 +162,12 @@ const char* backward(const Call& call, const How& how) {
 
 const char* update(const Call& call) {
   const Update u(call);
-  const Array &index = u.inputs[0], &cotangent = u.inputs[1];
-  const Sizes s(u.weights, index, u.integers[0]);
-  const float* dy = data<const float>(cotangent);
-  const int32_t* by_table = ids_by_table(call, index, s.n_rows);
-  if (by_table == nullptr) return "no memory for ids";
-  return move_rows(
-      call, u, s.n_samples, [=](int64_t t, int64_t b) -> int64_t { return by_table[t * s.n_samples + b]; },
-      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
-        const float* of_group = dy + t / s.each * s.n_outputs;
-        add_rows(how, n, [=](int64_t i) { return of_group + hits[i].number * s.width; }, s.n_outputs, sums);
-      });
+  const Sizes s(u.weights, u.inputs[0], u.integers[0]);
+  const float* dy = data<const float>(u.inputs[1]);
+  return move_addressed_rows(call, u, u.inputs[0], [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+    const float* of_group = dy + t / s.each * s.n_outputs;
+    add_rows(how, n, [=](int64_t i) { return of_group + hits[i].number * s.width; }, s.n_outputs, sums);
+  });
 }
 
 }  // namespace
