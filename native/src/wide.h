@@ -7,11 +7,12 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512F__)
+#if defined(__SSE4_1__) || defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
 #define LUTJAX_WIDE 16
 #elif defined(__AVX2__)
-#include <immintrin.h>
 #define LUTJAX_WIDE 8
 #else
 #define LUTJAX_WIDE 4
@@ -141,10 +142,24 @@ inline F get(const bfloat16* p) {
   typedef uint16_t Halves __attribute__((vector_size(2 * LUTJAX_WIDE)));
   return as_float(__builtin_convertvector(from_memory<Halves>(p), I) << 16);
 }
+#if defined(__SSE4_1__)
+// GCC converts bytes one after the other.
+inline I get_integers(const int8_t* p) {
+#if LUTJAX_WIDE == 16
+  const __m512i y = _mm512_maskz_cvtepi8_epi32(0xffff, from_memory<__m128i>(p));  // the plain one makes GCC 12 warn
+#elif LUTJAX_WIDE == 8
+  const __m256i y = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  const __m128i y = _mm_cvtepi8_epi32(_mm_cvtsi32_si128(from_memory<int32_t>(p)));
+#endif
+  return from_memory<I>(&y);
+}
+#else
 inline I get_integers(const int8_t* p) {
   typedef int8_t Bytes __attribute__((vector_size(LUTJAX_WIDE)));
   return __builtin_convertvector(from_memory<Bytes>(p), I);
 }
+#endif
 #else
 inline F get(const bfloat16* p) {
   F y;
