@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lutjax import reads
 from lutjax._dtypes import FLOATS, accumulator
@@ -269,28 +269,50 @@ class _Attention(nnx.Module):
         return self.merge(y.reshape(*batch, length, features))
 
     def _decode(self, query: Array, key: Array, value: Array) -> jax.Array:
-        """Attend to the cached keys and the new ones, and keep the latest."""
+        """Attend to the cached keys and the new ones, and keep the latest.
+
+        Caches are rings: the key of a position lies at its remainder by the context. They are operands of a matrix product for each
+        text and head as they are, so that a step writes one column and one row and moves nothing else.
+        """
         if self.cache_index is None:
             raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
-        window, length = self.config.context - 1, query.shape[1]
-        first = self.cache_index[...]
+        n, length, heads, size = query.shape
+        context, first = self.config.context, self.cache_index[...]
         position = first + jnp.arange(length)
-        keys = jnp.concatenate([self.cached_key[...], _rotate(key, position)], 1)
-        values = jnp.concatenate([self.cached_value[...], value], 1)
-        key_position = first - window + jnp.arange(window + length)
-        distance = position[:, None] - key_position[None, :]
-        seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance <= window)
-        self.cached_key[...], self.cached_value[...] = keys[:, -window:], values[:, -window:]
+
+        def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
+            x = x.transpose(axes)
+            return x.reshape(n * heads, *x.shape[2:])
+
+        query = of_heads(_rotate(query, position), (0, 2, 1, 3))
+        new_keys, new_values = of_heads(_rotate(key, position), (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
+        keys, values, slots = self.cached_key[...], self.cached_value[...], jnp.arange(context)
+        if length == 1:
+            # What is written over is a key that no query sees any more.
+            slot = first % context
+            keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
+            values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
+            self.cached_key[...], self.cached_value[...] = keys, values
+            seen = (slots <= first)[None, :]
+        else:
+            latest = position[-context:] % context
+            self.cached_key[...] = keys.at[:, :, latest].set(new_keys[:, :, -context:])
+            self.cached_value[...] = values.at[:, latest].set(new_values[:, -context:])
+            keys, values = jnp.concatenate([keys, new_keys], 2), jnp.concatenate([values, new_values], 1)
+            key_position = jnp.concatenate([first - 1 - (first - 1 - slots) % context, position])
+            distance = position[:, None] - key_position[None, :]
+            seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
         self.cache_index[...] = first + length
-        return _attend(_rotate(query, position), keys, values, mask=seen[None, None])
+        y = _attend_to_cache(query, keys, values, seen)
+        return y.reshape(n, heads, length, size).transpose(0, 2, 1, 3)
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         config, n = self.config, 1
         for size in batch_shape:
             n *= size
-        shape = (n, config.context - 1, config.n_heads, config.features // config.n_heads)
-        self.cached_key = nnx.Cache(jnp.zeros(shape, config.dtype))
-        self.cached_value = nnx.Cache(jnp.zeros(shape, config.dtype))
+        heads, size = config.n_heads, config.features // config.n_heads
+        self.cached_key = nnx.Cache(jnp.zeros((n * heads, size, config.context), config.dtype))
+        self.cached_value = nnx.Cache(jnp.zeros((n * heads, config.context, size), config.dtype))
         self.cache_index = nnx.Cache(jnp.int32(0))
 
 
@@ -336,6 +358,19 @@ def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
 def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
     with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
         return jax.nn.dot_product_attention(query, key, value, **seen)
+
+
+def _attend_to_cache(
+    query: Float[Array, "heads length size"],
+    keys: Float[Array, "heads size slots"],
+    values: Float[Array, "heads slots size"],
+    seen: Bool[Array, "length slots"],
+) -> jax.Array:
+    """As `_attend`, of keys and values that lie as the caches keep them."""
+    dtype = accumulator(query.dtype)
+    scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(query.shape[-1] ** -0.5, dtype)
+    scores = jnp.where(jnp.broadcast_to(seen, scores.shape), scores, jnp.finfo(dtype).min)
+    return jnp.matmul(jax.nn.softmax(scores).astype(values.dtype), values)
 
 
 def _rotate(x: Float[Array, "n length heads size"], position: Int[Array, " length"]) -> jax.Array:
