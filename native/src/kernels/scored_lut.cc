@@ -236,8 +236,9 @@ struct Reads {
   bool unknown;
 };
 
-// Finds it for tables from `first` on, `n` of them. in_units: coefficients are those of integers.
-void find_reads(const Layer& a, const float* x, const float* keep, int64_t first, int n, bool units, Reads& found) {
+// Finds it for tables from `first` on, `n` of them, and asks for the rows. units: coefficients are those of integers.
+template <class W>
+void find_reads(const Layer& a, const W* weights, const float* x, const float* keep, int64_t first, int n, bool units, Reads& found) {
   const Read& read = a.read;
   float u[kMostBits * kBlock];
   Scores s;
@@ -260,10 +261,12 @@ void find_reads(const Layer& a, const float* x, const float* keep, int64_t first
     for (int k = 0; k < read.valued; ++k)
       for (int i = 0; i < n; ++i) in_units(s.coefficient[k] + i, 1, &found.unknown);
   int m = 0;
+  const int64_t asked = least<int64_t>(a.n_outputs * static_cast<int64_t>(sizeof(W)), 1024);
   for (int i = 0; i < n; ++i)
     for (int k = 0; k < read.valued; ++k) {
       found.row[m] = ((first + i) * a.n_rows + s.index[k][i]) * a.n_outputs;
       found.coefficient[m] = s.coefficient[k][i];
+      ask_for(weights + found.row[m], asked);
       m += found.coefficient[m] != 0;
     }
   found.n = m;
@@ -307,7 +310,7 @@ const char* forward_of_few(const Call& call, const Layer& a, const Sums& sums, b
   shared(call, worth, n_sums * parts, [&](int64_t i) {
     const int64_t of = i / parts, b = of / a.groups, group = of % a.groups, t = i % parts * kBlock;
     const float* from = n_inputs == 0 ? nothing : x + (b * a.inputs_of + (a.inputs_of == 1 ? 0 : group)) * n_inputs;
-    find_reads(a, from, a.keep == nullptr ? nullptr : a.keep + b * a.n_tables, group * a.each + t,
+    find_reads(a, data<const W>(call.inputs[0]), from, a.keep == nullptr ? nullptr : a.keep + b * a.n_tables, group * a.each + t,
                static_cast<int>(least<int64_t>(a.each - t, kBlock)), units, reads[i]);
   });
   // Outputs are divided where samples and groups are few, into parts that shapes alone decide.
