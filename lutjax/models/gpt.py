@@ -294,8 +294,8 @@ class _Attention(nnx.Module):
         context, position = self.config.context, first + jnp.arange(length)
 
         def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
-            x = x.transpose(axes)
-            return x.reshape(n * heads, *x.shape[2:])
+            y = jnp.transpose(x, axes)
+            return y.reshape(n * heads, *y.shape[2:])
 
         query = of_heads(query, (0, 2, 1, 3))
         new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
