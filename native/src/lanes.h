@@ -9,11 +9,12 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512F__)
+#if defined(__SSE4_1__) || defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
 #define LUTJAX_LANES 16
 #elif defined(__AVX2__)
-#include <immintrin.h>
 #define LUTJAX_LANES 8
 #else
 #define LUTJAX_LANES 4
@@ -169,7 +170,21 @@ V read(const bfloat16* p) {
 inline Floats load(const float* p) { return read<Floats>(p); }
 inline Floats load(const bfloat16* p) { return read<Floats>(p); }
 inline Ints load(const int32_t* p) { return from_memory<Ints>(p); }
+#if defined(__SSE4_1__) && !defined(LUTJAX_ARRAYS)
+// GCC converts bytes one after the other.
+inline Ints load_integers(const int8_t* p) {
+#if LUTJAX_LANES == 16
+  const __m512i y = _mm512_maskz_cvtepi8_epi32(0xffff, from_memory<__m128i>(p));  // the plain one makes GCC 12 warn
+#elif LUTJAX_LANES == 8
+  const __m256i y = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  const __m128i y = _mm_cvtepi8_epi32(_mm_cvtsi32_si128(from_memory<int32_t>(p)));
+#endif
+  return from_memory<Ints>(&y);
+}
+#else
 inline Ints load_integers(const int8_t* p) { return converted<Ints>(from_memory<Lanes<int8_t>>(p)); }
+#endif
 inline Floats load(const int8_t* p) { return floats(load_integers(p)); }
 
 // Lanes have elements, unlike the numbers that `vectors.h` stores.

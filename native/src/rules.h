@@ -30,10 +30,10 @@ namespace lutjax {
 namespace {
 
 // Calls body(i, scratch) once for each i below n, on any thread, with `bytes` of memory that no other call has meanwhile. Returns false
-// where there is no memory.
+// where there is no memory. worth_threads: whether there is work for more threads than this one, as another takes some microseconds to come.
 template <class Body>
-bool in_parallel_with(const Call& call, int64_t n, int64_t bytes, const Body& body) {
-  const int64_t workers = least(n, call.pool.n_threads), each = (bytes + 127) / 64 * 64;
+bool in_parallel_with(const Call& call, int64_t n, int64_t bytes, const Body& body, bool worth_threads = true) {
+  const int64_t workers = least(n, worth_threads ? call.pool.n_threads : 1), each = (bytes + 127) / 64 * 64;
   if (workers <= 0) return true;
   char* scratch = allocated<char>(call, workers * each);
   if (scratch == nullptr) return false;

@@ -32,7 +32,7 @@ struct Read {
   int n_scalars;
   int bits;
   int ends;            // 2: pairs; 1: single inputs, compared with 0
-  const int32_t* end;  // [T, bits, ends], places of inputs in a block: ids times kBlock
+  const int32_t* end;  // [T, bits, ends], places of inputs: ids, in a block times kBlock
   float scalar[kMostScalars];  // as the formulas have them: exp of what is learned
 };
 
@@ -51,25 +51,31 @@ struct Scores {
   float near[kMostBits][kBlock];  // exp(-beta m_j)
 };
 
-inline Floats margin(const Read& read, const int32_t* end, int j, const float* x, int i) {
-  if (read.ends == 1) return load(x + end[j] + i);
-  return load(x + end[2 * j] + i) - load(x + end[2 * j + 1] + i);
-}
+// Margins of one table in lanes of samples, at x: the inputs of a block.
+struct OfSamples {
+  const int32_t* end;
+  int ends;
+  const float* x;
+  OfSamples(const Read& read, int64_t t, const float* x) : end(read.end + t * read.bits * read.ends), ends(read.ends), x(x) {}
+  Floats operator()(int j, int i) const {
+    if (ends == 1) return load(x + end[j] + i);
+    return load(x + end[2 * j] + i) - load(x + end[2 * j + 1] + i);
+  }
+};
 
-// The values of a table, for n samples. x: the inputs of a block; keep: as `Scores` has it, or null.
-template <Family family, bool for_gradient>
-void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores& s) {
+// Values of n lanes: samples of a table, or tables of a sample. margin(j, i): those of comparison j from lane i on; keep: whether `Scores` has it.
+template <Family family, bool for_gradient, class Margin>
+void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) {
   constexpr bool scored = family >= Family::confidence;
   constexpr bool powers = family >= Family::powers;
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
-  const int32_t* end = read.end + t * read.bits * read.ends;
   const Floats one = splat(1.0f), zero = splat(0.0f);
   const float beta = scored ? read.scalar[0] * 1.44269504f : 0;  // of powers of two
   for (int i = 0; i < n; i += kLanes) {
     Ints index = splat(0), flip = splat(1);
     Floats closest = zero, total = zero, product = zero;
     for (int j = 0; j < read.bits; ++j) {
-      const Floats u = margin(read, end, j, x, i), m = absolute(u);
+      const Floats u = margin(j, i), m = absolute(u);
       index = index | ((u > zero) & (1 << j));
       if (j == 0) {
         closest = m;
@@ -178,7 +184,7 @@ void differentiate(const Read& read, int64_t t, const float* x, bool keep, int n
   constexpr bool scored = family >= Family::confidence;
   constexpr bool powers = family >= Family::powers;
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
-  const int32_t* end = read.end + t * read.bits * read.ends;
+  const OfSamples margin(read, t, x);
   const Floats one = splat(1.0f), zero = splat(0.0f);
   for (int i = 0; i < n; i += kLanes) {
     Floats r = load(s.product[0] + i), q = one_way ? zero : load(s.product[1] + i);
@@ -219,14 +225,14 @@ void differentiate(const Read& read, int64_t t, const float* x, bool keep, int n
       add_scalar(1, of_score * score * read.scalar[1] * load(s.logs + i));
     }
     for (int j = 0; j < read.bits; ++j) {
-      const Floats u = margin(read, end, j, x, i);
+      const Floats u = margin(j, i);
       Floats d = select(flip == (1 << j), of_closest, zero);
       if constexpr (scored) {
         const Floats near = load(s.near[j] + i), part = near / (near + 1.0f);
         sum = sum + absolute(u) * part;
         d = d + of_total + of_near * part;
       }
-      add_margin(end, j, i, select(u > zero, d, zero - d));
+      add_margin(margin.end, j, i, select(u > zero, d, zero - d));
     }
     if constexpr (scored) add_scalar(0, of_near * sum);
   }

@@ -8,7 +8,9 @@ namespace lutjax {
 namespace {
 
 constexpr int64_t kMostPairs = 32;
-constexpr int64_t kTile = 16;  // detectors whose results are turned together
+constexpr int64_t kTile = 16;       // detectors whose results are turned together
+constexpr int64_t kFew = 4;          // samples that are computed one after the other
+constexpr int64_t kWorth = 1 << 14;  // comparisons that are worth a second thread
 
 struct Closest {
   Floats margin;
@@ -53,6 +55,28 @@ inline int64_t pair_of(int32_t flip, int64_t n_pairs) {
   return least(r, n_pairs - 1);
 }
 
+// Detectors are the lanes of one sample.
+template <class X>
+void detect_sample(const X* x, int64_t n_inputs, const int32_t* ids, int64_t n_detectors, int64_t n_pairs, float epsilon, int32_t* index,
+                   int32_t* flip, float* margin) {
+  for (int64_t t0 = 0; t0 < n_detectors; t0 += kLanes) {
+    const int64_t n = least<int64_t>(kLanes, n_detectors - t0);
+    float delta[kMostPairs][kLanes];
+    for (int64_t i = 0; i < kLanes; ++i)
+      for (int64_t r = 0; r < n_pairs; ++r) {
+        const int32_t* pair = ids + ((t0 + least(i, n - 1)) * n_pairs + r) * 2;
+        delta[r][i] = value(x[clamped<int64_t>(pair[0], n_inputs)]) - value(x[clamped<int64_t>(pair[1], n_inputs)]);
+      }
+    Closest found;
+    found.start(load(delta[0]), epsilon);
+    for (int64_t r = 1; r < n_pairs; ++r) found.next(load(delta[r]), epsilon, static_cast<int32_t>(r));
+    const size_t bytes = static_cast<size_t>(n) * 4;
+    std::memcpy(index + t0, &found.index, bytes);
+    std::memcpy(flip + t0, &found.flip, bytes);
+    std::memcpy(margin + t0, &found.margin, bytes);
+  }
+}
+
 template <class X>
 const char* forward(const Call& call) {
   const Array &inputs = call.inputs[0], &anchors = call.inputs[1];
@@ -69,6 +93,11 @@ const char* forward(const Call& call) {
       index[i] = flip[i] = 0;
       margin[i] = INFINITY;
     }
+    return nullptr;
+  }
+  if (n_samples <= kFew && n_samples * n_detectors * n_pairs <= kWorth && n_inputs > 0) {
+    for (int64_t b = 0, at = 0; b < n_samples; ++b, at += n_detectors)
+      detect_sample(x + b * n_inputs, n_inputs, ids, n_detectors, n_pairs, epsilon, index + at, flip + at, margin + at);
     return nullptr;
   }
   const int64_t samples = n_inputs > 1024 || n_samples <= 16 ? 16 : 64;
@@ -122,7 +151,7 @@ const char* forward(const Call& call) {
       transpose(indices, samples, of, n, index + to, n_detectors);
       transpose(flips, samples, of, n, flip + to, n_detectors);
     }
-  });
+  }, n_samples * n_detectors * n_pairs > kWorth);
   return done ? nullptr : "no memory for a block of samples";
 }
 

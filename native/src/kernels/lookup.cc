@@ -11,7 +11,8 @@
 namespace lutjax {
 namespace {
 
-constexpr int64_t kSamples = 32;  // of a task
+constexpr int64_t kSamples = 32;      // of a task
+constexpr int64_t kWorth = 1 << 15;  // numbers of rows that are worth a second thread
 
 struct Sizes {
   int64_t n_tables, n_rows, n_outputs, groups, each, width, n_samples;
@@ -63,7 +64,7 @@ const char* forward(const Call& call, const How& how) {
       rows = next;
       next = seen;
     }
-  });
+  }, s.n_samples * s.n_tables * s.n_outputs > kWorth);
   return done ? nullptr : "no memory for the rows of a sample";
 }
 
