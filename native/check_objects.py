@@ -1,7 +1,8 @@
 """Check what was compiled: ``python native/check_objects.py FOLDER``, the folder of the build.
 
 The kernels are compiled once for each level of instructions. A function that the linker may take from any of several objects, a weak
-symbol, would be taken from one for all of them: an older CPU then meets instructions that it does not have.
+symbol, would be taken from one for all of them: an older CPU then meets instructions that it does not have. Nor may an object have
+instructions of a level above its own; what is compiled once, for all levels, has those of the lowest.
 """
 
 import re
@@ -10,29 +11,51 @@ import sys
 from pathlib import Path
 
 _WEAK = re.compile(r"^[0-9a-f]+ [WVuwv] (.*)$", re.MULTILINE)
+_OF_V3 = r"\t(?:v[a-z0-9]+|(?:andn|bextr|blsi|blsr|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|movbe|lzcnt)[lq]?)\b.*"
+_OF_V4 = r".*%(?:zmm|k[0-7]|[xy]mm(?:1[6-9]|2\d|3[01])).*"
+_ABOVE = {"kernels_v2": _OF_V3, "kernels_v3": _OF_V4, "lutjax_cpu": _OF_V3}
 
 
-def weak_symbols(folder: Path) -> dict[str, list[str]]:
-    """Return the symbols of the kernels' objects that a linker may merge, by object."""
-    objects = sorted(folder.glob("**/kernels_*.dir/**/*.o"))
-    if not objects:
-        raise SystemExit(f"{folder} has no objects of kernels: it is no folder of a build.")
-    found = {}
-    for path in objects:
-        text = subprocess.run(["nm", "-C", str(path)], check=True, capture_output=True, text=True).stdout
-        found[f"{path.parts[-4]}/{path.name}"] = _WEAK.findall(text)
-    return found
+def objects(folder: Path, target: str) -> list[Path]:
+    """Return the objects of a target, such as ``kernels_v2``; ``*`` stands for any."""
+    return sorted(path for end in ("o", "obj") for path in folder.glob(f"**/{target}.dir/**/*.{end}"))
+
+
+def weak_symbols(path: Path) -> list[str]:
+    """Return the symbols of an object that a linker may merge."""
+    return _WEAK.findall(_text("nm", "-C", path))
+
+
+def instructions_above(path: Path, target: str) -> list[str]:
+    """Return the instructions of an object for x86-64 that CPUs of its level may lack."""
+    text = _text("objdump", "-d", "--no-show-raw-insn", path)
+    return re.findall(_ABOVE[target], text) if "x86-64" in text and target in _ABOVE else []
+
+
+def _text(*command: str | Path) -> str:
+    words = [str(word) for word in command]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
     """Exit with status 1 where there are any."""
-    found = weak_symbols(Path(sys.argv[1]))
-    lines = [f"{name}: {symbol}" for name, symbols in found.items() for symbol in symbols]
-    if lines:
-        raise SystemExit(
-            "weak symbols, which a linker takes from any level of instructions:\n" + "\n".join(lines)
-        )
-    print(f"{len(found)} objects of kernels without weak symbols")
+    folder = Path(sys.argv[1])
+    kernels = objects(folder, "kernels_*")
+    if not kernels:
+        raise SystemExit(f"{folder} has no objects of kernels: it is no folder of a build.")
+    wrong = [
+        f"{p}: {symbol}: a linker takes it from any level" for p in kernels for symbol in weak_symbols(p)
+    ]
+    for target in _ABOVE:
+        for path in objects(folder, target):
+            found = instructions_above(path, target)
+            if found:
+                wrong.append(
+                    f"{path}: {len(found)} instructions of a level above its own, such as {found[0].strip()}"
+                )
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+    print(f"{len(kernels)} objects of kernels have neither weak symbols nor instructions of higher levels")
 
 
 if __name__ == "__main__":

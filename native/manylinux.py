@@ -13,14 +13,14 @@ from pathlib import Path
 
 GLIBC = "2.28"
 NATIVE = Path(__file__).parent
-# It spells the levels of x86-64 with underscores.
+# It spells the levels of x86-64 with underscores. Without -E Python would find the packages of the environment in which pip builds alone.
 _COMPILER = """#!/bin/sh
 for word; do
   shift
   case "$word" in -march=x86-64-*) word="-march=x86_64_${{word##*-}}" ;; esac
   set -- "$@" "$word"
 done
-exec "{python}" -m ziglang c++ -target {target} "$@"
+exec "{python}" -E -m ziglang c++ -target {target} "$@"
 """
 
 

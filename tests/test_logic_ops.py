@@ -1,11 +1,13 @@
 """Gates and tables over bits: against the sixteen truth tables, finite differences, and each other."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import implementations
 
 import lutjax
 from lutjax import reference, testing
@@ -118,6 +120,21 @@ def test_zero_and_nan_are_bit_zero():
     x = jnp.array([0.0, -0.0, jnp.nan, 1e-30], jnp.float32)
     table = jnp.tile(jnp.array([[0.0, 1.0]], jnp.float32), (4, 1))
     np.testing.assert_array_equal(lutjax.binary_lut(x, table, jnp.arange(4)[:, None]), [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_an_infinite_cotangent_reaches_the_addressed_slot_alone(n):
+    x, w, table = random(3, n), wires(n, 4, n), random(4, 2**n)
+    dy = jnp.ones((3, 4)).at[1, 2].set(jnp.inf)
+
+    def of_table(f):
+        return jax.jit(lambda t: jax.vjp(lambda t: f(x, t, w), t)[1](dy)[0])(table)
+
+    expected = of_table(reference.binary_lut)
+    assert np.isinf(expected).sum() == 1
+    for implementation in implementations("binary_lut", "backward"):
+        found = of_table(functools.partial(lutjax.binary_lut, implementation=implementation))
+        np.testing.assert_array_equal(found, expected, err_msg=implementation)
 
 
 def test_gradients_of_coefficients_make_no_temporary_per_sample():

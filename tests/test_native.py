@@ -1,12 +1,15 @@
 """Native kernels: how lutjax finds them, and what holds for all of them on any CPU. Their values are compared by the parity suite."""
 
+import ctypes
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import threading
+import tomllib
 from pathlib import Path
 
 import jax
@@ -161,6 +164,83 @@ def test_a_library_that_was_not_built_is_an_error(tmp_path, monkeypatch):
 
 
 @installed
+def test_what_is_no_library_is_an_error(tmp_path, monkeypatch):
+    from lutjax_cpu import _native
+
+    (tmp_path / "_library.so").write_bytes(b"of another machine")
+    monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
+    with pytest.raises(ImportError, match=r"cannot load its library \(.*\); install it again: pip install"):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_another_version_of_lutjax_is_refused(monkeypatch):
+    from lutjax_cpu import _native
+
+    monkeypatch.setattr(lutjax, "__version__", "9.8.7")
+    with pytest.raises(
+        ImportError, match=r"this is lutjax 9\.8\.7; install one version of both: pip install"
+    ):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypatch):
+    """Kernels would read arrays that nobody gives them."""
+    from lutjax_cpu import _native
+
+    folder = tmp_path / "lutjax_cpu"
+    shutil.copytree(Path(_native.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(_native, "__file__", str(folder / "_native.py"))
+    _native.opened.__wrapped__()
+    changed = folder / "kernels" / "lookup.py"
+    changed.write_text(changed.read_text() + "\n")
+    with pytest.raises(
+        ImportError, match=r"other files of Python than those beside it; install it again: pip"
+    ):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_the_library_is_of_these_sources():
+    """Sources of a checkout: otherwise these tests are of something else."""
+    from lutjax_cpu import _native
+
+    native = ROOT / "native"
+    if not native.exists():
+        pytest.skip("the sources are not here")
+    files = [f for f in (native / "src").rglob("*") if f.suffix in (".cc", ".h", ".def", ".map")]
+    assert _native.sources() == _native.digest(native, [native / "CMakeLists.txt", *files]), "build it again"
+
+
+@installed
+def test_an_old_library_is_refused():
+    """A library that does not say what it was made of."""
+    from lutjax_cpu import _native
+
+    with pytest.raises(ImportError, match="was built with other files of Python than those beside it"):
+        _native._refuse_others(ctypes.CDLL(None), Path("_library.so"))
+
+
+def test_both_distributions_have_one_version():
+    settings = ROOT / "native" / "pyproject.toml"
+    if not settings.exists():
+        pytest.skip("the sources are not here")
+    dependencies = tomllib.loads(settings.read_text())["project"]["dependencies"]
+    assert dependencies == [f"lutjax=={lutjax.__version__}"]
+    package = (ROOT / "native" / "lutjax_cpu" / "__init__.py").read_text()
+    assert f'__version__ = "{lutjax.__version__}"' in package
+
+
+@installed
+def test_records_are_of_the_sources_in_cpp():
+    from lutjax_cpu import _native
+
+    specs = [spec for spec in lutjax.kernel_registry.candidates("lookup") if spec.platform == "native"]
+    assert [spec.sources() for spec in specs] == [_native.sources()]
+
+
+@installed
 def test_errors_of_kernels_are_errors_of_the_call():
     from lutjax_cpu._call import kernel
 
@@ -172,6 +252,7 @@ def test_errors_of_kernels_are_errors_of_the_call():
 NATIVE = [op for op in ops() if "native" in implementations(op)] if INSTALLED else []
 SEVERAL_BLOCKS = {"batch": 135}
 THREADS = (1, 2, 7)
+MEMORY = (0, *(2**n for n in range(6, 20, 2)))  # bytes for each call
 
 
 def programs(op, **sizes):
@@ -193,7 +274,10 @@ def bits(tree):
 
 @pytest.mark.parametrize("op", NATIVE)
 def test_levels_are_right_and_threads_change_nothing(op):
-    """Every level of instructions that this CPU has gives the reference's values, and the same bits for any number of threads."""
+    """Every level of instructions that this CPU has gives the reference's values, and the same bits for any number of threads.
+
+    Where memory ends, a kernel says so, and touches nothing that it did not get.
+    """
     from lutjax_cpu import _native
 
     for program, run in programs(op, **SEVERAL_BLOCKS):
@@ -208,6 +292,20 @@ def test_levels_are_right_and_threads_change_nothing(op):
             for actual, wanted in zip(found[0], expected, strict=True):
                 testing.assert_all_close(f"{program.what}, level {level}", actual, wanted)
             assert all(bits(other) == bits(found[0]) for other in found[1:]), (program.what, level)
+        for n_bytes in MEMORY:
+            got = with_memory(n_bytes, run, *program.arguments)
+            assert got == bits(found[0]) or "no memory" in got, (program.what, n_bytes)
+
+
+def with_memory(n_bytes, run, *arguments):
+    """The bits of a result where kernels get so much memory, or the text of its error."""
+    from lutjax_cpu import _native
+
+    with _native.use_memory(n_bytes):
+        try:
+            return bits(jax.block_until_ready(run(*arguments)))
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            return str(error)
 
 
 FIXED = [op for op in ("lookup", "sparse_lookup") if op in NATIVE]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
 from lutjax.models import LogicCA, LogicCAConfig, automaton
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("periodic", [False, True])
-def test_the_first_layer_of_an_automaton_is_the_same_as_an_op(periodic):
-    """The automaton calls the op for its first layer, too, if a native kernel runs it; plain JAX has that one written out."""
+def test_the_step_of_an_automaton_is_a_network_of_gates(periodic):
+    """A native kernel runs all layers at once; plain JAX layer by layer, with the first one written out."""
     config = LogicCAConfig(channels=2, kernels=3, perception=(8, 2), update=(8, 2), periodic=periodic)
     model = LogicCA(config, rngs=nnx.Rngs(0))
     coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))
@@ -38,6 +39,7 @@ def test_the_first_layer_of_an_automaton_is_the_same_as_an_op(periodic):
     assert "lutjax_cpu" in native_text
     assert "_meet" in plain_text
     assert "_meet" not in native_text
+    assert "bilinear_gates_forward" not in native_text
     for found, expected in zip(native, plain, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
@@ -81,3 +83,119 @@ def test_words_of_any_number(n):
     truth, wires = jax.random.bernoulli(key, shape=(23, 2**n)), jax.random.randint(key, (23, n), 0, 11)
     found, expected = (lutjax.packed_lut(words, truth, wires, implementation=i) for i in ("native", "xla"))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_the_step_of_an_automaton_on_a_mesh():
+    """Coefficients are the same on all devices, and their gradient is the sum over them; also under plain jit."""
+    config = LogicCAConfig(channels=1, kernels=2, perception=(8, 1), update=(3, 1))
+    model = LogicCA(config, rngs=nnx.Rngs(0))
+    coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))
+    state = jax.random.uniform(jax.random.key(1), (1, 4, 3, 5))
+    mesh, divided = Mesh(np.asarray(jax.devices()[:2]), ("data",)), PartitionSpec(None, "data")
+
+    def gradients(coefficients, state):
+        def loss(coefficients, state):
+            return jnp.square(automaton.run_soft(config, coefficients, model.wiring, state, 1) - 0.25).sum()
+
+        return jax.grad(loss, (0, 1))(coefficients, state)
+
+    mapped = jax.shard_map(
+        gradients, mesh=mesh, in_specs=(PartitionSpec(), divided), out_specs=(PartitionSpec(), divided)
+    )
+    expected = jax.jit(gradients)(coefficients, state)
+    close(jax.jit(mapped)(coefficients, state), expected)
+    placed = jax.device_put(state, NamedSharding(mesh, divided))
+    close(jax.jit(gradients)(coefficients, placed), expected)
+
+
+def same_bits(run, *args, lowest_level=0):
+    """Run a function with one, two and seven threads, at every level from the lowest; return its results at the highest."""
+    from lutjax_cpu import _native
+
+    for level in range(min(lowest_level, _native.highest_level()), _native.highest_level() + 1):
+        with _native.use_level(level):
+            found = []
+            for n in (1, 2, 7):
+                with _native.use_threads(n):
+                    found.append([np.asarray(a) for a in jax.block_until_ready(run(*args))])
+            for other in found[1:]:
+                assert all(a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True)), level
+    return found[0]
+
+
+def close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max(initial=1e-30))
+
+
+@pytest.mark.parametrize(("batch", "n_outputs"), [(197, 9), (4609, 1), (64, 40), (0, 3)])
+def test_networks_of_gates_are_their_gates_one_after_the_other(batch, n_outputs):
+    """Blocks that are not whole, tasks of several blocks, ids that no row has, gates that nothing reads or that read one row twice."""
+    from lutjax_cpu.kernels import bilinear_gates
+
+    n_inputs, n_gates = 5, 47
+    generator = np.random.default_rng(batch)
+    x, dy = (generator.normal(size=(n, batch)) for n in (n_inputs, n_outputs))
+    c = 0.5 * generator.normal(size=(4, n_gates))
+    rows_before = n_inputs + np.arange(n_gates)[:, None]
+    wires = generator.integers(-3, rows_before + 2, (n_gates, 2))
+    wires[20], wires[30] = 7, 2
+    arrays = (*(jnp.asarray(a, jnp.float32) for a in (x, c)), jnp.asarray(wires, jnp.int32))
+
+    rows = np.concatenate([x, np.zeros((n_gates, batch))])
+    reads = np.clip(wires, 0, rows_before - 1)
+    for g, (a, b) in enumerate(reads):
+        rows[n_inputs + g] = c[0, g] + c[1, g] * rows[a] + c[2, g] * rows[b] + c[3, g] * rows[a] * rows[b]
+    d_rows, dc = np.zeros_like(rows), np.zeros_like(c)
+    d_rows[-n_outputs:] = dy
+    for g, (a, b) in reversed(list(enumerate(reads))):
+        of = d_rows[n_inputs + g]
+        dc[:, g] = [np.sum(of * factor) for factor in (1, rows[a], rows[b], rows[a] * rows[b])]
+        d_rows[a] += of * (c[1, g] + c[3, g] * rows[b])
+        d_rows[b] += of * (c[2, g] + c[3, g] * rows[a])
+
+    @jax.jit
+    def both(x, c, wires):
+        y, pull_back = jax.vjp(lambda x, c: bilinear_gates.network(x, c, wires, n_outputs), x, c)
+        return y, *pull_back(jnp.asarray(dy, jnp.float32))
+
+    close(same_bits(both, *arrays), (rows[-n_outputs:], d_rows[:n_inputs], dc))
+
+
+@pytest.mark.parametrize(
+    ("op", "batch", "shared"),
+    [
+        ("bilinear_gates", 4096, 1),
+        ("bilinear_gates", 4101, 1),
+        ("bilinear_gates", 4096, 100),
+        ("soft_lut", 4096, 1),
+        ("packed_lut", 4096, 1),
+    ],
+)
+def test_inputs_beyond_the_caches(op, batch, shared):
+    """Gates are visited along their wires, and write past the caches where rows are aligned; `shared` gates read one input."""
+    n_inputs, n_gates = 1060, 1101
+    keys = jax.random.split(jax.random.key(shared), 4)
+    wires = jax.random.randint(keys[0], (n_gates, 2), 0, n_inputs - 1).at[:shared, 0].set(0).at[5].set(9)
+    if op == "packed_lut":
+        words = jax.random.bits(keys[1], (n_inputs, batch), jnp.uint32)
+        truth = jax.random.bernoulli(keys[2], shape=(n_gates, 4))
+        found, expected = (
+            lutjax.packed_lut(words, truth, wires, implementation=i) for i in ("native", "xla")
+        )
+        np.testing.assert_array_equal(found, expected)
+        return
+    x, dy = (
+        jax.random.normal(key, (n, batch)) for key, n in zip(keys[1:], (n_inputs, n_gates), strict=False)
+    )
+    parameters = jax.random.normal(keys[3], (4, n_gates) if op == "bilinear_gates" else (n_gates, 4))
+
+    def both(implementation):
+        function = getattr(lutjax, op)
+        y, pull_back = jax.vjp(
+            lambda x, p: function(x, p, wires, feature_axis=0, implementation=implementation), x, parameters
+        )
+        return y, *pull_back(dy)
+
+    every_level = op == "bilinear_gates" and shared == 1
+    close(same_bits(jax.jit(lambda: both("native")), lowest_level=0 if every_level else 2), both("xla"))

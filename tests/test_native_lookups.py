@@ -60,13 +60,14 @@ def test_detection_of_special_values_is_that_of_plain_jax(epsilon, dtype):
     )
     x = np.random.default_rng(0).choice(odd, (70, 12)).view(np.float32)
     x = jnp.asarray(x).astype(dtype)
-    anchors = jnp.asarray(np.random.default_rng(1).integers(0, 12, (19, 5, 2)), jnp.int32)
+    anchors = jnp.asarray(np.random.default_rng(1).integers(-2, 14, (19, 5, 2)), jnp.int32)
 
     def detect(implementation, x):
         d = lutjax.detect(x, anchors, epsilon=epsilon, implementation=implementation)
         return d.index, d.flip, jnp.isnan(d.margin), jnp.where(jnp.isnan(d.margin), 0, d.margin)
 
-    same_bits(detect, x)
+    for n in (70, 3):  # of few samples, detectors are in the lanes
+        same_bits(detect, x[:n])
     same_bits(lambda i, x: lutjax.detect_signs(x, epsilon=epsilon, implementation=i).index, x)
     same_bits(lambda i, x: lutjax.detect_signs(x, epsilon=epsilon, implementation=i).flip, x)
 

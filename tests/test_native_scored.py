@@ -57,6 +57,50 @@ def test_many_samples_and_outputs(read, sizes, keep, dtype):
         np.testing.assert_allclose(a, e, rtol=0, atol=rounding * np.abs(e).max())
 
 
+FEW = [
+    (reads.Confidence(), (1, 2, 70, 4, 19), None),
+    (reads.Confidence(), (3, 1, 130, 3, 300), None),
+    (reads.Hard(), (4, 3, 5, 3, 16), None),
+    (reads.SoftSign(), (8, 2, 66, 3, 5), None),
+    (reads.Blend(), (2, 2, 66, 3, 5), lutjax.FixedPoint(2.0**12)),
+    (reads.PowersOfTwo(), (1, 2, 33, 4, 37), "int8"),
+    (reads.PowersOfTwo(ways=1), (3, 1, 130, 3, 300), "int8"),
+]
+"""Reads; samples, groups, tables of each, bits and outputs; how sums are made."""
+
+
+@pytest.mark.parametrize(("read", "sizes", "sums"), FEW, ids=str)
+def test_few_samples_are_as_among_many(read, sizes, sums):
+    """Tables are in the lanes there; with any number of threads the bits are the same."""
+    from lutjax_cpu import _native
+
+    n, groups, each, bits, outputs = sizes
+    rng = np.random.default_rng(n)
+    anchors = rng.integers(-2, 11, (groups * each, bits, 2)).astype(np.int32)
+    x = rng.normal(size=(n, groups, 9)).astype(np.float32)
+    x[-1, -1, 3] = np.nan
+    weights = jnp.asarray(rng.normal(size=(groups * each, 2**bits, outputs)), jnp.float32)
+    tables = lutjax.quantise_tables(weights, groups=groups) if sums == "int8" else weights
+
+    def layer(x, implementation):
+        return lutjax.scored_lut(
+            x, tables, anchors, read.initial(), read=read, groups=groups, implementation=implementation,
+            accumulate=sums if isinstance(sums, lutjax.FixedPoint) else None,
+        )  # fmt: skip
+
+    expected = np.asarray(layer(jnp.concatenate([x, np.ones((100, groups, 9), np.float32)]), "xla"))[:n]
+    assert np.isnan(expected[-1, -1]).all() == (sums is None or sums == "int8")
+    run = jax.jit(lambda x: layer(x, "native"))
+    for level in range(_native.highest_level() + 1):
+        with _native.use_level(level):
+            found = []
+            for threads in (1, 2, 7):
+                with _native.use_threads(threads):
+                    found.append(np.asarray(run(x)))
+        np.testing.assert_allclose(found[0], expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected)))
+        assert all(other.tobytes() == found[0].tobytes() for other in found)
+
+
 def test_a_read_of_your_own_is_left_to_plain_jax():
     @dataclasses.dataclass(frozen=True)
     class Other(reads.Blend):

@@ -233,6 +233,14 @@ def test_digests_follow_every_module_that_is_imported(package):
     assert package(shared=shared.replace("g(call)", "g(call + 1)")) not in (first, deeper)
 
 
+def test_digests_follow_sources_in_other_languages():
+    spec = next(s for s in lutjax.kernel_registry.candidates("lookup") if s.platform == "xla")
+    assert _digests.digest_of(spec) == _digests.digest(spec.target)
+    found = [_digests.digest_of(dataclasses.replace(spec, sources=lambda text=text: text)) for text in "aba"]
+    assert found[0] == found[2]
+    assert len({*found, _digests.digest(spec.target)}) == 3
+
+
 @pytest.mark.parametrize(
     ("module", "counts"),
     [

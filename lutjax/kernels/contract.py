@@ -17,6 +17,9 @@ module with functions of it::
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
   So is an output, where it is what `accumulate.total` (or `lutjax._fixed_point.result`) returns of its sums.
+- A module of `bilinear_gates` may also have ``network(x, coefficients, wires, n_outputs)``, a differentiable JAX function of
+  ``[I, B]``, ``[4, G]`` and int32 ``[G, 2]``, float32: gates whose wires read inputs (ids below I) or gates before them (from I on), and
+  of which the last ones are the outputs. All its gates are evaluated for some samples while their values stay in a cache.
 - An op with a table has a third direction, `update`: it moves the rows that the call read.
 """
 

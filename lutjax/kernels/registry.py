@@ -152,6 +152,7 @@ class KernelSpec:
         where this implementation is asked for by name.
       directions: directions that the module has a function for.
       awaits_record: whether it is chosen by itself only on devices on which a record of ``lutjax status`` says that it ran.
+      sources: returns a word that changes with its sources in other languages than Python; records name it.
     """
 
     op: str
@@ -164,6 +165,7 @@ class KernelSpec:
     directions: tuple[Direction, ...] = _GRADIENT
     slower: Callable[[Request], str | None] | None = None
     awaits_record: bool = False
+    sources: Callable[[], str] | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -184,6 +186,10 @@ class KernelSpec:
         """Return its function for a direction. Imports the target."""
         result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
         return result
+
+    def extra(self, name: str) -> Callable[..., Any] | None:
+        """Return another function that its module may have, see `lutjax.kernels.contract`; None if it has none. Imports the target."""
+        return getattr(importlib.import_module(self.target), name, None)
 
     def why_later(self, request: Request) -> str | None:
         """Return the reason not to choose this implementation, which can run a call, by default; None if there is none."""
@@ -328,6 +334,7 @@ class KernelRegistry:
         directions: tuple[Direction, ...] = _GRADIENT,
         slower: Callable[[Request], str | None] | None = None,
         awaits_record: bool = False,
+        sources: Callable[[], str] | None = None,
     ) -> KernelSpec:
         """Add an implementation of an op; see `register_op` for ops of your own.
 
@@ -335,7 +342,7 @@ class KernelRegistry:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
           platform: how it is written. backend: where it runs.
           target: module with a function for each direction, imported when it is chosen.
-          requires, unsupported, directions, slower, awaits_record: see `KernelSpec`.
+          requires, unsupported, directions, slower, awaits_record, sources: see `KernelSpec`.
           priority: by default native code before Triton before Pallas before XLA.
 
         Raises:
@@ -345,7 +352,17 @@ class KernelRegistry:
         platform, backend = Platform(platform), Backend(backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         spec = KernelSpec(
-            op, platform, backend, target, requires, priority, unsupported, directions, slower, awaits_record
+            op,
+            platform,
+            backend,
+            target,
+            requires,
+            priority,
+            unsupported,
+            directions,
+            slower,
+            awaits_record,
+            sources,
         )
         of_op = self._specs.setdefault(op, {})
         if (platform, backend) in of_op:

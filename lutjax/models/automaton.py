@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
+from lutjax import _compat
 from lutjax._typing import Array
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer
@@ -246,14 +248,16 @@ def run_soft(
 ) -> Float[jax.Array, "channels batch height width"]:
     """The soft automaton, channels first. Its gradient keeps the states alone and computes each step again."""
 
+    state = jnp.asarray(state)
+    network = _network(config, coefficients, wiring, state)
+
     def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
-        new = _step(config, coefficients, wiring, state)
+        new = _step(config, coefficients, wiring, state) if network is None else network(state)
         if config.update_rate < 1:
             assert key is not None
             new = jnp.where(_updated(config, key, state), new, state)
         return new, None
 
-    state = jnp.asarray(state)
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
     if n_steps == 1:  # nothing to compute again
         return step(state, None if keys is None else keys[0])[0]
@@ -272,15 +276,8 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
     near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
-    first = jnp.concatenate([near, x[None]]), coefficients[:, :rest], _first_wires(config.kernels)
-    if (
-        lutjax.kernel_registry.resolve("bilinear_gates", *first, feature_axis=0).platform
-        == lutjax.Platform.NATIVE
-    ):
-        x = lutjax.bilinear_gates(*first, feature_axis=0)
-    else:
-        of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
-        x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
+    of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
+    x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
     for layer, (wires, readers) in enumerate(zip(*wiring, strict=True)):
         if layer == len(config.perception) - 1:
             x = jnp.concatenate([state.reshape(channels, n_cells), x.reshape(-1, n_cells)])
@@ -288,6 +285,60 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
         x = lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
         rest += len(wires)
     return x.reshape(state.shape)
+
+
+def _network(
+    config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: jax.Array
+) -> Callable[[jax.Array], jax.Array] | None:
+    """Return a step as one network of gates, where a kernel runs such; else None.
+
+    Its inputs are the neighbours and the centre of every channel. Perception circuits have a gate for every channel.
+    """
+    shape = (config.channels, state[0].size)
+    outline = jax.ShapeDtypeStruct(((_CENTRE + 1) * shape[0], shape[1]), state.dtype)
+    wires = _network_wires(config, wiring)
+    n_perceived = sum(config.kernels * n for n in config.perception)
+    perceive, update = coefficients[:, :n_perceived], coefficients[:, n_perceived:]
+    coefficients = jnp.concatenate([jnp.repeat(perceive, config.channels, axis=1), update], axis=1)
+    coefficients = coefficients.astype(jnp.float32)
+    spec = lutjax.kernel_registry.resolve("bilinear_gates", outline, coefficients, wires, feature_axis=0)
+    network = spec.extra("network")
+    if network is None or state.dtype != jnp.float32:
+        return None
+
+    def step(state: jax.Array) -> jax.Array:
+        x = jnp.concatenate([*_shifted(config, state), state]).reshape(-1, shape[1])
+        axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (x, coefficients, wires)))
+        arrays = (_compat.cast_varying(a, axes) for a in (x, coefficients, wires))
+        return jnp.reshape(network(*arrays, config.channels), state.shape)
+
+    return step
+
+
+def _network_wires(config: LogicCAConfig, wiring: Wiring) -> jax.Array:
+    """Return the wires of `_network`: inputs first, then the gates of all layers, each of a perception circuit for every channel."""
+    channels = jnp.arange(config.channels, dtype=jnp.int32)
+    first, found = 0, []  # the row of what a layer's first wire reads
+    wires = _first_wires(config.kernels)
+    for layer, n_inputs in enumerate((_CENTRE + 1, *(copies * n for copies, n, _ in config.wired))):
+        if layer > 0:
+            wires = jnp.clip(wiring.wires[layer - 1], 0, n_inputs - 1)
+        if layer < len(config.perception):
+            found.append((first + wires[:, None] * config.channels + channels[None, :, None]).reshape(-1, 2))
+            first += n_inputs * config.channels
+        elif layer == len(config.perception):  # the cell itself, then what is perceived
+            found.append(
+                jnp.where(
+                    wires < config.channels,
+                    _CENTRE * config.channels + wires,
+                    first + wires - config.channels,
+                )
+            )
+            first += n_inputs - config.channels
+        else:
+            found.append(first + wires)
+            first += n_inputs
+    return jnp.concatenate(found)
 
 
 def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:

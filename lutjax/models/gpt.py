@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lutjax import reads
 from lutjax._dtypes import FLOATS, accumulator
@@ -199,6 +199,8 @@ class GPT(Decoder):
         )
         self.norm = _norm(config, rngs)
         self.unembed = _linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
+        self.cache_index: Any = nnx.data(None)
+        self.cached_turns: Any = nnx.data(None)
 
     def _vectors(self) -> Any:
         return self.embedding.embedding[...]
@@ -206,8 +208,19 @@ class GPT(Decoder):
     def _hidden(
         self, z: Array, decode: bool | None, *, deterministic: bool | None, rngs: nnx.Rngs | None
     ) -> Any:
+        length = z.shape[-2]
+        first: Any = None
+        turns = _turns(self.config, jnp.arange(length))
+        if decode:
+            if self.cache_index is None:
+                raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
+            first = self.cache_index[...]
+            turns = self.cached_turns[...] if length == 1 else _turns(self.config, first + jnp.arange(length))
+            self.cache_index[...] = first + length
+            self.cached_turns[...] = _turns(self.config, (first + length)[None])
+
         def run(layer: "_Block", z: Array, rngs: nnx.Rngs | None) -> Array:
-            return layer(z, decode=bool(decode), deterministic=deterministic, rngs=rngs)
+            return layer(z, turns=turns, first=first, deterministic=deterministic, rngs=rngs)
 
         if self.config.remat and not decode:
             run = nnx.remat(run)
@@ -218,6 +231,9 @@ class GPT(Decoder):
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        self.cache_index = nnx.Cache(jnp.int32(0))
+        # Those of the next position. In the memory of a loop they are made once for a step, and not in each layer.
+        self.cached_turns = nnx.Cache(_turns(self.config, jnp.zeros((1,), jnp.int32)))
         for layer in self.layers:
             layer.attention.init_cache(batch_shape)
 
@@ -232,8 +248,9 @@ class _Block(nnx.Module):
         self.feed_forward = feed_forward(config, implementation=implementation, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
-    def __call__(self, z: Array, *, decode: bool, **mode: Any) -> Array:
-        z = z + self.dropout(self.attention(self.attention_norm(z), decode=decode).astype(z.dtype), **mode)
+    def __call__(self, z: Array, *, turns: Array, first: Array | None, **mode: Any) -> Array:
+        y = self.attention(self.attention_norm(z), turns=turns, first=first)
+        z = z + self.dropout(y.astype(z.dtype), **mode)
         return z + self.dropout(self.feed_forward(self.feed_forward_norm(z), **mode).astype(z.dtype), **mode)
 
 
@@ -248,50 +265,66 @@ class _Attention(nnx.Module):
         )
         self.cached_key: Any = nnx.data(None)
         self.cached_value: Any = nnx.data(None)
-        self.cache_index: Any = nnx.data(None)
 
-    def __call__(self, x: Array, *, decode: bool) -> Array:
+    def __call__(self, x: Array, *, turns: Array, first: Array | None) -> Array:
         *batch, length, features = x.shape
         window = self.config.context - 1
         heads = (-1, length, 3 * self.config.n_heads, features // self.config.n_heads)
         query, key, value = jnp.split(self.project(x).reshape(heads), 3, 2)
-        if decode:
-            y = self._decode(query, key, value)
+        query, key = _rotate(query, turns), _rotate(key, turns)
+        if first is not None:
+            y = self._decode(query, key, value, first)
         else:
-            position = jnp.arange(length)
             y = _attend(
-                _rotate(query, position),
-                _rotate(key, position),
+                query,
+                key,
                 value,
                 is_causal=True,
                 local_window_size=(window, 0) if length > window + 1 else None,
             )
         return self.merge(y.reshape(*batch, length, features))
 
-    def _decode(self, query: Array, key: Array, value: Array) -> jax.Array:
-        """Attend to the cached keys and the new ones, and keep the latest."""
-        if self.cache_index is None:
-            raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
-        window, length = self.config.context - 1, query.shape[1]
-        first = self.cache_index[...]
-        position = first + jnp.arange(length)
-        keys = jnp.concatenate([self.cached_key[...], _rotate(key, position)], 1)
-        values = jnp.concatenate([self.cached_value[...], value], 1)
-        key_position = first - window + jnp.arange(window + length)
-        distance = position[:, None] - key_position[None, :]
-        seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance <= window)
-        self.cached_key[...], self.cached_value[...] = keys[:, -window:], values[:, -window:]
-        self.cache_index[...] = first + length
-        return _attend(_rotate(query, position), keys, values, mask=seen[None, None])
+    def _decode(self, query: Array, key: Array, value: Array, first: Array) -> jax.Array:
+        """Attend to the cached keys and the new ones, and keep the latest.
+
+        Caches are rings: the key of a position lies at its remainder by the context. They are operands of a matrix product for each
+        text and head as they are, so that a step writes one column and one row and moves nothing else.
+        """
+        n, length, heads, size = query.shape
+        context, position = self.config.context, first + jnp.arange(length)
+
+        def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
+            y = jnp.transpose(x, axes)
+            return y.reshape(n * heads, *y.shape[2:])
+
+        query = of_heads(query, (0, 2, 1, 3))
+        new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
+        keys, values, slots = self.cached_key[...], self.cached_value[...], jnp.arange(context)
+        if length == 1:
+            # What is written over is a key that no query sees any more.
+            slot = first % context
+            keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
+            values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
+            self.cached_key[...], self.cached_value[...] = keys, values
+            seen = (slots <= first)[None, :]
+        else:
+            latest = position[-context:] % context
+            self.cached_key[...] = keys.at[:, :, latest].set(new_keys[:, :, -context:])
+            self.cached_value[...] = values.at[:, latest].set(new_values[:, -context:])
+            keys, values = jnp.concatenate([keys, new_keys], 2), jnp.concatenate([values, new_values], 1)
+            key_position = jnp.concatenate([first - 1 - (first - 1 - slots) % context, position])
+            distance = position[:, None] - key_position[None, :]
+            seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
+        y = _attend_to_cache(query, keys, values, seen)
+        return y.reshape(n, heads, length, size).transpose(0, 2, 1, 3)
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         config, n = self.config, 1
         for size in batch_shape:
             n *= size
-        shape = (n, config.context - 1, config.n_heads, config.features // config.n_heads)
-        self.cached_key = nnx.Cache(jnp.zeros(shape, config.dtype))
-        self.cached_value = nnx.Cache(jnp.zeros(shape, config.dtype))
-        self.cache_index = nnx.Cache(jnp.int32(0))
+        heads, size = config.n_heads, config.features // config.n_heads
+        self.cached_key = nnx.Cache(jnp.zeros((n * heads, size, config.context), config.dtype))
+        self.cached_value = nnx.Cache(jnp.zeros((n * heads, config.context, size), config.dtype))
 
 
 class _Dense(nnx.Module):
@@ -338,12 +371,33 @@ def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
         return jax.nn.dot_product_attention(query, key, value, **seen)
 
 
-def _rotate(x: Float[Array, "n length heads size"], position: Int[Array, " length"]) -> jax.Array:
-    """Turn the two halves of each vector as pairs, by angles that grow with the position."""
-    size = x.shape[-1]
-    dtype = accumulator(x.dtype)
+def _attend_to_cache(
+    query: Float[Array, "heads length size"],
+    keys: Float[Array, "heads size slots"],
+    values: Float[Array, "heads slots size"],
+    seen: Bool[Array, "length slots"],
+) -> jax.Array:
+    """As `_attend`, of keys and values that lie as the caches keep them."""
+    dtype = accumulator(query.dtype)
+    scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
+        query.shape[-1] ** -0.5, dtype
+    )
+    scores = jnp.where(jnp.broadcast_to(seen, scores.shape), scores, jnp.finfo(dtype).min)
+    return jnp.matmul(jax.nn.softmax(scores).astype(values.dtype), values)
+
+
+def _turns(config: GPTConfig, position: Int[Array, " length"]) -> Float[jax.Array, "2 length half"]:
+    """Return by how much queries and keys turn, cosines and sines: by angles that grow with the position."""
+    size, dtype = config.features // config.n_heads, accumulator(config.dtype)
     rate = _ROTARY_BASE ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
     angle = position.astype(dtype)[:, None] * rate[None, :]
-    cos, sin = jnp.cos(angle)[None, :, None, :], jnp.sin(angle)[None, :, None, :]
-    a, b = jnp.split(x.astype(dtype), 2, -1)
+    return jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+
+
+def _rotate(
+    x: Float[Array, "n length heads size"], turns: Float[Array, "2 length half"]
+) -> Float[jax.Array, "n length heads size"]:
+    """Turn the two halves of each vector as pairs."""
+    cos, sin = turns[:, None, :, None, :]
+    a, b = jnp.split(x.astype(turns.dtype), 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)

@@ -11,7 +11,7 @@ from lutjax import _ahead_of_time, cases, testing
 from lutjax.cases import Tag
 from lutjax.kernels._pallas._tpus import TPUS
 from lutjax.kernels.registry import NoImplementationError
-from lutjax.status._digests import digest
+from lutjax.status._digests import digest_of
 from lutjax.status._matrix import Cell, Column, State
 
 
@@ -80,7 +80,7 @@ def _each_direction(
                     jax.__version__,
                     lutjax.__version__,
                     reason,
-                    digest(spec.target),
+                    digest_of(spec),
                 )
     return cells
 

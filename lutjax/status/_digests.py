@@ -10,14 +10,24 @@ import tokenize
 from pathlib import Path
 from typing import TypeGuard
 
+from lutjax.kernels.registry import KernelSpec
+
 _PACKAGE = "lutjax."
 # They choose a kernel, and compute nothing.
 _CHOOSE = ("lutjax.kernels.registry", "lutjax.kernels.catalogue", "lutjax.kernels._records")
 
 
+def digest_of(spec: KernelSpec) -> str:
+    """Return sixteen hexadecimal digits for the source of an implementation, in Python and in other languages."""
+    of_python = digest(spec.target)
+    if spec.sources is None:
+        return of_python
+    return hashlib.sha256(f"{of_python} {spec.sources()}".encode()).hexdigest()[:16]
+
+
 @functools.cache
 def digest(target: str) -> str:
-    """Return sixteen hexadecimal digits for the source of a kernel.
+    """Return sixteen hexadecimal digits for the Python source of a kernel.
 
     They change with any module that the kernel imports, directly or not, unless it only chooses kernels; and not with
     docstrings, comments, blank lines or the version of Python.

@@ -9,7 +9,7 @@ from typing import Any
 
 from lutjax.kernels import _records as shipped
 from lutjax.kernels.registry import kernel_registry
-from lutjax.status._digests import digest
+from lutjax.status._digests import digest_of
 from lutjax.status._matrix import COLUMNS, Cell, State
 
 Place = tuple[str, str, str, str]
@@ -60,6 +60,6 @@ def _of_record(record: dict[str, Any]) -> Cell | None:
     if column is None or cell.op not in kernel_registry.ops():
         return None
     spec = column.spec(cell.op)
-    if spec is None or (digest(spec.target) != cell.digest and cell.state != State.UNSUPPORTED):
+    if spec is None or (digest_of(spec) != cell.digest and cell.state != State.UNSUPPORTED):
         return dataclasses.replace(cell, reason=_OLDER)
     return cell

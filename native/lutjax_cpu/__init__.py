@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+__version__ = "0.1.0"  # that of lutjax, whose inner modules it imports
+
 KERNELS: dict[str, tuple[str, ...]] = {
     "detect": ("forward", "backward"),
     "detect_signs": ("forward", "backward"),
@@ -36,6 +38,7 @@ def register(registry: Any) -> None:
             f"lutjax_cpu.kernels.{op}",
             directions=directions,
             unsupported=unsupported,
+            sources=_native.sources,
         )
 
 

@@ -3,10 +3,17 @@
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import lutjax
+import lutjax_cpu
+
 _SUFFIXES = (".so", ".dylib", ".dll")
+_AGAIN = (
+    'install it again: pip install --force-reinstall "lutjax[cpu]", or in a checkout pip install ./native'
+)
 
 
 @functools.cache
@@ -14,16 +21,58 @@ def opened() -> ctypes.CDLL:
     """Return the library.
 
     Raises:
-      ImportError: it was not built.
+      ImportError: it was not built, not for this machine, or with other files of Python; or lutjax has another version.
     """
+    if lutjax_cpu.__version__ != lutjax.__version__:
+        raise ImportError(
+            f"lutjax-cpu {lutjax_cpu.__version__} runs with lutjax {lutjax_cpu.__version__}, and this is lutjax {lutjax.__version__}; "
+            'install one version of both: pip install --upgrade "lutjax[cpu]", or in a checkout pip install . ./native'
+        )
     folder = Path(__file__).parent
     paths = [path for path in folder.glob("_library.*") if path.suffix in _SUFFIXES]
     if not paths:
         raise ImportError(f"lutjax-cpu has no library in {folder}; install it with: pip install ./native")
-    library = ctypes.CDLL(str(paths[0]))
-    library.lutjax_cpu_use_threads.argtypes = [ctypes.c_int64]
-    library.lutjax_cpu_use_threads.restype = ctypes.c_int64
+    try:
+        library = ctypes.CDLL(str(paths[0]))
+    except OSError as error:
+        raise ImportError(f"lutjax-cpu cannot load its library ({error}); {_AGAIN}") from error
+    _refuse_others(library, paths[0])
+    for function in (library.lutjax_cpu_use_threads, library.lutjax_cpu_use_memory):
+        function.argtypes = [ctypes.c_int64]
+        function.restype = ctypes.c_int64
     return library
+
+
+def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
+    """Raise an error if a library was built with other files of Python: its kernels might read arrays that nobody gives them."""
+    folder = Path(__file__).parent
+    function = "lutjax_cpu_of_python"
+    if not hasattr(library, function) or _said(library, function) != digest(
+        folder.parent, folder.rglob("*.py")
+    ):
+        raise ImportError(
+            f"lutjax-cpu: {path} was built with other files of Python than those beside it; {_AGAIN}"
+        )
+
+
+def _said(library: ctypes.CDLL, function: str) -> str:
+    """Return the text that a function of a library returns."""
+    ask = library[function]
+    ask.restype = ctypes.c_char_p
+    text: bytes = ask()
+    return text.decode()
+
+
+def digest(root: Path, files: Iterable[Path]) -> str:
+    """Return sixteen hexadecimal digits for files, as `CMakeLists.txt` makes them."""
+    of_each = {f.relative_to(root).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    lines = "".join(f"{name} {of_each[name]}\n" for name in sorted(of_each))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def sources() -> str:
+    """Return a digest of the sources of the library."""
+    return _said(opened(), "lutjax_cpu_of_sources")
 
 
 def highest_level() -> int:
@@ -65,3 +114,13 @@ def use_threads(n: int) -> Iterator[None]:
         yield
     finally:
         opened().lutjax_cpu_use_threads(before)
+
+
+@contextlib.contextmanager
+def use_memory(n_bytes: int) -> Iterator[None]:
+    """Give each call of a kernel at most ``n_bytes`` of memory beside its arrays in this block."""
+    before = opened().lutjax_cpu_use_memory(n_bytes)
+    try:
+        yield
+    finally:
+        opened().lutjax_cpu_use_memory(before)

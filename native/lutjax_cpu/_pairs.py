@@ -1,53 +1,106 @@
-"""Arrays and options of both attentions, as their kernels get and return them."""
+"""The kernels of both attentions, from what differs between them."""
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._fixed_point import FixedPoint, addend_dtype
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax._row_rules import RowState
+from lutjax.kernels._xla import _row_updates
+from lutjax.kernels.contract import Step
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax_cpu import _rules
+from lutjax_cpu._call import kernel, scale
 
-WEIGHTS = 3
-"""Number of the tables among the arrays of a kernel, behind `places`."""
-
+_WEIGHTS = 3  # number of the tables among the arrays of a kernel
 _EVERY = 2**40  # a window that all pairs are in
 
-
-def without_table(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Return the arrays of a kernel without the tables, which an update in their own memory is given once."""
-    return *arrays[:WEIGHTS], *arrays[WEIGHTS + 1 :]
+Attention = LookupAttention | LutPairAttention
 
 
-def places(call: LookupAttention | LutPairAttention) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the start and the segments of queries and keys; empty ones where there are none."""
-    like = call.query_places
-    none = zeros_varying(like, (0, 0), jnp.int32)
-    start = zeros_varying(like, (), jnp.int32) if call.start is None else call.start
-    of_queries = none if call.query_segments is None else call.query_segments
-    of_keys = none if call.key_segments is None else call.key_segments
-    return start, of_queries, of_keys
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """The kernels of one attention; `native/src/pairs.h` has what both share.
 
+    Attributes:
+      name: of the op.
+      arrays, integers, numbers: return arrays and options of the kernels' own for a call.
+      cotangents: returns the cotangents of a call's arrays but the tables, those in `needs`, from that of its output in float32.
+    """
 
-def options(call: LookupAttention | LutPairAttention) -> tuple[int, int, int]:
-    """Return the window, whether there are segments, and whether sums are of integers."""
-    window = _EVERY if call.window is None else call.window
-    return window, call.query_segments is not None, call.accumulate is not None
+    name: str
+    arrays: Callable[[Any], tuple[jax.Array, ...]]
+    integers: Callable[[Any], tuple[int, ...]]
+    numbers: Callable[[Any], tuple[float, ...]]
+    cotangents: Callable[[Any, jax.Array, frozenset[str]], dict[str, jax.Array]]
 
+    def forward(self, call: Attention, *, device: Any) -> jax.Array:
+        shape = (*call.query_places.shape[:2], call.weights.shape[2])
+        (y,) = self.run("forward", call, (), (sums(shape, call.accumulate),))
+        return result(y, call.weights.dtype, call.accumulate)
 
-def numbers(accumulate: FixedPoint | None) -> tuple[float, ...]:
-    """Return the scale of addends."""
-    return () if accumulate is None else (accumulate.scale,)
+    def backward(
+        self, call: Attention, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+    ) -> dict[str, jax.Array]:
+        dy, found = cotangent.astype(jnp.float32), {}
+        if "weights" in needs:
+            table = sums(call.weights.shape, call.accumulate)
+            (found["weights"],) = self.run("gradient", call, (addends(dy, call.accumulate),), (table,))
+        return found | self.cotangents(call, dy, needs) if needs - {"weights"} else found
+
+    def update(
+        self, call: Attention, cotangent: jax.Array, step: Step, *, device: Any
+    ) -> tuple[jax.Array, RowState]:
+        dy, factor = cotangent.astype(jnp.float32), _row_updates.scale_of_additions(call, step)
+        if factor is not None:
+            outline = jax.ShapeDtypeStruct(call.weights.shape, call.weights.dtype)
+            (table,) = self.run("add", call, (factor * dy,), (outline,), in_place={_WEIGHTS: 0})
+            return table, step.state
+        arrays = self._arrays(call)
+        inputs = *arrays[:_WEIGHTS], *arrays[_WEIGHTS + 1 :], dy
+        integers, numbers = self._options(call)
+        return _rules.update(
+            f"{self.name}_update",
+            call.weights,
+            step,
+            call.accumulate,
+            inputs,
+            integers=integers,
+            numbers=numbers,
+        )
+
+    def run(
+        self,
+        name: str,
+        call: Attention,
+        arrays: Sequence[jax.Array],
+        outputs: Sequence[jax.ShapeDtypeStruct],
+        **options: Any,
+    ) -> tuple[jax.Array, ...]:
+        """Run one of them with more arrays than those of the call."""
+        integers, numbers = self._options(call)
+        inputs = *self._arrays(call), *arrays
+        return kernel(f"{self.name}_{name}", inputs, outputs, integers=integers, numbers=numbers, **options)
+
+    def _arrays(self, call: Attention) -> tuple[jax.Array, ...]:
+        like = call.query_places
+        none = zeros_varying(like, (0, 0), jnp.int32)
+        start = zeros_varying(like, (), jnp.int32) if call.start is None else call.start
+        of_queries = none if call.query_segments is None else call.query_segments
+        of_keys = none if call.key_segments is None else call.key_segments
+        return start, of_queries, of_keys, call.weights, *self.arrays(call)
+
+    def _options(self, call: Attention) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        window = _EVERY if call.window is None else call.window
+        integers = (window, call.query_segments is not None, call.accumulate is not None)
+        return (*integers, *self.integers(call)), (scale(call.accumulate), *self.numbers(call))
 
 
 def sums(shape: tuple[int, ...], accumulate: FixedPoint | None) -> jax.ShapeDtypeStruct:
     """Return an outline of sums of addends."""
     return jax.ShapeDtypeStruct(shape, addend_dtype(jnp.float32, accumulate))
-
-
-def in_float32(cotangent: Any) -> jax.Array:
-    """Return the cotangent of an output, as kernels read it."""
-    result: jax.Array = cotangent.astype(jnp.float32)
-    return result

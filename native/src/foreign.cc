@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "exported.h"
 #include "levels.h"
 #include "pages.h"
 #include "xla/ffi/api/ffi.h"
@@ -79,19 +81,38 @@ void ask_for_huge_pages(void* data, size_t bytes) {
 #endif
 }
 
-// Memory of one call.
+// How much memory a call gets in all, for tests; below 0: as much as there is.
+std::atomic<int64_t> most_memory{-1};
+
+// Memory of one call: blocks, each with the address of the one before it in front.
 struct Memory {
+  static constexpr std::align_val_t kAlignment{64};
+  static constexpr size_t kFront = 64;
+
   ~Memory() {
-    for (void* block : blocks) ::operator delete(block, std::align_val_t{64});
+    while (last != nullptr) {
+      void* block = last;
+      last = *static_cast<void**>(block);
+      ::operator delete(block, kAlignment);
+    }
   }
-  std::vector<void*> blocks;
+
+  void* allocate(size_t bytes) {
+    const int64_t most = most_memory.load();
+    if (bytes > SIZE_MAX / 2 || (most >= 0 && bytes > static_cast<size_t>(most) - used)) return nullptr;
+    void* block = ::operator new(kFront + bytes, kAlignment, std::nothrow);
+    if (block == nullptr) return nullptr;
+    used += bytes;
+    *static_cast<void**>(block) = last;
+    last = block;
+    return static_cast<char*>(block) + kFront;
+  }
+
+  void* last = nullptr;
+  size_t used = 0;
 };
 
-void* allocate(void* self, size_t bytes) {
-  void* block = ::operator new(bytes > 0 ? bytes : 1, std::align_val_t{64}, std::nothrow);
-  if (block != nullptr) static_cast<Memory*>(self)->blocks.push_back(block);
-  return block;
-}
+void* allocate(void* self, size_t bytes) { return static_cast<Memory*>(self)->allocate(bytes); }
 
 bool type_of(ffi::DataType type, lutjax::Type* found) {
   switch (type) {
@@ -156,13 +177,10 @@ XLA_FFI_DEFINE_HANDLER(handler, call_kernel,
                            .Attr<ffi::Span<const int64_t>>("integers")
                            .Attr<ffi::Span<const double>>("numbers"));
 
-#ifdef _WIN32
-#define LUTJAX_EXPORT extern "C" __declspec(dllexport)
-#else
-#define LUTJAX_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
-
 LUTJAX_EXPORT XLA_FFI_Error* lutjax_cpu_handler(XLA_FFI_CallFrame* frame) { return handler(frame); }
 
 // Uses so many threads in a loop from now on, for tests; 0: as many as the pool has. Returns what was said before.
 LUTJAX_EXPORT int64_t lutjax_cpu_use_threads(int64_t wanted) { return threads_wanted.exchange(wanted < 0 ? 0 : wanted); }
+
+// Gives a call so many bytes from now on, for tests; below 0: as many as there are. Returns what was said before.
+LUTJAX_EXPORT int64_t lutjax_cpu_use_memory(int64_t most) { return most_memory.exchange(most); }

@@ -1,10 +1,24 @@
-// Numbers side by side, and rows of numbers made of them.
+// Numbers side by side: vectors of the compiler, and what is made of them. Every kernel computes with these.
 //
-// Lanes are vectors of the compiler (GCC, Clang), as wide as the registers of the level: wider ones would live in memory. Where it has
-// none there is one lane.
+// `Lanes<T, n>` are n numbers of a type of 4 bytes. `Floats`, `Ints` and `Words` are as many as a register of the level holds: wider ones
+// would live in memory. Sums of lanes are made in an order that is written down. Compilers without such types have arrays with loops in
+// place of them; LUTJAX_ARRAYS asks for those.
 #pragma once
 
+#include <cmath>
+
 #include "vectors.h"
+
+#if defined(__SSE4_1__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
+#define LUTJAX_LANES 16
+#elif defined(__AVX2__)
+#define LUTJAX_LANES 8
+#else
+#define LUTJAX_LANES 4
+#endif
 
 #ifdef LUTJAX_LEVEL
 #if defined(__GNUC__) && !defined(__clang__)
@@ -13,77 +27,366 @@
 namespace lutjax {
 namespace {
 
-#if defined(__GNUC__)
-#if defined(__AVX512F__)
-constexpr int64_t kLanes = 16;
-#elif defined(__AVX2__)
-constexpr int64_t kLanes = 8;
-#else
-constexpr int64_t kLanes = 4;
-#endif
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));  // sums of int32, which wrap
-typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+constexpr int kLanes = LUTJAX_LANES;
 
-inline Floats same(float x) { return x - Floats{}; }
-inline Floats load(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
+#if defined(__GNUC__) && !defined(LUTJAX_ARRAYS)
+template <class T, int n>
+struct Vector {
+  typedef T Of __attribute__((vector_size(n * sizeof(T))));
+};
+template <class T, int n = kLanes>
+using Lanes = typename Vector<T, n>::Of;
+
+template <class To, class V>
+To converted(const V& a) { return __builtin_convertvector(a, To); }
+template <class M, class V>
+V select(const M& m, const V& a, const V& b) { return m ? a : b; }
+#else
+template <class T, int n = kLanes>
+struct Lanes {
+  T v[n];
+  T operator[](int i) const { return v[i]; }
+  T& operator[](int i) { return v[i]; }
+  static Lanes all(T x) {
+    Lanes y;
+    for (T& of : y.v) of = x;
+    return y;
+  }
+};
+
+#define LUTJAX_OPERATOR(op)                                                                    \
+  template <class T, int n>                                                                    \
+  Lanes<T, n> operator op(Lanes<T, n> a, Lanes<T, n> b) {                                      \
+    for (int i = 0; i < n; ++i) a.v[i] = a.v[i] op b.v[i];                                     \
+    return a;                                                                                  \
+  }                                                                                            \
+  template <class T, int n, class S>                                                           \
+  Lanes<T, n> operator op(Lanes<T, n> a, S b) { return a op Lanes<T, n>::all(static_cast<T>(b)); } \
+  template <class T, int n, class S>                                                           \
+  Lanes<T, n> operator op(S a, Lanes<T, n> b) { return Lanes<T, n>::all(static_cast<T>(a)) op b; } \
+  template <class T, int n, class S>                                                           \
+  Lanes<T, n>& operator op##=(Lanes<T, n>& a, S b) { return a = a op b; }
+#define LUTJAX_COMPARISON(op)                                              \
+  template <class T, int n>                                                \
+  Lanes<int32_t, n> operator op(Lanes<T, n> a, Lanes<T, n> b) {            \
+    Lanes<int32_t, n> y;                                                   \
+    for (int i = 0; i < n; ++i) y.v[i] = -(a.v[i] op b.v[i]);              \
+    return y;                                                              \
+  }                                                                        \
+  template <class T, int n, class S>                                       \
+  Lanes<int32_t, n> operator op(Lanes<T, n> a, S b) { return a op Lanes<T, n>::all(static_cast<T>(b)); }
+LUTJAX_OPERATOR(+)
+LUTJAX_OPERATOR(-)
+LUTJAX_OPERATOR(*)
+LUTJAX_OPERATOR(/)
+LUTJAX_OPERATOR(&)
+LUTJAX_OPERATOR(|)
+LUTJAX_OPERATOR(^)
+LUTJAX_COMPARISON(<)
+LUTJAX_COMPARISON(<=)
+LUTJAX_COMPARISON(>)
+LUTJAX_COMPARISON(>=)
+LUTJAX_COMPARISON(==)
+LUTJAX_COMPARISON(!=)
+#undef LUTJAX_OPERATOR
+#undef LUTJAX_COMPARISON
+template <int n>
+Lanes<float, n> operator-(Lanes<float, n> a) { return -1.0f * a; }
+template <class T, int n>
+Lanes<T, n> operator~(Lanes<T, n> a) { return a ^ -1; }
+template <class T, int n>
+Lanes<T, n> operator<<(Lanes<T, n> a, int places) {
+  for (T& x : a.v) x = static_cast<T>(static_cast<uint32_t>(x) << places);
+  return a;
 }
-inline Floats load(const bfloat16* from) {
-  Halves bits;
-  std::memcpy(&bits, from, sizeof bits);
-  const Words wide = __builtin_convertvector(bits, Words) << 16;
-  Floats x;
-  std::memcpy(&x, &wide, sizeof x);
-  return x;
+template <class T, int n>
+Lanes<T, n> operator>>(Lanes<T, n> a, int places) {
+  for (T& x : a.v) x >>= places;
+  return a;
 }
-inline Words load(const int32_t* from) {
-  Words x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
+
+template <class To, class T, int n>
+To converted(const Lanes<T, n>& a) {
+  To y;
+  for (int i = 0; i < n; ++i) y.v[i] = static_cast<decltype(y[0] + 0)>(a.v[i]);
+  return y;
 }
-inline void store(const Floats& x, float* to) { std::memcpy(to, &x, sizeof x); }
-inline void store(const Words& x, int32_t* to) { std::memcpy(to, &x, sizeof x); }
-inline void store(const Floats& x, bfloat16* to) {  // as `store` of one number
-  Words bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  const Words odd = (bits >> 16) & 1, rounded = (bits + 0x7fff + odd) >> 16, of_nan = (bits >> 16) | 0x40;
-  const Words chosen = x == x ? rounded : of_nan;
-  const Halves halves = __builtin_convertvector(chosen, Halves);
+template <class T, int n>
+Lanes<T, n> select(const Lanes<int32_t, n>& m, Lanes<T, n> a, const Lanes<T, n>& b) {
+  for (int i = 0; i < n; ++i) a.v[i] = m.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+#endif
+
+template <class T>
+struct Plain {
+  using Of = T;
+};
+template <class T>
+struct Plain<T&> {
+  using Of = T;
+};
+template <class T>
+struct Plain<const T&> {
+  using Of = T;
+};
+template <class V>
+using Element = typename Plain<decltype(V{}[0])>::Of;
+
+using Floats = Lanes<float>;
+using Ints = Lanes<int32_t>;
+using Words = Lanes<uint32_t>;  // sums of int32, which wrap
+using Mask = Ints;              // -1 where it holds
+
+// All lanes the same; -0 stays what it is.
+template <class V>
+V all(Element<V> x) { return x - V{}; }
+inline Floats splat(float x) { return all<Floats>(x); }
+inline Ints splat(int32_t x) { return all<Ints>(x); }
+
+inline Floats floats(Ints a) { return converted<Floats>(a); }
+inline Ints whole(Floats a) { return converted<Ints>(a); }  // towards 0; a must fit
+
+// ------------------------------------------------------------------------------------- memory
+template <class V>
+V from_memory(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V>
+Lanes<int32_t, sizeof(V) / 4> bits(const V& a) { return from_memory<Lanes<int32_t, sizeof(V) / 4>>(&a); }
+template <class V>
+Lanes<float, sizeof(V) / 4> as_float(const V& a) { return from_memory<Lanes<float, sizeof(V) / 4>>(&a); }
+
+// As many numbers as V has, one after the other.
+template <class V, class T>
+V read(const T* p) { return from_memory<V>(p); }
+template <class V>
+V read(const bfloat16* p) {
+  constexpr int n = sizeof(V) / 4;
+  return as_float(converted<Lanes<uint32_t, n>>(from_memory<Lanes<uint16_t, n>>(p)) << 16);
+}
+inline Floats load(const float* p) { return read<Floats>(p); }
+inline Floats load(const bfloat16* p) { return read<Floats>(p); }
+inline Ints load(const int32_t* p) { return from_memory<Ints>(p); }
+#if defined(__SSE4_1__) && !defined(LUTJAX_ARRAYS)
+// GCC converts bytes one after the other.
+inline Ints load_integers(const int8_t* p) {
+#if LUTJAX_LANES == 16
+  const __m512i y = _mm512_maskz_cvtepi8_epi32(0xffff, from_memory<__m128i>(p));  // the plain one makes GCC 12 warn
+#elif LUTJAX_LANES == 8
+  const __m256i y = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  const __m128i y = _mm_cvtepi8_epi32(_mm_cvtsi32_si128(from_memory<int32_t>(p)));
+#endif
+  return from_memory<Ints>(&y);
+}
+#else
+inline Ints load_integers(const int8_t* p) { return converted<Ints>(from_memory<Lanes<int8_t>>(p)); }
+#endif
+inline Floats load(const int8_t* p) { return floats(load_integers(p)); }
+
+// Lanes have elements, unlike the numbers that `vectors.h` stores.
+template <class V, class T, class = decltype(V{}[0])>
+void store(const V& a, T* to) {
+  static_assert(sizeof(T) == 4, "of the type of the lanes");
+  std::memcpy(to, &a, sizeof a);
+}
+template <class V, class = decltype(V{}[0])>
+void store(const V& a, bfloat16* to) {  // as `store` of one number
+  constexpr int n = sizeof(V) / 4;
+  using Of = Lanes<uint32_t, n>;
+  const Of of = from_memory<Of>(&a), odd = (of >> 16) & 1, rounded = (of + 0x7fff + odd) >> 16, of_nan = (of >> 16) | 0x40;
+  const Lanes<uint16_t, n> halves = converted<Lanes<uint16_t, n>>(select(a == a, rounded, of_nan));
   std::memcpy(to, &halves, sizeof halves);
 }
 
-// The sum of all lanes, always in the same order: halves are added until one number is left.
-template <class T, int64_t n, class V>
-inline T total_of(const V& x) {
-  if constexpr (n == 4) {
-    return (x[0] + x[2]) + (x[1] + x[3]);
+// The first n < kLanes numbers; the others are 0, and are not stored.
+template <class T>
+Floats load_first(const T* p, int n) {
+  T copy[kLanes] = {};
+  for (int i = 0; i < n; ++i) copy[i] = p[i];
+  return load(copy);
+}
+#if defined(__AVX512F__)
+inline Floats load_first(const float* p, int n) {
+  const __m512 v = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+  return from_memory<Floats>(&v);
+}
+inline Ints load_first(const int32_t* p, int n) {
+  const __m512i v = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), p);
+  return from_memory<Ints>(&v);
+}
+inline void store_first(Floats v, float* p, int n) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), from_memory<__m512>(&v));
+}
+inline void store_first(Ints v, int32_t* p, int n) {
+  _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << n) - 1), from_memory<__m512i>(&v));
+}
+#elif defined(__AVX2__)
+inline __m256i first_lanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Floats load_first(const float* p, int n) {
+  const __m256 v = _mm256_maskload_ps(p, first_lanes(n));
+  return from_memory<Floats>(&v);
+}
+inline Ints load_first(const int32_t* p, int n) {
+  const __m256i v = _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first_lanes(n));
+  return from_memory<Ints>(&v);
+}
+inline void store_first(Floats v, float* p, int n) { _mm256_maskstore_ps(p, first_lanes(n), from_memory<__m256>(&v)); }
+inline void store_first(Ints v, int32_t* p, int n) {
+  _mm256_maskstore_epi32(reinterpret_cast<int*>(p), first_lanes(n), from_memory<__m256i>(&v));
+}
+#else
+inline Ints load_first(const int32_t* p, int n) {
+  int32_t copy[kLanes] = {};
+  for (int i = 0; i < n; ++i) copy[i] = p[i];
+  return load(copy);
+}
+inline void store_first(Floats v, float* p, int n) {
+  for (int i = 0; i < n; ++i) p[i] = v[i];
+}
+inline void store_first(Ints v, int32_t* p, int n) {
+  for (int i = 0; i < n; ++i) p[i] = v[i];
+}
+#endif
+inline Ints load_first_integers(const int8_t* p, int n) {
+  int8_t copy[kLanes] = {};
+  for (int i = 0; i < n; ++i) copy[i] = p[i];
+  return load_integers(copy);
+}
+
+// ------------------------------------------------------------------------------------- sums of lanes
+// The sum of all lanes: halves are added until one number is left.
+template <class V>
+Element<V> sum_of(const V& a) {
+  using T = Element<V>;
+  constexpr int n = sizeof(V) / 4;
+  if constexpr (n == 1) {
+    return a[0];
+  } else if constexpr (n == 4) {
+    return (a[0] + a[2]) + (a[1] + a[3]);
   } else {
-    typedef T Half __attribute__((vector_size(2 * n)));
-    Half half[2];
-    std::memcpy(half, &x, sizeof half);
-    return total_of<T, n / 2, Half>(half[0] + half[1]);
+    Lanes<T, n / 2> half[2];
+    std::memcpy(half, &a, sizeof half);
+    return sum_of(half[0] + half[1]);
   }
 }
-inline float total(const Floats& x) { return total_of<float, kLanes>(x); }
-inline uint32_t total(const Words& x) { return total_of<uint32_t, kLanes>(x); }
-#else
-constexpr int64_t kLanes = 1;
-using Floats = float;
-using Ints = int32_t;
-using Words = uint32_t;
 
-inline Floats same(float x) { return x; }
-template <class W>
-inline Floats load(const W* from) { return value(*from); }
-inline Words load(const int32_t* from) { return static_cast<uint32_t>(*from); }
-inline void store(Words x, int32_t* to) { *to = static_cast<int32_t>(x); }
-inline float total(float x) { return x; }
-inline uint32_t total(uint32_t x) { return x; }
+#if defined(__GNUC__) && !defined(LUTJAX_ARRAYS)
+#if LUTJAX_LANES == 16
+#define LUTJAX_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define LUTJAX_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif LUTJAX_LANES == 8
+#define LUTJAX_EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define LUTJAX_ODD 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define LUTJAX_EVEN 0, 2, 4, 6
+#define LUTJAX_ODD 1, 3, 5, 7
 #endif
+// Sums of neighbouring lanes of a, then of b.
+template <class V>
+V pairs(V a, V b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, LUTJAX_EVEN) + __builtin_shufflevector(a, b, LUTJAX_ODD);
+#else
+  return __builtin_shuffle(a, b, Ints{LUTJAX_EVEN}) + __builtin_shuffle(a, b, Ints{LUTJAX_ODD});
+#endif
+}
+#undef LUTJAX_EVEN
+#undef LUTJAX_ODD
+#else
+template <class V>
+V pairs(V a, V b) {
+  V y;
+  for (int i = 0; i < kLanes / 2; ++i) {
+    y.v[i] = a.v[2 * i] + a.v[2 * i + 1];
+    y.v[kLanes / 2 + i] = b.v[2 * i] + b.v[2 * i + 1];
+  }
+  return y;
+}
+#endif
+
+// The sum of vector i in lane i, of kLanes vectors that follow each other.
+template <class T, int n = kLanes>
+auto sums_of(const T* vectors) -> decltype(load(vectors)) {
+  if constexpr (n == 1)
+    return load(vectors);
+  else
+    return pairs(sums_of<T, n / 2>(vectors), sums_of<T, n / 2>(vectors + n / 2 * kLanes));
+}
+
+// ------------------------------------------------------------------------------------- functions
+inline Floats absolute(Floats x) { return as_float(bits(x) & 0x7fffffff); }
+
+// 2**n, for n from -126 to 127.
+inline Floats power_of_two(Ints n) { return as_float((n + 127) << 23); }
+
+// exp(x) of x <= 0 to two units in the last place; 0 below the normal numbers, NaN of NaN.
+inline Floats exp_of_negative(Floats x) {
+  const Mask tiny = x < -87.3f;
+  const Floats within = select(tiny, splat(-87.3f), x);
+  const Floats shifted = within * 1.44269504f + 12582912.0f;  // rounds to a whole number in the last bits
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (within - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return select(tiny, splat(0.0f), p * as_float((bits(shifted) << 23) + 0x3f800000));
+}
+
+// 2**-x of x >= 0 to a relative 3e-7 where x is small, and at least 2**-126; a number for NaN.
+inline Floats half_to(Floats x) {
+  const Floats t = select(x < 126.0f, x, splat(126.0f));
+  const Floats shifted = 12582912.0f - t;
+  const Floats f = (12582912.0f - shifted) - t;
+  Floats p = f * 1.339086681e-3f + 9.666373953e-3f;
+  p = p * f + 5.550356954e-2f;
+  p = p * f + 2.402234823e-1f;
+  p = p * f + 6.931471825e-1f;
+  p = p * f + 1.0f;
+  return as_float(bits(p) + (bits(shifted) << 23));
+}
+
+// log(x) of normal numbers x > 0 to two units in the last place; what it is of others is not said.
+inline Floats log_of_normal(Floats x) {
+  Ints of = bits(x);
+  // x = m * 2**e with m from sqrt(1/2) to sqrt(2).
+  const Ints e = (of - 0x3f3504f3) >> 23;
+  const Floats m = as_float(of - (e << 23)) - 1.0f, f = floats(e), z = m * m;
+  Floats p = m * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  return (m + (m * z * p - f * 2.12194440e-4f - 0.5f * z)) + f * 0.693359375f;
+}
+
+// log(1 + x) of finite x >= 0; NaN of NaN.
+inline Floats log1p_of(Floats x) {
+  const Floats w = x + 1.0f;
+  return select(x == x, log_of_normal(w) + (x - (w - 1.0f)) / w, x);
+}
+
+// ------------------------------------------------------------------------------------- rows
+// Calls body(lanes, i) for elements i, i + 1, ... from `first` to `last`; the type of `lanes` says how many: `Lanes` of T.
+template <class T = float, class Body>
+void in_lanes(int64_t first, int64_t last, const Body& body) {
+  int64_t i = first;
+  for (; i + kLanes <= last; i += kLanes) body(Lanes<T, kLanes>{}, i);
+  if constexpr (kLanes > 4)
+    for (; i + 4 <= last; i += 4) body(Lanes<T, 4>{}, i);
+  for (; i < last; ++i) body(Lanes<T, 1>{}, i);
+}
 
 // [n, m] numbers of 4 bytes, whose rows lie `stride` apart, as [m, n].
 template <class T>
@@ -127,11 +430,16 @@ struct InFloats {
   using Part = float;
   using Parts = Floats;
   Part addend(float x) const { return x; }
-#if defined(__GNUC__)
   Parts addend(const Floats& x) const { return x; }
-#endif
-  static Parts none() { return same(0); }
 };
+
+constexpr float kFixedLimit = 2147483520.0f;  // the largest float32 below 2^31: others saturate
+
+inline Ints fixed(Floats x) {
+  x = select(x == x, x, splat(0.0f));
+  x = select(x > kFixedLimit, splat(kFixedLimit), x);
+  return whole(select(x < -kFixedLimit, splat(-kFixedLimit), x));
+}
 
 struct InIntegers {
   using Sum = int32_t;
@@ -140,33 +448,24 @@ struct InIntegers {
   float scale;
 
   Part addend(float x) const {
-    constexpr float limit = 2147483520.0f;  // the largest float32 below 2^31: others saturate
     x *= scale;
     if (x != x) return 0;
-    return static_cast<uint32_t>(static_cast<int32_t>(x > limit ? limit : x < -limit ? -limit : x));
+    return static_cast<uint32_t>(static_cast<int32_t>(x > kFixedLimit ? kFixedLimit : x < -kFixedLimit ? -kFixedLimit : x));
   }
-#if defined(__GNUC__)
-  Parts addend(const Floats& v) const {
-    const Floats limit = same(2147483520.0f);
-    Floats x = v * scale;
-    const Ints number = x == x;  // all bits, or none for NaN
-    x = x > limit ? limit : x;
-    x = x < -limit ? -limit : x;
-    return (Words)(__builtin_convertvector((Floats)((Ints)x & number), Ints));
+  Parts addend(const Floats& x) const {
+    const Ints addend = fixed(x * scale);
+    return from_memory<Words>(&addend);
   }
-  static Parts none() { return Words{}; }
-#else
-  static Parts none() { return 0; }
-#endif
 };
 
 // sums[o] += addend(from(i)[o]) for i = 0..n-1 one after the other, o below size: `from(i)` is where row i lies. The sums of an output
 // are made in registers.
 template <class How, class From>
 inline void add_rows(const How& how, int64_t n, const From& from, int64_t size, typename How::Sum* sums) {
+  using Parts = typename How::Parts;
   int64_t o = 0;
   for (; o + 4 * kLanes <= size; o += 4 * kLanes) {
-    auto a = load(sums + o), b = load(sums + o + kLanes), c = load(sums + o + 2 * kLanes), d = load(sums + o + 3 * kLanes);
+    auto a = read<Parts>(sums + o), b = read<Parts>(sums + o + kLanes), c = read<Parts>(sums + o + 2 * kLanes), d = read<Parts>(sums + o + 3 * kLanes);
     for (int64_t i = 0; i < n; ++i) {
       const auto* row = from(i) + o;
       a += how.addend(load(row));
@@ -180,7 +479,7 @@ inline void add_rows(const How& how, int64_t n, const From& from, int64_t size, 
     store(d, sums + o + 3 * kLanes);
   }
   for (; o + 2 * kLanes <= size; o += 2 * kLanes) {
-    auto a = load(sums + o), b = load(sums + o + kLanes);
+    auto a = read<Parts>(sums + o), b = read<Parts>(sums + o + kLanes);
     for (int64_t i = 0; i < n; ++i) {
       const auto* row = from(i) + o;
       a += how.addend(load(row));
@@ -190,7 +489,7 @@ inline void add_rows(const How& how, int64_t n, const From& from, int64_t size, 
     store(b, sums + o + kLanes);
   }
   for (; o + kLanes <= size; o += kLanes) {
-    auto a = load(sums + o);
+    auto a = read<Parts>(sums + o);
     for (int64_t i = 0; i < n; ++i) a += how.addend(load(from(i) + o));
     store(a, sums + o);
   }
@@ -205,8 +504,9 @@ inline void add_rows(const How& how, int64_t n, const From& from, int64_t size, 
 // sums[o] += addend(from[o]).
 template <class How, class W>
 inline void add_row(const How& how, const W* from, int64_t size, typename How::Sum* sums) {
+  using Parts = typename How::Parts;
   int64_t o = 0;
-  for (; o + kLanes <= size; o += kLanes) store(load(sums + o) + how.addend(load(from + o)), sums + o);
+  for (; o + kLanes <= size; o += kLanes) store(read<Parts>(sums + o) + how.addend(load(from + o)), sums + o);
   for (; o < size; ++o)
     sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(value(from[o])));
 }

@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "exported.h"
+
 #if defined(LUTJAX_X86) && defined(_MSC_VER)
 #include <intrin.h>
 #include <immintrin.h>
@@ -131,12 +133,6 @@ Kernel find(std::string_view name) {
 }
 
 }  // namespace lutjax
-
-#ifdef _WIN32
-#define LUTJAX_EXPORT extern "C" __declspec(dllexport)
-#else
-#define LUTJAX_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 // The highest level that this machine runs, from 0; -1: none.
 LUTJAX_EXPORT int lutjax_cpu_highest_level() { return lutjax::highest(); }

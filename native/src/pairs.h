@@ -4,8 +4,7 @@
 // segment. Pairs are visited table by table, sample by sample, query by query: the rows of one table lie in few pages. The ids of a
 // block of pairs are known before the first row of it is read, so rows are fetched ahead of their use.
 //
-// A source tells which rows: `table(t)` and `sample(t, b)` prepare it, `rows(j, key, n, ids)` gives the ids of query j with n keys from
-// `key` on.
+// A source tells which rows: `table(t)` and `sample(t, b)` prepare it, `rows(run, ids, more)` gives the ids of a run.
 #pragma once
 
 #include "rules.h"
@@ -39,6 +38,24 @@ struct Pairs {
     return n;
   }
 };
+
+// What both attentions are given first: `lutjax_cpu/_pairs.py`. Behind the tables are arrays of their own, then values [B, Lq, O] of a gradient or
+// an update. start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. weights: [T, R, O].
+enum Inputs { kStart, kQuerySegments, kKeySegments, kWeights, kQueries, kKeys, kOwn };
+enum Integers { kWindow, kSegments, kFixed, kOwnIntegers };
+enum Numbers { kScale, kOwnNumbers };
+
+Pairs pairs_of(const Array* inputs, const int64_t* integers) {
+  const Array &queries = inputs[kQueries], &keys = inputs[kKeys];
+  const bool segments = integers[kSegments] != 0;
+  return Pairs{queries.shape[0],
+               queries.shape[1],
+               keys.shape[1],
+               *data<const int32_t>(inputs[kStart]),
+               integers[kWindow],
+               segments ? data<const int32_t>(inputs[kQuerySegments]) : nullptr,
+               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr};
+}
 
 // A part of the work: ranges of tables, samples and queries.
 struct Part {
@@ -127,28 +144,22 @@ inline void fetch(const void* from, int64_t n_bytes) {
 // <dy, a - b>: rows are subtracted before they are multiplied, as products of large rows would lose their difference.
 template <class W>
 inline float product(const InFloats&, const float* dy, const W* a, const W* b, int64_t size) {
-  Floats sums = same(0);
+  Floats sums{};
   int64_t o = 0;
   for (; o + kLanes <= size; o += kLanes) sums += (load(a + o) - load(b + o)) * load(dy + o);
-  float sum = total(sums);
+  float sum = sum_of(sums);
   for (; o < size; ++o) sum += (value(a[o]) - value(b[o])) * dy[o];
   return sum;
 }
 
 template <class W>
 inline float product(const InIntegers& how, const float* dy, const W* a, const W* b, int64_t size) {
-  Words sums = InIntegers::none();
+  Words sums{};
   int64_t o = 0;
   for (; o + kLanes <= size; o += kLanes) sums += how.addend((load(a + o) - load(b + o)) * load(dy + o));
-  uint32_t sum = total(sums);
+  uint32_t sum = sum_of(sums);
   for (; o < size; ++o) sum += how.addend((value(a[o]) - value(b[o])) * dy[o]);
   return static_cast<float>(static_cast<int32_t>(sum)) / how.scale;
-}
-
-// The surrogate derivative.
-inline float slope(float margin) {
-  const float a = 1 + std::fabs(margin);
-  return (margin > 0 ? 0.5f : -0.5f) / (a * a);
 }
 
 template <class How>
@@ -259,7 +270,7 @@ struct Parts {
   int64_t of_tables, of_samples, of_queries, tables;
 };
 
-constexpr const char* kNoMemory = "no memory for the ids of pairs";
+constexpr const char* kNoMemory = "no memory for the ids and sums of pairs";
 
 // y[b, j, :] = sum of the rows of all pairs of j and all tables.
 template <class Source, class W, class How>
@@ -299,11 +310,12 @@ const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const 
   if (chunks != 1) {
     constexpr int64_t kPiece = 4096;
     const Call last = call_for(call, size * chunks * static_cast<int64_t>(sizeof(Sum)) / 4);
-    in_parallel_with(last, (size + kPiece - 1) / kPiece, 0, [&](int64_t i, char*) {
+    const bool added = in_parallel_with(last, (size + kPiece - 1) / kPiece, 0, [&](int64_t i, char*) {
       const int64_t first = i * kPiece, n = least(size - first, kPiece);
       std::memset(y + first, 0, static_cast<size_t>(n) * sizeof(Sum));
       for (int64_t c = 0; c < chunks; ++c) add_row(y + first, sums + c * size + first, n);
     });
+    if (!added) return kNoMemory;
   }
   return nullptr;
 }
@@ -367,6 +379,57 @@ const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, co
     }
   });
   return done ? nullptr : kNoMemory;
+}
+
+// ------------------------------------------------------------------------------------- kernels
+// Calls body(a number of the type of tables, how addends are summed).
+template <class Body>
+const char* for_type(const Array& weights, bool fixed, double scale, const Body& body) {
+  const InIntegers in_integers{static_cast<float>(scale)};
+  switch (weights.type) {
+    case Type::float32: return fixed ? body(float{}, in_integers) : body(float{}, InFloats{});
+    case Type::bfloat16: return fixed ? body(bfloat16{}, in_integers) : body(bfloat16{}, InFloats{});
+    default: return "weights must be float32 or bfloat16";
+  }
+}
+
+template <class Body>
+const char* for_type(const Call& call, const Body& body) {
+  return for_type(call.inputs[kWeights], call.integers[kFixed] != 0, call.numbers[kScale], body);
+}
+
+// The output [B, Lq, O], as sums.
+template <class Source>
+const char* forward(const Call& call) {
+  return for_type(call, [&](auto weight, auto how) {
+    const Tables<const decltype(weight)> tables(call.inputs[kWeights]);
+    return sum_pairs<Source>(call, pairs_of(call.inputs, call.integers), tables, how, data<typename decltype(how)::Sum>(call.outputs[0]));
+  });
+}
+
+// Adds values [B, Lq, O] to the rows of a table: to its gradient (`fresh`), or to itself in its own memory.
+template <class Source>
+const char* add(const Call& call, const Array& values, bool fresh) {
+  const Pairs pairs = pairs_of(call.inputs, call.integers);
+  const Array& table = call.outputs[0];
+  return values.type == Type::int32 ? add_to_pairs<Source>(call, pairs, Tables<int32_t>(table), data<const int32_t>(values), fresh)
+                                    : add_to_pairs<Source>(call, pairs, Tables<float>(table), data<const float>(values), fresh);
+}
+
+// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and the cotangent [B, Lq, O]: `n_inputs` with tables.
+template <class Source>
+const char* update(const Call& call, int n_inputs) {
+  const Update u(call);
+  Array inputs[16];
+  for (int i = 0; i < n_inputs; ++i) inputs[i] = i < kWeights ? u.inputs[i] : i > kWeights ? u.inputs[i - 1] : u.weights;
+  const float* dy = data<const float>(inputs[n_inputs - 1]);
+  Call own = call;
+  own.inputs = inputs;
+  own.integers = u.integers;
+  own.numbers = u.numbers;
+  return for_type(u.weights, u.fixed, u.scale, [&](auto weight, auto how) {
+    return move_pairs<Source, decltype(weight)>(own, pairs_of(inputs, u.integers), u, how, dy);
+  });
 }
 
 }  // namespace

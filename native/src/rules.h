@@ -19,7 +19,7 @@
 
 #include <cmath>
 
-#include "lanes.h"
+#include "ids.h"
 
 #if defined(LUTJAX_LEVEL) && defined(_MSC_VER)
 #include <intrin.h>
@@ -30,10 +30,10 @@ namespace lutjax {
 namespace {
 
 // Calls body(i, scratch) once for each i below n, on any thread, with `bytes` of memory that no other call has meanwhile. Returns false
-// where there is no memory.
+// where there is no memory. worth_threads: whether there is work for more threads than this one, as another takes some microseconds to come.
 template <class Body>
-bool in_parallel_with(const Call& call, int64_t n, int64_t bytes, const Body& body) {
-  const int64_t workers = least(n, call.pool.n_threads), each = (bytes + 127) / 64 * 64;
+bool in_parallel_with(const Call& call, int64_t n, int64_t bytes, const Body& body, bool worth_threads = true) {
+  const int64_t workers = least(n, worth_threads ? call.pool.n_threads : 1), each = (bytes + 127) / 64 * 64;
   if (workers <= 0) return true;
   char* scratch = allocated<char>(call, workers * each);
   if (scratch == nullptr) return false;
@@ -135,10 +135,10 @@ struct Update {
 };
 
 inline float mean_square(const float* x, int64_t size) {
-  Floats squares = same(0);
+  Floats squares{};
   int64_t o = 0;
   for (; o + kLanes <= size; o += kLanes) squares += load(x + o) * load(x + o);
-  float sum = total(squares);
+  float sum = sum_of(squares);
   for (; o < size; ++o) sum += x[o] * x[o];
   return sum / static_cast<float>(most<int64_t>(size, 1));
 }
@@ -191,10 +191,7 @@ struct TimesRate {
   float scale;
 
   Part addend(float x) const { return scale * x; }
-#if defined(__GNUC__)
   Parts addend(const Floats& x) const { return scale * x; }
-#endif
-  static Parts none() { return same(0); }
 };
 
 template <class Row>
@@ -269,6 +266,15 @@ const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const R
     default: return "weights must be float32 or bfloat16";
   }
   return done ? nullptr : "no memory for the hits of a table";
+}
+
+// Moves the rows that detections [B, T] address; `sum` as above.
+template <class Sum>
+const char* move_addressed_rows(const Call& call, const Update& u, const Array& index, const Sum& sum) {
+  const int64_t n_samples = index.shape[0];
+  const int32_t* by_table = ids_by_table(call, index, u.weights.shape[1]);
+  if (by_table == nullptr) return "no memory for ids";
+  return move_rows(call, u, n_samples, [=](int64_t t, int64_t b) -> int64_t { return by_table[t * n_samples + b]; }, sum);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 // [inputs, kBlock].
 #pragma once
 
-#include "wide.h"
+#include "lanes.h"
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
@@ -32,7 +32,7 @@ struct Read {
   int n_scalars;
   int bits;
   int ends;            // 2: pairs; 1: single inputs, compared with 0
-  const int32_t* end;  // [T, bits, ends], places of inputs in a block: ids times kBlock
+  const int32_t* end;  // [T, bits, ends], places of inputs: ids, in a block times kBlock
   float scalar[kMostScalars];  // as the formulas have them: exp of what is learned
 };
 
@@ -51,25 +51,31 @@ struct Scores {
   float near[kMostBits][kBlock];  // exp(-beta m_j)
 };
 
-inline F margin(const Read& read, const int32_t* end, int j, const float* x, int i) {
-  if (read.ends == 1) return get(x + end[j] + i);
-  return get(x + end[2 * j] + i) - get(x + end[2 * j + 1] + i);
-}
+// Margins of one table in lanes of samples, at x: the inputs of a block.
+struct OfSamples {
+  const int32_t* end;
+  int ends;
+  const float* x;
+  OfSamples(const Read& read, int64_t t, const float* x) : end(read.end + t * read.bits * read.ends), ends(read.ends), x(x) {}
+  Floats operator()(int j, int i) const {
+    if (ends == 1) return load(x + end[j] + i);
+    return load(x + end[2 * j] + i) - load(x + end[2 * j + 1] + i);
+  }
+};
 
-// The values of a table, for n samples. x: the inputs of a block; keep: as `Scores` has it, or null.
-template <Family family, bool for_gradient>
-void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores& s) {
+// Values of n lanes: samples of a table, or tables of a sample. margin(j, i): those of comparison j from lane i on; keep: whether `Scores` has it.
+template <Family family, bool for_gradient, class Margin>
+void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) {
   constexpr bool scored = family >= Family::confidence;
   constexpr bool powers = family >= Family::powers;
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
-  const int32_t* end = read.end + t * read.bits * read.ends;
-  const F one = splat(1.0f), zero = splat(0.0f);
+  const Floats one = splat(1.0f), zero = splat(0.0f);
   const float beta = scored ? read.scalar[0] * 1.44269504f : 0;  // of powers of two
-  for (int i = 0; i < n; i += kWide) {
-    I index = splat(0), flip = splat(1);
-    F closest = zero, total = zero, product = zero;
+  for (int i = 0; i < n; i += kLanes) {
+    Ints index = splat(0), flip = splat(1);
+    Floats closest = zero, total = zero, product = zero;
     for (int j = 0; j < read.bits; ++j) {
-      const F u = margin(read, end, j, x, i), m = absolute(u);
+      const Floats u = margin(j, i), m = absolute(u);
       index = index | ((u > zero) & (1 << j));
       if (j == 0) {
         closest = m;
@@ -80,18 +86,18 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
         flip = select(closer, splat(1 << j), flip);
       }
       if constexpr (scored) {
-        const F near = half_to(m * beta);
+        const Floats near = half_to(m * beta);
         total = j == 0 ? m : total + m;
         product = product + near * (product + 1.0f);
-        if constexpr (for_gradient) put(s.near[j] + i, near);
+        if constexpr (for_gradient) store(near, s.near[j] + i);
       }
     }
-    F first, second = zero, share = zero;
+    Floats first, second = zero, share = zero;
     if constexpr (family == Family::blend || family == Family::soft_sign) {
       if constexpr (family == Family::blend) {
         share = 0.5f / (closest + 1.0f);
       } else {
-        const F e = exp_of_negative(closest / (closest + read.scalar[0]) * (-2.0f / read.scalar[1]));
+        const Floats e = exp_of_negative(closest / (closest + read.scalar[0]) * (-2.0f / read.scalar[1]));
         share = e / (e + 1.0f);
       }
       first = one - share;
@@ -101,10 +107,10 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
         second = zero;
       }
     } else {
-      const F logs = zero - log1p_of(product), exponent = logs * read.scalar[1];
-      const F power = exp_of_negative(exponent), whole_score = total * power;
+      const Floats logs = zero - log1p_of(product), exponent = logs * read.scalar[1];
+      const Floats power = exp_of_negative(exponent), whole_score = total * power;
       first = whole_score;
-      F e = zero;
+      Floats e = zero;
       if constexpr (!one_way) {
         e = exp_of_negative(closest * (-2.0f / read.scalar[2]));
         share = e / (e + 1.0f);
@@ -112,39 +118,39 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
         second = whole_score * share;
       }
       if constexpr (for_gradient) {
-        put(s.logs + i, logs);
-        put(s.power + i, power);
-        put(s.score + i, whole_score);
+        store(logs, s.logs + i);
+        store(power, s.power + i);
+        store(whole_score, s.score + i);
       }
       if constexpr (powers) {
         constexpr float ln2 = 0.69314718056f, low = -3, high = 4, most = 64, negligible = 8, farthest = 3;
         // Half up.
-        const auto rounded = [](F a) {
+        const auto rounded = [](Floats a) {
           a = a + 0.5f;
-          const F cut = floats(whole(a));
+          const Floats cut = floats(whole(a));
           return select(cut > a, cut - 1.0f, cut);
         };
         const Mask positive = (total >= 1.17549435e-38f) & (total <= 3.4028234e38f);
-        F k = log_of_normal(select(positive, total, one)) / ln2 + exponent / ln2;
-        I q = splat(0);
+        Floats k = log_of_normal(select(positive, total, one)) / ln2 + exponent / ln2;
+        Ints q = splat(0);
         if constexpr (!one_way) {
-          const F distance = closest * (2.0f / read.scalar[2]) / ln2;
-          const F near = select(distance < most, distance, splat(most));  // also NaN's
+          const Floats distance = closest * (2.0f / read.scalar[2]) / ln2;
+          const Floats near = select(distance < most, distance, splat(most));  // also NaN's
           q = whole(rounded(near));
-          const F weight = power_of_two(splat(0) - q) + 1.0f;
+          const Floats weight = power_of_two(splat(0) - q) + 1.0f;
           k = k - select(q < static_cast<int32_t>(negligible), log_of_normal(weight) / ln2, zero);
         }
         k = select(positive, k, select(total > one, splat(2 * high), splat(2 * low)));
         k = select(k > 2 * high, splat(2 * high), select(k > 2 * low, k, splat(2 * low)));  // also NaN's
-        const I exact = whole(rounded(k));
+        const Ints exact = whole(rounded(k));
         const Mask reads = exact >= static_cast<int32_t>(low);
-        const I clipped = select(reads, select(exact > static_cast<int32_t>(high), splat(static_cast<int32_t>(high)), exact),
+        const Ints clipped = select(reads, select(exact > static_cast<int32_t>(high), splat(static_cast<int32_t>(high)), exact),
                                  splat(static_cast<int32_t>(low)));
-        const auto way = [&](F coefficient, I shift, Mask exists, float* ratio) {
-          const F of = power_of_two(clipped - shift);
+        const auto way = [&](Floats coefficient, Ints shift, Mask exists, float* ratio) {
+          const Floats of = power_of_two(clipped - shift);
           if constexpr (for_gradient) {
-            const F quotient = of / select(coefficient < 1e-30f, splat(1e-30f), coefficient);
-            put(ratio, select(quotient > 256.0f, splat(256.0f), quotient));
+            const Floats quotient = of / select(coefficient < 1e-30f, splat(1e-30f), coefficient);
+            store(select(quotient > 256.0f, splat(256.0f), quotient), ratio);
           }
           return select(coefficient == coefficient, select(exists, of, zero), coefficient);
         };
@@ -153,20 +159,20 @@ void score(const Read& read, int64_t t, const float* x, bool keep, int n, Scores
       }
     }
     if constexpr (for_gradient) {
-      put(s.flip + i, flip);
-      put(s.closest + i, closest);
-      put(s.share + i, share);
-      put(s.value[0] + i, first);
-      put(s.value[1] + i, second);
+      store(flip, s.flip + i);
+      store(closest, s.closest + i);
+      store(share, s.share + i);
+      store(first, s.value[0] + i);
+      store(second, s.value[1] + i);
     }
     if (keep) {
-      first = get(s.keep + i) * first;
-      second = get(s.keep + i) * second;
+      first = load(s.keep + i) * first;
+      second = load(s.keep + i) * second;
     }
-    put(s.index[0] + i, index);
-    put(s.index[1] + i, index ^ flip);
-    put(s.coefficient[0] + i, first);
-    put(s.coefficient[1] + i, second);
+    store(index, s.index[0] + i);
+    store(index ^ flip, s.index[1] + i);
+    store(first, s.coefficient[0] + i);
+    store(second, s.coefficient[1] + i);
   }
 }
 
@@ -178,55 +184,55 @@ void differentiate(const Read& read, int64_t t, const float* x, bool keep, int n
   constexpr bool scored = family >= Family::confidence;
   constexpr bool powers = family >= Family::powers;
   constexpr bool one_way = family == Family::confidence_one_way || family == Family::powers_one_way;
-  const int32_t* end = read.end + t * read.bits * read.ends;
-  const F one = splat(1.0f), zero = splat(0.0f);
-  for (int i = 0; i < n; i += kWide) {
-    F r = get(s.product[0] + i), q = one_way ? zero : get(s.product[1] + i);
+  const OfSamples margin(read, t, x);
+  const Floats one = splat(1.0f), zero = splat(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    Floats r = load(s.product[0] + i), q = one_way ? zero : load(s.product[1] + i);
     if (keep) {
-      const F factor = get(s.keep + i);
-      F of_keep = r * get(s.value[0] + i);
-      if constexpr (!one_way) of_keep = of_keep + q * get(s.value[1] + i);
-      put(s.keep + i, of_keep);
+      const Floats factor = load(s.keep + i);
+      Floats of_keep = r * load(s.value[0] + i);
+      if constexpr (!one_way) of_keep = of_keep + q * load(s.value[1] + i);
+      store(of_keep, s.keep + i);
       r = r * factor;
       q = q * factor;
     }
-    const I flip = get(s.flip + i);
-    const F m = get(s.closest + i), share = get(s.share + i);
-    F of_closest = zero, of_score = zero, of_total = zero, of_near = zero, sum = zero;
+    const Ints flip = load(s.flip + i);
+    const Floats m = load(s.closest + i), share = load(s.share + i);
+    Floats of_closest = zero, of_score = zero, of_total = zero, of_near = zero, sum = zero;
     if constexpr (family == Family::blend) {
       of_closest = (q - r) * (-0.5f / ((m + 1.0f) * (m + 1.0f)));
     } else if constexpr (family == Family::soft_sign) {
-      const F soft = m + read.scalar[0];
-      const F slope = (q - r) * (2.0f / read.scalar[1]) * share * (one - share) / soft;
-      const F by_soft = slope * read.scalar[0] / soft;
+      const Floats soft = m + read.scalar[0];
+      const Floats slope = (q - r) * (2.0f / read.scalar[1]) * share * (one - share) / soft;
+      const Floats by_soft = slope * read.scalar[0] / soft;
       of_closest = zero - by_soft;
       add_scalar(0, by_soft * m);
       add_scalar(1, slope * m);
     } else {
       if constexpr (powers) {
-        r = r * get(s.ratio[0] + i);
-        if constexpr (!one_way) q = q * get(s.ratio[1] + i);
+        r = r * load(s.ratio[0] + i);
+        if constexpr (!one_way) q = q * load(s.ratio[1] + i);
       }
-      const F score = get(s.score + i);
+      const Floats score = load(s.score + i);
       of_score = r;
       if constexpr (!one_way) {
         of_score = r * (one - share) + q * share;
         of_closest = score * (q - r) * (-2.0f / read.scalar[2]) * share * (one - share);
         add_scalar(2, zero - of_closest * m);
       }
-      of_total = of_score * get(s.power + i);
+      of_total = of_score * load(s.power + i);
       of_near = of_score * score * (read.scalar[0] * read.scalar[1]);
-      add_scalar(1, of_score * score * read.scalar[1] * get(s.logs + i));
+      add_scalar(1, of_score * score * read.scalar[1] * load(s.logs + i));
     }
     for (int j = 0; j < read.bits; ++j) {
-      const F u = margin(read, end, j, x, i);
-      F d = select(flip == (1 << j), of_closest, zero);
+      const Floats u = margin(j, i);
+      Floats d = select(flip == (1 << j), of_closest, zero);
       if constexpr (scored) {
-        const F near = get(s.near[j] + i), part = near / (near + 1.0f);
+        const Floats near = load(s.near[j] + i), part = near / (near + 1.0f);
         sum = sum + absolute(u) * part;
         d = d + of_total + of_near * part;
       }
-      add_margin(end, j, i, select(u > zero, d, zero - d));
+      add_margin(margin.end, j, i, select(u > zero, d, zero - d));
     }
     if constexpr (scored) add_scalar(0, of_near * sum);
   }

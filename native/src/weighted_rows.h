@@ -6,7 +6,6 @@
 #pragma once
 
 #include "lanes.h"
-#include "wide.h"
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
@@ -15,43 +14,38 @@ namespace {
 // How products are added.
 struct SumsOfFloats {
   using T = float;
-  using V = F;
+  using V = Floats;
   template <class W>
-  V plus(V total, float c, const W* row) const { return total + c * get(row); }
+  V plus(V total, float c, const W* row) const { return total + c * load(row); }
   template <class W>
-  V plus_first(V total, float c, const W* row, int n) const { return total + c * get_first(row, n); }
-  V plus(V total, F a) const { return total + a; }
-  V plus_product(V total, F a, F b) const { return total + a * b; }
-  F result(V total) const { return total; }
+  V plus_first(V total, float c, const W* row, int n) const { return total + c * load_first(row, n); }
+  V plus(V total, Floats a) const { return total + a; }
+  V plus_product(V total, Floats a, Floats b) const { return total + a * b; }
+  Floats result(V total) const { return total; }
 };
 
 // lutjax.FixedPoint: int32 sums of trunc(value * scale).
 struct SumsOfFixed {
   using T = int32_t;
-  using V = I;
+  using V = Ints;
   float scale;
-  I quantised(F a) const {
-    a = a * scale;
-    a = select(a == a, a, splat(0.0f));
-    a = select(a > 2147483520.0f, splat(2147483520.0f), a);
-    return whole(select(a < -2147483520.0f, splat(-2147483520.0f), a));
-  }
+  Ints quantised(Floats a) const { return fixed(a * scale); }
   template <class W>
-  V plus(V total, float c, const W* row) const { return total + quantised(c * get(row)); }
+  V plus(V total, float c, const W* row) const { return total + quantised(c * load(row)); }
   template <class W>
-  V plus_first(V total, float c, const W* row, int n) const { return total + quantised(c * get_first(row, n)); }
-  V plus(V total, F a) const { return total + quantised(a); }
-  V plus_product(V total, F a, F b) const { return total + quantised(a * b); }
-  F result(V total) const { return floats(total) / scale; }
+  V plus_first(V total, float c, const W* row, int n) const { return total + quantised(c * load_first(row, n)); }
+  V plus(V total, Floats a) const { return total + quantised(a); }
+  V plus_product(V total, Floats a, Floats b) const { return total + quantised(a * b); }
+  Floats result(V total) const { return floats(total) / scale; }
 };
 
 // Whole numbers, and coefficients that are such.
 struct SumsOfIntegers {
   using T = int32_t;
-  using V = I;
-  V plus(V total, float c, const int8_t* row) const { return total + static_cast<int32_t>(c) * get_integers(row); }
+  using V = Ints;
+  V plus(V total, float c, const int8_t* row) const { return total + static_cast<int32_t>(c) * load_integers(row); }
   V plus_first(V total, float c, const int8_t* row, int n) const {
-    return total + static_cast<int32_t>(c) * get_first_integers(row, n);
+    return total + static_cast<int32_t>(c) * load_first_integers(row, n);
   }
 };
 
@@ -63,10 +57,10 @@ struct Number {
 // Calls f(number of vectors, their first output) for parts of the outputs, the number as a constant, then f of the rest: 0.
 template <class Body>
 void for_parts(int64_t n_outputs, const Body& f) {
-  int64_t o = 0, vectors = n_outputs / kWide;
+  int64_t o = 0, vectors = n_outputs / kLanes;
   const auto step = [&](auto n) {
     f(n, o);
-    o += n.n * kWide;
+    o += n.n * kLanes;
     vectors -= n.n;
   };
   while (vectors > 4) step(Number<4>{});
@@ -103,22 +97,22 @@ void sum_weighted_rows(const Sums& sums, const Ways<W>& ways, int64_t n_outputs,
     for (int b = 0; b < n; ++b) {
       typename Sums::T* to = y + b * stride + o;
       if constexpr (N == 0) {
-        V total = first ? V{} : get_first(to, rest);
+        V total = first ? V{} : load_first(to, rest);
         for (int k = 0; k < ways.n; ++k) {
           const float c = ways.coefficient[k][b];
           if (c != 0) total = sums.plus_first(total, c, ways.table[k] + ways.index[k][b] * n_outputs + o, rest);
         }
-        put_first(to, total, rest);
+        store_first(total, to, rest);
       } else {
         V total[N];
-        for (int v = 0; v < N; ++v) total[v] = first ? V{} : get(to + v * kWide);
+        for (int v = 0; v < N; ++v) total[v] = first ? V{} : load(to + v * kLanes);
         for (int k = 0; k < ways.n; ++k) {
           const float c = ways.coefficient[k][b];
           if (c == 0) continue;
           const W* row = ways.table[k] + ways.index[k][b] * n_outputs + o;
-          for (int v = 0; v < N; ++v) total[v] = sums.plus(total[v], c, row + v * kWide);
+          for (int v = 0; v < N; ++v) total[v] = sums.plus(total[v], c, row + v * kLanes);
         }
-        for (int v = 0; v < N; ++v) put(to + v * kWide, total[v]);
+        for (int v = 0; v < N; ++v) store(total[v], to + v * kLanes);
       }
     }
   });
@@ -138,32 +132,32 @@ void add_weighted_rows(const Sums& sums, const W* table, const int32_t* const* i
   using V = typename Sums::V;
   using T = typename Sums::T;
   // Products of each sample, whose lanes are added when all outputs are.
-  alignas(64) T parts[of_read ? ways : 1][of_read ? 64 : 1][kWide];
-  const int whole_n = (n + kWide - 1) / kWide * kWide;
+  alignas(64) T parts[of_read ? ways : 1][of_read ? 64 : 1][kLanes];
+  const int whole_n = (n + kLanes - 1) / kLanes * kLanes;
   if constexpr (of_read)
     for (int k = 0; k < ways; ++k)
-      for (int b = n_outputs > 0 ? n : 0; b < whole_n; ++b) put(parts[k][b], V{});
+      for (int b = n_outputs > 0 ? n : 0; b < whole_n; ++b) store(V{}, parts[k][b]);
   for_parts(n_outputs, [&](auto size, int64_t o) {
     constexpr int N = decltype(size)::n, M = N == 0 ? 1 : N;
     const int rest = static_cast<int>(n_outputs - o);
     const auto part = [&](const auto* p) {
       if constexpr (N == 0)
-        return get_first(p, rest);
+        return load_first(p, rest);
       else
-        return get(p);
+        return load(p);
     };
     for (int b = 0; b < n; ++b) {
-      F d[M];
-      for (int v = 0; v < M; ++v) d[v] = part(dy.of_rows + b * dy.stride + o + v * kWide);
+      Floats d[M];
+      for (int v = 0; v < M; ++v) d[v] = part(dy.of_rows + b * dy.stride + o + v * kLanes);
       if constexpr (of_read) {
-        F e[M];
+        Floats e[M];
         for (int v = 0; v < M; ++v)
-          e[v] = dy.of_read == dy.of_rows ? d[v] : part(dy.of_read + b * dy.stride + o + v * kWide);
+          e[v] = dy.of_read == dy.of_rows ? d[v] : part(dy.of_read + b * dy.stride + o + v * kLanes);
         for (int k = 0; k < ways; ++k) {
           const W* row = table + index[k][b] * n_outputs + o;
-          V sum = o == 0 ? V{} : get(parts[k][b]);
-          for (int v = 0; v < M; ++v) sum = sums.plus_product(sum, part(row + v * kWide), e[v]);
-          put(parts[k][b], sum);
+          V sum = o == 0 ? V{} : load(parts[k][b]);
+          for (int v = 0; v < M; ++v) sum = sums.plus_product(sum, part(row + v * kLanes), e[v]);
+          store(sum, parts[k][b]);
         }
       }
       if constexpr (of_rows) {
@@ -172,9 +166,9 @@ void add_weighted_rows(const Sums& sums, const W* table, const int32_t* const* i
           if (c == 0) continue;
           T* to = total + index[k][b] * n_outputs + o;
           if constexpr (N == 0) {
-            put_first(to, sums.plus(get_first(to, rest), c * d[0]), rest);
+            store_first(sums.plus(load_first(to, rest), c * d[0]), to, rest);
           } else {
-            for (int v = 0; v < M; ++v) put(to + v * kWide, sums.plus(get(to + v * kWide), c * d[v]));
+            for (int v = 0; v < M; ++v) store(sums.plus(load(to + v * kLanes), c * d[v]), to + v * kLanes);
           }
         }
       }
@@ -182,14 +176,14 @@ void add_weighted_rows(const Sums& sums, const W* table, const int32_t* const* i
   });
   if constexpr (of_read)
     for (int k = 0; k < ways; ++k)
-      for (int b = 0; b < whole_n; b += kWide) put(product[k] + b, sums.result(sums_of(parts[k][b])));
+      for (int b = 0; b < whole_n; b += kLanes) store(sums.result(sums_of(parts[k][b])), product[k] + b);
 }
 
 // sums[o] += addend(c * from[o])
 template <class How>
 void add_weighted(const How& how, float c, const float* from, int64_t size, typename How::Sum* sums) {
   int64_t o = 0;
-  for (; o + kLanes <= size; o += kLanes) store(load(sums + o) + how.addend(c * load(from + o)), sums + o);
+  for (; o + kLanes <= size; o += kLanes) store(read<typename How::Parts>(sums + o) + how.addend(c * load(from + o)), sums + o);
   for (; o < size; ++o)
     sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(c * from[o]));
 }

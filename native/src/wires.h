@@ -1,9 +1,15 @@
 // Gates with wires: how their rows are divided into tasks, and which wires read an input.
 //
-// Arrays are features first: a wire reads a row of x, [I, B], whose samples are contiguous.
+// Arrays are features first: a wire reads a row of x, [I, B], whose samples are contiguous. Where x is larger than the caches, gates and
+// inputs are visited along the wires: each next gate shares an input with the last one, so a row comes from memory about once, not
+// once for every wire. What is made in this order, and written past the caches, is the same in any order.
 #pragma once
 
-#include "bit_lanes.h"
+#include "lanes.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
@@ -12,16 +18,76 @@ namespace {
 // Samples whose sums over readers are kept in the nearest cache.
 constexpr int64_t kColumns = 1024;
 
+// Readers of an input whose tasks are not divided.
+constexpr int64_t kMostTogether = 64;
+
 // Rows that make one task: what they cost together is worth another thread.
 inline int64_t rows_of_task(int64_t batch, int64_t cost) { return most<int64_t>(1, 32768 / most<int64_t>(1, batch * cost)); }
 
-// Calls body(row) for each row, several in a task.
-template <class Body>
-void in_tasks(const Call& call, int64_t n_rows, int64_t each, const Body& body) {
-  in_parallel(call, (n_rows + each - 1) / each, [&](int64_t task) {
-    for (int64_t row = task * each; row < least(task * each + each, n_rows); ++row) body(row);
-  });
+// A sum over lanes of any number, in a fixed order.
+struct Sum {
+  Lanes<float, kLanes> of_most{};
+  Lanes<float, 4> of_four{};
+  Lanes<float, 1> of_one{};
+
+  template <class V>
+  void add(const V& a) {
+    if constexpr (sizeof(V) == sizeof of_most) of_most += a;
+    else if constexpr (sizeof(V) == sizeof of_four) of_four += a;
+    else of_one += a;
+  }
+  float total() const { return sum_of(of_most) + (sum_of(of_four) + sum_of(of_one)); }
+};
+
+// Writes lanes past the caches, where `to` is aligned: memory that is written whole need not be read before.
+template <bool past, class V, class T>
+void put(const V& a, T* to) {
+#if defined(__SSE2__)
+  if constexpr (past && sizeof(V) == 4 * kLanes && sizeof(T) == 4) {
+#if LUTJAX_LANES == 16
+    _mm512_stream_ps(reinterpret_cast<float*>(to), from_memory<__m512>(&a));
+#elif LUTJAX_LANES == 8
+    _mm256_stream_ps(reinterpret_cast<float*>(to), from_memory<__m256>(&a));
+#else
+    _mm_stream_ps(reinterpret_cast<float*>(to), from_memory<__m128>(&a));
+#endif
+    return;
+  }
+#endif
+  store(a, to);
 }
+
+// Others see what was written past the caches.
+inline void finish_writes() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+template <bool b>
+struct Choice {
+  static constexpr bool value = b;
+};
+
+// Wires of gates that have equally many.
+struct Wires {
+  const int32_t* ids;
+  int64_t n_gates, per_gate, n_inputs;
+
+  int64_t n() const { return n_gates * per_gate; }
+  int64_t input(int64_t wire) const { return clamped<int64_t>(ids[wire], n_inputs); }
+};
+
+constexpr int64_t kCached = int64_t{16} << 20;  // bytes of x that a cache may keep
+
+template <class X>
+bool in_memory(int64_t n_inputs, int64_t batch) {
+  return n_inputs * batch * static_cast<int64_t>(sizeof(X)) > kCached;
+}
+
+// Whether rows of so many numbers may be written past the caches.
+template <class T>
+bool aligned(const T* to, int64_t batch) { return sizeof(T) == 4 && reinterpret_cast<uintptr_t>(to) % 64 == 0 && batch % 16 == 0; }
 
 // For each input the wires that read it, in their order: of[first[i]] to of[first[i + 1] - 1], numbers in the flat list of wires.
 //
@@ -30,42 +96,155 @@ struct Readers {
   int32_t *first, *of;
 
   // Returns false where no memory is left.
-  bool make(const Call& call, const int32_t* wires, int64_t n_wires, int64_t n_inputs) {
+  bool make(const Call& call, const Wires& wires) {
+    const int64_t n_inputs = wires.n_inputs, n_wires = wires.n();
     first = allocated<int32_t>(call, n_inputs + 2);
     of = allocated<int32_t>(call, n_wires);
     if (first == nullptr || of == nullptr) return false;
     std::memset(first, 0, static_cast<size_t>(n_inputs + 2) * sizeof(int32_t));
     if (n_inputs == 0) return true;
-    for (int64_t w = 0; w < n_wires; ++w) ++first[clamped<int64_t>(wires[w], n_inputs) + 2];
+    for (int64_t w = 0; w < n_wires; ++w) ++first[wires.input(w) + 2];
     for (int64_t i = 0; i < n_inputs; ++i) first[i + 2] += first[i + 1];
     // first[i + 1] is now where those of i start, and moves to where they end.
-    for (int64_t w = 0; w < n_wires; ++w) of[first[clamped<int64_t>(wires[w], n_inputs) + 1]++] = static_cast<int32_t>(w);
+    for (int64_t w = 0; w < n_wires; ++w) of[first[wires.input(w) + 1]++] = static_cast<int32_t>(w);
     return true;
+  }
+
+  // Wires that read one input, at most.
+  int64_t most(int64_t n_inputs) const {
+    int64_t found = 0;
+    for (int64_t i = 0; i < n_inputs; ++i) found = lutjax::most<int64_t>(found, first[i + 1] - first[i]);
+    return found;
   }
 };
 
-// dx[i] = sum over the wires w that read i of addend(w)(lanes, j), for the samples j from `first` to `last`: rows of [I, B].
-template <class Addend>
+// An order of numbers below n in which the next one is near the last one; null where no memory is left. near(i, unseen) returns a number
+// for which unseen(it) holds, or -1, and each call goes on where the last one of i ended.
+template <class Near>
+const int32_t* walk(const Call& call, int64_t n, const Near& near) {
+  int32_t* order = allocated<int32_t>(call, n);
+  uint8_t* seen = allocated<uint8_t>(call, n);
+  if (order == nullptr || seen == nullptr) return nullptr;
+  std::memset(seen, 0, static_cast<size_t>(n));
+  const auto unseen = [&](int64_t i) { return seen[i] == 0; };
+  int64_t found = 0;
+  for (int64_t start = 0; start < n; ++start)
+    for (int64_t i = start; i >= 0 && unseen(i); i = near(i, unseen)) {
+      seen[i] = 1;
+      order[found++] = static_cast<int32_t>(i);
+    }
+  return order;
+}
+
+// Where the readers of each input that are still to be looked at begin.
+inline int32_t* cursors(const Call& call, const Readers& readers, int64_t n_inputs) {
+  int32_t* next = allocated<int32_t>(call, n_inputs);
+  if (next != nullptr) std::memcpy(next, readers.first, static_cast<size_t>(n_inputs) * sizeof(int32_t));
+  return next;
+}
+
+inline const int32_t* walk_over_gates(const Call& call, const Wires& wires, const Readers& readers) {
+  int32_t* next = cursors(call, readers, wires.n_inputs);
+  if (next == nullptr) return nullptr;
+  return walk(call, wires.n_gates, [&](int64_t g, const auto& unseen) {
+    for (int64_t place = wires.per_gate - 1; place >= 0; --place) {
+      const int64_t i = wires.input(g * wires.per_gate + place);
+      for (; next[i] < readers.first[i + 1]; ++next[i])
+        if (const int64_t other = readers.of[next[i]] / wires.per_gate; unseen(other)) return other;
+    }
+    return int64_t{-1};
+  });
+}
+
+inline const int32_t* walk_over_inputs(const Call& call, const Wires& wires, const Readers& readers) {
+  int32_t* next = cursors(call, readers, wires.n_inputs);
+  if (next == nullptr) return nullptr;
+  return walk(call, wires.n_inputs, [&](int64_t i, const auto& unseen) {
+    for (; next[i] < readers.first[i + 1]; ++next[i]) {
+      const int64_t g = readers.of[next[i]] / wires.per_gate;
+      for (int64_t place = 0; place < wires.per_gate; ++place)
+        if (const int64_t other = wires.input(g * wires.per_gate + place); unseen(other)) return other;
+    }
+    return int64_t{-1};
+  });
+}
+
+// Calls body(past, g) for each gate: `past` says whether y may be written past the caches. cost: of one sample.
+template <class X, class Body>
+void for_gates(const Call& call, const Wires& wires, int64_t batch, int64_t cost, const X* y, const Body& body) {
+  const int64_t n = wires.n_gates;
+  const bool far = in_memory<X>(wires.n_inputs, batch), past = aligned(y, batch) && in_memory<X>(n, batch);
+  const int32_t* order = nullptr;
+  Readers readers{};
+  if (far && readers.make(call, wires)) order = walk_over_gates(call, wires, readers);
+  // Two tasks that follow each other in an order read a row in common.
+  const int64_t each = order == nullptr ? rows_of_task(batch, cost) : 16;
+  in_parallel(call, (n + each - 1) / each, [&](int64_t task) {
+    for (int64_t k = task * each; k < least(task * each + each, n); ++k) {
+      const int64_t g = order == nullptr ? k : order[k];
+      if (past)
+        body(Choice<true>{}, g);
+      else
+        body(Choice<false>{}, g);
+    }
+    if (past) finish_writes();
+  });
+}
+
+// dx[i] = sum over the wires w that read i of addend(w)(lanes, j), for the samples j from `first` to `last`, at most kColumns: rows of [I, B].
+template <bool past, class Addend>
 void sum_over_readers(const Readers& readers, int64_t i, int64_t first, int64_t last, float* to, const Addend& addend) {
   const int64_t begin = readers.first[i], end = readers.first[i + 1];
   if (begin == end) std::memset(to + first, 0, static_cast<size_t>(last - first) * sizeof(float));
+  alignas(64) float sums[kColumns];
   for (int64_t r = begin; r < end; ++r) {
     const auto values = addend(readers.of[r]);
-    if (r == begin)
-      in_lanes(first, last, [&](auto lanes, int64_t j) { write(values(lanes, j), to + j); });
+    const bool starts = r == begin, ends = r + 1 == end;
+    const auto pass = [&](auto sum) {
+      if (ends)
+        in_lanes(first, last, [&](auto lanes, int64_t j) { put<past>(sum(lanes, j), to + j); });
+      else
+        in_lanes(first, last, [&](auto lanes, int64_t j) { store(sum(lanes, j), sums + (j - first)); });
+    };
+    if (starts)
+      pass(values);
     else
-      in_lanes(first, last, [&](auto lanes, int64_t j) { write(decltype(lanes)::read(to + j) + values(lanes, j), to + j); });
+      pass([&](auto lanes, int64_t j) { return read<decltype(lanes)>(sums + (j - first)) + values(lanes, j); });
   }
 }
 
-// The cotangents of inputs and of parameters of gates, of those that are wanted (not null): threads share both.
+// The cotangents of inputs and of parameters of gates, of those that are wanted (not null, more than no gates): threads share both.
 //
 // addend: see `sum_over_readers`. of_gate(g) makes the sums over samples of a gate. cost: of one sample of a wire.
-template <class Addend, class OfGate>
-const char* cotangents(const Call& call, const int32_t* wires, int64_t n_wires, float* dx, int64_t n_inputs, int64_t batch,
-                       int64_t n_gates, int64_t cost, const Addend& addend, const OfGate& of_gate) {
+template <class X, class Addend, class OfGate>
+const char* cotangents(const Call& call, const Wires& wires, float* dx, int64_t batch, bool of_gates, int64_t cost, const Addend& addend,
+                       const OfGate& of_gate) {
+  const int64_t n_inputs = wires.n_inputs, n_gates = of_gates ? wires.n_gates : 0;
   Readers readers{};
-  if (dx != nullptr && !readers.make(call, wires, n_wires, n_inputs)) return "no memory is left";
+  if (dx != nullptr && !readers.make(call, wires)) return "no memory is left";
+  const bool past = dx != nullptr && aligned(dx, batch) && in_memory<float>(n_inputs, batch);
+  const auto sum_inputs = [&](int64_t i, int64_t first, int64_t last) {
+    if (past)
+      sum_over_readers<true>(readers, i, first, last, dx + i * batch, addend);
+    else
+      sum_over_readers<false>(readers, i, first, last, dx + i * batch, addend);
+  };
+  if (dx != nullptr && in_memory<X>(n_inputs, batch) && readers.most(n_inputs) <= kMostTogether) {
+    // A gate's sums are made with its first input, while its rows are near.
+    const int32_t* order = walk_over_inputs(call, wires, readers);
+    if (order == nullptr) return "no memory is left";
+    constexpr int64_t each = 16;
+    in_parallel(call, (n_inputs + each - 1) / each, [&](int64_t task) {
+      for (int64_t k = task * each; k < least(task * each + each, n_inputs); ++k) {
+        const int64_t i = order[k];
+        for (int64_t first = 0; first < batch; first += kColumns) sum_inputs(i, first, least(first + kColumns, batch));
+        for (int64_t r = readers.first[i]; of_gates && r < readers.first[i + 1]; ++r)
+          if (readers.of[r] % wires.per_gate == 0) of_gate(readers.of[r] / wires.per_gate);
+      }
+      if (past) finish_writes();
+    });
+    return nullptr;
+  }
   const int64_t columns = least(batch, kColumns), n_parts = columns > 0 ? (batch + columns - 1) / columns : 0;
   const int64_t inputs = rows_of_task(columns, cost), gates = rows_of_task(batch, cost);
   const int64_t input_tasks = dx != nullptr ? (n_inputs + inputs - 1) / inputs * n_parts : 0;
@@ -73,8 +252,8 @@ const char* cotangents(const Call& call, const int32_t* wires, int64_t n_wires, 
   in_parallel(call, input_tasks + (n_gates + gates - 1) / gates, [&](int64_t task) {
     if (task < input_tasks) {
       const int64_t row = task / n_parts * inputs, first = task % n_parts * columns;
-      for (int64_t i = row; i < least(row + inputs, n_inputs); ++i)
-        sum_over_readers(readers, i, first, least(first + columns, batch), dx + i * batch, addend);
+      for (int64_t i = row; i < least(row + inputs, n_inputs); ++i) sum_inputs(i, first, least(first + columns, batch));
+      if (past) finish_writes();
     } else {
       const int64_t row = (task - input_tasks) * gates;
       for (int64_t g = row; g < least(row + gates, n_gates); ++g) of_gate(g);

@@ -44,20 +44,38 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
 
 
 def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
-    """The table's cotangent, ``[G, 2**n]``: for each slot the sum over samples of dy times its share."""
+    """The table's cotangent, ``[G, 2**n]``: for each slot the sum over samples of dy times its share.
+
+    Where `x` are booleans, the slot of a sample has all of dy, and the others have none of it, even if it is infinite.
+    """
     low, high = x[:_LOW_BITS], x[_LOW_BITS:]
 
     def sums(weight: jax.Array) -> jax.Array:
         shares = [weight]
         for a in reversed(low):  # the first is the least significant bit
-            shares = [s for share in shares for s in (share * (1 - a), share * a)]
+            shares = [s for share in shares for s in _divided(share, a)]
         return _wire_gathers.sum_over_samples(shares)
 
     if not high:
         return sums(dy).T
-    values = jnp.arange(n_slots >> len(low))
-    by_value = jax.lax.map(lambda bits: sums(dy * _shares(bits, high)[0]), _bits(values, len(high), dy.dtype))
+
+    def of_value(bits: jax.Array) -> jax.Array:
+        if high[0].dtype != jnp.bool_:
+            return sums(dy * _shares(bits, high)[0])
+        weight = dy
+        for b, a in zip(bits, high, strict=True):
+            weight = jnp.where(a == (b > 0), weight, jnp.zeros_like(weight))
+        return sums(weight)
+
+    by_value = jax.lax.map(of_value, _bits(jnp.arange(n_slots >> len(low)), len(high), dy.dtype))
     return by_value.reshape(n_slots, dy.shape[0]).T
+
+
+def _divided(share: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The parts of a share for slots whose bit is 0 and 1."""
+    if a.dtype == jnp.bool_:
+        return jnp.where(a, jnp.zeros_like(share), share), jnp.where(a, share, jnp.zeros_like(share))
+    return share * (1 - a), share * a
 
 
 def slopes_at_addresses(table: jax.Array) -> jax.Array:

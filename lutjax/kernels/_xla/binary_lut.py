@@ -25,7 +25,7 @@ def backward(
     dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, x.dtype)
     found = {}
     if "table" in needs:
-        found["table"] = _slot_polynomials.of_table(table.shape[1], [(a > 0).astype(dtype) for a in read], dy)
+        found["table"] = _slot_polynomials.of_table(table.shape[1], [a > 0 for a in read], dy)
     if "x" in needs:
         softened = [jnp.where(a > 0, 0.75, 0.25).astype(dtype) for a in read]
         by_wire = [0.5 * dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), softened)]

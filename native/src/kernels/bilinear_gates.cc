@@ -12,28 +12,28 @@ template <class X>
 struct Gates {
   explicit Gates(const Call& call)
       : n_inputs(call.inputs[0].shape[0]), batch(call.inputs[0].shape[1]), n_gates(call.inputs[2].shape[0]),
-        x(data<const X>(call.inputs[0])), c(data<const float>(call.inputs[1])), wires(data<const int32_t>(call.inputs[2])) {}
+        x(data<const X>(call.inputs[0])), c(data<const float>(call.inputs[1])), wires{data<const int32_t>(call.inputs[2]), n_gates, 2, n_inputs} {}
 
-  const X* row(int64_t wire) const { return x + clamped<int64_t>(wires[wire], n_inputs) * batch; }
+  const X* row(int64_t wire) const { return x + wires.input(wire) * batch; }
 
   const int64_t n_inputs, batch, n_gates;
   const X* const x;
   const float* const c;
-  const int32_t* const wires;
+  const Wires wires;
 };
 
 template <class X>
 const char* forward(const Call& call) {
   const Gates<X> of(call);
   X* y = data<X>(call.outputs[0]);
-  in_tasks(call, of.n_gates, rows_of_task(of.batch, 1), [&](int64_t g) {
+  for_gates(call, of.wires, of.batch, 1, y, [&](auto past, int64_t g) {
     const X *a = of.row(2 * g), *b = of.row(2 * g + 1);
     X* to = y + g * of.batch;
     const float c0 = of.c[g], c1 = of.c[of.n_gates + g], c2 = of.c[2 * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      const V of_a = V::read(a + j), of_b = V::read(b + j);
-      write(V::all(c0) + V::all(c1) * of_a + (V::all(c2) + V::all(c3) * of_a) * of_b, to + j);
+      const V of_a = read<V>(a + j), of_b = read<V>(b + j);
+      put<decltype(past)::value>(all<V>(c0) + all<V>(c1) * of_a + (all<V>(c2) + all<V>(c3) * of_a) * of_b, to + j);
     });
   });
   return nullptr;
@@ -53,7 +53,7 @@ const char* backward(const Call& call) {
     Sum s0, s1, s2, s3;
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      const V of_b = V::read(b + j), of_y = V::read(d + j), with_a = of_y * V::read(a + j);
+      const V of_b = read<V>(b + j), of_y = read<V>(d + j), with_a = of_y * read<V>(a + j);
       s0.add(of_y);
       s1.add(with_a);
       s2.add(of_y * of_b);
@@ -66,10 +66,10 @@ const char* backward(const Call& call) {
     const float slope = of.c[(1 + wire % 2) * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
     return [=, d = dy + g * of.batch, other = of.row(wire ^ 1)](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      return V::read(d + j) * (V::all(slope) + V::all(c3) * V::read(other + j));
+      return read<V>(d + j) * (all<V>(slope) + all<V>(c3) * read<V>(other + j));
     };
   };
-  return cotangents(call, of.wires, 2 * of.n_gates, dx, of.n_inputs, of.batch, of_c ? of.n_gates : 0, 2, addend, sums);
+  return cotangents<X>(call, of.wires, dx, of.batch, of_c, 2, addend, sums);
 }
 
 }  // namespace

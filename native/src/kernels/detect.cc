@@ -8,7 +8,9 @@ namespace lutjax {
 namespace {
 
 constexpr int64_t kMostPairs = 32;
-constexpr int64_t kTile = 16;  // detectors whose results are turned together
+constexpr int64_t kTile = 16;       // detectors whose results are turned together
+constexpr int64_t kFew = 4;          // samples that are computed one after the other
+constexpr int64_t kWorth = 1 << 14;  // comparisons that are worth a second thread
 
 struct Closest {
   Floats margin;
@@ -16,36 +18,30 @@ struct Closest {
 
   // Magnitudes as integers in the same order, with NaN as -1, below all others.
   static Ints key(const Floats& delta) {
-    Words bits;
-    std::memcpy(&bits, &delta, sizeof bits);
-    bits = (bits & 0x7fffffffu) + 0x007fffffu;  // NaN alone passes 2^31
-    Ints order;
-    std::memcpy(&order, &bits, sizeof order);
-    const Ints nan = order - order - 1;
-    return order < 0 ? nan : order;
+    const Words size = (from_memory<Words>(&delta) & 0x7fffffffu) + 0x007fffffu;  // NaN alone passes 2^31
+    const Ints order = bits(size);
+    return select(order < 0, splat(-1), order);
   }
 
   static Ints bit(const Floats& delta, float epsilon, int32_t r) {
-    const Floats size = delta < 0 ? -delta : delta;
-    const Ints none = Ints{}, one = none + static_cast<int32_t>(uint32_t{1} << r);
-    const Ints above = delta > 0 ? one : none;
-    return size < epsilon ? none : above;
+    const Mask above = (delta > 0.0f) & ~(select(delta < 0.0f, -delta, delta) < epsilon);
+    return above & static_cast<int32_t>(uint32_t{1} << r);
   }
 
   void start(const Floats& delta, float epsilon) {
     margin = delta;
     best = key(delta);
-    flip = Ints{} + 1;
+    flip = splat(1);
     index = bit(delta, epsilon, 0);
   }
 
   void next(const Floats& delta, float epsilon, int32_t r) {
     const Ints order = key(delta);
-    margin = order < best ? delta : margin;
-    const Ints of = Ints{} + static_cast<int32_t>(uint32_t{1} << r);
-    flip = order < best ? of : flip;
-    best = order < best ? order : best;
-    index |= bit(delta, epsilon, r);
+    const Mask closer = order < best;
+    margin = select(closer, delta, margin);
+    flip = select(closer, splat(static_cast<int32_t>(uint32_t{1} << r)), flip);
+    best = select(closer, order, best);
+    index = index | bit(delta, epsilon, r);
   }
 };
 
@@ -57,6 +53,28 @@ inline int64_t pair_of(int32_t flip, int64_t n_pairs) {
   for (uint32_t rest = static_cast<uint32_t>(flip) >> 1; rest != 0; rest >>= 1) ++r;
 #endif
   return least(r, n_pairs - 1);
+}
+
+// Detectors are the lanes of one sample.
+template <class X>
+void detect_sample(const X* x, int64_t n_inputs, const int32_t* ids, int64_t n_detectors, int64_t n_pairs, float epsilon, int32_t* index,
+                   int32_t* flip, float* margin) {
+  for (int64_t t0 = 0; t0 < n_detectors; t0 += kLanes) {
+    const int64_t n = least<int64_t>(kLanes, n_detectors - t0);
+    float delta[kMostPairs][kLanes];
+    for (int64_t i = 0; i < kLanes; ++i)
+      for (int64_t r = 0; r < n_pairs; ++r) {
+        const int32_t* pair = ids + ((t0 + least(i, n - 1)) * n_pairs + r) * 2;
+        delta[r][i] = value(x[clamped<int64_t>(pair[0], n_inputs)]) - value(x[clamped<int64_t>(pair[1], n_inputs)]);
+      }
+    Closest found;
+    found.start(load(delta[0]), epsilon);
+    for (int64_t r = 1; r < n_pairs; ++r) found.next(load(delta[r]), epsilon, static_cast<int32_t>(r));
+    const size_t bytes = static_cast<size_t>(n) * 4;
+    std::memcpy(index + t0, &found.index, bytes);
+    std::memcpy(flip + t0, &found.flip, bytes);
+    std::memcpy(margin + t0, &found.margin, bytes);
+  }
 }
 
 template <class X>
@@ -75,6 +93,11 @@ const char* forward(const Call& call) {
       index[i] = flip[i] = 0;
       margin[i] = INFINITY;
     }
+    return nullptr;
+  }
+  if (n_samples <= kFew && n_samples * n_detectors * n_pairs <= kWorth && n_inputs > 0) {
+    for (int64_t b = 0, at = 0; b < n_samples; ++b, at += n_detectors)
+      detect_sample(x + b * n_inputs, n_inputs, ids, n_detectors, n_pairs, epsilon, index + at, flip + at, margin + at);
     return nullptr;
   }
   const int64_t samples = n_inputs > 1024 || n_samples <= 16 ? 16 : 64;
@@ -119,8 +142,8 @@ const char* forward(const Call& call) {
           found.start(load(a[0] + s) - load(b[0] + s), epsilon);
           for (int64_t r = 1; r < n_pairs; ++r) found.next(load(a[r] + s) - load(b[r] + s), epsilon, static_cast<int32_t>(r));
           store(found.margin, margins + at + s);
-          std::memcpy(indices + at + s, &found.index, sizeof found.index);
-          std::memcpy(flips + at + s, &found.flip, sizeof found.flip);
+          store(found.index, indices + at + s);
+          store(found.flip, flips + at + s);
         }
       }
       const int64_t to = first * n_detectors + t0;
@@ -128,7 +151,7 @@ const char* forward(const Call& call) {
       transpose(indices, samples, of, n, index + to, n_detectors);
       transpose(flips, samples, of, n, flip + to, n_detectors);
     }
-  });
+  }, n_samples * n_detectors * n_pairs > kWorth);
   return done ? nullptr : "no memory for a block of samples";
 }
 

@@ -6,13 +6,13 @@
 //
 // w: [T, R, O], index: [B, T], y: [B, G * O]. Forward, and for margins, a task has some samples: sums stay in registers, and the rows of the
 // next sample are asked for meanwhile. For dw a task has a table, or some rows of one.
-#include "ids.h"
 #include "rules.h"
 
 namespace lutjax {
 namespace {
 
-constexpr int64_t kSamples = 32;  // of a task
+constexpr int64_t kSamples = 32;      // of a task
+constexpr int64_t kWorth = 1 << 15;  // numbers of rows that are worth a second thread
 
 struct Sizes {
   int64_t n_tables, n_rows, n_outputs, groups, each, width, n_samples;
@@ -64,21 +64,21 @@ const char* forward(const Call& call, const How& how) {
       rows = next;
       next = seen;
     }
-  });
+  }, s.n_samples * s.n_tables * s.n_outputs > kWorth);
   return done ? nullptr : "no memory for the rows of a sample";
 }
 
 // <dy, row - other>, the rows subtracted first.
 template <class How, class W>
 inline typename How::Part product(const How& how, const float* dy, const W* row, const W* other, int64_t size) {
-  auto a = How::none(), b = How::none();
+  typename How::Parts a{}, b{};
   int64_t o = 0;
   for (; o + 2 * kLanes <= size; o += 2 * kLanes) {
     a += how.addend((load(row + o) - load(other + o)) * load(dy + o));
     b += how.addend((load(row + o + kLanes) - load(other + o + kLanes)) * load(dy + o + kLanes));
   }
   for (; o + kLanes <= size; o += kLanes) a += how.addend((load(row + o) - load(other + o)) * load(dy + o));
-  auto sum = total(a + b);
+  auto sum = sum_of(a + b);
   for (; o < size; ++o) sum += how.addend((value(row[o]) - value(other[o])) * dy[o]);
   return sum;
 }
@@ -163,17 +163,12 @@ const char* backward(const Call& call, const How& how) {
 
 const char* update(const Call& call) {
   const Update u(call);
-  const Array &index = u.inputs[0], &cotangent = u.inputs[1];
-  const Sizes s(u.weights, index, u.integers[0]);
-  const float* dy = data<const float>(cotangent);
-  const int32_t* by_table = ids_by_table(call, index, s.n_rows);
-  if (by_table == nullptr) return "no memory for ids";
-  return move_rows(
-      call, u, s.n_samples, [=](int64_t t, int64_t b) -> int64_t { return by_table[t * s.n_samples + b]; },
-      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
-        const float* of_group = dy + t / s.each * s.n_outputs;
-        add_rows(how, n, [=](int64_t i) { return of_group + hits[i].number * s.width; }, s.n_outputs, sums);
-      });
+  const Sizes s(u.weights, u.inputs[0], u.integers[0]);
+  const float* dy = data<const float>(u.inputs[1]);
+  return move_addressed_rows(call, u, u.inputs[0], [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+    const float* of_group = dy + t / s.each * s.n_outputs;
+    add_rows(how, n, [=](int64_t i) { return of_group + hits[i].number * s.width; }, s.n_outputs, sums);
+  });
 }
 
 }  // namespace

@@ -4,21 +4,17 @@
 // dweights[t, row] += dy[j];  the closer of query and key gets slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>, and
 // so does the position where it is closer than both.
 //
-// start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. weights: [T, R, O]. ids: query [B, Lq, T], key [B, Lk, T],
-// position [distances, T or 1]; then, if margins are differentiated, their flips and margins, and dy [B, Lq, O].
+// Arrays of its own: ids of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1]; then, if margins are differentiated, their flips
+// and margins, and dy [B, Lq, O].
 #include "pairs.h"
 
 namespace lutjax {
 namespace {
 
-enum Inputs {
-  kStart,
-  kQuerySegments,
-  kKeySegments,
-  kWeights,
-  kQuery,
-  kKey,
-  kPosition,
+enum : int {
+  kQuery = kQueries,
+  kKey = kKeys,
+  kPosition = kOwn,
   kValues,  // of a gradient or an update; else:
   kQueryFlip = kValues,
   kQueryMargin,
@@ -28,19 +24,7 @@ enum Inputs {
   kPositionMargin,
   kCotangent
 };
-enum Options { kWindow, kSegments, kQueryShift, kKeyShift, kFixed };
-
-Pairs pairs_of(const Array* inputs, const int64_t* integers) {
-  const Array &query = inputs[kQuery], &key = inputs[kKey];
-  const bool segments = integers[kSegments] != 0;
-  return Pairs{query.shape[0],
-               query.shape[1],
-               key.shape[1],
-               *data<const int32_t>(inputs[kStart]),
-               integers[kWindow],
-               segments ? data<const int32_t>(inputs[kQuerySegments]) : nullptr,
-               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr};
-}
+enum : int { kQueryShift = kOwnIntegers, kKeyShift };
 
 // Numbers of one table and one sample: of each query, each key, and each difference of places.
 template <class T>
@@ -152,17 +136,6 @@ struct Flips : Ids {
   Columns<float> margins;
 };
 
-template <class W>
-const char* forward(const Call& call) {
-  const Pairs pairs = pairs_of(call.inputs, call.integers);
-  const Tables<const W> tables(call.inputs[kWeights]);
-  if (call.integers[kFixed]) {
-    const InIntegers how{static_cast<float>(call.numbers[0])};
-    return sum_pairs<Ids>(call, pairs, tables, how, data<int32_t>(call.outputs[0]));
-  }
-  return sum_pairs<Ids>(call, pairs, tables, InFloats{}, data<float>(call.outputs[0]));
-}
-
 // Cotangents of the margins. Outputs: of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1].
 template <class W, class How>
 const char* margins_of(const Call& given, const How& how) {
@@ -236,71 +209,19 @@ const char* margins_of(const Call& given, const How& how) {
   return nullptr;
 }
 
-template <class W>
-const char* margins(const Call& call) {
-  return call.integers[kFixed] ? margins_of<W>(call, InIntegers{static_cast<float>(call.numbers[0])}) : margins_of<W>(call, InFloats{});
-}
-
-// Adds values [B, Lq, O] to the rows of a table: to its gradient, or to itself in its own memory.
-template <class Sum>
-const char* add(const Call& call, const Array& values, bool fresh) {
-  const Pairs pairs = pairs_of(call.inputs, call.integers);
-  return add_to_pairs<Ids>(call, pairs, Tables<Sum>(call.outputs[0]), data<const Sum>(values), fresh);
-}
-
-template <class W>
-const char* update(const Update& u, const Call& call) {
-  const Pairs pairs = pairs_of(call.inputs, call.integers);
-  const float* dy = data<const float>(call.inputs[kValues]);
-  return u.fixed ? move_pairs<Ids, W>(call, pairs, u, InIntegers{u.scale}, dy) : move_pairs<Ids, W>(call, pairs, u, InFloats{}, dy);
-}
-
 }  // namespace
 }  // namespace lutjax
 
-LUTJAX_KERNEL(lookup_attention_forward) {
-  using namespace lutjax;
-  switch (call.inputs[kWeights].type) {
-    case Type::float32: return forward<float>(call);
-    case Type::bfloat16: return forward<bfloat16>(call);
-    default: return "weights must be float32 or bfloat16";
-  }
-}
+LUTJAX_KERNEL(lookup_attention_forward) { return lutjax::forward<lutjax::Ids>(call); }
 
 LUTJAX_KERNEL(lookup_attention_margins) {
-  using namespace lutjax;
-  switch (call.inputs[kWeights].type) {
-    case Type::float32: return margins<float>(call);
-    case Type::bfloat16: return margins<bfloat16>(call);
-    default: return "weights must be float32 or bfloat16";
-  }
+  return lutjax::for_type(call, [&](auto weight, auto how) { return lutjax::margins_of<decltype(weight)>(call, how); });
 }
 
-// The gradient of the tables, of which only the shape matters, from addends [B, Lq, O].
-LUTJAX_KERNEL(lookup_attention_gradient) {
-  using namespace lutjax;
-  const Array& values = call.inputs[kValues];
-  return values.type == Type::int32 ? add<int32_t>(call, values, true) : add<float>(call, values, true);
-}
+// The gradient of the tables, of which only the shape matters.
+LUTJAX_KERNEL(lookup_attention_gradient) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], true); }
 
-// The tables plus values [B, Lq, O], in their own memory.
-LUTJAX_KERNEL(lookup_attention_add) {
-  using namespace lutjax;
-  return add<float>(call, call.inputs[kValues], false);
-}
+// The tables plus values, in their own memory.
+LUTJAX_KERNEL(lookup_attention_add) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], false); }
 
-// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and dy [B, Lq, O].
-LUTJAX_KERNEL(lookup_attention_update) {
-  using namespace lutjax;
-  const Update u(call);
-  Array inputs[kValues + 1];
-  for (int i = 0; i <= kValues; ++i) inputs[i] = i < kWeights ? u.inputs[i] : i > kWeights ? u.inputs[i - 1] : u.weights;
-  Call own = call;
-  own.inputs = inputs;
-  own.integers = u.integers;
-  switch (u.weights.type) {
-    case Type::float32: return update<float>(u, own);
-    case Type::bfloat16: return update<bfloat16>(u, own);
-    default: return "weights must be float32 or bfloat16";
-  }
-}
+LUTJAX_KERNEL(lookup_attention_update) { return lutjax::update<lutjax::Ids>(call, lutjax::kValues + 1); }

@@ -6,27 +6,15 @@
 // A comparison is a sum of what the key, the query and the position contribute, of which two at most are not zero: these terms are
 // computed once for each place. Such sums are exact.
 //
-// start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. weights: [T, R, O]. x: [B, Lq, I]. keys: [B, Lk, I].
-// anchors: [T, C, 2], clamped. positions: [distances, T or 1, N]. All numbers float32.
+// Arrays of its own, numbers in float32: x [B, Lq, I], keys [B, Lk, I], anchors [T, C, 2] (clamped here), positions [distances, T or 1, N].
 #include "pairs.h"
 
 namespace lutjax {
 namespace {
 
-enum Inputs { kStart, kQuerySegments, kKeySegments, kWeights, kX, kKeys, kAnchors, kPositions, kValues };
-enum Options { kWindow, kSegments, kInterleave, kFixed };
-enum Numbers { kEpsilon, kScale };
-
-Pairs pairs_of(const Array* inputs, const int64_t* integers) {
-  const bool segments = integers[kSegments] != 0;
-  return Pairs{inputs[kX].shape[0],
-               inputs[kX].shape[1],
-               inputs[kKeys].shape[1],
-               *data<const int32_t>(inputs[kStart]),
-               integers[kWindow],
-               segments ? data<const int32_t>(inputs[kQuerySegments]) : nullptr,
-               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr};
-}
+enum : int { kX = kQueries, kAnchors = kOwn, kPositions, kValues };
+enum : int { kInterleave = kOwnIntegers };
+enum : int { kEpsilon = kOwnNumbers };
 
 // An end of a comparison: a number of the key, of the query or of the position.
 struct End {
@@ -144,17 +132,6 @@ struct Detected {
 using Ids = Detected<false>;
 using Flips = Detected<true>;
 
-template <class W>
-const char* forward(const Call& call) {
-  const Pairs pairs = pairs_of(call.inputs, call.integers);
-  const Tables<const W> tables(call.inputs[kWeights]);
-  if (call.integers[kFixed]) {
-    const InIntegers how{static_cast<float>(call.numbers[kScale])};
-    return sum_pairs<Ids>(call, pairs, tables, how, data<int32_t>(call.outputs[0]));
-  }
-  return sum_pairs<Ids>(call, pairs, tables, InFloats{}, data<float>(call.outputs[0]));
-}
-
 // Cotangents of what is compared. Outputs: of x [B, Lq, I], of keys [B, Lk, I], of positions [distances, T or 1, N].
 template <class W, class How>
 const char* inputs_of(const Call& given, const How& how) {
@@ -220,73 +197,20 @@ const char* inputs_of(const Call& given, const How& how) {
   return nullptr;
 }
 
-template <class W>
-const char* inputs(const Call& call) {
-  return call.integers[kFixed] ? inputs_of<W>(call, InIntegers{static_cast<float>(call.numbers[kScale])}) : inputs_of<W>(call, InFloats{});
-}
-
-// Adds values [B, Lq, O] to the rows of a table: to its gradient, or to itself in its own memory.
-template <class Sum>
-const char* add(const Call& call, const Array& values, bool fresh) {
-  const Pairs pairs = pairs_of(call.inputs, call.integers);
-  return add_to_pairs<Ids>(call, pairs, Tables<Sum>(call.outputs[0]), data<const Sum>(values), fresh);
-}
-
-template <class W>
-const char* update(const Update& u, const Call& call) {
-  const Pairs pairs = pairs_of(call.inputs, call.integers);
-  const float* dy = data<const float>(call.inputs[kValues]);
-  return u.fixed ? move_pairs<Ids, W>(call, pairs, u, InIntegers{u.scale}, dy) : move_pairs<Ids, W>(call, pairs, u, InFloats{}, dy);
-}
-
 }  // namespace
 }  // namespace lutjax
 
-LUTJAX_KERNEL(lut_pair_attention_forward) {
-  using namespace lutjax;
-  switch (call.inputs[kWeights].type) {
-    case Type::float32: return forward<float>(call);
-    case Type::bfloat16: return forward<bfloat16>(call);
-    default: return "weights must be float32 or bfloat16";
-  }
-}
+LUTJAX_KERNEL(lut_pair_attention_forward) { return lutjax::forward<lutjax::Ids>(call); }
 
 // Inputs as above, then dy [B, Lq, O].
 LUTJAX_KERNEL(lut_pair_attention_inputs) {
-  using namespace lutjax;
-  switch (call.inputs[kWeights].type) {
-    case Type::float32: return inputs<float>(call);
-    case Type::bfloat16: return inputs<bfloat16>(call);
-    default: return "weights must be float32 or bfloat16";
-  }
+  return lutjax::for_type(call, [&](auto weight, auto how) { return lutjax::inputs_of<decltype(weight)>(call, how); });
 }
 
-// The gradient of the tables, of which only the shape matters, from addends [B, Lq, O].
-LUTJAX_KERNEL(lut_pair_attention_gradient) {
-  using namespace lutjax;
-  const Array& values = call.inputs[kValues];
-  return values.type == Type::int32 ? add<int32_t>(call, values, true) : add<float>(call, values, true);
-}
+// The gradient of the tables, of which only the shape matters.
+LUTJAX_KERNEL(lut_pair_attention_gradient) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], true); }
 
-// The tables plus values [B, Lq, O], in their own memory.
-LUTJAX_KERNEL(lut_pair_attention_add) {
-  using namespace lutjax;
-  return add<float>(call, call.inputs[kValues], false);
-}
+// The tables plus values, in their own memory.
+LUTJAX_KERNEL(lut_pair_attention_add) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], false); }
 
-// What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and dy [B, Lq, O].
-LUTJAX_KERNEL(lut_pair_attention_update) {
-  using namespace lutjax;
-  const Update u(call);
-  Array inputs[kValues + 1];
-  for (int i = 0; i <= kValues; ++i) inputs[i] = i < kWeights ? u.inputs[i] : i > kWeights ? u.inputs[i - 1] : u.weights;
-  Call own = call;
-  own.inputs = inputs;
-  own.integers = u.integers;
-  own.numbers = u.numbers;
-  switch (u.weights.type) {
-    case Type::float32: return update<float>(u, own);
-    case Type::bfloat16: return update<bfloat16>(u, own);
-    default: return "weights must be float32 or bfloat16";
-  }
-}
+LUTJAX_KERNEL(lut_pair_attention_update) { return lutjax::update<lutjax::Ids>(call, lutjax::kValues + 1); }

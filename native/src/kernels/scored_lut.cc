@@ -31,7 +31,7 @@ struct Layer {
   const float* inputs(int64_t block, int64_t group) const {
     return x + (block * inputs_of + (inputs_of == 1 ? 0 : group)) * block_size();
   }
-  bool worth_threads() const { return n * n_tables * (n_outputs + read.bits) > kWorth; }
+  bool worth_threads(int64_t least_work = kWorth) const { return n * n_tables * (n_outputs + read.bits) > least_work; }
 };
 
 template <class Body>
@@ -42,8 +42,9 @@ void shared(const Call& call, bool worth_threads, int64_t n, const Body& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
 }
 
-// inputs: x, anchors, scalars, keep. integers: groups, family, hard, ways, whether there is `keep`, valued.
-const char* prepared(const Call& call, const Array& weights, const Array* inputs, const int64_t* integers, Layer* of) {
+// inputs: x, anchors, scalars, keep. integers: groups, family, hard, ways, whether there is `keep`, valued. in_blocks: whether inputs are laid out for
+// lanes of samples; else ends of comparisons are ids.
+const char* prepared(const Call& call, const Array& weights, const Array* inputs, const int64_t* integers, Layer* of, bool in_blocks = true) {
   const Array &x = inputs[0], &anchors = inputs[1], &scalars = inputs[2];
   Layer& a = *of;
   a.n = x.shape[0];
@@ -71,15 +72,18 @@ const char* prepared(const Call& call, const Array& weights, const Array* inputs
   for (int i = 0; i < read.n_scalars; ++i) read.scalar[i] = expf(data<const float>(scalars)[i]);
   const int64_t n_ends = a.n_tables * read.bits * read.ends;
   int32_t* end = allocated<int32_t>(call, n_ends);
-  float* blocks = allocated<float>(call, a.blocks * a.inputs_of * a.block_size());
-  if (end == nullptr || blocks == nullptr) return "no memory is left";
-  for (int64_t i = 0; i < n_ends; ++i)
-    end[i] = kBlock * clamped<int32_t>(data<const int32_t>(anchors)[i], static_cast<int32_t>(a.n_inputs));
+  if (end == nullptr) return "no memory is left";
+  const int32_t step = in_blocks ? kBlock : 1, most_inputs = static_cast<int32_t>(a.n_inputs);
+  for (int64_t i = 0; i < n_ends; ++i) end[i] = step * clamped<int32_t>(data<const int32_t>(anchors)[i], most_inputs);
   read.end = end;
+  a.x = nullptr;
+  if (!in_blocks) return nullptr;
+  float* blocks = allocated<float>(call, a.blocks * a.inputs_of * a.block_size());
+  if (blocks == nullptr) return "no memory is left";
   a.x = blocks;
   const float* from = data<const float>(x);
   shared(call, a.n * a.inputs_of * a.n_inputs > kWorth, a.blocks, [&](int64_t block) {
-    const int n = a.samples(block), lanes = (n + kWide - 1) / kWide * kWide;
+    const int n = a.samples(block), lanes = (n + kLanes - 1) / kLanes * kLanes;
     for (int64_t i = 0; i < a.inputs_of * a.n_inputs; ++i) {
       float* to = blocks + (block * a.inputs_of * a.n_inputs + i) * kBlock;
       for (int b = 0; b < lanes; ++b) to[b] = 0;
@@ -90,6 +94,18 @@ const char* prepared(const Call& call, const Array& weights, const Array* inputs
   return nullptr;
 }
 
+template <bool for_gradient, class Margin>
+void score_in(const Read& read, const Margin& margin, bool keep, int n, Scores& s) {
+  switch (read.family) {
+    case Family::blend: return score<Family::blend, for_gradient>(read, margin, keep, n, s);
+    case Family::soft_sign: return score<Family::soft_sign, for_gradient>(read, margin, keep, n, s);
+    case Family::confidence: return score<Family::confidence, for_gradient>(read, margin, keep, n, s);
+    case Family::confidence_one_way: return score<Family::confidence_one_way, for_gradient>(read, margin, keep, n, s);
+    case Family::powers: return score<Family::powers, for_gradient>(read, margin, keep, n, s);
+    case Family::powers_one_way: return score<Family::powers_one_way, for_gradient>(read, margin, keep, n, s);
+  }
+}
+
 // The scores of a table and a block.
 template <bool for_gradient>
 void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& s) {
@@ -97,17 +113,9 @@ void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& 
   const bool keep = a.keep != nullptr;
   if (keep) {
     for (int b = 0; b < n; ++b) s.keep[b] = a.keep[(block * kBlock + b) * a.n_tables + t];
-    for (int b = n; b % kWide != 0; ++b) s.keep[b] = 0;
+    for (int b = n; b % kLanes != 0; ++b) s.keep[b] = 0;
   }
-  const float* x = a.inputs(block, group);
-  switch (a.read.family) {
-    case Family::blend: return score<Family::blend, for_gradient>(a.read, t, x, keep, n, s);
-    case Family::soft_sign: return score<Family::soft_sign, for_gradient>(a.read, t, x, keep, n, s);
-    case Family::confidence: return score<Family::confidence, for_gradient>(a.read, t, x, keep, n, s);
-    case Family::confidence_one_way: return score<Family::confidence_one_way, for_gradient>(a.read, t, x, keep, n, s);
-    case Family::powers: return score<Family::powers, for_gradient>(a.read, t, x, keep, n, s);
-    case Family::powers_one_way: return score<Family::powers_one_way, for_gradient>(a.read, t, x, keep, n, s);
-  }
+  score_in<for_gradient>(a.read, OfSamples(a.read, t, a.inputs(block, group)), keep, n, s);
 }
 
 // ------------------------------------------------------------------------------------- forward
@@ -126,7 +134,6 @@ void in_units(float* coefficient, int n, bool* unknown) {
   }
 }
 
-// Sums of some blocks, at `y` of all samples; unknown: null, or of every sample of the blocks.
 // Asks for part i of n of some tables, one line after the other: rows are read in any order, which memory is slow at.
 template <class W>
 void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
@@ -136,8 +143,9 @@ void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
 }
 
 // Whether samples of some blocks read most rows of a table.
-bool reads_most(const Layer& a, int64_t blocks) { return blocks * kBlock * a.read.ways >= a.n_rows; }
+bool reads_most(const Layer& a, int64_t blocks) { return least(blocks * kBlock, a.n) * a.read.ways >= a.n_rows; }
 
+// Sums of some blocks, at `y` of all samples; unknown: null, or of every sample of the blocks.
 template <class W, class Sums>
 void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group, int64_t first_block, int64_t last_block,
                typename Sums::T* y, bool* unknown) {
@@ -170,6 +178,29 @@ void forward(const Call& call, const Layer& a, const Sums& sums) {
   });
 }
 
+// The scales of sums: powers of two.
+void scales_of(const int32_t* exponents, int64_t size, float* scale) {
+  for (int64_t o = 0; o < size; ++o) {
+    const int32_t n = exponents[o] - 6;
+    const int32_t bits = (n + 127) << 23;
+    if (n >= -126 && n <= 127)
+      std::memcpy(scale + o, &bits, sizeof bits);
+    else
+      scale[o] = ldexpf(1.0f, n);
+  }
+}
+
+// Sums of integers as numbers, in their memory; NaN where a score is.
+void in_floats(const float* scale, int64_t size, bool is_nan, float* y) {
+  constexpr int64_t part = 64;
+  for (int64_t from = 0; from < size; from += part) {
+    const int64_t n = least(part, size - from);
+    int32_t sum[part];
+    std::memcpy(sum, y + from, static_cast<size_t>(n) * 4);
+    for (int64_t o = 0; o < n; ++o) y[from + o] = is_nan ? NAN : static_cast<float>(sum[o]) * scale[from + o];
+  }
+}
+
 // Tables of integers: sums of integers times a power of two; NaN where a score is.
 void forward_of_integers(const Call& call, const Layer& a) {
   const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
@@ -184,16 +215,117 @@ void forward_of_integers(const Call& call, const Layer& a) {
     for (int64_t from = 0; from < a.n_outputs; from += part) {
       const int64_t size = least(part, a.n_outputs - from);
       float scale[part];
-      for (int64_t o = 0; o < size; ++o) scale[o] = ldexpf(1.0f, exponents[group * a.n_outputs + from + o] - 6);
-      for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b) {
-        const bool is_nan = unknown[b - first * kBlock];
-        float* to = y + (b * a.groups + group) * a.n_outputs + from;
-        int32_t sum[part];
-        std::memcpy(sum, to, static_cast<size_t>(size) * 4);
-        for (int64_t o = 0; o < size; ++o) to[o] = is_nan ? NAN : static_cast<float>(sum[o]) * scale[o];
-      }
+      scales_of(exponents + group * a.n_outputs + from, size, scale);
+      for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b)
+        in_floats(scale, size, unknown[b - first * kBlock], y + (b * a.groups + group) * a.n_outputs + from);
     }
   });
+}
+
+// ------------------------------------------------------------------------------------- few samples, forward
+// Tables are in the lanes: first all that a sample reads is found, then its rows are added, in the order of tables.
+constexpr int64_t kFew = kLanes > 4 ? kLanes / 2 : 2;  // samples
+constexpr int64_t kFewOutputs = 64;                  // of a task
+constexpr int64_t kWorthOfFew = 1 << 16;             // no thread is asked for less: it takes some microseconds to come
+
+// What a sample reads of some tables: where rows begin, and their coefficients.
+struct Reads {
+  int64_t row[2 * kBlock];
+  float coefficient[2 * kBlock];
+  int n;
+  bool unknown;
+};
+
+// Finds it for tables from `first` on, `n` of them, and asks for the rows. units: coefficients are those of integers.
+template <class W>
+void find_reads(const Layer& a, const W* weights, const float* x, const float* keep, int64_t first, int n, bool units, Reads& found) {
+  const Read& read = a.read;
+  float u[kMostBits * kBlock];
+  Scores s;
+  const int lanes = (n + kLanes - 1) / kLanes * kLanes;
+  for (int i = 0; i < n; ++i) {
+    const int32_t* end = read.end + (first + i) * read.bits * read.ends;
+    if (read.ends == 1)
+      for (int j = 0; j < read.bits; ++j) u[j * kBlock + i] = x[end[j]];
+    else
+      for (int j = 0; j < read.bits; ++j) u[j * kBlock + i] = x[end[2 * j]] - x[end[2 * j + 1]];
+    s.keep[i] = keep != nullptr ? keep[first + i] : 1;
+  }
+  for (int i = n; i < lanes; ++i) {
+    for (int j = 0; j < read.bits; ++j) u[j * kBlock + i] = 0;
+    s.keep[i] = 0;
+  }
+  score_in<false>(read, [&](int j, int i) { return load(u + j * kBlock + i); }, keep != nullptr, n, s);
+  found.unknown = false;
+  if (units)
+    for (int k = 0; k < read.valued; ++k)
+      for (int i = 0; i < n; ++i) in_units(s.coefficient[k] + i, 1, &found.unknown);
+  int m = 0;
+  const int64_t asked = least<int64_t>(a.n_outputs * static_cast<int64_t>(sizeof(W)), 1024);
+  for (int i = 0; i < n; ++i)
+    for (int k = 0; k < read.valued; ++k) {
+      found.row[m] = ((first + i) * a.n_rows + s.index[k][i]) * a.n_outputs;
+      found.coefficient[m] = s.coefficient[k][i];
+      ask_for(weights + found.row[m], asked);
+      m += found.coefficient[m] != 0;
+    }
+  found.n = m;
+}
+
+// Adds what `n_parts` parts of the tables of a group read.
+template <class W, class Sums>
+void sum_reads(const Sums& sums, const W* weights, const Reads* parts, int64_t n_parts, int64_t n_outputs, typename Sums::T* y) {
+  using V = typename Sums::V;
+  for_parts(n_outputs, [&](auto size, int64_t o) {
+    constexpr int N = decltype(size)::n, M = N == 0 ? 1 : N;
+    const int rest = static_cast<int>(n_outputs - o);
+    V total[M] = {};
+    for (int64_t p = 0; p < n_parts; ++p)
+      for (int i = 0; i < parts[p].n; ++i) {
+        const W* row = weights + parts[p].row[i] + o;
+        const float c = parts[p].coefficient[i];
+        if constexpr (N == 0)
+          total[0] = sums.plus_first(total[0], c, row, rest);
+        else
+          for (int v = 0; v < N; ++v) total[v] = sums.plus(total[v], c, row + v * kLanes);
+      }
+    if constexpr (N == 0)
+      put_first(y + o, total[0], rest);
+    else
+      for (int v = 0; v < N; ++v) store(total[v], y + o + v * kLanes);
+  });
+}
+
+// finish(sample, group, first output, how many, whether a score is NaN) follows the sums of some outputs.
+template <class W, class Sums, class Finish>
+const char* forward_of_few(const Call& call, const Layer& a, const Sums& sums, bool units, const Finish& finish) {
+  const float* x = data<const float>(call.inputs[1]);
+  const int64_t n_inputs = call.inputs[1].shape[2], parts = (a.each + kBlock - 1) / kBlock;
+  const int64_t n_sums = a.n * a.groups, of_outputs = (a.n_outputs + kFewOutputs - 1) / kFewOutputs;
+  Reads* reads = allocated<Reads>(call, n_sums * parts);
+  float* nothing = allocated<float>(call, a.n_inputs);
+  if (reads == nullptr || nothing == nullptr) return "no memory is left";
+  nothing[0] = 0;  // what ids of no inputs find
+  const bool worth = a.worth_threads(kWorthOfFew);
+  shared(call, worth, n_sums * parts, [&](int64_t i) {
+    const int64_t of = i / parts, b = of / a.groups, group = of % a.groups, t = i % parts * kBlock;
+    const float* from = n_inputs == 0 ? nothing : x + (b * a.inputs_of + (a.inputs_of == 1 ? 0 : group)) * n_inputs;
+    find_reads(a, data<const W>(call.inputs[0]), from, a.keep == nullptr ? nullptr : a.keep + b * a.n_tables, group * a.each + t,
+               static_cast<int>(least<int64_t>(a.each - t, kBlock)), units, reads[i]);
+  });
+  // Outputs are divided where samples and groups are few, into parts that shapes alone decide.
+  const int64_t pieces = worth ? most<int64_t>(least<int64_t>(of_outputs, kTasks / most<int64_t>(n_sums, 1)), 1) : 1;
+  shared(call, worth, n_sums * pieces, [&](int64_t i) {
+    const int64_t of = i / pieces, piece = i % pieces;
+    const int64_t first = of_outputs * piece / pieces * kFewOutputs;
+    const int64_t size = least(of_outputs * (piece + 1) / pieces * kFewOutputs, a.n_outputs) - first;
+    bool unknown = false;
+    for (int64_t p = 0; p < parts; ++p) unknown |= reads[of * parts + p].unknown;
+    sum_reads(sums, data<const W>(call.inputs[0]) + first, reads + of * parts, parts, size,
+              data<typename Sums::T>(call.outputs[0]) + of * a.n_outputs + first);
+    finish(of, first, size, unknown);
+  });
+  return nullptr;
 }
 
 // ------------------------------------------------------------------------------------- backward
@@ -223,14 +355,14 @@ struct AddMargin {
   const Sums& sums;
   typename Sums::T* dx;
   int ends;
-  void operator()(const int32_t* end, int j, int i, F d) const {
+  void operator()(const int32_t* end, int j, int i, Floats d) const {
     using V = typename Sums::V;
     auto* to = dx + end[ends * j] + i;
     const V addend = sums.plus(V{}, d);
-    put(to, get(to) + addend);
+    store(load(to) + addend, to);
     if (ends == 2) {
       to = dx + end[ends * j + 1] + i;
-      put(to, get(to) - addend);
+      store(load(to) - addend, to);
     }
   }
 };
@@ -242,7 +374,7 @@ void differentiate_in(const Layer& a, const Sums& sums, int64_t t, int64_t group
   const int n = a.samples(block);
   typename Sums::V total[kMostScalars] = {};
   differentiate<family>(a.read, t, a.inputs(block, group), a.keep != nullptr, n, s, add,
-                        [&](int i, F v) { total[i] = sums.plus(total[i], v); });
+                        [&](int i, Floats v) { total[i] = sums.plus(total[i], v); });
   for (int i = 0; i < a.read.n_scalars; ++i) own.d_scalars[i] += sum_of(total[i]);
 }
 
@@ -375,13 +507,20 @@ Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, b
 LUTJAX_KERNEL(scored_lut_forward) {
   using namespace lutjax;
   Layer a;
-  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
+  const bool few = call.inputs[1].shape[0] <= kFew;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a, !few)) return wrong;
+  const auto run = [&](auto of, const auto& sums) -> const char* {
+    using W = decltype(of);
+    if (few) return forward_of_few<W>(call, a, sums, false, [](int64_t, int64_t, int64_t, bool) {});
+    forward<W>(call, a, sums);
+    return nullptr;
+  };
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
   switch (call.inputs[0].type) {
-    case Type::float32: is_fixed ? forward<float>(call, a, fixed) : forward<float>(call, a, SumsOfFloats{}); return nullptr;
-    case Type::bfloat16: is_fixed ? forward<bfloat16>(call, a, fixed) : forward<bfloat16>(call, a, SumsOfFloats{}); return nullptr;
-    case Type::int8: forward<int8_t>(call, a, SumsOfFloats{}); return nullptr;
+    case Type::float32: return is_fixed ? run(float{}, fixed) : run(float{}, SumsOfFloats{});
+    case Type::bfloat16: return is_fixed ? run(bfloat16{}, fixed) : run(bfloat16{}, SumsOfFloats{});
+    case Type::int8: return run(int8_t{}, SumsOfFloats{});
     default: return "weights must be float32, bfloat16 or int8";
   }
 }
@@ -390,9 +529,19 @@ LUTJAX_KERNEL(scored_lut_forward) {
 LUTJAX_KERNEL(scored_lut_integers) {
   using namespace lutjax;
   Layer a;
-  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
-  forward_of_integers(call, a);
-  return nullptr;
+  const bool few = call.inputs[1].shape[0] <= kFew;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a, !few)) return wrong;
+  if (!few) {
+    forward_of_integers(call, a);
+    return nullptr;
+  }
+  const int32_t* exponents = data<const int32_t>(call.inputs[5]);
+  float* scale = allocated<float>(call, a.groups * a.n_outputs);
+  if (scale == nullptr) return "no memory is left";
+  scales_of(exponents, a.groups * a.n_outputs, scale);
+  return forward_of_few<int8_t>(call, a, SumsOfIntegers{}, true, [&](int64_t of, int64_t first, int64_t size, bool is_nan) {
+    in_floats(scale + of % a.groups * a.n_outputs + first, size, is_nan, data<float>(call.outputs[0]) + of * a.n_outputs + first);
+  });
 }
 
 // Inputs from 5: cotangents as rows receive them, and in units of the rows. Integers from 6: fixed point, then whether the cotangents of

@@ -6,7 +6,6 @@
 //
 // w: [T, R, K], targets: [T or 1, R or 1, K]; negative targets are unused slots, others are clamped. Outputs have one place more than there are,
 // which unused slots reach. Forward, and for margins, a task has some samples; for dw it has a table.
-#include "ids.h"
 #include "rules.h"
 
 namespace lutjax {
@@ -143,24 +142,19 @@ const char* backward(const Call& call, const How& how) {
 
 const char* update(const Call& call) {
   const Update u(call);
-  const Array &index = u.inputs[0], &cotangent = u.inputs[2];
-  const int64_t n_rows = u.weights.shape[1], n_samples = index.shape[0], n_outputs = cotangent.shape[1];
+  const int64_t n_outputs = u.inputs[2].shape[1];
   const Edges edges(u.inputs[1], n_outputs);
-  const float* dy = data<const float>(cotangent);
-  const int32_t* by_table = ids_by_table(call, index, n_rows);
-  if (by_table == nullptr) return "no memory for ids";
-  return move_rows(
-      call, u, n_samples, [=](int64_t t, int64_t b) -> int64_t { return by_table[t * n_samples + b]; },
-      [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
-        const int32_t* to = edges.of(t, hits[0].row);
-        for (int64_t i = 0; i < n; ++i) {
-          const float* of = dy + hits[i].number * n_outputs;
-          for (int64_t k = 0; k < edges.n_slots; ++k) {
-            const int64_t o = edges.output(to[k]);
-            if (o < n_outputs) add_row(how, of + o, 1, sums + k);
-          }
-        }
-      });
+  const float* dy = data<const float>(u.inputs[2]);
+  return move_addressed_rows(call, u, u.inputs[0], [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
+    const int32_t* to = edges.of(t, hits[0].row);
+    for (int64_t i = 0; i < n; ++i) {
+      const float* of = dy + hits[i].number * n_outputs;
+      for (int64_t k = 0; k < edges.n_slots; ++k) {
+        const int64_t o = edges.output(to[k]);
+        if (o < n_outputs) add_row(how, of + o, 1, sums + k);
+      }
+    }
+  });
 }
 
 }  // namespace

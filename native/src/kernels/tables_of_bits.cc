@@ -18,7 +18,7 @@ struct Soft {
   template <class V>
   static V softened(V x) { return x; }
   template <class V>
-  static V of_zero(V dy, V x) { return dy * (V::all(1) - x); }
+  static V of_zero(V dy, V x) { return dy * (all<V>(1) - x); }
   template <class V>
   static V of_one(V dy, V x) { return dy * x; }
 };
@@ -27,18 +27,18 @@ struct Binary {
   static constexpr bool kFetched = true;
   static constexpr float kFactor = 0.5f;
   template <class V>
-  static V mix(V zero, V one, V x) { return where_positive(x, one, zero); }
+  static V mix(V zero, V one, V x) { return select(x > 0.0f, one, zero); }
   template <class V>
-  static V softened(V x) { return where_positive(x, V::all(0.75f), V::all(0.25f)); }
+  static V softened(V x) { return select(x > 0.0f, all<V>(0.75f), all<V>(0.25f)); }
   template <class V>
-  static V of_zero(V dy, V x) { return where_positive(x, V::all(0), dy); }
+  static V of_zero(V dy, V x) { return select(x > 0.0f, all<V>(0), dy); }
   template <class V>
-  static V of_one(V dy, V x) { return where_positive(x, dy, V::all(0)); }
+  static V of_one(V dy, V x) { return select(x > 0.0f, dy, all<V>(0)); }
 };
 
 struct Packed {
   template <class V>
-  static V mix(V zero, V one, V x) { return where_one(x, one, zero); }
+  static V mix(V zero, V one, V x) { return (x & one) | (~x & zero); }
 };
 
 // Bits of an address whose slots are interpolated in registers.
@@ -48,7 +48,7 @@ constexpr int kLow = 4;
 template <class Kind, int n, class V, class T>
 V at(const T* slots, const V* x) {
   if constexpr (n == 0) {
-    return V::all(slots[0]);
+    return all<V>(slots[0]);
   } else if constexpr (n > kLow) {
     V of[1 << (n - kLow)];
     for (int k = 0; k < 1 << (n - kLow); ++k) of[k] = at<Kind, kLow>(slots + (k << kLow), x);
@@ -57,7 +57,7 @@ V at(const T* slots, const V* x) {
     return of[0];
   } else {
     V of[1 << (n - 1)];
-    for (int k = 0; k < 1 << (n - 1); ++k) of[k] = Kind::mix(V::all(slots[2 * k]), V::all(slots[2 * k + 1]), x[0]);
+    for (int k = 0; k < 1 << (n - 1); ++k) of[k] = Kind::mix(all<V>(slots[2 * k]), all<V>(slots[2 * k + 1]), x[0]);
     for (int place = 1; place < n; ++place)
       for (int k = 0; k < 1 << (n - 1 - place); ++k) of[k] = Kind::mix(of[2 * k], of[2 * k + 1], x[place]);
     return of[0];
@@ -65,34 +65,31 @@ V at(const T* slots, const V* x) {
 }
 
 // The slots at the addresses of several samples: of long tables they are fetched, not chosen.
-template <int n, int lanes>
-void fetch(const float* slots, const Lanes<lanes>* x, float* to) {
-  Lanes<lanes> address = Lanes<lanes>::all(0);
-  for (int place = 0; place < n; ++place)
-    address = address + where_positive(x[place], Lanes<lanes>::all(static_cast<float>(1 << place)), Lanes<lanes>::all(0));
-  float of[lanes];
-  address.write(of);
-  for (int i = 0; i < lanes; ++i) to[i] = slots[static_cast<int32_t>(of[i])];
+template <int n, class V>
+void fetch(const float* slots, const V* x, float* to) {
+  Lanes<int32_t, sizeof(V) / 4> address{};
+  for (int place = 0; place < n; ++place) address = address | ((x[place] > 0.0f) & (1 << place));
+  for (int i = 0; i < static_cast<int>(sizeof(V) / 4); ++i) to[i] = slots[address[i]];
 }
 
 template <class X, int n>
 struct Tables {
   explicit Tables(const Call& call)
       : n_inputs(call.inputs[0].shape[0]), batch(call.inputs[0].shape[1]), n_gates(call.inputs[2].shape[0]),
-        x(data<const X>(call.inputs[0])), wires(data<const int32_t>(call.inputs[2])) {}
+        x(data<const X>(call.inputs[0])), wires{data<const int32_t>(call.inputs[2]), n_gates, n, n_inputs} {}
 
   void rows(int64_t g, const X** of) const {
-    for (int place = 0; place < n; ++place) of[place] = x + clamped<int64_t>(wires[n * g + place], n_inputs) * batch;
+    for (int place = 0; place < n; ++place) of[place] = x + wires.input(n * g + place) * batch;
   }
 
   const int64_t n_inputs, batch, n_gates;
   const X* const x;
-  const int32_t* const wires;
+  const Wires wires;
 };
 
-template <class V, int n, class X>
-void read(const X* const* rows, int64_t j, V* x) {
-  for (int place = 0; place < n; ++place) x[place] = V::read(rows[place] + j);
+template <int n, class V, class X>
+void read_places(const X* const* rows, int64_t j, V* x) {
+  for (int place = 0; place < n; ++place) x[place] = read<V>(rows[place] + j);
 }
 
 template <class Kind, int n>
@@ -100,7 +97,7 @@ const char* forward(const Call& call) {
   const Tables<float, n> of(call);
   const float* table = data<const float>(call.inputs[1]);
   float* y = data<float>(call.outputs[0]);
-  in_tasks(call, of.n_gates, rows_of_task(of.batch, n > 2 ? 1 << (n - 2) : 1), [&](int64_t g) {
+  for_gates(call, of.wires, of.batch, n > 2 ? 1 << (n - 2) : 1, y, [&](auto past, int64_t g) {
     const float* rows[n];
     of.rows(g, rows);
     const float* slots = table + (g << n);
@@ -108,11 +105,11 @@ const char* forward(const Call& call) {
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
       V x[n];
-      read<V, n>(rows, j, x);
+      read_places<n>(rows, j, x);
       if constexpr (n > kLow && Kind::kFetched)
         fetch<n>(slots, x, to + j);
       else
-        write(at<Kind, n>(slots, x), to + j);
+        put<decltype(past)::value>(at<Kind, n>(slots, x), to + j);
     });
   });
   return nullptr;
@@ -123,17 +120,17 @@ const char* packed(const Call& call) {
   const Tables<uint32_t, n> of(call);
   const uint8_t* truth = data<const uint8_t>(call.inputs[1]);
   uint32_t* y = data<uint32_t>(call.outputs[0]);
-  in_tasks(call, of.n_gates, 2 * rows_of_task(of.batch, n > 2 ? 1 << (n - 2) : 1), [&](int64_t g) {
+  for_gates(call, of.wires, of.batch, n > 2 ? 1 << (n - 3) : 1, y, [&](auto past, int64_t g) {
     const uint32_t* rows[n];
     of.rows(g, rows);
     uint32_t slots[1 << n];
     for (int k = 0; k < 1 << n; ++k) slots[k] = truth[(g << n) + k] != 0 ? ~uint32_t{0} : 0;
     uint32_t* to = y + g * of.batch;
-    in_lanes<Words>(0, of.batch, [&](auto words, int64_t j) {
+    in_lanes<uint32_t>(0, of.batch, [&](auto words, int64_t j) {
       using V = decltype(words);
       V x[n];
-      read<V, n>(rows, j, x);
-      at<Packed, n>(slots, x).write(to + j);
+      read_places<n>(rows, j, x);
+      put<decltype(past)::value>(at<Packed, n>(slots, x), to + j);
     });
   });
   return nullptr;
@@ -149,8 +146,8 @@ struct Slopes {
   template <class V>
   V operator()(V, int64_t j) const {
     V x[n];
-    for (int place = 0; place + 1 < n; ++place) x[place] = Kind::softened(V::read(others[place] + j));
-    return V::all(Kind::kFactor) * V::read(dy + j) * at<Soft, n - 1>(differences, x);
+    for (int place = 0; place + 1 < n; ++place) x[place] = Kind::softened(read<V>(others[place] + j));
+    return all<V>(Kind::kFactor) * read<V>(dy + j) * at<Soft, n - 1>(differences, x);
   }
 };
 
@@ -170,8 +167,8 @@ const char* backward(const Call& call) {
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
       V x[n], shares[1 << n];
-      read<V, n>(rows, j, x);
-      shares[0] = V::read(d + j);
+      read_places<n>(rows, j, x);
+      shares[0] = read<V>(d + j);
       for (int place = n - 1; place >= 0; --place)
         for (int k = (1 << (n - 1 - place)) - 1; k >= 0; --k) {
           const V share = shares[k];
@@ -194,7 +191,7 @@ const char* backward(const Call& call) {
     return slopes;
   };
   const int64_t cost = n << (n > 2 ? n - 2 : 0);
-  return cotangents(call, of.wires, n * of.n_gates, dx, of.n_inputs, of.batch, of_table ? of.n_gates : 0, cost, addend, of_gate);
+  return cotangents<float>(call, of.wires, dx, of.batch, of_table, cost, addend, of_gate);
 }
 
 }  // namespace

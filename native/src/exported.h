@@ -1,0 +1,8 @@
+// Functions that Python calls.
+#pragma once
+
+#ifdef _WIN32
+#define LUTJAX_EXPORT extern "C" __declspec(dllexport)
+#else
+#define LUTJAX_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
