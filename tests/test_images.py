@@ -464,7 +464,7 @@ def test_window_by_loops():
     assert_close("window", nnx_layer(case, arrays)(x), want)
 
 
-@pytest.mark.parametrize("name", [n if n in ("spatial_scored", "window") else slow(n) for n in CASES])
+@pytest.mark.parametrize("name", [n if n == "spatial_scored" else slow(n) for n in CASES])
 def test_libraries_agree(name):
     case = CASES[name]
     c, arrays = connectivity_of(case), variables_of(case)
@@ -472,7 +472,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, arrays, inputs_of(case), jax.random.normal(jax.random.key(2), shape))
 
 
-@pytest.mark.parametrize("name", ["spatial", "window", "window_scored"])
+@pytest.mark.parametrize("name", ["spatial", "window", slow("window_scored")])
 def test_variables_drawn(name):
     """Detectors compare inputs of their own group, and rows reach its outputs."""
     case = CASES[name]
@@ -505,14 +505,15 @@ def test_layers_are_values():
     assert window.connectivity.out_shape == (3, 2, 3)
 
 
+@pytest.mark.slow
 def test_optimiser_leaves_ids_alone():
-    """A layer learns to move a bright pixel by the ratio of the maps, and its ids stay."""
+    """A layer learns the largest value of each block of pixels, and its ids stay."""
     c = wiring.projections(None, (6, 6), (3, 3), groups=(3, 3), receptive=3, projective=3)
     layer = layers.SpatialLUT(c, n_detectors=8, n_anchors=4, rngs=nnx.Rngs(0))
     ids = {name: np.asarray(getattr(layer, name)[...]) for name in ("anchors", "targets")}
-    optimiser = nnx.Optimizer(layer, optax.sgd(0.003), wrt=nnx.Param)
-    x = jnp.eye(36).reshape(36, 6, 6)
-    want = x.reshape(36, 3, 2, 3, 2).sum((2, 4))
+    optimiser = nnx.Optimizer(layer, optax.sgd(0.0015), wrt=nnx.Param)
+    x = jax.random.normal(KEY, (64, 6, 6))
+    want = x.reshape(64, 3, 2, 3, 2).max((2, 4))
 
     @nnx.jit
     def step(layer, optimiser):
@@ -521,7 +522,7 @@ def test_optimiser_leaves_ids_alone():
         return loss
 
     losses = [float(step(layer, optimiser)) for _ in range(40)]
-    assert losses[-1] < 0.35 * losses[0]
+    assert losses[-1] < 0.1 * losses[0]
     for name, before in ids.items():
         np.testing.assert_array_equal(getattr(layer, name)[...], before)
 

@@ -4,7 +4,7 @@ Trained variables are parameters: tables, scalars of reads, projections, positio
 learnable. All others are state, so use `haiku.transform_with_state`. State belongs to the model as much as parameters do, and is never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
-- ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
+- ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
 - ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``weights`` and ``exponents`` of tables of integers;

@@ -4,7 +4,7 @@ A layer keeps its variables in collections. Those in ``params`` are trained: tab
 logits, scores, and thresholds if they are learnable. All others belong to the model as much as ``params`` does, and are never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
-- ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
+- ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
 - ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``quantised``: tables of integers, ``weights`` and ``exponents``;
