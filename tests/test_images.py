@@ -273,9 +273,16 @@ def test_impossible_geometry(name):
         make()
 
 
-def test_traced_key_is_refused():
-    with pytest.raises(ValueError, match="key is traced; connectivity is made before"):
-        jax.jit(lambda key: wiring.projections(key, (4, 4), (2, 2), groups=2).targets.sum())(KEY)
+def test_inside_of_a_program():
+    """Connectivity is data there too, but from a key that is known."""
+
+    def targets(key):
+        options = {"groups": 3, "receptive": 2, "centres": "normal", "probability": 0.5}
+        return jnp.asarray(wiring.projections(key, (4, 4), (2, 2), **options).targets)
+
+    np.testing.assert_array_equal(jax.jit(lambda: targets(KEY))(), targets(KEY))
+    with pytest.raises(ValueError, match="key is traced; connectivity is known before"):
+        jax.jit(targets)(KEY)
 
 
 # ------------------------------------------------------------------------------------- connectivity
@@ -292,8 +299,9 @@ def test_connectivity_is_a_value():
         False,
         False,
     )
-    with pytest.raises(ValueError, match="read-only"):
-        FIELDS.targets[0, 0] = 1
+    for c in (FIELDS, same):
+        with pytest.raises(ValueError, match="read-only"):
+            c.targets[0, 0] = 1
     assert repr(FIELDS) == "Connectivity((5, 6) to (4, 3): 6 groups of 12 inputs and 6 outputs)"
 
 
@@ -462,6 +470,21 @@ def test_window_by_loops():
             row = sum((values[a] > values[b]) << i for i, (a, b) in enumerate(pairs))
             want[sample].reshape(6, 3)[t // 2] += arrays["weights"][t, row]
     assert_close("window", nnx_layer(case, arrays)(x), want)
+
+
+def test_groups_are_added_in_float32():
+    """Groups with one output: bfloat16 has no number between 256 and 258."""
+    c = wiring.Connectivity((1, 2), (1,), [[0, 0]] * 9, [[0, 1]] * 9, [[0]] * 9)
+    case = Case(
+        "SpatialLUT",
+        {"n_detectors": 1, "n_anchors": 1, "read": reads.Hard(), "param_dtype": jnp.bfloat16},
+        (1, 2),
+        (c,),
+    )
+    weights = jnp.asarray([256.0] + [1.0] * 8)[:, None, None] * jnp.ones((9, 2, 1))
+    arrays = {**variables_of(case), "weights": weights.astype(jnp.bfloat16)}
+    y = case.spec(arrays, jnp.asarray([[2.0, 1.0]]))
+    assert (y.dtype, y.tolist()) == (jnp.bfloat16, [264.0])
 
 
 @pytest.mark.parametrize("name", [n if n == "spatial_scored" else slow(n) for n in CASES])

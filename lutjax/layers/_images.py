@@ -12,12 +12,14 @@ from jaxtyping import Float
 
 import lutjax
 from lutjax import wiring
+from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax.layers._projection import check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableOptions, TableSpec
 from lutjax.reads import Read
 from lutjax.wiring import Connectivity
+from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, shape_of
 
 _window_groups = functools.lru_cache(maxsize=32)(wiring.window_groups)
@@ -61,6 +63,11 @@ class _ImageSpec(_ImageArguments, TableSpec):
     @property
     def n_tables(self) -> int:
         return self._groups().n_groups * self.n_detectors
+
+    def compared(self, arrays: Arrays) -> np.ndarray:
+        """Return the pairs of inputs that the detectors of each group compare, ``[groups, pairs, 2]``."""
+        pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self._groups().n_groups, -1, 2)
+        return pairs
 
     def _draw_anchors(self, key: Array) -> jax.Array:
         return self._groups().sample_anchors(key, self.n_detectors, self.n_anchors)
@@ -202,8 +209,9 @@ SpatialLUTArguments.spec_type = SpatialLUTSpec
 def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     """Add outputs of groups ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
     ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # those beyond the end are dropped
-    total = jnp.zeros((*y.shape[:-2], n_outputs), y.dtype)
-    return total.at[..., ids].add(y.reshape(*y.shape[:-2], -1), mode="drop")
+    total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
+    values = y.reshape(*y.shape[:-2], -1).astype(total.dtype)
+    return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
 
 @dataclasses.dataclass(eq=False)
@@ -263,13 +271,11 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
     def _check_features(self) -> None:
         self._require_size("out_features", 1)
         self.in_shape = shape_of(self.layer, "in_shape", self.in_shape, (2, 3))
-        for name in ("kernel", "stride", "padding"):
-            size = getattr(self, name)
-            setattr(self, name, tuple(size) if isinstance(size, Sequence) else size)
-        try:
-            self._groups()
-        except ValueError as error:
-            raise ValueError(f"{self.layer}: {str(error).partition(': ')[2]}") from None
+        names = ("kernel", "stride", "padding")
+        pairs = window_sizes(self.layer, self.in_shape, *(getattr(self, name) for name in names))
+        for name, pair in zip(names, pairs, strict=True):
+            if isinstance(getattr(self, name), Sequence):
+                setattr(self, name, pair)
 
     @property
     def connectivity(self) -> Connectivity:

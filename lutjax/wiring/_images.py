@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from lutjax._anchors import sample_anchors
 from lutjax._typing import Array
@@ -151,21 +152,21 @@ class Connectivity:
             )
 
     @functools.cached_property
-    def _contents(self) -> tuple[Any, ...]:
-        arrays = (self.centres, self.candidates, self.targets)
-        return (self.in_shape, self.out_shape, *((a.shape, a.tobytes()) for a in arrays))
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash(self._contents)
+    def _digest(self) -> bytes:
+        shapes = f"{self.in_shape} {self.out_shape} {self.candidates.shape} {self.targets.shape}"
+        contents = hashlib.sha256(shapes.encode())
+        for a in (self.centres, self.candidates, self.targets):
+            contents.update(a.tobytes())
+        return contents.digest()
 
     def __hash__(self) -> int:
-        return self._hash
+        return int.from_bytes(self._digest[:8])
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Connectivity) and self._contents == other._contents
+        return self is other or (isinstance(other, Connectivity) and self._digest == other._digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.in_shape, self.out_shape, self.centres, self.candidates, self.targets)
 
     def __repr__(self) -> str:
         n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
@@ -312,7 +313,7 @@ def projections(
     groups: Size | None = None,
     receptive: Size | None = None,
     projective: Size | None = None,
-    centres: str | Float[Any, "groups 2"] | list[Any] = "grid",
+    centres: Any = "grid",
     deviation: float = 0.25,
     probability: float | int = 1.0,
     input_mask: Bool[Any, "height width"] | None = None,
@@ -394,8 +395,9 @@ def projections(
         )
     if probability < 1:
         assert target_key is not None
-        kept = np.asarray(jax.random.uniform(target_key, targets.shape)) < probability
-        targets = np.where(kept, targets, -1)
+        with jax.ensure_compile_time_eval():
+            drawn = np.asarray(jax.random.uniform(target_key, targets.shape))
+        targets = np.where(drawn < probability, targets, -1)
     found = Connectivity(in_shape, out_shape, twice / 2, _packed(candidates), _packed(targets))
     found.check_candidates(where, " Use a larger receptive size or another input_mask.")
     return found
@@ -413,9 +415,10 @@ def _keys(
         return None, None
     if isinstance(key, jax.core.Tracer):
         raise ValueError(
-            f"{where}: key is traced; connectivity is made before a program is traced, so draw it outside of jax.jit."
+            f"{where}: key is traced; connectivity is known before anything runs, so draw it outside of jax.jit."
         )
-    centre_key, target_key = jax.random.split(key)
+    with jax.ensure_compile_time_eval():  # a layer may be made inside of a program
+        centre_key, target_key = jax.random.split(key)
     return centre_key, target_key
 
 
@@ -459,7 +462,8 @@ def _centres(
         raise ValueError(f"{where}: deviation is {deviation}; it must be positive.")
     assert key is not None
     draw = jax.random.uniform if centres == "uniform" else jax.random.normal
-    drawn = np.asarray(draw(key, (n_groups, 2), jnp.float32), np.float64)
+    with jax.ensure_compile_time_eval():
+        drawn = np.asarray(draw(key, (n_groups, 2), jnp.float32), np.float64)
     if centres == "uniform":
         return drawn * size - 0.5
     return (size - 1) / 2 + deviation * size * drawn

@@ -157,10 +157,9 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
         arrays: dict[str, Any] = {"anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires": ids}
     else:
         arrays = _arrays_of(source if spec is None else source._arrays())
-    connectivity = getattr(spec, "connectivity", None)
-    if connectivity is not None:
+    if spec is not None and hasattr(spec, "connectivity"):
         _require_none(in_shape, out_shape)
-        return _of_connectivity(connectivity, arrays.get("anchors"))
+        return _of_connectivity(spec.connectivity, spec.compared(arrays))
     return _of_arrays(arrays, spec, in_shape, out_shape)
 
 
@@ -180,8 +179,7 @@ def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found
 
 
-def _of_connectivity(c: Connectivity, anchors: Any) -> _Fields:
-    pairs = None if anchors is None else np.asarray(anchors).reshape(c.n_groups, -1, 2)
+def _of_connectivity(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
     every = c.targets.shape[1] == c.n_outputs and (c.targets >= 0).all()
     out_shape, reached = (None, None) if every else (c.out_shape, c.targets)
     return _Fields("group", c.in_shape, c.candidates, pairs, c.centres, out_shape, reached)
