@@ -374,6 +374,9 @@ def test_pictures_of_ids(tmp_path):
     np.testing.assert_array_equal(
         drawn_images(gates_drawn)[3].ravel(), np.bincount(np.asarray(gates.wires[...]).ravel(), minlength=12)
     )
+    spatial = {"anchors": SOME.sample_anchors(KEY, 2, 3), "targets": jnp.asarray(SOME.targets)[:, None]}
+    images = drawn_images(wiring.show(spatial, in_shape=(5, 6), out_shape=(4, 3), groups=[7]))
+    np.testing.assert_array_equal(images[2].ravel(), np.isin(np.arange(12), SOME.targets[3]))
     windows = wiring.windows((4, 4), 2, padding=1).reshape(25, -1)
     figure = wiring.show(windows, in_shape=(4, 4))
     assert drawn_images(figure)[-1].sum() == (windows >= 0).sum()

@@ -192,37 +192,45 @@ def _of_arrays(
     name = next((n for n in ("anchors", "wires") if n in arrays), None)
     if name is None:
         raise ValueError("show: source has neither anchors nor wires to draw.")
-    ids = np.asarray(arrays[name])
-    n_of_group = getattr(spec, "n_inputs", 0) if name == "anchors" else 0
-    n_groups = getattr(spec, "groups", None) or 1
-    if n_groups > 1:  # ids are those of a group
-        ids = ids + (np.arange(len(ids)) * n_groups // len(ids) * n_of_group)[:, None, None]
-    n_values = getattr(spec, "in_features", 0) or int(ids.max(initial=0)) + 1
-    shape = _shape("in_shape", in_shape, n_values, "inputs", exact=spec is not None)
-    pairs = ids if name == "anchors" else ids[:, None] if ids.ndim == 2 and ids.shape[1] == 2 else None
-    reached, targets = None, arrays.get("targets")
-    shape_out: tuple[int, ...] | None = None
-    if targets is not None:
-        reached = np.asarray(targets).reshape(len(targets), -1)
-        reached = np.broadcast_to(reached, (len(ids), reached.shape[1]))
-        n_outputs = getattr(spec, "n_outputs", 0)
-        if n_groups > 1:
-            first = (np.arange(len(ids)) * n_groups // len(ids) * n_outputs)[:, None]
-            reached = np.where(reached < 0, -1, reached + first)
-        n_outputs = n_groups * n_outputs or int(reached.max(initial=0)) + 1
-        shape_out = _shape("out_shape", out_shape, n_outputs, "outputs", exact=spec is not None)
+    ids, targets = arrays[name], arrays.get("targets")
+    n_inputs = n_outputs = None
+    if hasattr(spec, "n_tables"):  # tables over a vector, whose ids may be those of a group
+        n_groups = getattr(spec, "groups", None) or 1
+        n_inputs, n_outputs = n_groups * spec.n_inputs, n_groups * spec.n_outputs
+        ids = _of_all_groups(ids, n_groups, spec.n_inputs)
+    elif name == "wires":
+        n_inputs = getattr(spec, "in_features", None)
+    pairs = ids if name == "anchors" else ids[:, None] if ids.shape[1:] == (2,) else None
     unit = "detector" if name == "anchors" else "gate" if spec is not None else "group"
-    return _Fields(unit, shape, ids.reshape(len(ids), -1), pairs, None, shape_out, reached)
+    fields = _Fields(
+        unit, _shape("in_shape", in_shape, ids, n_inputs, "inputs"), ids.reshape(len(ids), -1), pairs
+    )
+    if targets is None:
+        return fields
+    reached = np.repeat(targets.reshape(len(targets), -1), len(ids) // len(targets), axis=0)
+    if n_outputs:
+        reached = _of_all_groups(reached, n_groups, spec.n_outputs)
+    shape = _shape("out_shape", out_shape, reached, n_outputs, "outputs")
+    return dataclasses.replace(fields, out_shape=shape, reached=reached)
 
 
-def _shape(name: str, given: Size | None, n_values: int, kind: str, *, exact: bool) -> tuple[int, ...]:
-    """Return the shape of a map, by default one row."""
+def _of_all_groups(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarray:
+    """Return ids in a group as ids of all, where the first axis has the groups one after the other; -1 stays."""
+    group = np.arange(len(ids)) * n_groups // len(ids)
+    return np.where(ids < 0, -1, ids + (n_of_group * group).reshape(-1, *(1,) * (ids.ndim - 1)))
+
+
+def _shape(
+    name: str, given: Size | None, ids: np.ndarray, n_values: int | None, kind: str
+) -> tuple[int, ...]:
+    """Return the shape of a map, by default one row. Where nobody says how many values it has, it may have more than ids say."""
+    least = int(ids.max(initial=0)) + 1 if n_values is None else n_values
     if given is None:
-        return (n_values,)
+        return (least,)
     shape = shape_of("show", name, given, (1, 2, 3))
     size = int(np.prod(shape))
-    if size < n_values or (exact and size != n_values):
+    if size < least or n_values not in (None, size):
         raise ValueError(
-            f"show: {name} is {given}, a map of {size} values; there are {n_values} {kind}, and each needs a place."
+            f"show: {name} is {given}, a map of {size} values; there are {least} {kind}, and each needs a place."
         )
     return shape
