@@ -229,7 +229,7 @@ IMPOSSIBLE = {
     "numbers": ({"output_mask": np.ones((4, 4))}, r"output_mask is float64\[4, 4\]; expected bool"),
     "one_input": (
         {"receptive": (1, 1)},
-        r"group 0, with its centre at \(0, 0\), reads 1 inputs; .* at least 2\. Use a larger receptive size",
+        r"group 0, with its centre at \(0, 0\), has too few inputs, 1; .* at least 2\. Use a larger receptive size",
     ),
     "no_output": (
         {"projective": 1, "receptive": (2, 4)},
@@ -254,7 +254,7 @@ IMPOSSIBLE = {
     ),
     "own_group": (
         lambda: wiring.Connectivity((2, 2), (3,), [[0, 0]], [[0, -1]], [[0]]).sample_anchors(KEY, 2, 3),
-        "Connectivity: group 0, .* reads 1 inputs",
+        "Connectivity: group 0, .* has too few inputs, 1;",
     ),
 }
 
@@ -302,7 +302,7 @@ def test_connectivity_is_a_value():
     for c in (FIELDS, same):
         with pytest.raises(ValueError, match="read-only"):
             c.targets[0, 0] = 1
-    assert repr(FIELDS) == "Connectivity((5, 6) to (4, 3): 6 groups of 12 inputs and 6 outputs)"
+    assert repr(FIELDS) == "Connectivity((5, 6) to (4, 3), groups=6, inputs=12, outputs=6)"
 
 
 @pytest.mark.parametrize("distinct", [False, slow(True)])
@@ -577,7 +577,7 @@ REFUSED = {
     ),
     "one_value": (
         Case("WindowLUT", {**TABLES, "kernel": 2, "padding": 1}, (5, 6), ((5, 6), 3)),
-        r"WindowLUT: group 0, with its centre at \(-0\.5, -0\.5\), reads 1 inputs",
+        r"WindowLUT: group 0, with its centre at \(-0\.5, -0\.5\), has too few inputs, 1;",
     ),
     "anchors": (
         Case("WindowLUT", {**TABLES, "kernel": 5, "anchors": np.full((4, 3, 2), 30)}, (5, 6), ((5, 6), 3)),

@@ -44,7 +44,7 @@ class Connectivity:
       >>> from lutjax import wiring
       >>> c = wiring.Connectivity((1, 3), (2,), [[0, 0.5], [0, 1.5]], [[0, 1], [1, 2]], [[0], [1]])
       >>> c
-      Connectivity((1, 3) to (2,): 2 groups of 2 inputs and 1 outputs)
+      Connectivity((1, 3) to (2,), groups=2, inputs=2, outputs=1)
       >>> anchors = c.sample_anchors(jax.random.key(0), n_detectors=4, n_anchors=2)
       >>> anchors.shape, c.table_targets(4).shape
       ((8, 2, 2), (8, 1, 1))
@@ -147,7 +147,7 @@ class Connectivity:
         if (count < 2).any():
             g = int(np.argmax(count < 2))
             raise ValueError(
-                f"{where}: group {g}, with its centre at {_point(self.centres[g])}, reads {count[g]} inputs; a detector "
+                f"{where}: group {g}, with its centre at {_point(self.centres[g])}, has too few inputs, {count[g]}; a detector "
                 f"compares two different inputs, so it needs at least 2.{remedy}"
             )
 
@@ -171,8 +171,8 @@ class Connectivity:
     def __repr__(self) -> str:
         n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
         return (
-            f"Connectivity({self.in_shape} to {self.out_shape}: {self.n_groups} groups of {n_read} inputs and "
-            f"{n_reached} outputs)"
+            f"Connectivity({self.in_shape} to {self.out_shape}, groups={self.n_groups}, inputs={n_read}, "
+            f"outputs={n_reached})"
         )
 
 
@@ -255,7 +255,7 @@ def window_groups(
       >>> from lutjax import wiring
       >>> c = wiring.window_groups((28, 28), kernel=7, stride=7, outputs=10)
       >>> c
-      Connectivity((28, 28) to (4, 4, 10): 16 groups of 49 inputs and 10 outputs)
+      Connectivity((28, 28) to (4, 4, 10), groups=16, inputs=49, outputs=10)
       >>> c.centres[1]
       array([ 3., 10.])
     """
@@ -294,7 +294,7 @@ def full(in_shape: Size, out_shape: Size) -> Connectivity:
     Example:
       >>> from lutjax import wiring
       >>> wiring.full((14, 14), 10)
-      Connectivity((14, 14) to (10,): 1 groups of 196 inputs and 10 outputs)
+      Connectivity((14, 14) to (10,), groups=1, inputs=196, outputs=10)
     """
     read, reached = (
         shape_of("full", name, shape, (1, 2, 3))
@@ -353,7 +353,7 @@ def projections(
       >>> from lutjax import wiring
       >>> c = wiring.projections(None, (8, 8), (10, 12), groups=(3, 3), receptive=3, projective=4)
       >>> c
-      Connectivity((8, 8) to (10, 12): 9 groups of 9 inputs and 16 outputs)
+      Connectivity((8, 8) to (10, 12), groups=9, inputs=9, outputs=16)
       >>> c.centres[:3].tolist(), c.candidates[1, :3].tolist(), c.targets[1, :4].tolist()
       ([[1.0, 1.0], [1.0, 4.0], [1.0, 6.0]], [3, 4, 5], [5, 6, 7, 17])
     """
