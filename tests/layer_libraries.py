@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lutjax.layers import _logic, _projection, _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.layers import (
+    _images,
+    _logic,
+    _projection,
+    _tables,
+    haiku as lutjax_haiku,
+    linen,
+    nnx as lutjax_nnx,
+)
 
 LIBRARIES = ("nnx", "linen", "haiku")
 KINDS = {
@@ -28,7 +36,7 @@ KINDS = {
 
 def spec_type_of(layer: str) -> Any:
     name = f"{layer}Spec"
-    return next(getattr(m, name) for m in (_tables, _projection, _logic) if hasattr(m, name))
+    return next(getattr(m, name) for m in (_tables, _images, _projection, _logic) if hasattr(m, name))
 
 
 class Case(NamedTuple):

@@ -25,6 +25,26 @@ def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
     return jax.random.uniform(key, shape, dtype, -1e-3, 1e-3)
 
 
+def check_read(layer: str, read: Any) -> None:
+    """Raise if a read is none."""
+    if not isinstance(read, Read):
+        raise ValueError(f"{layer}: read is {read!r}; expected one of lutjax.reads, such as Confidence().")
+
+
+def scalars_of(read: Read) -> tuple[Variable, ...]:
+    """Return the learned scalars of a read as variables."""
+    return tuple(
+        Variable(name, "scalars", (), value.dtype, lambda key, value=value: value)  # type: ignore[misc]
+        for name, value in read.initial().items()
+    )
+
+
+def check_scalar(layer: str, name: str, value: Any) -> None:
+    """Raise if a scalar of a read is not finite."""
+    if not np.isfinite(np.asarray(value)):
+        raise ValueError(f"{layer}: {name} is {value}; it must be finite.")
+
+
 @dataclasses.dataclass(eq=False)
 class ProjectionLUTArguments(Arguments):
     """Layer of look-up tables to put in place of a feed-forward layer: a projection, heads of tables, a projection.
@@ -112,10 +132,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features", "heads", "tables", "bits"):
             self._require_size(name, 1)
-        if not isinstance(self.read, Read):
-            raise ValueError(
-                f"{self.layer}: read is {self.read!r}; expected one of lutjax.reads, such as Confidence()."
-            )
+        check_read(self.layer, self.read)
         if self.bits > MAX_BITS:
             raise ValueError(
                 f"{self.layer}: bits is {self.bits}, so a table has 2**{self.bits} rows; at most 2**{MAX_BITS} are "
@@ -203,11 +220,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         return tuple(variables)
 
     def variables(self) -> tuple[Variable, ...]:
-        scalars = tuple(
-            Variable(name, "scalars", (), value.dtype, lambda key, value=value: value)  # type: ignore[misc]
-            for name, value in self.read.initial().items()
-        )
-        return self._arrays_of_layer() + scalars
+        return self._arrays_of_layer() + scalars_of(self.read)
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
@@ -219,8 +232,8 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         if variable.kind == "anchors":
             assert self.width is not None
             check_anchors(arrays[variable.name], self.width, where=self.layer)
-        elif variable.kind == "scalars" and not np.isfinite(np.asarray(arrays[variable.name])):
-            raise ValueError(f"{self.layer}: {variable.name} is {arrays[variable.name]}; it must be finite.")
+        elif variable.kind == "scalars":
+            check_scalar(self.layer, variable.name, arrays[variable.name])
 
     @names_layer
     def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, Array]]:

@@ -1,6 +1,6 @@
 """Layers without a library: arguments, variables, checks and casts.
 
-A layer is two classes, side by side in `_tables.py`, `_projection.py` or `_logic.py`. ``LUTArguments`` is a dataclass: its fields are the
+A layer is two classes, side by side in `_tables.py`, `_images.py`, `_projection.py` or `_logic.py`. ``LUTArguments`` is a dataclass: its fields are the
 constructor's arguments and its docstring is the documentation, in every library. ``LUTSpec`` adds the variables and the
 forward pass, and holds no arrays. A library's ``LUT`` inherits the arguments and has a spec: it stores the variables
 that the spec names in the library's own way, and hands them back as a mapping from name to array.
@@ -216,7 +216,7 @@ def arguments(spec_type: type[Spec]) -> list[str]:
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
     """Return the names of the attributes that a layer shares with its spec."""
     fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
-    return frozenset(fields | ({"out_features"} if hasattr(spec_type, "out_features") else set()))
+    return frozenset(fields | {name for name in ("out_features", "connectivity") if hasattr(spec_type, name)})
 
 
 def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple[Variable, ...]]:

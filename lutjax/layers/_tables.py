@@ -26,11 +26,9 @@ def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
 
 
 @dataclasses.dataclass(eq=False)
-class _TableArguments(Arguments):
-    """Arguments of all layers that add rows of tables."""
+class TableOptions(Arguments):
+    """Options of all layers that add rows of tables."""
 
-    in_features: int
-    out_features: int
     _: dataclasses.KW_ONLY
     n_detectors: int
     n_anchors: int
@@ -41,6 +39,14 @@ class _TableArguments(Arguments):
     accumulate: lutjax.FixedPoint | None = None
     implementation: str | tuple[str, ...] | None = None
     anchors: Any = None
+
+
+@dataclasses.dataclass(eq=False)
+class _TableArguments(TableOptions):
+    """Arguments of all layers that add rows of tables over a vector."""
+
+    in_features: int
+    out_features: int
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,43 +90,50 @@ class LUTArguments(_TableArguments):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _TableSpec(_TableArguments, Spec):
+class TableSpec(TableOptions, Spec):
     """Base of the specs of layers that add rows of tables."""
 
-    min_rank: ClassVar[int] = 1  # least number of axes of the inputs
     given: ClassVar[tuple[str, ...]] = ("anchors",)
 
     def __post_init__(self) -> None:
-        for name, least in (("in_features", 1), ("out_features", 1), ("n_detectors", 1), ("n_anchors", 0)):
+        self._check_features()
+        for name, least in (("n_detectors", 1), ("n_anchors", 0)):
             self._require_size(name, least)
         if not self.epsilon >= 0:
             raise ValueError(f"{self.layer}: epsilon is {self.epsilon}; the dead zone cannot be negative.")
         accumulation(self.layer, self.accumulate)
         self._normalise_dtypes()
         self._check_sizes()
-        if self.n_anchors and self.n_inputs < 2:
-            raise ValueError(
-                f"{self.layer}: in_features is {self.in_features}; a detector compares two different "
-                "inputs, so there must be at least 2."
-            )
+        self._check_inputs()
         if self.row_bits > MAX_BITS:
             raise ValueError(
                 f"{self.layer}: n_anchors is {self.n_anchors}, so a table has 2**{self.row_bits} rows; "
                 f"at most 2**{MAX_BITS} are possible. Use fewer anchors, and more detectors if needed."
             )
 
+    def _check_features(self) -> None:
+        """Check the sizes of inputs and outputs."""
+
     def _check_sizes(self) -> None:
         """Check the arguments that a kind of layer adds."""
+
+    def _check_inputs(self) -> None:
+        """Check that detectors have enough inputs to compare."""
 
     @property
     def n_inputs(self) -> int:
         """Number of values that anchors choose from."""
-        return self.in_features
+        raise NotImplementedError
 
     @property
     def n_outputs(self) -> int:
         """Number of outputs to which a table adds."""
-        return self.out_features
+        raise NotImplementedError
+
+    @property
+    def n_tables(self) -> int:
+        """Number of detectors of all groups, each with one table."""
+        return self.n_detectors
 
     @property
     def row_bits(self) -> int:
@@ -130,37 +143,21 @@ class _TableSpec(_TableArguments, Spec):
     @property
     def weights_shape(self) -> tuple[int, ...]:
         """Shape of the tables."""
-        return (self.n_detectors, 2**self.row_bits, self.n_outputs)
+        return (self.n_tables, 2**self.row_bits, self.n_outputs)
+
+    def _draw_anchors(self, key: Array) -> jax.Array:
+        return lutjax.sample_anchors(key, self.n_inputs, self.n_tables, self.n_anchors)
 
     def variables(self) -> tuple[Variable, ...]:
-        def draw(key: Array) -> jax.Array:
-            return lutjax.sample_anchors(key, self.n_inputs, self.n_detectors, self.n_anchors)
-
-        anchors = Variable(
-            "anchors", "anchors", (self.n_detectors, self.n_anchors, 2), jnp.dtype("int32"), draw
-        )
+        shape = (self.n_tables, self.n_anchors, 2)
+        anchors = Variable("anchors", "anchors", shape, jnp.dtype("int32"), self._draw_anchors)
         return (anchors, self._trained("weights", self.weights_shape, self.weights_init, "tables"))
-
-    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
-        if len(weights) != 3 or len(anchors) != 3:
-            return {}
-        return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_features": weights[2]}
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if variable.kind == "anchors":
             check_anchors(arrays[variable.name], self.n_inputs, where=self.layer)
         elif variable.kind == "targets":
             check_targets(arrays[variable.name], self.n_outputs, where=self.layer)
-
-    def _inputs(self, x: Any, name: str = "x") -> Any:
-        """Return inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
-        if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
-            length = "length, " * (self.min_rank - 1)
-            raise ValueError(
-                f"{self.layer}: {name} has shape {list(x.shape)}; expected [..., {length}{self.in_features}]."
-            )
-        return self._cast(x)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -170,6 +167,47 @@ class _TableSpec(_TableArguments, Spec):
     def _sums(self) -> dict[str, Any]:
         """Options of ops that do not compare values."""
         return {"accumulate": self.accumulate, "implementation": self.implementation}
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _TableSpec(_TableArguments, TableSpec):
+    """Base of the specs of layers that add rows of tables over a vector."""
+
+    min_rank: ClassVar[int] = 1  # least number of axes of the inputs
+
+    def _check_features(self) -> None:
+        for name in ("in_features", "out_features"):
+            self._require_size(name, 1)
+
+    def _check_inputs(self) -> None:
+        if self.n_anchors and self.n_inputs < 2:
+            raise ValueError(
+                f"{self.layer}: in_features is {self.in_features}; a detector compares two different "
+                "inputs, so there must be at least 2."
+            )
+
+    @property
+    def n_inputs(self) -> int:
+        return self.in_features
+
+    @property
+    def n_outputs(self) -> int:
+        return self.out_features
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
+        if len(weights) != 3 or len(anchors) != 3:
+            return {}
+        return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_features": weights[2]}
+
+    def _inputs(self, x: Any, name: str = "x") -> Any:
+        """Return inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
+        if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
+            length = "length, " * (self.min_rank - 1)
+            raise ValueError(
+                f"{self.layer}: {name} has shape {list(x.shape)}; expected [..., {length}{self.in_features}]."
+            )
+        return self._cast(x)
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -4,7 +4,7 @@ Trained variables are parameters: tables, scalars of reads, projections, positio
 learnable. All others are state, so use `haiku.transform_with_state`. State belongs to the model as much as parameters do, and is never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
-- ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
+- ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
 - ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``weights`` and ``exponents`` of tables of integers;
@@ -37,11 +37,12 @@ Example:
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.haiku"):
+    from lutjax.layers.haiku._images import SpatialLUT, WindowLUT
     from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
     from lutjax.layers.haiku._projection import ProjectionLUT
     from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
     "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT", "SoftLUT",
-    "SparseLUT", "Thermometer",
+    "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ A layer keeps its variables in collections. Those in ``params`` are trained: tab
 logits, scores, and thresholds if they are learnable. All others belong to the model as much as ``params`` does, and are never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
-- ``targets``: the ids of the outputs that rows of `SparseLUT` reach;
+- ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
 - ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``quantised``: tables of integers, ``weights`` and ``exponents``;
@@ -35,11 +35,12 @@ A model of several layers has one subtree for each in every collection: ``variab
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.linen"):
+    from lutjax.layers.linen._images import SpatialLUT, WindowLUT
     from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
     from lutjax.layers.linen._projection import ProjectionLUT
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
     "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT", "SoftLUT",
-    "SparseLUT", "Thermometer",
+    "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
 ]  # fmt: skip

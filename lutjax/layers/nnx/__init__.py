@@ -9,6 +9,7 @@ decodes keeps its latest keys in `nnx.Cache`.
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
+    from lutjax.layers.nnx._images import SpatialLUT, WindowLUT
     from lutjax.layers.nnx._layer import (
         Anchors,
         Quantised,
@@ -25,5 +26,6 @@ with needed_by("lutjax.layers.nnx"):
 
 __all__ = [
     "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
-    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "Tables", "Targets", "Thermometer", "Thresholds", "Wires", "check", "quantised",
+    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
+    "Wires", "check", "quantised",
 ]  # fmt: skip

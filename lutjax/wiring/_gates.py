@@ -1,9 +1,4 @@
-"""Drawing wires: the inputs that gates read.
-
-Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally
-often: no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers`
-has a width that is known under `jax.jit`.
-"""
+"""Wires of gates, drawn so that every input is used about equally often."""
 
 import functools
 import math
@@ -14,14 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax._typing import Array
-
-__all__ = ["balanced", "trees", "unique_pairs", "windows"]
-
-
-def _require(where: str, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{where}: {name} is {size}; it must be at least 1.")
+from lutjax.wiring._sizes import require
 
 
 def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
@@ -54,7 +42,7 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
       >>> bool((wires[:, 0] != wires[:, 1]).all())
       True
     """
-    _require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
     return _balanced(key, n_inputs, n_gates, arity)
 
 
@@ -97,7 +85,7 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
       >>> sorted({tuple(sorted(pair)) for pair in wires.tolist()})
       [(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
     """
-    _require("unique_pairs", n_inputs=n_inputs, n_gates=n_gates)
+    require("unique_pairs", n_inputs=n_inputs, n_gates=n_gates)
     pairs = n_inputs * (n_inputs - 1) // 2
     if n_gates > pairs:
         raise ValueError(
@@ -149,38 +137,5 @@ def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array,
       >>> wiring.trees(jax.random.key(0), n_inputs=9, n_trees=16, depth=3).shape
       (16, 8)
     """
-    _require("trees", depth=depth)
+    require("trees", depth=depth)
     return balanced(key, n_inputs, n_trees, 2**depth)
-
-
-def windows(
-    image_shape: tuple[int, int, int], kernel: int, stride: int = 1
-) -> Int[np.ndarray, "rows columns window"]:
-    """Return the ids of the values of a flattened image that each window holds.
-
-    Args:
-      image_shape: height, width and channels; values lie in that order.
-      kernel: height and width of a window.
-      stride: from one window to the next.
-
-    Returns:
-      int32 ``[rows, columns, kernel * kernel * channels]``: for each place of the window the ids of its
-      values. ``windows(...)[..., leaves]`` are the wires of trees at every place.
-
-    Raises:
-      ValueError: the window is larger than the image, or a size is less than 1.
-
-    Source: docs/logic.md, section 4.
-
-    Example:
-      >>> from lutjax import wiring
-      >>> wiring.windows((3, 4, 1), kernel=2)[1, 2]
-      array([ 6,  7, 10, 11], dtype=int32)
-    """
-    height, width, channels = image_shape
-    _require("windows", height=height, width=width, channels=channels, kernel=kernel, stride=stride)
-    if kernel > min(height, width):
-        raise ValueError(f"windows: kernel is {kernel}, larger than an image of {height} by {width}.")
-    ids = np.arange(height * width * channels, dtype=np.int32).reshape(height, width, channels)
-    found = np.lib.stride_tricks.sliding_window_view(ids, (kernel, kernel), (0, 1))[::stride, ::stride]
-    return np.moveaxis(found, 2, -1).reshape(*found.shape[:2], -1)

@@ -1,0 +1,305 @@
+"""Layers of tables with geometry: arguments, variables and forward pass, for all libraries."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+import lutjax
+from lutjax import wiring
+from lutjax._dtypes import accumulator
+from lutjax._typing import Array
+from lutjax.layers._projection import check_read, check_scalar, scalars_of
+from lutjax.layers._spec import Arrays, Example, Variable, names_layer
+from lutjax.layers._tables import TableOptions, TableSpec
+from lutjax.reads import Read
+from lutjax.wiring import Connectivity
+from lutjax.wiring._images import window_sizes
+from lutjax.wiring._sizes import Size, shape_of
+
+_window_groups = functools.lru_cache(maxsize=32)(wiring.window_groups)
+
+
+@dataclasses.dataclass(eq=False)
+class _ImageArguments(TableOptions):
+    """Arguments of all layers of tables in groups, each with inputs of its own."""
+
+    _: dataclasses.KW_ONLY
+    read: Read | None = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _ImageSpec(_ImageArguments, TableSpec):
+    """Base of the specs of layers of tables in groups, each with inputs of its own."""
+
+    def _groups(self) -> Connectivity:
+        """Return the groups of detectors."""
+        raise NotImplementedError
+
+    def _check_sizes(self) -> None:
+        if self.read is None:
+            return
+        check_read(self.layer, self.read)
+        if self.epsilon or not self.n_anchors:
+            name = "epsilon" if self.epsilon else "n_anchors"
+            raise ValueError(
+                f"{self.layer}: {name} is {getattr(self, name)} and read is {self.read!r}; scores have no dead zone, and need "
+                "at least one comparison."
+            )
+
+    def _check_inputs(self) -> None:
+        if self.n_anchors:
+            self._groups().check_candidates(self.layer)
+
+    @property
+    def n_inputs(self) -> int:
+        return self._groups().n_inputs
+
+    @property
+    def n_tables(self) -> int:
+        return self._groups().n_groups * self.n_detectors
+
+    def compared(self, arrays: Arrays) -> np.ndarray:
+        """Return the pairs of inputs that the detectors of each group compare, ``[groups, pairs, 2]``."""
+        pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self._groups().n_groups, -1, 2)
+        return pairs
+
+    def _draw_anchors(self, key: Array) -> jax.Array:
+        return self._groups().sample_anchors(key, self.n_detectors, self.n_anchors)
+
+    def variables(self) -> tuple[Variable, ...]:
+        return super().variables() + (() if self.read is None else scalars_of(self.read))
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
+        if len(weights) != 3 or len(anchors) != 3 or weights[0] % self._groups().n_groups:
+            return {}
+        return {"n_detectors": weights[0] // self._groups().n_groups, "n_anchors": anchors[1]}
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if variable.kind == "scalars":
+            check_scalar(self.layer, variable.name, arrays[variable.name])
+        else:
+            super()._check_values(variable, arrays)
+
+    def _values(self, x: Any) -> Any:
+        """Return images as vectors ``[..., inputs]``, checked and cast."""
+        shape = self._groups().in_shape
+        if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected [..., {sizes}].")
+        return self._cast(x).reshape(*x.shape[: x.ndim - len(shape)], self.n_inputs)
+
+    def _outputs_of_groups(self, arrays: Arrays, x: Any) -> jax.Array:
+        """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
+        x, weights, groups = x[..., None, :], self._cast(arrays["weights"]), self._groups().n_groups
+        if self.read is None:
+            return lutjax.lut(x, weights, arrays["anchors"], groups=groups, **self._options)
+        scalars = {name: arrays[name] for name in self.read.initial()}
+        return lutjax.scored_lut(
+            x, weights, arrays["anchors"], scalars, read=self.read, groups=groups, **self._sums
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class SpatialLUTArguments(_ImageArguments):
+    """Layer of look-up tables between two maps: groups of detectors read a part of one and reach a part of the other.
+
+    The detectors of a group compare pairs of the inputs in its receptive field, and their tables add to the outputs in its
+    projective field. `lutjax.wiring.projections` makes the fields, and `lutjax.wiring.show` draws them. Inputs are
+    ``[..., *connectivity.in_shape]`` and outputs ``[..., *connectivity.out_shape]``; an output that no group reaches is 0.
+
+    Variables:
+      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, zeros at first. The detectors of a group follow
+        each other.
+      anchors: int32 ids of inputs ``[groups * n_detectors, n_anchors, 2]``.
+      targets: int32 ids of outputs ``[groups, 1, outputs of a group]``, -1 for an unused slot.
+      log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+
+    Args:
+      connectivity: the groups, from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
+      n_detectors: detectors of each group, each with one table.
+      n_anchors: anchor pairs of each detector.
+      read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
+      epsilon, dtype, param_dtype, weights_init, implementation: as in `LUT`. There is no dead zone with a `read`.
+      accumulate: as in `LUT`; not with a `read`, whose groups are added as floats.
+      anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of drawn ones.
+
+    Raises:
+      ValueError: a size is impossible, a group has fewer than two inputs, or an anchor is not an input.
+
+    Source: docs/semantics.md, section 11.
+    """
+
+    connectivity: Connectivity
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
+    """Spec of `SpatialLUT`.
+
+    Source: docs/semantics.md, section 11.
+    """
+
+    example: ClassVar[Example] = (
+        "wiring.full((6, 5), (3, 4)), n_detectors=4, n_anchors=3",
+        (32, 6, 5),
+        (32, 3, 4),
+    )
+
+    def _groups(self) -> Connectivity:
+        return self.connectivity
+
+    def _check_features(self) -> None:
+        if not isinstance(self.connectivity, Connectivity):
+            raise ValueError(
+                f"{self.layer}: connectivity is {self.connectivity!r}; expected what lutjax.wiring.projections, window_groups or "
+                "full returns."
+            )
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        if self.read is not None and self.accumulate is not None:
+            raise ValueError(
+                f"{self.layer}: accumulate is {self.accumulate} and read is {self.read!r}; the outputs of groups of scored reads "
+                "are added as floats. Leave out one of the two."
+            )
+
+    @property
+    def n_outputs(self) -> int:
+        return self.connectivity.n_outputs
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        return (self.n_tables, 2**self.row_bits, self.connectivity.targets.shape[1])
+
+    def variables(self) -> tuple[Variable, ...]:
+        targets = self.connectivity.targets[:, None]
+        kept = Variable(
+            "targets", "targets", targets.shape, jnp.dtype("int32"), lambda key: jnp.asarray(targets)
+        )
+        anchors, *trained = super().variables()
+        return (anchors, kept, *trained)
+
+    @names_layer
+    def __call__(self, arrays: Arrays, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+        values, targets = self._values(x), jnp.asarray(arrays["targets"])
+        if self.read is None:
+            y = lutjax.sparse_lut(
+                values,
+                self._cast(arrays["weights"]),
+                arrays["anchors"],
+                jnp.repeat(targets, self.n_detectors, 0, total_repeat_length=self.n_tables),
+                self.n_outputs,
+                **self._options,
+            )
+        else:
+            y = _added(self._outputs_of_groups(arrays, values), targets[:, 0], self.n_outputs)
+        return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
+
+
+SpatialLUTArguments.spec_type = SpatialLUTSpec
+
+
+def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+    """Add outputs of groups ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
+    ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # those beyond the end are dropped
+    total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
+    values = y.reshape(*y.shape[:-2], -1).astype(total.dtype)
+    return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
+
+
+@dataclasses.dataclass(eq=False)
+class WindowLUTArguments(_ImageArguments):
+    """Layer of look-up tables over windows of an image: each place of the window has tables of its own.
+
+    The detectors of a place compare pairs of the values in its window, and their tables add to the outputs of that place. Inputs are
+    ``[..., *in_shape]`` and outputs ``[..., rows, columns, out_features]``, one row and column for each place of the window.
+
+    Variables:
+      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, zeros at first. The detectors of a place
+        follow each other, and places row by row.
+      anchors: int32 ids of values of the image ``[rows * columns * n_detectors, n_anchors, 2]``.
+      log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+
+    Args:
+      in_shape: height and width of the image, and perhaps channels.
+      out_features: outputs of each place.
+      n_detectors: detectors of each place, each with one table.
+      n_anchors: anchor pairs of each detector.
+      kernel: height and width of a window, or one number for both.
+      stride: from one window to the next, in rows and in columns.
+      padding: rows and columns around the image into which windows may reach. There is nothing to compare: windows at the border have
+        fewer values.
+      read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
+      epsilon, dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`. There is no dead zone with a `read`.
+      anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of drawn ones.
+
+    Raises:
+      ValueError: a size is impossible, a window is larger than the image or has fewer than two values, or an anchor is not a value of
+        the image.
+
+    Source: docs/semantics.md, section 11.
+    """
+
+    in_shape: tuple[int, ...]
+    out_features: int
+    _: dataclasses.KW_ONLY
+    kernel: Size
+    stride: Size = 1
+    padding: Size = 0
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
+    """Spec of `WindowLUT`.
+
+    Source: docs/semantics.md, section 11.
+    """
+
+    example: ClassVar[Example] = (
+        "(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3",
+        (32, 8, 8),
+        (32, 2, 2, 10),
+    )
+
+    def _check_features(self) -> None:
+        self._require_size("out_features", 1)
+        self.in_shape = shape_of(self.layer, "in_shape", self.in_shape, (2, 3))
+        names = ("kernel", "stride", "padding")
+        pairs = window_sizes(self.layer, self.in_shape, *(getattr(self, name) for name in names))
+        for name, pair in zip(names, pairs, strict=True):
+            if isinstance(getattr(self, name), Sequence):
+                setattr(self, name, pair)
+
+    @property
+    def connectivity(self) -> Connectivity:
+        """Groups of detectors, one for each place of the window."""
+        return _window_groups(
+            self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.out_features
+        )
+
+    def _groups(self) -> Connectivity:
+        return self.connectivity
+
+    @property
+    def n_outputs(self) -> int:
+        return self.out_features
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        sizes = super().sizes_of(arrays)
+        return {**sizes, "out_features": np.shape(arrays["weights"])[2]} if sizes else {}
+
+    @names_layer
+    def __call__(self, arrays: Arrays, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+        values = self._values(x)
+        y = self._outputs_of_groups(arrays, values)
+        return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
+
+
+WindowLUTArguments.spec_type = WindowLUTSpec

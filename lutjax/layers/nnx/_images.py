@@ -1,0 +1,42 @@
+"""Tables with geometry for Flax NNX; `lutjax.layers._images` has the arguments of the layers."""
+
+import dataclasses
+
+import jax
+from jaxtyping import Float
+
+from lutjax._typing import Array
+from lutjax.layers import _images
+from lutjax.layers.nnx._layer import Drawn
+
+
+class _Image(Drawn):
+    """Base of layers over images."""
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+        """Return outputs for images."""
+        y: jax.Array = self.spec(self._arrays(), x)
+        return y
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class SpatialLUT(_Image, _images.SpatialLUTArguments):
+    """Layer of look-up tables between two maps.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax import wiring
+      >>> from lutjax.layers.nnx import SpatialLUT
+      >>> fields = wiring.projections(None, (28, 28), (14, 14), groups=9, receptive=6, projective=4)
+      >>> layer = SpatialLUT(fields, n_detectors=2, n_anchors=4, rngs=nnx.Rngs(0))
+      >>> layer.weights.shape, layer.targets.shape
+      ((162, 16, 9), (81, 1, 9))
+      >>> layer(jnp.ones((32, 28, 28))).shape
+      (32, 14, 14)
+    """
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class WindowLUT(_Image, _images.WindowLUTArguments):
+    """Layer of look-up tables over windows of an image, each place with tables of its own."""

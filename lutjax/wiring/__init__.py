@@ -1,0 +1,25 @@
+"""Wiring: the inputs that gates and detectors read, and the outputs that tables reach.
+
+Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally
+often: no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers`
+has a width that is known under `jax.jit`.
+
+Of images, ids count values in the order row, column, channel. `projections`, `window_groups` and `full` return a `Connectivity`: groups of
+detectors with the inputs that they may compare, and the outputs that their tables reach. It is data in NumPy: ops know nothing of images.
+"""
+
+from lutjax.wiring._gates import balanced, trees, unique_pairs
+from lutjax.wiring._images import Connectivity, full, projections, window_groups, windows
+from lutjax.wiring._show import show
+
+__all__ = [
+    "Connectivity",
+    "balanced",
+    "full",
+    "projections",
+    "show",
+    "trees",
+    "unique_pairs",
+    "window_groups",
+    "windows",
+]

@@ -1,0 +1,504 @@
+"""Connectivity of images: the inputs that groups of detectors read, and the outputs that their tables reach."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from lutjax._anchors import sample_anchors
+from lutjax._typing import Array
+from lutjax.wiring._sizes import Size, as_image, pair, shape_of
+
+CENTRES = ("grid", "uniform", "normal")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Connectivity:
+    """Receptive and projective fields of groups of detectors, between two maps of values.
+
+    A map has the shape ``(height, width)``, ``(height, width, channels)``, or ``(values,)``. The id of a value is its place in the
+    flattened map. `projections`, `window_groups` and `full` make connectivities; ids of your own make others. Equal contents are
+    equal, and hash alike.
+
+    Attributes:
+      in_shape: sizes of the map of inputs.
+      out_shape: sizes of the map of outputs.
+      centres: float64 ``[G, 2]``: row and column of the centre of each group among the inputs, where the first pixel is at (0, 0).
+      candidates: int32 ``[G, inputs]``: ids of the inputs that the detectors of a group may compare; -1 is an unused slot.
+      targets: int32 ``[G, outputs]``: ids of the outputs that the tables of a group reach; -1 is an unused slot.
+
+    Raises:
+      ValueError: an id is not in its map, or the arrays have different numbers of groups.
+
+    Source: docs/semantics.md, section 11.
+
+    Example:
+      >>> import jax, lutjax
+      >>> from lutjax import wiring
+      >>> c = wiring.Connectivity((1, 3), (2,), [[0, 0.5], [0, 1.5]], [[0, 1], [1, 2]], [[0], [1]])
+      >>> c
+      Connectivity((1, 3) to (2,), groups=2, inputs=2, outputs=1)
+      >>> anchors = c.sample_anchors(jax.random.key(0), n_detectors=4, n_anchors=2)
+      >>> anchors.shape, c.table_targets(4).shape
+      ((8, 2, 2), (8, 1, 1))
+    """
+
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    centres: Any
+    candidates: Any
+    targets: Any
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        for name in ("in_shape", "out_shape"):
+            object.__setattr__(self, name, shape_of(where, name, getattr(self, name), (1, 2, 3)))
+        for name in ("centres", "candidates", "targets"):
+            given = np.asarray(getattr(self, name))
+            whole = name != "centres"
+            if given.ndim != 2 or (whole and not np.issubdtype(given.dtype, np.integer)):
+                expected = "int32 [groups, ids]" if whole else "[groups, 2]"
+                raise ValueError(f"{where}: {name} is {given.dtype}{list(given.shape)}; expected {expected}.")
+            kept = np.array(given, np.int32 if whole else np.float64)
+            kept.flags.writeable = False
+            object.__setattr__(self, name, kept)
+        if (
+            self.centres.shape[1] != 2
+            or len({len(self.centres), len(self.candidates), len(self.targets)}) > 1
+        ):
+            shapes = ", ".join(str(list(a.shape)) for a in (self.centres, self.candidates, self.targets))
+            raise ValueError(
+                f"{where}: centres, candidates and targets have the shapes {shapes}; expected [groups, 2], and [groups, ids] "
+                "of as many groups."
+            )
+        for name, kind, size in (
+            ("candidates", "inputs", self.n_inputs),
+            ("targets", "outputs", self.n_outputs),
+        ):
+            ids = getattr(self, name)
+            if ids.size and (ids.min() < -1 or ids.max() >= size):
+                raise ValueError(
+                    f"{where}: {name} holds ids from {ids.min()} to {ids.max()}; {kind} are 0 to {size - 1}, and -1 marks "
+                    "an unused slot."
+                )
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups, ``G``."""
+        return len(self.centres)
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of values of the map of inputs."""
+        return math.prod(self.in_shape)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of values of the map of outputs."""
+        return math.prod(self.out_shape)
+
+    def sample_anchors(
+        self, key: Array, n_detectors: int, n_anchors: int, *, distinct: bool = False
+    ) -> Int[jax.Array, "detectors {n_anchors} 2"]:
+        """Draw the anchor pairs of detectors, each among the candidates of its group: `lutjax.sample_anchors`.
+
+        Args:
+          key: a key of `jax.random`.
+          n_detectors: detectors of each group, which follow each other.
+          n_anchors: pairs of each detector, ``C``.
+          distinct: draw the pairs of a group without replacement.
+
+        Returns:
+          int32 ``[G * n_detectors, C, 2]``, ids of inputs.
+
+        Raises:
+          ValueError: a size is negative, or a group has fewer than two candidates.
+        """
+        self.check_candidates(type(self).__name__)
+        candidates = np.repeat(self.candidates, n_detectors, axis=0)
+        return sample_anchors(
+            key,
+            self.n_inputs,
+            len(candidates),
+            n_anchors,
+            candidates=candidates,
+            distinct=distinct,
+            groups=self.n_groups,
+        )
+
+    def table_targets(self, n_detectors: int) -> Int[np.ndarray, "detectors 1 slots"]:
+        """Return the targets of the tables of all groups, for `lutjax.sparse_lut`: int32 ``[G * n_detectors, 1, K]``.
+
+        Args:
+          n_detectors: detectors of each group.
+        """
+        return np.repeat(self.targets, n_detectors, axis=0)[:, None]
+
+    def check_candidates(self, where: str, remedy: str = "") -> None:
+        """Raise if a group has fewer than two candidates."""
+        count = (self.candidates >= 0).sum(1)
+        if (count < 2).any():
+            g = int(np.argmax(count < 2))
+            raise ValueError(
+                f"{where}: group {g}, with its centre at {_point(self.centres[g])}, has too few inputs, {count[g]}; a detector "
+                f"compares two different inputs, so it needs at least 2.{remedy}"
+            )
+
+    @functools.cached_property
+    def _digest(self) -> bytes:
+        shapes = f"{self.in_shape} {self.out_shape} {self.candidates.shape} {self.targets.shape}"
+        contents = hashlib.sha256(shapes.encode())
+        for a in (self.centres, self.candidates, self.targets):
+            contents.update(a.tobytes())
+        return contents.digest()
+
+    def __hash__(self) -> int:
+        return int.from_bytes(self._digest[:8])
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Connectivity) and self._digest == other._digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.in_shape, self.out_shape, self.centres, self.candidates, self.targets)
+
+    def __repr__(self) -> str:
+        n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
+        return (
+            f"Connectivity({self.in_shape} to {self.out_shape}, groups={self.n_groups}, inputs={n_read}, "
+            f"outputs={n_reached})"
+        )
+
+
+def windows(
+    image_shape: tuple[int, ...], kernel: Size, stride: Size = 1, *, padding: Size = 0
+) -> Int[np.ndarray, "rows columns window"]:
+    """Return the ids of the values of a flattened image that each window holds.
+
+    Args:
+      image_shape: height, width and channels; values lie in that order. One channel if it is left out.
+      kernel: height and width of a window, or one number for both.
+      stride: from one window to the next, in rows and in columns.
+      padding: rows and columns around the image that windows may reach into; less than `kernel`. Their ids are -1.
+
+    Returns:
+      int32 ``[rows, columns, height * width * channels]``: for each place of the window the ids of its
+      values. ``windows(...)[..., leaves]`` are the wires of trees at every place. With padding they are candidates for
+      `lutjax.sample_anchors`.
+
+    Raises:
+      ValueError: the window is larger than the image, or a size is impossible.
+
+    Source: docs/logic.md, section 4; docs/semantics.md, section 11.
+
+    Example:
+      >>> from lutjax import wiring
+      >>> wiring.windows((3, 4, 1), kernel=2)[1, 2]
+      array([ 6,  7, 10, 11], dtype=int32)
+      >>> wiring.windows((3, 4), kernel=(2, 3), padding=(0, 1))[1, 0]
+      array([-1,  4,  5, -1,  8,  9], dtype=int32)
+    """
+    shape = as_image(shape_of("windows", "image_shape", image_shape, (2, 3)))
+    size, step, around = window_sizes("windows", shape, kernel, stride, padding)
+    ids = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    ids = np.pad(ids, [(n, n) for n in (*around, 0)], constant_values=-1)
+    found = np.lib.stride_tricks.sliding_window_view(ids, size, (0, 1))[:: step[0], :: step[1]]
+    return np.moveaxis(found, 2, -1).reshape(*found.shape[:2], -1)
+
+
+def window_sizes(
+    where: str, image_shape: tuple[int, ...], kernel: Size, stride: Size, padding: Size
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return height and width of kernel, stride and padding of windows over an image.
+
+    Raises:
+      ValueError: a window is larger than the padded image, or could lie outside of the image.
+    """
+    size, step = pair(where, "kernel", kernel), pair(where, "stride", stride)
+    around = pair(where, "padding", padding, 0)
+    height, width = image_shape[:2]
+    if any(k > n + 2 * p for k, n, p in zip(size, image_shape, around, strict=False)):
+        padded = f" with padding {padding}" if any(around) else ""
+        raise ValueError(f"{where}: kernel is {kernel}, larger than an image of {height} by {width}{padded}.")
+    if any(p >= k for k, p in zip(size, around, strict=True)):
+        raise ValueError(
+            f"{where}: padding is {padding} and kernel is {kernel}, so a window could lie outside of the image; the padding "
+            "must be less than the kernel."
+        )
+    return size, step, around
+
+
+def window_groups(
+    image_shape: tuple[int, ...], kernel: Size, stride: Size = 1, *, padding: Size = 0, outputs: int = 1
+) -> Connectivity:
+    """Return the connectivity of a window that slides over an image: each place has detectors and outputs of its own.
+
+    Args:
+      image_shape, kernel, stride, padding: as in `windows`. Around the image there is nothing to read.
+      outputs: outputs of each place.
+
+    Returns:
+      `Connectivity` to a map ``(rows, columns, outputs)``, whose groups are the places of the window, row by row.
+
+    Raises:
+      ValueError: the window is larger than the image, or a size is impossible.
+
+    Source: docs/semantics.md, section 11.
+
+    Example:
+      >>> from lutjax import wiring
+      >>> c = wiring.window_groups((28, 28), kernel=7, stride=7, outputs=10)
+      >>> c
+      Connectivity((28, 28) to (4, 4, 10), groups=16, inputs=49, outputs=10)
+      >>> c.centres[1]
+      array([ 3., 10.])
+    """
+    where = "window_groups"
+    in_shape = shape_of(where, "image_shape", image_shape, (2, 3))
+    size, step, around = window_sizes(where, in_shape, kernel, stride, padding)
+    (outputs,) = shape_of(where, "outputs", outputs, (1,))
+    ids = windows(in_shape, size, step, padding=around)
+    rows, columns, _ = ids.shape
+    places = np.indices((rows, columns)).reshape(2, -1).T
+    corners = places * step - np.array(around)
+    return Connectivity(
+        in_shape,
+        (rows, columns, outputs),
+        corners + (np.array(size) - 1) / 2,
+        _packed(ids.reshape(rows * columns, -1)),
+        np.arange(rows * columns * outputs).reshape(-1, outputs),
+    )
+
+
+def full(in_shape: Size, out_shape: Size) -> Connectivity:
+    """Return the connectivity of one group that reads every input and reaches every output.
+
+    Args:
+      in_shape: sizes of the map of inputs: (height, width), (height, width, channels), or a number of values.
+      out_shape: sizes of the map of outputs, likewise.
+
+    Returns:
+      `Connectivity` of one group.
+
+    Raises:
+      ValueError: a size is less than 1.
+
+    Source: docs/semantics.md, section 11.
+
+    Example:
+      >>> from lutjax import wiring
+      >>> wiring.full((14, 14), 10)
+      Connectivity((14, 14) to (10,), groups=1, inputs=196, outputs=10)
+    """
+    read, reached = (
+        shape_of("full", name, shape, (1, 2, 3))
+        for name, shape in (("in_shape", in_shape), ("out_shape", out_shape))
+    )
+    height, width, _ = as_image(read)
+    ids = (np.arange(math.prod(shape))[None] for shape in (read, reached))
+    return Connectivity(read, reached, [[(height - 1) / 2, (width - 1) / 2]], *ids)
+
+
+def projections(
+    key: Array | None,
+    in_shape: tuple[int, ...],
+    out_shape: tuple[int, ...],
+    *,
+    groups: Size | None = None,
+    receptive: Size | None = None,
+    projective: Size | None = None,
+    centres: Any = "grid",
+    deviation: float = 0.25,
+    probability: float | int = 1.0,
+    input_mask: Bool[Any, "height width"] | None = None,
+    output_mask: Bool[Any, "out_height out_width"] | None = None,
+) -> Connectivity:
+    """Return groups of detectors that read a part of one map and reach the part of another one that lies there.
+
+    A group has a centre in the map of inputs. Its detectors read the pixels with ``|row - centre row| <= (receptive height - 1) / 2``,
+    and so for columns. The centre times ``out_shape / in_shape``, for rows and for columns, is a point of the map of outputs; the tables
+    of the group reach the pixels with ``|row - point's row| <= (projective height - 1) / 2``, and so for columns. All channels of a pixel
+    are read and reached. Centres are moved as little as needed to have whole windows: half a pixel, and further at the border.
+
+    Args:
+      key: a key of `jax.random`; None if nothing is drawn.
+      in_shape: height and width of the map of inputs, and perhaps channels.
+      out_shape: those of the map of outputs.
+      groups: number of groups. For a grid its rows and columns, or one number for both.
+      receptive: height and width of the inputs of a group, or one number for both. None: the whole map.
+      projective: those of the outputs of a group. None: the whole map.
+      centres: ``"grid"``: evenly spaced, from the first place where the window fits to the last. ``"uniform"``: drawn from the whole
+        map. ``"normal"``: drawn around the middle of the map. Or an array ``[groups, 2]`` of rows and columns.
+      deviation: standard deviation of normal centres, as a share of height and width.
+      probability: that a group keeps an output which it could reach.
+      input_mask: bool ``[height, width]``, False for pixels that no group reads.
+      output_mask: bool of the map of outputs, False for pixels that no group reaches.
+
+    Returns:
+      `Connectivity` with candidates and targets in the order row, column, channel.
+
+    Raises:
+      ValueError: a size is impossible, a window is larger than its map, a mask has another shape, or a group has fewer than two inputs
+        or no output to choose from.
+
+    Source: docs/semantics.md, section 11.
+
+    Example:
+      >>> from lutjax import wiring
+      >>> c = wiring.projections(None, (8, 8), (10, 12), groups=(3, 3), receptive=3, projective=4)
+      >>> c
+      Connectivity((8, 8) to (10, 12), groups=9, inputs=9, outputs=16)
+      >>> c.centres[:3].tolist(), c.candidates[1, :3].tolist(), c.targets[1, :4].tolist()
+      ([[1.0, 1.0], [1.0, 4.0], [1.0, 6.0]], [3, 4, 5], [5, 6, 7, 17])
+    """
+    where = "projections"
+    in_shape = shape_of(where, "in_shape", in_shape, (2, 3))
+    out_shape = shape_of(where, "out_shape", out_shape, (2, 3))
+    read, reached = as_image(in_shape), as_image(out_shape)
+    window = read[:2] if receptive is None else pair(where, "receptive", receptive)
+    if window[0] > read[0] or window[1] > read[1]:
+        raise ValueError(
+            f"{where}: receptive is {receptive}, larger than the map of inputs, {read[0]} by {read[1]}."
+        )
+    if not 0 < probability <= 1:
+        raise ValueError(f"{where}: probability is {probability}; it must be above 0 and at most 1.")
+    centre_key, target_key = _keys(where, key, centres, probability)
+    points = _centres(where, centre_key, read, window, groups, centres, deviation)
+    limits = np.array(read[:2]) - window
+    first = np.clip(np.floor(points - (np.array(window) - 1) / 2 + 0.5), 0, limits).astype(np.int64)
+
+    candidates = _ids(first, np.broadcast_to(window, first.shape), read)
+    candidates = _unmasked(where, "input_mask", candidates, input_mask, read)
+    # Twice the centre is whole, so the ends of intervals are exact: |2 height t - twice out_height| <= (size - 1) height.
+    twice, span = 2 * first + window - 1, (0, 0)
+    start, count = np.zeros_like(first), np.broadcast_to(reached[:2], first.shape)
+    if projective is not None:
+        span = pair(where, "projective", projective)
+        high, wide = np.array(read[:2]), np.array(reached[:2])
+        middle, reach = twice * wide, (np.array(span) - 1) * high
+        start = np.maximum(-((reach - middle) // (2 * high)), 0)
+        count = np.minimum((middle + reach) // (2 * high), wide - 1) - start + 1
+    targets = _unmasked(where, "output_mask", _ids(start, count, reached), output_mask, reached)
+    empty = (targets < 0).all(1)
+    if empty.any():
+        g = int(np.argmax(empty))
+        point = _point(twice[g] / 2 * np.array(reached[:2]) / np.array(read[:2]))
+        raise ValueError(
+            f"{where}: group {g} reaches no output: its centre {_point(twice[g] / 2)} is the point {point} of the outputs, "
+            f"and projective is {projective}. Use a larger projective size or another output_mask."
+        )
+    if probability < 1:
+        assert target_key is not None
+        with jax.ensure_compile_time_eval():
+            drawn = np.asarray(jax.random.uniform(target_key, targets.shape))
+        targets = np.where(drawn < probability, targets, -1)
+    found = Connectivity(in_shape, out_shape, twice / 2, _packed(candidates), _packed(targets))
+    found.check_candidates(where, " Use a larger receptive size or another input_mask.")
+    return found
+
+
+def _keys(
+    where: str, key: Array | None, centres: Any, probability: float
+) -> tuple[Array, Array] | tuple[None, None]:
+    """Return keys of the centres and of the targets."""
+    if key is None:
+        drawn = f"centres is {centres!r}" if isinstance(centres, str) and centres != "grid" else ""
+        drawn = drawn or (f"probability is {probability}" if probability < 1 else "")
+        if drawn:
+            raise ValueError(f"{where}: key is None, but {drawn}; give a key of jax.random.")
+        return None, None
+    if isinstance(key, jax.core.Tracer):
+        raise ValueError(
+            f"{where}: key is traced; connectivity is known before anything runs, so draw it outside of jax.jit."
+        )
+    with jax.ensure_compile_time_eval():  # a layer may be made inside of a program
+        centre_key, target_key = jax.random.split(key)
+    return centre_key, target_key
+
+
+def _centres(
+    where: str,
+    key: Array | None,
+    image: tuple[int, ...],
+    window: tuple[int, int],
+    groups: Size | None,
+    centres: Any,
+    deviation: float,
+) -> np.ndarray:
+    """Return centres ``[G, 2]``, which need not be those of whole windows."""
+    size = np.array(image[:2], np.float64)
+    if not isinstance(centres, str):
+        points = np.asarray(centres, np.float64)
+        if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
+            raise ValueError(
+                f"{where}: centres has shape {list(points.shape)}; expected finite numbers [groups, 2]."
+            )
+        if groups is not None:
+            raise ValueError(
+                f"{where}: groups is {groups} but centres are given, which say how many there are."
+            )
+        return points
+    if centres not in CENTRES:
+        raise ValueError(f"{where}: centres is {centres!r}; expected one of {CENTRES}, or an array.")
+    if groups is None:
+        raise ValueError(f"{where}: groups is None; give their number, or an array of centres.")
+    if centres == "grid":
+        rows, columns = pair(where, "groups", groups)
+        along = [
+            np.linspace(0, free, n) if n > 1 else np.array([free / 2])
+            for free, n in zip(size - window, (rows, columns), strict=True)
+        ]
+        corners = np.stack(np.meshgrid(*along, indexing="ij"), -1).reshape(-1, 2)
+        return corners + (np.array(window) - 1) / 2
+    pair(where, "groups", groups)
+    n_groups = math.prod(groups) if isinstance(groups, Sequence) else groups
+    if not deviation > 0:
+        raise ValueError(f"{where}: deviation is {deviation}; it must be positive.")
+    assert key is not None
+    draw = jax.random.uniform if centres == "uniform" else jax.random.normal
+    with jax.ensure_compile_time_eval():
+        drawn = np.asarray(draw(key, (n_groups, 2), jnp.float32), np.float64)
+    if centres == "uniform":
+        return drawn * size - 0.5
+    return (size - 1) / 2 + deviation * size * drawn
+
+
+def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> np.ndarray:
+    """Return the ids of the values of rectangles, ``[G, values]``: `count` rows and columns from `first`; -1 beyond these."""
+    _, width, channels = image
+    high, wide = (int(n) for n in count.max(0).clip(1))
+    rows = first[:, :1] + np.arange(high)
+    columns = first[:, 1:] + np.arange(wide)
+    inside = (np.arange(high) < count[:, :1])[:, :, None] & (np.arange(wide) < count[:, 1:])[:, None]
+    pixels = np.where(inside, rows[:, :, None] * width + columns[:, None], -1).reshape(len(first), -1, 1)
+    return np.where(pixels < 0, -1, pixels * channels + np.arange(channels)).reshape(len(first), -1)
+
+
+def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[int, int, int]) -> np.ndarray:
+    """Return ids with -1 in place of those that a mask leaves out."""
+    if mask is None:
+        return ids
+    kept = np.asarray(mask)
+    if kept.dtype != np.bool_ or kept.shape != image[:2]:
+        raise ValueError(
+            f"{where}: {name} is {kept.dtype}{list(kept.shape)}; expected bool {list(image[:2])}, False for pixels that are "
+            "left out."
+        )
+    return np.where(kept.reshape(-1)[np.maximum(ids, 0) // image[2]], ids, -1)
+
+
+def _packed(ids: np.ndarray) -> np.ndarray:
+    """Return ids with the unused slots last, and as few of these as possible."""
+    used = ids >= 0
+    order = np.argsort(~used, axis=1, kind="stable")
+    return np.take_along_axis(ids, order, 1)[:, : max(int(used.sum(1).max()), 1)]
+
+
+def _point(point: np.ndarray) -> str:
+    return f"({point[0]:g}, {point[1]:g})"

@@ -1,0 +1,236 @@
+"""Pictures of connectivity: the parts of maps that groups of detectors read and reach."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lutjax._extras import needed_by
+from lutjax.wiring._images import Connectivity
+from lutjax.wiring._sizes import Size, as_image, shape_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_INPUTS, _OUTPUTS, _PAIRS, _INK = "Blues", "Oranges", "#d6604d", "#222222"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fields:
+    """Ids to draw.
+
+    Attributes:
+      unit: the name of the owner of a row of ids: a group, a detector or a gate.
+      in_shape: sizes of the map of inputs.
+      read: ids of inputs ``[G, inputs]``, -1 for an unused slot.
+      pairs: pairs of them that are compared, ``[G, pairs, 2]``, or None.
+      centres: rows and columns ``[G, 2]``, or None.
+      out_shape, reached: the same of outputs, or None.
+    """
+
+    unit: str
+    in_shape: tuple[int, ...]
+    read: np.ndarray
+    pairs: np.ndarray | None = None
+    centres: np.ndarray | None = None
+    out_shape: tuple[int, ...] | None = None
+    reached: np.ndarray | None = None
+
+
+def show(
+    source: Any,
+    *,
+    in_shape: Size | None = None,
+    out_shape: Size | None = None,
+    groups: int | Sequence[int] = 5,
+) -> "Figure":
+    """Draw receptive and projective fields: a column for each of some groups, and one for all of them.
+
+    The first row shows the inputs: those that a group may read, and lines between the pairs that its detectors compare. The second
+    row shows the outputs that its tables reach, if these are some of all. The last column counts the groups that read or reach each pixel.
+
+    Args:
+      source: a `Connectivity`; a layer of `lutjax.layers.nnx`; the variables of a layer of Linen or Haiku, by name; or ids:
+        anchors ``[detectors, pairs, 2]``, or ``[groups, inputs]`` such as wires or candidates, where -1 is an unused slot.
+      in_shape: sizes of the map of inputs, (height, width) or (height, width, channels). Only for sources without a
+        connectivity; by default their inputs are one row.
+      out_shape: sizes of the map of outputs, likewise.
+      groups: number of groups to draw, evenly picked, or their ids.
+
+    Returns:
+      A figure of matplotlib, for ``figure.savefig("fields.png")``.
+
+    Raises:
+      ValueError: there is nothing to draw, a shape does not have as many values as there are ids, or a group does not exist.
+      ModuleNotFoundError: matplotlib is not installed.
+
+    Example:
+      >>> from lutjax import wiring
+      >>> c = wiring.projections(None, (8, 8), (10, 12), groups=(3, 3), receptive=3, projective=4)
+      >>> figure = wiring.show(c, groups=[0, 4])
+      >>> [axes.get_title() for axes in figure.axes[:3]]
+      ['group 0 reads', 'group 4 reads', 'groups that read a pixel']
+    """
+    with needed_by("lutjax.wiring.show"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+    fields = _fields_of(source, in_shape, out_shape)
+    picked = _picked(fields, groups)
+    rows = 1 if fields.reached is None else 2
+    figure = Figure(figsize=(2.0 * (len(picked) + 1) + 0.8, 2.3 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, len(picked) + 1, squeeze=False)
+    maps = [(fields.in_shape, fields.read, "read", _INPUTS)]
+    if fields.reached is not None:
+        assert fields.out_shape is not None
+        maps.append((fields.out_shape, fields.reached, "reach", _OUTPUTS))
+    for line, (shape, ids, verb, colours) in zip(grid, maps, strict=True):
+        for axes, g in zip(line, picked, strict=False):
+            _draw(
+                axes,
+                _image(shape, ids[g]),
+                f"{fields.unit} {g} {verb}{'es' if verb == 'reach' else 's'}",
+                colours,
+            )
+        every = sum((_image(shape, of_group) > 0 for of_group in ids), np.zeros(as_image(shape)[:2], int))
+        image = _draw(line[-1], every, f"{fields.unit}s that {verb} a pixel", colours)
+        figure.colorbar(image, ax=line[-1], shrink=0.8)
+    for axes, g in zip(grid[0], picked, strict=False):
+        _draw_comparisons(axes, fields, g)
+    return figure
+
+
+def _picked(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
+    """Return ids of the groups to draw."""
+    n = len(fields.read)
+    if isinstance(groups, Sequence):
+        picked = [int(g) for g in groups]
+    else:
+        picked = sorted(set(np.linspace(0, n - 1, min(int(groups), n)).astype(int).tolist()))
+    if not picked or min(picked) < 0 or max(picked) >= n:
+        raise ValueError(f"show: groups is {groups}; there are {n} {fields.unit}s, from 0 to {n - 1}.")
+    return picked
+
+
+def _image(shape: tuple[int, ...], ids: np.ndarray) -> np.ndarray:
+    """Return the share of a pixel's channels that are among ids, ``[height, width]``."""
+    height, width, channels = as_image(shape)
+    values = np.zeros(height * width * channels, bool)
+    values[ids[ids >= 0]] = True
+    share: np.ndarray = values.reshape(height, width, channels).mean(-1)
+    return share
+
+
+def _draw(axes: Any, image: np.ndarray, title: str, colours: str) -> Any:
+    axes.set_title(title, fontsize=9)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return axes.imshow(image, cmap=colours, vmin=0, vmax=max(1.3 if image.dtype != int else 0, image.max()))
+
+
+def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
+    """Draw lines between the pairs that a group compares, and its centre."""
+    _, width, channels = as_image(fields.in_shape)
+    if fields.pairs is not None:
+        pixels = fields.pairs[g] // channels
+        axes.plot(pixels.T % width, pixels.T // width, color=_PAIRS, linewidth=0.8, marker=".", markersize=2)
+    if fields.centres is not None:
+        row, column = fields.centres[g]
+        axes.plot([column], [row], color=_INK, marker="+", markersize=7)
+
+
+def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _Fields:
+    """Return the ids to draw of anything that has some."""
+    if isinstance(source, Connectivity):
+        _require_none(in_shape, out_shape)
+        return _of_connectivity(source, None)
+    spec = getattr(source, "spec", None)
+    if spec is None and not isinstance(source, Mapping):
+        ids = np.asarray(source)
+        if ids.ndim not in (2, 3) or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"show: source is {ids.dtype}{list(ids.shape)}; expected a Connectivity, a layer of lutjax.layers.nnx, variables "
+                "by name, anchors [detectors, pairs, 2], or ids [groups, inputs]."
+            )
+        arrays: dict[str, Any] = {"anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires": ids}
+    else:
+        arrays = _arrays_of(source if spec is None else source._arrays())
+    if spec is not None and hasattr(spec, "connectivity"):
+        _require_none(in_shape, out_shape)
+        return _of_connectivity(spec.connectivity, spec.compared(arrays))
+    return _of_arrays(arrays, spec, in_shape, out_shape)
+
+
+def _require_none(in_shape: Size | None, out_shape: Size | None) -> None:
+    if in_shape is not None or out_shape is not None:
+        raise ValueError("show: in_shape and out_shape are those of the connectivity; leave them out.")
+
+
+def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the ids among variables by name, also where these are in collections, as in Linen."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in variables.items():
+        if isinstance(value, Mapping):
+            found |= _arrays_of(value)
+        elif name in ("anchors", "targets", "wires"):
+            found[name] = np.asarray(value)
+    return found
+
+
+def _of_connectivity(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
+    every = c.targets.shape[1] == c.n_outputs and (c.targets >= 0).all()
+    out_shape, reached = (None, None) if every else (c.out_shape, c.targets)
+    return _Fields("group", c.in_shape, c.candidates, pairs, c.centres, out_shape, reached)
+
+
+def _of_arrays(
+    arrays: Mapping[str, np.ndarray], spec: Any, in_shape: Size | None, out_shape: Size | None
+) -> _Fields:
+    """Return the fields of detectors or gates one by one."""
+    name = next((n for n in ("anchors", "wires") if n in arrays), None)
+    if name is None:
+        raise ValueError("show: source has neither anchors nor wires to draw.")
+    ids, targets = arrays[name], arrays.get("targets")
+    n_inputs = n_outputs = None
+    if hasattr(spec, "n_tables"):  # tables over a vector, whose ids may be those of a group
+        n_groups = getattr(spec, "groups", None) or 1
+        n_inputs, n_outputs = n_groups * spec.n_inputs, n_groups * spec.n_outputs
+        ids = _of_all_groups(ids, n_groups, spec.n_inputs)
+    elif name == "wires":
+        n_inputs = getattr(spec, "in_features", None)
+    pairs = ids if name == "anchors" else ids[:, None] if ids.shape[1:] == (2,) else None
+    unit = "detector" if name == "anchors" else "gate" if spec is not None else "group"
+    fields = _Fields(
+        unit, _shape("in_shape", in_shape, ids, n_inputs, "inputs"), ids.reshape(len(ids), -1), pairs
+    )
+    if targets is None:
+        return fields
+    reached = np.repeat(targets.reshape(len(targets), -1), len(ids) // len(targets), axis=0)
+    if n_outputs:
+        reached = _of_all_groups(reached, n_groups, spec.n_outputs)
+    shape = _shape("out_shape", out_shape, reached, n_outputs, "outputs")
+    return dataclasses.replace(fields, out_shape=shape, reached=reached)
+
+
+def _of_all_groups(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarray:
+    """Return ids in a group as ids of all, where the first axis has the groups one after the other; -1 stays."""
+    group = np.arange(len(ids)) * n_groups // len(ids)
+    return np.where(ids < 0, -1, ids + (n_of_group * group).reshape(-1, *(1,) * (ids.ndim - 1)))
+
+
+def _shape(
+    name: str, given: Size | None, ids: np.ndarray, n_values: int | None, kind: str
+) -> tuple[int, ...]:
+    """Return the shape of a map, by default one row. Where nobody says how many values it has, it may have more than ids say."""
+    least = int(ids.max(initial=0)) + 1 if n_values is None else n_values
+    if given is None:
+        return (least,)
+    shape = shape_of("show", name, given, (1, 2, 3))
+    size = int(np.prod(shape))
+    if size < least or n_values not in (None, size):
+        raise ValueError(
+            f"show: {name} is {given}, a map of {size} values; there are {least} {kind}, and each needs a place."
+        )
+    return shape

@@ -1,0 +1,59 @@
+"""Sizes that the arguments of wirings have."""
+
+import operator
+from collections.abc import Sequence
+
+Size = int | Sequence[int]
+"""Height and width, or one number for both."""
+
+
+def require(where: str, **sizes: int) -> None:
+    """Raise if a size is less than 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{where}: {name} is {size}; it must be at least 1.")
+
+
+def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
+    """Return height and width of a size.
+
+    Raises:
+      ValueError: it is neither a whole number nor two of them, or is less than `least`.
+    """
+    found = _whole(size)
+    if found is None or len(found) > 2:
+        raise ValueError(
+            f"{where}: {name} is {size!r}; expected a whole number, or two of them: height and width."
+        )
+    if min(found) < least:
+        raise ValueError(f"{where}: {name} is {size}; it must be at least {least}.")
+    return found[0], found[-1]
+
+
+def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a map of values: height and width, and perhaps channels.
+
+    Raises:
+      ValueError: it has another number of sizes than `ranks`, or one is less than 1.
+    """
+    found = _whole(shape)
+    if found is None or len(found) not in ranks or min(found) < 1:
+        one = "a number of values, " if 1 in ranks else ""
+        raise ValueError(
+            f"{where}: {name} is {shape!r}; expected {one}(height, width) or (height, width, channels), each at least 1."
+        )
+    return found
+
+
+def as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return height, width and channels of a map: those that it does not have are 1."""
+    height, width, channels = {1: (1, *shape, 1), 2: (*shape, 1)}.get(len(shape), shape)
+    return height, width, channels
+
+
+def _whole(size: Size) -> tuple[int, ...] | None:
+    """Return whole numbers as a tuple, None for anything else."""
+    try:
+        return tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,))) or None
+    except TypeError:
+        return None
