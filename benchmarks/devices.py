@@ -31,8 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
 from lutjax import sharding, wiring
@@ -215,7 +214,9 @@ class Gates:
         return dataclasses.replace(self, readers=mesh.shape["detectors"] == 1)
 
     def params(self, key: Any) -> Any:
-        return [{"logits": jax.random.normal(k, (self.gates, 16))} for k in jax.random.split(key, self.layers)]
+        return [
+            {"logits": jax.random.normal(k, (self.gates, 16))} for k in jax.random.split(key, self.layers)
+        ]
 
     def others(self, key: Any) -> Any:
         wires = [wiring.balanced(k, self.gates, self.gates) for k in jax.random.split(key, self.layers)]
@@ -276,14 +277,23 @@ def cases(n_devices: int, *, tiny: bool) -> Iterator[Case]:
     model, long, scored = LanguageModel(), LanguageModel(context=4096, layers=2), Scored()
     gates = Gates(pool=images * max(counts, default=1))
     if tiny:
-        sizes = {"layers": 1, "anchors": 2, "position_bits": 2, "detectors": 8, "ffn_detectors": 8, "ffn_anchors": 4}
+        sizes = {
+            "layers": 1,
+            "anchors": 2,
+            "position_bits": 2,
+            "detectors": 8,
+            "ffn_detectors": 8,
+            "ffn_anchors": 4,
+        }
         model = LanguageModel(features=8, context=8, vocab=16, text=2**12, **sizes)
         long = dataclasses.replace(model, context=32)
         scored = Scored(features=8, layers=1, detectors=8, bits=3, pool=256)
         gates = Gates(gates=64, layers=2, pool=256)
         batch, pool, images, steps = 16, 16, 16, 2
 
-    def case(figure: str, subject: Subject, data: int, detectors: int, batch: int, *ways: str) -> Iterator[Case]:
+    def case(
+        figure: str, subject: Subject, data: int, detectors: int, batch: int, *ways: str
+    ) -> Iterator[Case]:
         few = figure in ("context", "scored", "gates")  # tens of milliseconds
         for way in ways or ("jit",):
             yield Case(figure, subject, data, detectors, way, batch, min(steps, 10) if few else steps)
@@ -360,7 +370,9 @@ class Program:
             x = subject.samples(key, 0, case.batch, case.batch, data)
             spec = P(None, "data") if isinstance(subject, Gates) else P("data")  # features first
             x = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-        loss, gradients = tables.value_and_grad(lambda p: subject.loss(p, others, x, parts) / case.batch)(params)
+        loss, gradients = tables.value_and_grad(lambda p: subject.loss(p, others, x, parts) / case.batch)(
+            params
+        )
         if by_hand:
             factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
             gradients = jax.tree.map(
@@ -421,12 +433,12 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 def collectives(program: str) -> dict[str, tuple[int, int]]:
     """Return the collectives of a program: their number and the bytes of their results on a device, by op."""
     found: dict[str, tuple[int, int]] = {}
-    for results, op, start in _COLLECTIVE.findall(program):
+    for results, op, starting in _COLLECTIVE.findall(program):
         sizes = [
             _SIZES.get(kind, 4) * math.prod(int(n) for n in shape.split(",") if n)
             for kind, shape in _SHAPE.findall(results)
         ]
-        if start and op != "all-reduce":  # operands and results
+        if starting and op != "all-reduce":  # operands and results
             sizes = sizes[len(sizes) // 2 :]
         count, n_bytes = found.get(op, (0, 0))
         found[op] = (count + 1, n_bytes + sum(sizes))
@@ -453,10 +465,10 @@ def profile(run: Callable[[], Any], steps: int, limit: int = 25) -> list[str]:
                 by_name[event.name].append(event.duration_ns)
                 spans.append((event.start_ns, event.start_ns + event.duration_ns))
         busy, until = 0.0, -math.inf
-        for start, end in sorted(spans):
-            busy += max(0.0, end - max(start, until))
+        for begin, end in sorted(spans):
+            busy += max(0.0, end - max(begin, until))
             until = max(until, end)
-        whole = max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
+        whole = max((end for _, end in spans), default=0) - min((begin for begin, _ in spans), default=0)
         lines.append(
             f"{plane.name}: {whole / steps / 1e3:.0f} us a step, of them {busy / steps / 1e3:.0f} busy, "
             f"{len(spans) / steps:.0f} launches"
@@ -478,7 +490,12 @@ def measure(case: Case, go: Callable[[], None], *, profiled: bool) -> dict[str, 
         return measure_training(case, go)
     began = time.perf_counter()
     program = Program(case)
-    row = {"case": case.name, "batch": case.batch, "compilation s": time.perf_counter() - began, **program.plan()}
+    row = {
+        "case": case.name,
+        "batch": case.batch,
+        "compilation s": time.perf_counter() - began,
+        **program.plan(),
+    }
     go()
     program.start()
     program.run(1)
@@ -531,11 +548,8 @@ def measure_training(case: Case, go: Callable[[], None]) -> dict[str, Any]:
     experiment.run.divide({"detectors": case.detectors} if jax.default_backend() == "cpu" else None)
     go()
     clock = _Clock(4 if tiny else 40)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            start(experiment, Path(folder) / "run", _Watched(clock))
-        except _EnoughError:
-            pass
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_EnoughError):
+        start(experiment, Path(folder) / "run", _Watched(clock))
     done, at = np.array(clock.times).T
     each = 1e3 * np.diff(at) / np.diff(done)
     gc.collect()
@@ -586,9 +600,13 @@ def measure_large(case: Case, go: Callable[[], None], folder: Path) -> dict[str,
     program.params = program.state = program.others = None
     timed("check of the checkpoint", lambda: checkpoints.read_meta(folder)[0])
     half.start()
-    template = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), half.params)
+    template = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), half.params
+    )
     half.params = None
-    half.params = timed("restore on half the devices", lambda: checkpoints.restore(folder, 1, "model", template))
+    half.params = timed(
+        "restore on half the devices", lambda: checkpoints.restore(folder, 1, "model", template)
+    )
     row["same bits"] = int(digest(half.params)) == before
     half.done = done
     half.run(1)
@@ -614,7 +632,9 @@ def large(gb: float, n_devices: int, *, tiny: bool) -> Case:
     model = LanguageModel(anchors=3 if tiny else 8, **sizes)  # type: ignore[arg-type]
     one = 4 * model.detectors * model.features * 2 ** (2 * model.anchors + model.position_bits)
     layers = max(round(gb * 1e9 / one), 1)
-    return Case("large", dataclasses.replace(model, layers=layers), 1, n_devices, "large", 16 if tiny else 128)
+    return Case(
+        "large", dataclasses.replace(model, layers=layers), 1, n_devices, "large", 16 if tiny else 128
+    )
 
 
 def serve(case: Case, arguments: argparse.Namespace) -> None:
@@ -700,11 +720,15 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", help="figures, or cases as they are named in the output")
     parser.add_argument("--large", type=float, metavar="GB", help="also tables of so many GB")
-    parser.add_argument("--folder", type=Path, help="where the checkpoint of large tables is written and deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="where the checkpoint of large tables is written and deleted"
+    )
     parser.add_argument("--devices", type=int, help="use only so many devices; default: all")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: shows that everything runs")
     parser.add_argument("--profile", action="store_true", help="show the kernels of a step (GPUs)")
-    parser.add_argument("--jobs", type=int, help="processes that compile side by side; default: a third of the cores")
+    parser.add_argument(
+        "--jobs", type=int, help="processes that compile side by side; default: a third of the cores"
+    )
     parser.add_argument("--patience", type=float, default=300, help="seconds that compilation may take")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -719,7 +743,9 @@ def main() -> None:
     if arguments.case:
         serve(next(case for case in known if case.name == arguments.case), arguments)
         return
-    wanted = [c for c in known if not arguments.only or c.way == "large" or {c.figure, c.name} & set(arguments.only)]
+    wanted = [
+        c for c in known if not arguments.only or c.way == "large" or {c.figure, c.name} & set(arguments.only)
+    ]
     words = [word for word in sys.argv[1:] if word not in ("--only", *(arguments.only or ()))]
     words += ["--devices", str(arguments.devices)]
     jobs = arguments.jobs or max((os.cpu_count() or 1) // 3, 1)
@@ -734,7 +760,10 @@ def main() -> None:
                 continue
             rows[process.case] = row
             lines = row.pop("profile", [])
-            print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+            print(
+                json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}),
+                flush=True,
+            )
             print("\n".join(lines), end="\n" if lines else "", flush=True)
     print(f"\n{compare(rows)}")
 

@@ -81,7 +81,10 @@ def test_collectives_are_counted(devices):
 
 def test_rows_become_a_table(devices):
     one, two, weak, *_ = devices.cases(2, tiny=False)
-    rows = {one: {"batch": 128, "ms": 4.0}, two: {"batch": 128, "ms": 2.5, "peak GB": 1.0, "over share": 1.02}}
+    rows = {
+        one: {"batch": 128, "ms": 4.0},
+        two: {"batch": 128, "ms": 2.5, "peak GB": 1.0, "over share": 1.02},
+    }
     *_, first, second = devices.compare(rows).splitlines()
     assert "| 4.000 | 1.00x | - |" in first
     assert "1 data x 2 detectors | jit | 128 | 2.500 | 1.60x | 1.00 | 1.02 |" in second
@@ -100,9 +103,24 @@ def test_some_element_exchanges_nothing():
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    words = ("--tiny", "--devices", "2", "--only", "gates", "--large", "0.0003", "--folder", str(tmp_path), "--jobs", "2")
+    words = (
+        "--tiny",
+        "--devices",
+        "2",
+        "--only",
+        "gates",
+        "--large",
+        "0.0003",
+        "--folder",
+        str(tmp_path),
+        "--jobs",
+        "2",
+    )
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "devices.py", *words], capture_output=True, text=True, check=True
+        [sys.executable, ROOT / "benchmarks" / "devices.py", *words],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "| gates | 2 data x 1 detectors | jit |" in done.stdout
     assert "| large | 1 data x 2 detectors |" in done.stdout
