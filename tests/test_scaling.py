@@ -11,7 +11,9 @@ import pytest
 from cases import slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+import lutjax
 from lutjax.ops._partition import some_element
+from lutjax.training import tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -98,7 +100,15 @@ def test_some_element_exchanges_nothing():
     compiled = jax.jit(some_element).lower(a).compile()
     assert "all-" not in compiled.as_text()
     assert compiled(a) == 1
-    assert jax.vmap(some_element)(jnp.ones((3, 2, 2))).shape == (3,)
+    gradient = jax.vmap(_of_each, (None, 0))(jnp.ones((2, 2, 1)), jnp.ones((3, 4, 2)))
+    assert gradient.after.shape == (3,)
+
+
+def _of_each(weights, x):
+    def loss(params):
+        return jnp.sum(lutjax.lut(x, params["weights"], jnp.array([[[0, 1]], [[1, 0]]])))
+
+    return tables.value_and_grad(loss)({"weights": weights})[1]["weights"]
 
 
 @pytest.mark.slow
