@@ -166,7 +166,7 @@ class Scored:
     pool: int = 2**16
 
     def params(self, key: Any) -> Any:
-        """As of `LanguageModel`; so are the others."""
+        """Draw what is trained; its other methods are those of `LanguageModel`."""
         shape = (self.detectors, 2**self.bits, self.features)
         return [
             {"weights": jax.random.uniform(k, shape, jnp.float32, -0.05, 0.05), "read": self._read.initial()}
@@ -245,7 +245,7 @@ Subject = LanguageModel | Scored | Gates
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One program that is measured.
+    """A program that is measured.
 
     Attributes:
       figure: of which figure it is a row.

@@ -76,9 +76,8 @@ def first_element(a: jax.Array) -> jax.Array:
 def some_element(a: jax.Array) -> jax.Array:
     """Return an element of an array that is not empty, whichever is at hand: on a mesh each device takes one of its own part.
 
-    For what depends on the array, not on its values: the devices exchange nothing, and what they have are different scalars.
+    It serves what depends on the array and not on its values. Devices exchange nothing, so they have different scalars.
     """
-
     here = jax.sharding.get_abstract_mesh()
     if jax.device_count() == 1 or here.manual_axes or here.explicit_axes:
         return first_element(a)
