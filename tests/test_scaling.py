@@ -44,7 +44,7 @@ def losses(devices, *names):
 
 @needs_devices
 def test_plain_jit_by_detector_sums_outputs_and_cotangents_alone(devices):
-    """It sums the output of each look-up, and the cotangent of the input of all but the first: no gradient, no index, no token."""
+    """Devices sum the output of each look-up, and the cotangent of the input of all but the first: no gradient, no index, no token."""
     (_, one), (program, loss) = losses(devices, "reference:1x1:jit", "reference:1x8:jit")
     np.testing.assert_allclose(loss, one, rtol=1e-5)
     n_samples = program.case.batch * program.subject.context
