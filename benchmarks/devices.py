@@ -31,8 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
 from lutjax import sharding, wiring
@@ -167,7 +166,7 @@ class Scored:
     pool: int = 2**16
 
     def params(self, key: Any) -> Any:
-        """As of `LanguageModel`; so are the others."""
+        """Draw what is trained; its other methods are those of `LanguageModel`."""
         shape = (self.detectors, 2**self.bits, self.features)
         return [
             {"weights": jax.random.uniform(k, shape, jnp.float32, -0.05, 0.05), "read": self._read.initial()}
@@ -246,7 +245,7 @@ Subject = LanguageModel | Scored | Gates
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One program that is measured.
+    """A program that is measured.
 
     Attributes:
       figure: of which figure it is a row.
@@ -434,12 +433,12 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 def collectives(program: str) -> dict[str, tuple[int, int]]:
     """Return the collectives of a program: their number and the bytes of their results on a device, by op."""
     found: dict[str, tuple[int, int]] = {}
-    for results, op, start in _COLLECTIVE.findall(program):
+    for results, op, starting in _COLLECTIVE.findall(program):
         sizes = [
             _SIZES.get(kind, 4) * math.prod(int(n) for n in shape.split(",") if n)
             for kind, shape in _SHAPE.findall(results)
         ]
-        if start and op != "all-reduce":  # operands and results
+        if starting and op != "all-reduce":  # operands and results
             sizes = sizes[len(sizes) // 2 :]
         count, n_bytes = found.get(op, (0, 0))
         found[op] = (count + 1, n_bytes + sum(sizes))
@@ -466,10 +465,10 @@ def profile(run: Callable[[], Any], steps: int, limit: int = 25) -> list[str]:
                 by_name[event.name].append(event.duration_ns)
                 spans.append((event.start_ns, event.start_ns + event.duration_ns))
         busy, until = 0.0, -math.inf
-        for start, end in sorted(spans):
-            busy += max(0.0, end - max(start, until))
+        for begin, end in sorted(spans):
+            busy += max(0.0, end - max(begin, until))
             until = max(until, end)
-        whole = max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
+        whole = max((end for _, end in spans), default=0) - min((begin for begin, _ in spans), default=0)
         lines.append(
             f"{plane.name}: {whole / steps / 1e3:.0f} us a step, of them {busy / steps / 1e3:.0f} busy, "
             f"{len(spans) / steps:.0f} launches"
@@ -549,11 +548,8 @@ def measure_training(case: Case, go: Callable[[], None]) -> dict[str, Any]:
     experiment.run.divide({"detectors": case.detectors} if jax.default_backend() == "cpu" else None)
     go()
     clock = _Clock(4 if tiny else 40)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            start(experiment, Path(folder) / "run", _Watched(clock))
-        except _EnoughError:
-            pass
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_EnoughError):
+        start(experiment, Path(folder) / "run", _Watched(clock))
     done, at = np.array(clock.times).T
     each = 1e3 * np.diff(at) / np.diff(done)
     gc.collect()

@@ -11,7 +11,9 @@ import pytest
 from cases import slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+import lutjax
 from lutjax.ops._partition import some_element
+from lutjax.training import tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +44,7 @@ def losses(devices, *names):
 
 @needs_devices
 def test_plain_jit_by_detector_sums_outputs_and_cotangents_alone(devices):
-    """Of each look-up the output, and the cotangent of the input of all but the first; no gradient, no index, no token."""
+    """Devices sum the output of each look-up, and the cotangent of the input of all but the first: no gradient, no index, no token."""
     (_, one), (program, loss) = losses(devices, "reference:1x1:jit", "reference:1x8:jit")
     np.testing.assert_allclose(loss, one, rtol=1e-5)
     n_samples = program.case.batch * program.subject.context
@@ -98,7 +100,15 @@ def test_some_element_exchanges_nothing():
     compiled = jax.jit(some_element).lower(a).compile()
     assert "all-" not in compiled.as_text()
     assert compiled(a) == 1
-    assert jax.vmap(some_element)(jnp.ones((3, 2, 2))).shape == (3,)
+    gradient = jax.vmap(_of_each, (None, 0))(jnp.ones((2, 2, 1)), jnp.ones((3, 4, 2)))
+    assert gradient.after.shape == (3,)
+
+
+def _of_each(weights, x):
+    def loss(params):
+        return jnp.sum(lutjax.lut(x, params["weights"], jnp.array([[[0, 1]], [[1, 0]]])))
+
+    return tables.value_and_grad(loss)({"weights": weights})[1]["weights"]
 
 
 @pytest.mark.slow

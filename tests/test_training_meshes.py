@@ -83,7 +83,9 @@ def test_default_among_devices() -> None:
     found = meshes.choose(params, devices(8, hosts=2), 32)
     assert found is not None
     assert [[d.process_index for d in row] for row in found.devices] == [[0] * 4, [1] * 4]
-    with pytest.raises(ValueError, match=r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"):
+    with pytest.raises(
+        ValueError, match=r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"
+    ):
         meshes.choose(params, devices(8, hosts=2), 3)
 
 

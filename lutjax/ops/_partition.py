@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
@@ -73,33 +72,28 @@ def partitioned(
     return call
 
 
-@custom_vmap
+def first_element(a: jax.Array) -> jax.Array:
+    """Return the first element of an array that is not empty."""
+    return a.ravel()[0]
+
+
 def some_element(a: jax.Array) -> jax.Array:
     """Return an element of an array that is not empty, whichever is at hand: on a mesh each device takes one of its own part.
 
-    For what depends on the array, not on its values: the devices exchange nothing, and what they have are different scalars.
+    It serves what depends on the array and not on its values. Devices exchange nothing, so they have different scalars.
     """
-
-    def first(a: jax.Array) -> jax.Array:
-        return a.ravel()[0]
-
     here = jax.sharding.get_abstract_mesh()
     if jax.device_count() == 1 or here.manual_axes or here.explicit_axes:
-        return first(a)
+        return first_element(a)
 
     def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> Any:
         (given,) = arg_shapes
-        return mesh, first, NamedSharding(mesh, PartitionSpec()), (given.sharding,)
+        return mesh, first_element, NamedSharding(mesh, PartitionSpec()), (given.sharding,)
 
-    run = custom_partitioning(first)
+    run = custom_partitioning(first_element)
     run.def_partition(partition, sharding_rule=f"{' '.join(f'f{i}' for i in range(a.ndim))} -> ")
     result: jax.Array = run(a)
     return result
-
-
-@some_element.def_vmap
-def _some_elements(size: int, mapped: Any, a: jax.Array) -> tuple[jax.Array, bool]:
-    return a.reshape(size, -1)[:, 0], True
 
 
 def _of_operands(op: type[Call], direction: Direction, args: tuple[Any, ...]) -> Iterator[Axes]:

@@ -42,7 +42,7 @@ from lutjax.kernels.registry import (
     kernel_registry,
 )
 from lutjax.ops import _table_reads
-from lutjax.ops._partition import Layout, on_part, partitioned, some_element
+from lutjax.ops._partition import Layout, first_element, on_part, partitioned, some_element
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
@@ -400,6 +400,7 @@ def _differentiable(
     in_floats = _in_floats(options)
     twin = None if in_floats is None else _kernel(op, "forward", choice, None, in_floats, over)
     devices = tuple(device for device, _ in choice)
+    on_tpu = any(device.backend == Backend.TPU for device in devices)
     accumulate: Any = dict(options).get("accumulate")
     n_taps = 2 if tapped else 0
 
@@ -439,7 +440,7 @@ def _differentiable(
             return (None,) * (n_taps + n)
         axes = _mesh_axes(residuals[1])
         cotangents = of_arguments(residuals, _compat.cast_varying(cotangent, axes))
-        return (cotangent, _known_after(cotangents, axes), *cotangents) if tapped else cotangents
+        return (cotangent, _known_after(cotangents, axes, on_tpu), *cotangents) if tapped else cotangents
 
     def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
@@ -497,11 +498,20 @@ def _in_floats(options: Options) -> Options | None:
     return tuple({**dict(options), "accumulate": None}.items())
 
 
-def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str]) -> jax.Array:
+def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], on_tpu: bool) -> jax.Array:
     """The dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
+    element = first_element if on_tpu else _some_element  # JAX has no rules for the compiler on TPUs
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
-    total = sum((some_element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
+    total = sum((element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
     return _compat.cast_varying(total, axes)
+
+
+_some_element = custom_vmap(some_element)
+
+
+@_some_element.def_vmap
+def _some_element_of_each(size: int, mapped: Any, a: jax.Array) -> tuple[jax.Array, bool]:
+    return a.reshape(size, -1)[:, 0], True
 
 
 def _sum_over_devices(
