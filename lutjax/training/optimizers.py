@@ -106,18 +106,20 @@ def scale_by_row_rss(eps: float = _EPS) -> optax.GradientTransformation:
     """Adagrad with one accumulator for a table row (the last axis) instead of one for every number.
 
     A table's rows are read at very different frequencies, and the numbers of a row always together: this costs
-    ``1 / outputs`` of Adagrad's memory. Rows without a gradient do not move.
+    ``1 / outputs`` of Adagrad's memory. Rows without a gradient do not move. A scalar is a row of its own.
     """
 
     def init(params: optax.Params) -> RowRssState:
-        return RowRssState(jax.tree.map(lambda p: jnp.zeros_like(p[..., :1]), params))
+        return RowRssState(jax.tree.map(lambda p: jnp.zeros_like(p[..., :1] if p.ndim else p), params))
 
     def update(
         updates: optax.Updates, state: RowRssState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, RowRssState]:
         del params
         total = jax.tree.map(
-            lambda g, s: s + jnp.mean(jnp.square(g), -1, keepdims=True), updates, state.sum_of_squares
+            lambda g, s: s + jnp.mean(jnp.square(g), (-1,) if g.ndim else (), keepdims=True),
+            updates,
+            state.sum_of_squares,
         )
         scaled = jax.tree.map(lambda g, s: g * jax.lax.rsqrt(s + eps), updates, total)
         return scaled, RowRssState(total)
