@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import cast_varying, varying_axes_of
+from lutjax._typing import Array
 
 
-def explicit_axes(a: jax.Array) -> tuple[str, ...]:
+def explicit_axes(a: Array) -> tuple[str, ...]:
     """Axes with explicit sharding of the mesh that `a` lies on; none if it lies on no such mesh."""
     return tuple(jax.typeof(a).sharding.mesh.explicit_axes)
 
 
-def spec_of(a: jax.Array) -> jax.sharding.PartitionSpec:
+def spec_of(a: Array) -> jax.sharding.PartitionSpec:
     """Return the partition of `a` over the explicit axes of its mesh."""
     return jax.typeof(a).sharding.spec
 
@@ -53,7 +54,7 @@ def divided_by_compiler(function: Callable[..., Any], specs: Callable[..., Any])
     return call
 
 
-def rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+def rows(table: Array, ids: Array) -> jax.Array:
     """Return ``table[ids]``, with ids clamped; on a mesh with explicit axes it lies as the ids do."""
     take = functools.partial(jnp.take, axis=0, mode="clip")
     result: jax.Array = divided_by_compiler(take, lambda _, ids: spec_of(ids))(table, ids)

@@ -58,8 +58,10 @@ def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulatio
         ):
             left = seconds - (time.perf_counter() - start)
             try:
+                if left <= 0:
+                    raise subprocess.TimeoutExpired(command, seconds)
                 done = subprocess.run(
-                    command, cwd=folder, capture_output=True, text=True, timeout=max(left, 0.01), check=False
+                    command, cwd=folder, capture_output=True, text=True, timeout=left, check=False
                 )
             except subprocess.TimeoutExpired:
                 passed, line = False, f"no result after {seconds:g} seconds"

@@ -377,7 +377,7 @@ def _attend_to_cache(
     values: Float[Array, "heads slots size"],
     seen: Bool[Array, "length slots"],
 ) -> jax.Array:
-    """As `_attend`, of keys and values that lie as the caches keep them."""
+    """Return what `_attend` does, of keys and values that lie as the caches keep them."""
     dtype = accumulator(query.dtype)
     scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
         query.shape[-1] ** -0.5, dtype

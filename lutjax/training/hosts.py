@@ -158,8 +158,7 @@ def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Arra
     """
 
     def read(part: Any) -> np.ndarray:
-        found: np.ndarray = array[part]
-        return found
+        return np.asarray(array[part])
 
     return jax.make_array_from_callback(array.shape, sharding, read)
 
