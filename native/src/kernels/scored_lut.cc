@@ -290,7 +290,7 @@ void sum_reads(const Sums& sums, const W* weights, const Reads* parts, int64_t n
           for (int v = 0; v < N; ++v) total[v] = sums.plus(total[v], c, row + v * kLanes);
       }
     if constexpr (N == 0)
-      put_first(y + o, total[0], rest);
+      store_first(total[0], y + o, rest);
     else
       for (int v = 0; v < N; ++v) store(total[v], y + o + v * kLanes);
   });
