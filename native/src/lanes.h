@@ -130,6 +130,10 @@ template <class T>
 struct Plain<const T&> {
   using Of = T;
 };
+template <class T>
+struct Plain<T&&> {  // Clang's type of an element of a temporary
+  using Of = T;
+};
 template <class V>
 using Element = typename Plain<decltype(V{}[0])>::Of;
 
@@ -399,7 +403,7 @@ inline void transpose(const T* from, int64_t stride, int64_t n, int64_t m, T* to
 #define LUTJAX_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ids{__VA_ARGS__})
 #endif
   typedef T Four __attribute__((vector_size(16)));
-  typedef int32_t Ids __attribute__((vector_size(16)));
+  [[maybe_unused]] typedef int32_t Ids __attribute__((vector_size(16)));
   for (; i + 4 <= n; i += 4) {
     int64_t j = 0;
     for (; j + 4 <= m; j += 4) {

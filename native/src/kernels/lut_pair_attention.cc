@@ -107,7 +107,7 @@ struct Detected {
       const int32_t bit = int32_t{1} << r, number = static_cast<int32_t>(r);
       for (int64_t p = 0; p < run.n; ++p) {
         const float delta = of_key[p] + of_query + of_position[p], size = std::fabs(delta);
-        index[p] |= (delta > 0) & !(size < epsilon) ? bit : 0;
+        index[p] |= ((delta > 0) & !(size < epsilon)) ? bit : 0;
         if (kFlipped) {
           // Strictly closer, so that the first of equals stays; NaN is closer than any number.
           const bool closer = (r == 0) | (size < std::fabs(margin[p])) | ((delta != delta) & (margin[p] == margin[p]));
