@@ -301,7 +301,7 @@ class _Attention(nnx.Module):
         new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
         keys, values, slots = self.cached_key[...], self.cached_value[...], jnp.arange(context)
         if length == 1:
-            # What is written over is a key that no query sees any more.
+            # The slot that is written over holds a key that no query sees any more.
             slot = first % context
             keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
             values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
