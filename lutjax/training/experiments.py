@@ -470,7 +470,7 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         nonlocal saved
         models.save(folder, number, state, record)
         saved = number
-        hosts.by_first(lambda: draw())
+        hosts.by_first(draw)
         for watcher in watchers:
             watcher.resume()
 
