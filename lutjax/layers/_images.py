@@ -403,7 +403,7 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
             raise ValueError(
                 f"{self.layer}: pool is {self.pool}, larger than the {places[0]} by {places[1]} places of the window."
             )
-        if isinstance(self.pool, Sequence):
+        if isinstance(self.pool, Sequence) and self.pool != "all":
             self.pool = block
 
     def _check_inputs(self) -> None:
