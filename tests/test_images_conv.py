@@ -115,9 +115,16 @@ READS = {
 
 @pytest.mark.parametrize(
     ("name", "geometry"),
-    [("rows", "padded"), ("confidence", "larger_than_the_image")]
-    + [slow("integers", "padded"), slow("hard", "channels"), slow("dead_zone", "one_row")]
-    + [slow("fixed_point", "padded"), slow("rows", "beyond_the_window"), slow("confidence", "one_place")],
+    [
+        ("rows", "padded"),
+        ("confidence", "larger_than_the_image"),
+        slow("integers", "padded"),
+        slow("hard", "channels"),
+        slow("dead_zone", "one_row"),
+        slow("fixed_point", "padded"),
+        slow("rows", "beyond_the_window"),
+        slow("confidence", "one_place"),
+    ],
 )
 def test_gradients_are_those_of_copied_windows(name, geometry):
     """Outputs, and gradients of images, tables and scalars."""
@@ -294,7 +301,7 @@ def test_variables_drawn(name):
 
 
 def test_layers_are_convolutions():
-    """Without channels, with blocks of places and with the average of all places."""
+    """Images without channels, averages of blocks of places, and of all places."""
     for name, block in (("conv", None), ("channels", (2, 1)), ("all", (4, 5))):
         case = CASES[name]
         arrays, x = variables_of(case), inputs_of(case)
@@ -336,7 +343,7 @@ def test_layers_are_convolutions():
 
 
 def test_averages_are_made_in_float32():
-    """Of 9 places with 256 and 8 with 1: bfloat16 has no number between 256 and 258."""
+    """The sum of 2048 and fifteen ones: bfloat16 has no number between 2048 and 2064."""
     y = jnp.asarray([2048.0] + [1.0] * 15, jnp.bfloat16).reshape(4, 4, 1)
     assert _images._averaged(y, (4, 4)).ravel().tolist() == [129.0]
 
