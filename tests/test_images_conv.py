@@ -227,7 +227,7 @@ WRONG = {
     "stride": ({"stride": 0}, ValueError, "stride is 0; it must be at least 1"),
     "table": ({"weights": jnp.ones((4, 4, 2))}, ValueError, r"weights is float32\[4, 4, 2\]; anchors has 3"),
     "read": ({"read": "soft"}, TypeError, "read is str 'soft'; expected one of lutjax.reads"),
-    "no_scalars": ({"read": reads.Confidence()}, ValueError, r"scalars is \[\]; Confidence.* needs \['log_"),
+    "no_scalars": ({"read": reads.Confidence()}, ValueError, r"scalars is NoneType None; Confidence.* needs \['log_"),
     "scalars": (
         {"scalars": {}},
         ValueError,

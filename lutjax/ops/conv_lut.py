@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lutjax import _quantised
+from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array, Scalar
@@ -17,6 +18,7 @@ from lutjax.ops import _checks, _groups
 from lutjax.ops.detect import detect
 from lutjax.ops.lookup import lookup
 from lutjax.ops.margins import margins
+from lutjax.ops.scored_lut import _scalars
 from lutjax.ops.weighted_lookup import weighted_lookup
 from lutjax.reads import Read, straight_through
 from lutjax.wiring._images import window_sizes
@@ -110,10 +112,12 @@ def conv_lut(
         d = jax.tree.map(by_place, detect(x, ids, epsilon=epsilon, **how))
         y = lookup(weights, d, groups=n_groups, **how)
     else:
+
+        def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return read(margins(x, ids, **how), dict(zip(read.initial(), values, strict=True)))
+
         # Margins, one for each comparison and place, are not kept for the backward pass.
-        index, coefficients = jax.checkpoint(lambda x, scalars: read(margins(x, ids, **how), scalars))(
-            x, dict(scalars or {})
-        )
+        index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
         y = weighted_lookup(
             _rounded(weights, n_groups) if read.rounds_tables else weights,
             by_place(index, index.shape[-1]),
@@ -126,7 +130,7 @@ def conv_lut(
 
 
 def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons: int) -> None:
-    """Check that scalars are those of a read, which has no dead zone and at least one comparison."""
+    """Check for a read, which has no dead zone and at least one comparison, or for no read and no scalars."""
     if read is None:
         _checks.require(scalars is None, op, "scalars", scalars, "they are those of a read, and read is None")
         return
@@ -138,12 +142,6 @@ def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons:
         not epsilon, op, "epsilon", epsilon, f"read is {read}, whose scores have no dead zone; use 0"
     )
     _checks.require(n_comparisons > 0, op, "read", read, "a score needs at least one comparison")
-    names, given = list(read.initial()), {} if scalars is None else scalars
-    if not isinstance(given, Mapping) or set(given) != set(names):
-        found = sorted(given) if isinstance(given, Mapping) else _checks.describe(given)
-        raise ValueError(
-            f"{op}: scalars is {found}; {read} needs {names}, as its method initial returns them."
-        )
 
 
 def _padded(images: jax.Array, around: tuple[int, int]) -> jax.Array:
