@@ -441,7 +441,7 @@ def conv_lut(
     read: Read | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*any rows columns out_channels"]:
+) -> Float[Array, "*any place_rows place_columns out_channels"]:
     lead, channels = images.shape[:-3], images.shape[-1]
     size, step, around = window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding)
     padded = jnp.pad(images, [(0, 0)] * len(lead) + [(n, n) for n in (*around, 0)])
