@@ -48,15 +48,6 @@ class _ReadSpec(_ImageArguments, TableSpec):
                 "at least one comparison."
             )
 
-    def _check_windows(self) -> None:
-        """Check the sizes of windows over images of `in_shape`, and keep sequences of sizes as tuples."""
-        self.in_shape = shape_of(self.layer, "in_shape", self.in_shape, (2, 3))
-        names = ("kernel", "stride", "padding")
-        sizes = window_sizes(self.layer, self.in_shape, *(getattr(self, name) for name in names))
-        for name, size in zip(names, sizes, strict=True):
-            if isinstance(getattr(self, name), Sequence):
-                setattr(self, name, size)
-
     def variables(self) -> tuple[Variable, ...]:
         return super().variables() + (() if self.read is None else scalars_of(self.read))
 
@@ -232,6 +223,16 @@ def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
 
+def _check_windows(spec: Any) -> None:
+    """Check the sizes of windows over images of `in_shape`, and keep sequences of sizes as tuples."""
+    spec.in_shape = shape_of(spec.layer, "in_shape", spec.in_shape, (2, 3))
+    names = ("kernel", "stride", "padding")
+    sizes = window_sizes(spec.layer, spec.in_shape, *(getattr(spec, name) for name in names))
+    for name, size in zip(names, sizes, strict=True):
+        if isinstance(getattr(spec, name), Sequence):
+            setattr(spec, name, size)
+
+
 @dataclasses.dataclass(eq=False)
 class WindowLUTArguments(_ImageArguments):
     """Layer of look-up tables over windows of an image: each place of the window has tables of its own.
@@ -288,7 +289,7 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
 
     def _check_features(self) -> None:
         self._require_size("out_features", 1)
-        self._check_windows()
+        _check_windows(self)
 
     @property
     def connectivity(self) -> Connectivity:
@@ -380,7 +381,7 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
 
     def _check_features(self) -> None:
         self._require_size("out_channels", 1)
-        self._check_windows()
+        _check_windows(self)
 
     def _check_sizes(self) -> None:
         super()._check_sizes()

@@ -103,7 +103,8 @@ def conv_lut(
     padded, lead = _padded(as_jax(images), around), images.shape[:-3]
     ids, places = _ids_at_places(as_int32(anchors), padded.shape[-3:], size, step, n_groups)
     x = padded.reshape(*lead, padded.shape[-3] * padded.shape[-2] * channels)
-    weights, how = as_jax(weights), {"accumulate": accumulate, "implementation": implementation}
+    how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
+    weights = as_jax(weights)
 
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
