@@ -29,6 +29,7 @@ from lutjax.ops.bilinear_gates import bilinear_gates
 from lutjax.ops.binary_lut import binary_lut
 from lutjax.ops.cell_total_variation import cell_total_variation
 from lutjax.ops.compositions import lut, lut_attention, sparse_lut
+from lutjax.ops.conv_lut import conv_lut
 from lutjax.ops.detect import detect
 from lutjax.ops.detect_signs import detect_signs
 from lutjax.ops.logic_gates import gate_coefficients, logic_gates
@@ -63,6 +64,7 @@ __all__ = [
     "binary_lut",
     "cell_total_variation",
     "circuits",
+    "conv_lut",
     "detect",
     "detect_signs",
     "explain",

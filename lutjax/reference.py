@@ -25,10 +25,13 @@ from lutjax._quantised import QuantisedTables
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.ops.quantise_tables import quantise_tables
 from lutjax.reads import Read, straight_through
+from lutjax.wiring._images import window_sizes, windows
+from lutjax.wiring._sizes import Size
 
 __all__ = [
     "bilinear_gates",
     "binary_lut",
+    "conv_lut",
     "detect",
     "detect_signs",
     "gate_coefficients",
@@ -423,6 +426,35 @@ def sparse_lut(
 ) -> Float[Array, "*any {n_outputs}"]:
     d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
     return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
+
+
+def conv_lut(
+    images: Float[Array, "*batch height width channels"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    scalars: Mapping[str, Scalar] | None = None,
+    *,
+    kernel: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    groups: int = 1,
+    read: Read | None = None,
+    epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
+) -> Float[Array, "*any place_rows place_columns out_channels"]:
+    lead, channels = images.shape[:-3], images.shape[-1]
+    size, step, around = window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding)
+    padded = jnp.pad(images, [(0, 0)] * len(lead) + [(n, n) for n in (*around, 0)])
+    ids = windows(padded.shape[-3:], size, step)
+    ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, groups, channels // groups), 3, 2)
+    patches = padded.reshape(*lead, -1)[..., ids.reshape(*ids.shape[:3], -1)]
+    if read is None:
+        y = lut(patches, weights, anchors, groups=groups, epsilon=epsilon, accumulate=accumulate)
+    else:
+        y = scored_lut(
+            patches, weights, anchors, scalars or {}, read=read, groups=groups, accumulate=accumulate
+        )
+    return y.reshape(*y.shape[:-2], -1)
 
 
 def lut_attention(

@@ -378,6 +378,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     pairs, targets, wires = anchors(4, 3, 2), ids(-1, 5, 3, 4, 2), ids(0, 4, 6, 2)
     epsilon, segments = {"epsilon": 0.5}, ids(0, 2, 2, 6)
     attention = {**epsilon, "window": 3, "segments": segments}
+    window = {"kernel": (3, 2), "stride": (1, 2), "groups": 2}
     return {
         "lut": ({"x": grid(5, 4), "weights": grid(3, 4, 3)}, {"anchors": pairs}, {**epsilon, "groups": None}),
         "lut, groups": (
@@ -405,6 +406,20 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
             {"anchors": pairs, "read": lutjax.reads.Confidence()},
             {"groups": 3, "sum_groups": True},
         ),
+        "conv_lut": (
+            {"images": grid(2, 5, 4, 2), "weights": grid(4, 4, 3)},
+            {"anchors": anchors(6, 4, 2)},
+            {**window, "read": None, "scalars": None, **epsilon},
+        ),
+        "conv_lut, scored": (
+            {
+                "images": grid(2, 5, 4, 2),
+                "weights": grid(4, 4, 3),
+                "scalars": {"log_beta": 0.25, "log_gamma": 0.5, "log_tau": -0.5},
+            },
+            {"anchors": anchors(6, 4, 2)},
+            {**window, "read": lutjax.reads.Confidence(ways=2)},
+        ),
         "lut_attention": (
             {"x": grid(2, 6, 4), "weights": grid(3, 2**5, 3), "positions": grid(3, 3, 1)},
             {"anchors": pairs},
@@ -418,7 +433,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     "name",
     [
         *("lut", "lut, groups", "sparse_lut", "sparse_lut, shared input", "lut_attention", "logic_gates"),
-        "scored_lut",
+        *("scored_lut", "conv_lut", "conv_lut, scored"),
     ],
 )
 def test_compositions_are_their_definitions(name):
@@ -428,8 +443,9 @@ def test_compositions_are_their_definitions(name):
     differentiable = jax.tree.map(jnp.asarray, differentiable)
     actual = jax.vjp(lambda a: op(**a, **fixed, **keywords), differentiable)
     expected = jax.vjp(lambda a: run(code, {**a, **fixed, **keywords})["y"], differentiable)
-    # The same kernels in the same order, but of a read: that is one program in one case and several in the other.
-    rounding = {"rtol": 1e-5, "atol": 1e-5} if name == "scored_lut" else {"rtol": 0, "atol": 0}
+    # The same kernels in the same order, but of a read or of windows: other programs, which add in another order.
+    apart = name.split(",")[0] in ("scored_lut", "conv_lut")
+    rounding = {"rtol": 1e-5, "atol": 1e-5} if apart else {"rtol": 0, "atol": 0}
     np.testing.assert_allclose(actual[0], expected[0], **rounding)
     dy = jnp.asarray(grid(*actual[0].shape), actual[0].dtype)
     for (path, found), wanted in zip(

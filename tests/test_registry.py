@@ -249,6 +249,11 @@ COMPOSITIONS = {
         {"window": 2, "segments": jnp.zeros(3, jnp.int32)},
         ["detect", "detect_signs", "lookup_attention"],
     ),
+    "conv_lut": (
+        (X[:, None, :, None], jnp.zeros((5, 4, 2)), ANCHORS),
+        {"kernel": (1, 4)},
+        ["detect", "lookup"],
+    ),
     "logic_gates": (
         (X, jnp.zeros((4, 16)), jnp.zeros((4, 2), jnp.int32)),
         {"hard": True},

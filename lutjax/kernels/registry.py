@@ -780,6 +780,7 @@ kernel_registry = KernelRegistry(
     {
         "logic_gates": "lutjax.ops.logic_gates",
         **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
+        "conv_lut": "lutjax.ops.conv_lut",
         "update_table": "lutjax.factored.update",
     },
     entry_points="lutjax.kernels",

@@ -20,26 +20,22 @@ from lutjax.layers._tables import TableOptions, TableSpec
 from lutjax.reads import Read
 from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
-from lutjax.wiring._sizes import Size, shape_of
+from lutjax.wiring._sizes import Size, as_image, pair, shape_of
 
 _window_groups = functools.lru_cache(maxsize=32)(wiring.window_groups)
 
 
 @dataclasses.dataclass(eq=False)
 class _ImageArguments(TableOptions):
-    """Arguments of all layers of tables in groups, each with inputs of its own."""
+    """Arguments of all layers of tables over images."""
 
     _: dataclasses.KW_ONLY
     read: Read | None = None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _ImageSpec(_ImageArguments, TableSpec):
-    """Base of the specs of layers of tables in groups, each with inputs of its own."""
-
-    def _groups(self) -> Connectivity:
-        """Return the groups of detectors."""
-        raise NotImplementedError
+class _ReadSpec(_ImageArguments, TableSpec):
+    """Base of the specs of layers of tables over images, which read one row each or rows with scores."""
 
     def _check_sizes(self) -> None:
         if self.read is None:
@@ -51,6 +47,31 @@ class _ImageSpec(_ImageArguments, TableSpec):
                 f"{self.layer}: {name} is {getattr(self, name)} and read is {self.read!r}; scores have no dead zone, and need "
                 "at least one comparison."
             )
+
+    def variables(self) -> tuple[Variable, ...]:
+        return super().variables() + (() if self.read is None else scalars_of(self.read))
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if variable.kind == "scalars":
+            check_scalar(self.layer, variable.name, arrays[variable.name])
+        else:
+            super()._check_values(variable, arrays)
+
+    def _images(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """Return images ``[..., *shape]``, checked and cast."""
+        if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected [..., {sizes}].")
+        return self._cast(x)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _ImageSpec(_ReadSpec):
+    """Base of the specs of layers of tables in groups, each with inputs of its own."""
+
+    def _groups(self) -> Connectivity:
+        """Return the groups of detectors."""
+        raise NotImplementedError
 
     def _check_inputs(self) -> None:
         if self.n_anchors:
@@ -72,28 +93,16 @@ class _ImageSpec(_ImageArguments, TableSpec):
     def _draw_anchors(self, key: Array) -> jax.Array:
         return self._groups().sample_anchors(key, self.n_detectors, self.n_anchors)
 
-    def variables(self) -> tuple[Variable, ...]:
-        return super().variables() + (() if self.read is None else scalars_of(self.read))
-
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
         if len(weights) != 3 or len(anchors) != 3 or weights[0] % self._groups().n_groups:
             return {}
         return {"n_detectors": weights[0] // self._groups().n_groups, "n_anchors": anchors[1]}
 
-    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        if variable.kind == "scalars":
-            check_scalar(self.layer, variable.name, arrays[variable.name])
-        else:
-            super()._check_values(variable, arrays)
-
     def _values(self, x: Any) -> Any:
         """Return images as vectors ``[..., inputs]``, checked and cast."""
         shape = self._groups().in_shape
-        if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
-            sizes = ", ".join(map(str, shape))
-            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected [..., {sizes}].")
-        return self._cast(x).reshape(*x.shape[: x.ndim - len(shape)], self.n_inputs)
+        return self._images(x, shape).reshape(*x.shape[: x.ndim - len(shape)], self.n_inputs)
 
     def _outputs_of_groups(self, arrays: Arrays, x: Any) -> jax.Array:
         """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
@@ -214,6 +223,16 @@ def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
 
+def _check_windows(spec: Any) -> None:
+    """Check the sizes of windows over images of `in_shape`, and keep sequences of sizes as tuples."""
+    spec.in_shape = shape_of(spec.layer, "in_shape", spec.in_shape, (2, 3))
+    names = ("kernel", "stride", "padding")
+    sizes = window_sizes(spec.layer, spec.in_shape, *(getattr(spec, name) for name in names))
+    for name, size in zip(names, sizes, strict=True):
+        if isinstance(getattr(spec, name), Sequence):
+            setattr(spec, name, size)
+
+
 @dataclasses.dataclass(eq=False)
 class WindowLUTArguments(_ImageArguments):
     """Layer of look-up tables over windows of an image: each place of the window has tables of its own.
@@ -270,12 +289,7 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
 
     def _check_features(self) -> None:
         self._require_size("out_features", 1)
-        self.in_shape = shape_of(self.layer, "in_shape", self.in_shape, (2, 3))
-        names = ("kernel", "stride", "padding")
-        pairs = window_sizes(self.layer, self.in_shape, *(getattr(self, name) for name in names))
-        for name, pair in zip(names, pairs, strict=True):
-            if isinstance(getattr(self, name), Sequence):
-                setattr(self, name, pair)
+        _check_windows(self)
 
     @property
     def connectivity(self) -> Connectivity:
@@ -303,3 +317,183 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
 
 
 WindowLUTArguments.spec_type = WindowLUTSpec
+
+
+@dataclasses.dataclass(eq=False)
+class ConvLUTArguments(_ImageArguments):
+    """Layer of look-up tables over windows of an image, with the same tables at all places: `lutjax.conv_lut`.
+
+    Detectors compare pairs of the values in a window, and their tables add to the outputs of its place. Windows are not copied, so the
+    memory of a call is that of images, detections and outputs. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
+    ``(rows, columns, out_channels)``, one row and column for each place of the window, or fewer with `pool`.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, zeros at first.
+      anchors: int32 ids of values of a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel. They do not
+        depend on the size of images.
+      log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+
+    Args:
+      in_shape: height and width of the image, and perhaps channels.
+      out_channels: outputs of each place.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      kernel: height and width of a window, or one number for both.
+      stride: from one window to the next, in rows and in columns.
+      padding: rows and columns of zeros around the image.
+      groups: groups of channels that follow each other: the detectors of a group read its channels and add to its outputs.
+      pool: average the outputs of blocks of places: rows and columns of a block, or one number for both. Places that do not fill a
+        block are left out. ``"all"``: average over all places, for outputs ``[..., out_channels]``.
+      read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
+      epsilon, dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`. There is no dead zone with a `read`; averages
+        are sums of floats.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+
+    Raises:
+      ValueError: a size is impossible, a window is larger than the padded image or has fewer than two values, groups do not divide
+        a size, or an anchor is not a value of a window.
+
+    Source: docs/semantics.md, section 11.
+    """
+
+    in_shape: tuple[int, ...]
+    out_channels: int
+    _: dataclasses.KW_ONLY
+    kernel: Size
+    stride: Size = 1
+    padding: Size = 0
+    groups: int = 1
+    pool: Size | str | None = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
+    """Spec of `ConvLUT`.
+
+    Source: docs/semantics.md, section 11.
+    """
+
+    example: ClassVar[Example] = (
+        "(8, 6, 3), 10, kernel=3, padding=1, n_detectors=16, n_anchors=5",
+        (32, 8, 6, 3),
+        (32, 8, 6, 10),
+    )
+
+    def _check_features(self) -> None:
+        self._require_size("out_channels", 1)
+        _check_windows(self)
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        self._require_size("groups", 1)
+        channels = as_image(self.in_shape)[2]
+        sizes = {
+            f"the channels of in_shape {self.in_shape}": channels,
+            "out_channels": self.out_channels,
+            "n_detectors": self.n_detectors,
+        }
+        for name, size in sizes.items():
+            if size % self.groups:
+                raise ValueError(f"{self.layer}: groups is {self.groups}; it must divide {name}, {size}.")
+        if isinstance(self.pool, str) and self.pool != "all":
+            raise ValueError(
+                f'{self.layer}: pool is {self.pool!r}; expected rows and columns of places, "all" or None.'
+            )
+        block, places = self._block, self._places
+        if block[0] > places[0] or block[1] > places[1]:
+            raise ValueError(
+                f"{self.layer}: pool is {self.pool}, larger than the {places[0]} by {places[1]} places of the window."
+            )
+        if isinstance(self.pool, Sequence) and self.pool != "all":
+            self.pool = block
+
+    def _check_inputs(self) -> None:
+        if self.n_anchors and self.n_inputs < 2:
+            raise ValueError(
+                f"{self.layer}: kernel is {self.kernel} and in_shape is {self.in_shape}, so a window has one value of each group; a "
+                "detector compares two different ones."
+            )
+
+    @property
+    def n_inputs(self) -> int:
+        height, width, channels = self._window
+        return height * width * channels
+
+    @property
+    def n_outputs(self) -> int:
+        return self.out_channels // self.groups
+
+    @property
+    def window_shape(self) -> tuple[int, int, int]:
+        """Map of the values of a window, for pictures: height, width and channels, with one window of each group below the other."""
+        height, width, channels = self._window
+        return self.groups * height, width, channels
+
+    @property
+    def _window(self) -> tuple[int, int, int]:
+        """Height, width and channels of the window of a group."""
+        height, width = pair(self.layer, "kernel", self.kernel)
+        return height, width, as_image(self.in_shape)[2] // self.groups
+
+    @property
+    def _places(self) -> tuple[int, int]:
+        """Rows and columns of places of the window."""
+        sizes = window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
+        rows, columns = (
+            (n + 2 * p - k) // s + 1 for n, k, s, p in zip(self.in_shape[:2], *sizes, strict=True)
+        )
+        return rows, columns
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the outputs of an image: that of the images of a next layer."""
+        if self.pool == "all":
+            return (self.out_channels,)
+        (rows, columns), (high, wide) = self._places, self._block
+        return rows // high, columns // wide, self.out_channels
+
+    @property
+    def _block(self) -> tuple[int, int]:
+        """Rows and columns of places whose outputs are averaged."""
+        if self.pool is None or isinstance(self.pool, str):
+            return (1, 1) if self.pool is None else self._places
+        return pair(self.layer, "pool", self.pool)
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
+        if len(weights) != 3 or len(anchors) != 3:
+            return {}
+        channels = weights[2] * self.groups
+        return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_channels": channels}
+
+    @names_layer
+    def __call__(self, arrays: Arrays, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+        images = self._images(x, self.in_shape)
+        y = lutjax.conv_lut(
+            images if len(self.in_shape) == 3 else images[..., None],
+            self._cast(arrays["weights"]),
+            arrays["anchors"],
+            None if self.read is None else {name: arrays[name] for name in self.read.initial()},
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            groups=self.groups,
+            read=self.read,
+            **self._options,
+        )
+        if self.pool is None:
+            return y
+        return _averaged(y, self._block).reshape(*y.shape[:-3], *self.out_shape)
+
+
+ConvLUTArguments.spec_type = ConvLUTSpec
+
+
+def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
+    """Return averages of whole blocks of places ``[..., rows, columns, outputs]``."""
+    lead, (rows, columns, n_outputs) = y.shape[:-3], y.shape[-3:]
+    high, wide = block
+    down, across = rows // high, columns // wide
+    whole = y[..., : down * high, : across * wide, :]
+    blocks = whole.reshape(*lead, down, high, across, wide, n_outputs)
+    return jnp.mean(blocks, (-4, -2), accumulator(y.dtype)).astype(y.dtype)

@@ -216,7 +216,8 @@ def arguments(spec_type: type[Spec]) -> list[str]:
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
     """Return the names of the attributes that a layer shares with its spec."""
     fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
-    return frozenset(fields | {name for name in ("out_features", "connectivity") if hasattr(spec_type, name)})
+    derived = ("out_features", "out_shape", "connectivity")
+    return frozenset(fields | {name for name in derived if hasattr(spec_type, name)})
 
 
 def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple[Variable, ...]]:

@@ -54,7 +54,7 @@ def show(
       source: a `Connectivity`; a layer of `lutjax.layers.nnx`; the variables of a layer of Linen or Haiku, by name; or ids:
         anchors ``[detectors, pairs, 2]``, or ``[groups, inputs]`` such as wires or candidates, where -1 is an unused slot.
       in_shape: sizes of the map of inputs, (height, width) or (height, width, channels). Only for sources without a
-        connectivity; by default their inputs are one row.
+        connectivity; by default their inputs are one row, or those of `ConvLUT` a window.
       out_shape: sizes of the map of outputs, likewise.
       groups: number of groups to draw, evenly picked, or their ids.
 
@@ -202,6 +202,8 @@ def _of_arrays(
         n_inputs = getattr(spec, "in_features", None)
     pairs = ids if name == "anchors" else ids[:, None] if ids.shape[1:] == (2,) else None
     unit = "detector" if name == "anchors" else "gate" if spec is not None else "group"
+    if in_shape is None:
+        in_shape = getattr(spec, "window_shape", None)
     fields = _Fields(
         unit, _shape("in_shape", in_shape, ids, n_inputs, "inputs"), ids.reshape(len(ids), -1), pairs
     )

@@ -37,12 +37,12 @@ Example:
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.haiku"):
-    from lutjax.layers.haiku._images import SpatialLUT, WindowLUT
+    from lutjax.layers.haiku._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
     from lutjax.layers.haiku._projection import ProjectionLUT
     from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT", "SoftLUT",
-    "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
+    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
+    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
 ]  # fmt: skip

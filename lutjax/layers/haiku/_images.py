@@ -39,3 +39,8 @@ class SpatialLUT(_Image, _images.SpatialLUTArguments):
 @dataclasses.dataclass(eq=False, repr=False)
 class WindowLUT(_Image, _images.WindowLUTArguments):
     """Layer of look-up tables over windows of an image, each place with tables of its own."""
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ConvLUT(_Image, _images.ConvLUTArguments):
+    """Layer of look-up tables over windows of an image, with the same tables at all places."""

@@ -35,12 +35,12 @@ A model of several layers has one subtree for each in every collection: ``variab
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.linen"):
-    from lutjax.layers.linen._images import SpatialLUT, WindowLUT
+    from lutjax.layers.linen._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
     from lutjax.layers.linen._projection import ProjectionLUT
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT", "SoftLUT",
-    "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
+    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
+    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
 ]  # fmt: skip

@@ -37,3 +37,7 @@ class SpatialLUT(_Image, _images.SpatialLUTArguments):
 
 class WindowLUT(_Image, _images.WindowLUTArguments):
     """Layer of look-up tables over windows of an image, each place with tables of its own."""
+
+
+class ConvLUT(_Image, _images.ConvLUTArguments):
+    """Layer of look-up tables over windows of an image, with the same tables at all places."""

@@ -9,7 +9,7 @@ decodes keeps its latest keys in `nnx.Cache`.
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
-    from lutjax.layers.nnx._images import SpatialLUT, WindowLUT
+    from lutjax.layers.nnx._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.nnx._layer import (
         Anchors,
         Quantised,
@@ -25,7 +25,7 @@ with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
-    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
-    "Wires", "check", "quantised",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree",
+    "ProjectionLUT", "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds",
+    "WindowLUT", "Wires", "check", "quantised",
 ]  # fmt: skip

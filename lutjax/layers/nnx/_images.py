@@ -40,3 +40,21 @@ class SpatialLUT(_Image, _images.SpatialLUTArguments):
 @dataclasses.dataclass(eq=False, repr=False)
 class WindowLUT(_Image, _images.WindowLUTArguments):
     """Layer of look-up tables over windows of an image, each place with tables of its own."""
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ConvLUT(_Image, _images.ConvLUTArguments):
+    """Layer of look-up tables over windows of an image, with the same tables at all places.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import ConvLUT
+      >>> rngs, tables = nnx.Rngs(0), {"n_detectors": 16, "n_anchors": 5}
+      >>> first = ConvLUT((28, 28), 12, kernel=3, pool=2, **tables, rngs=rngs)
+      >>> first.weights.shape, first.anchors.shape, first.out_shape
+      ((16, 32, 12), (16, 5, 2), (13, 13, 12))
+      >>> classes = ConvLUT(first.out_shape, 10, kernel=3, stride=2, pool="all", **tables, rngs=rngs)
+      >>> classes(first(jnp.ones((32, 28, 28)))).shape
+      (32, 10)
+    """

@@ -1,0 +1,183 @@
+"""Look-up tables over the windows of images, one set for all places."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from lutjax import _quantised
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint
+from lutjax._ids import as_int32, as_jax
+from lutjax._typing import Anchors, Array, Scalar
+from lutjax.kernels.registry import Implementation
+from lutjax.ops import _checks, _groups
+from lutjax.ops.detect import detect
+from lutjax.ops.lookup import lookup
+from lutjax.ops.margins import margins
+from lutjax.ops.scored_lut import _scalars
+from lutjax.ops.weighted_lookup import weighted_lookup
+from lutjax.reads import Read, straight_through
+from lutjax.wiring._images import window_sizes
+from lutjax.wiring._sizes import Size
+
+
+def conv_lut(
+    images: Float[Array, "*batch height width channels"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    scalars: Mapping[str, Scalar] | None = None,
+    *,
+    kernel: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    groups: int = 1,
+    read: Read | None = None,
+    epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*any place_rows place_columns out_channels"]:
+    """A convolution of look-up tables: `lutjax.lut` on every window of an image, with the same tables everywhere.
+
+    Windows are never copied: an anchor at a place is a value of the image, and detectors of all places read the image itself.
+
+    Definition, where `padding` is 0; otherwise there are first put so many rows and columns of zeros around the images::
+
+        channels = images.shape[-1] // groups
+        ids = lutjax.wiring.windows(images.shape[-3:], kernel, stride)  # [rows, columns, values of a window]
+        ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, groups, channels), 3, 2)  # those of a group side by side
+        patches = images.reshape(*images.shape[:-3], -1)[..., ids.reshape(*ids.shape[:3], -1)]
+        if read is None:
+            y = lutjax.lut(patches, weights, anchors, groups=groups, epsilon=epsilon)
+        else:
+            y = lutjax.scored_lut(patches, weights, anchors, scalars, read=read, groups=groups)
+        y = y.reshape(*y.shape[:-2], -1)
+
+    Args:
+      images: ``[..., height, width, F]`` floats.
+      weights: ``[T, 2**C, O]``, floats.
+      anchors: int32 ``[T, C, 2]``: ids of the values of a window, ``h * w * F / groups`` in the order row, column, channel. They do not
+        depend on the size of images. Ids beyond the window are clamped.
+      scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
+      kernel: height and width of a window, ``h`` and ``w``, or one number for both.
+      stride: from one window to the next, in rows and in columns.
+      padding: rows and columns of zeros around the images, less than `kernel`.
+      groups: groups of channels, ``G``: the first ``T / G`` detectors read the first ``F / G`` channels and add to the first ``O``
+        outputs, and so on.
+      read: how tables are read, one of `lutjax.reads`. None: one row each, as by `lutjax.lookup`.
+      epsilon: dead zone of comparisons, as in `lutjax.detect`; not with a `read`.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., rows, columns, G * O]``, of the dtype of `weights`, with ``rows = (height + 2 * padding - h) // stride + 1``.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, a window larger than the padded image, groups that do not divide channels and
+        detectors, scalars without a read or other ones than it needs.
+
+    Source: docs/semantics.md, section 11.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=3 * 3 * 2, n_detectors=4, n_anchors=5)
+      >>> images, weights = jnp.ones((6, 9, 7, 2)), jnp.ones((4, 2**5, 8))
+      >>> lutjax.conv_lut(images, weights, anchors, kernel=3, stride=2, padding=1).shape
+      (6, 5, 4, 8)
+    """
+    op = "conv_lut"
+    _checks.floats(op, "images", images, -3, "[..., height, width, channels]")
+    _checks.anchors(op, anchors)
+    n_detectors, n_comparisons, _ = anchors.shape
+    n_groups, channels = _groups.number(op, groups, n_detectors), images.shape[-1]
+    rule = f"it must divide the number of channels, {channels}"
+    _checks.require(channels % n_groups == 0, op, "groups", n_groups, rule)
+    _checks.require(channels > 0, op, "images", images, "there must be at least one channel")
+    _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
+    _check_read(op, read, scalars, epsilon, n_comparisons)
+    size, step, around = window_sizes(op, images.shape[-3:], kernel, stride, padding)
+
+    padded, lead = _padded(as_jax(images), around), images.shape[:-3]
+    ids, places = _ids_at_places(as_int32(anchors), padded.shape[-3:], size, step, n_groups)
+    x = padded.reshape(*lead, padded.shape[-3] * padded.shape[-2] * channels)
+    how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
+    weights = as_jax(weights)
+
+    def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
+        return a.reshape(*lead, *places, n_detectors, *of_detector)
+
+    if read is None:
+        d = jax.tree.map(by_place, detect(x, ids, epsilon=epsilon, **how))
+        y = lookup(weights, d, groups=n_groups, **how)
+    else:
+
+        def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return read(margins(x, ids, **how), dict(zip(read.initial(), values, strict=True)))
+
+        # Margins, one for each comparison and place, are not kept for the backward pass.
+        index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
+        y = weighted_lookup(
+            _rounded(weights, n_groups) if read.rounds_tables else weights,
+            by_place(index, index.shape[-1]),
+            by_place(coefficients, index.shape[-1]),
+            groups=n_groups,
+            valued=read.valued,
+            **how,
+        )
+    return y.reshape(*y.shape[:-2], n_groups * y.shape[-1])
+
+
+def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons: int) -> None:
+    """Check for a read, which has no dead zone and at least one comparison, or for no read and no scalars."""
+    if read is None:
+        _checks.require(scalars is None, op, "scalars", scalars, "they are those of a read, and read is None")
+        return
+    if not isinstance(read, Read):
+        raise TypeError(
+            f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as Confidence()."
+        )
+    _checks.require(
+        not epsilon, op, "epsilon", epsilon, f"read is {read}, whose scores have no dead zone; use 0"
+    )
+    _checks.require(n_comparisons > 0, op, "read", read, "a score needs at least one comparison")
+
+
+def _padded(images: jax.Array, around: tuple[int, int]) -> jax.Array:
+    """Return images with rows and columns of zeros around them."""
+    if not any(around):
+        return images
+    return jnp.pad(images, [(0, 0)] * (images.ndim - 3) + [(n, n) for n in (*around, 0)])
+
+
+def _ids_at_places(
+    anchors: jax.Array,
+    shape: tuple[int, ...],
+    size: tuple[int, int],
+    step: tuple[int, int],
+    groups: int,
+) -> tuple[jax.Array, tuple[int, int]]:
+    """Return the anchors of every place as ids of values of an image, ``[P * T, C, 2]``, and rows and columns of places.
+
+    The id of a value of the window at a place is its id in the first window plus the shift of that place.
+    """
+    height, width, channels = shape
+    each = channels // groups
+    ids = jnp.clip(anchors, 0, size[0] * size[1] * each - 1)
+    pixel = ids // each
+    at_first = (pixel // size[1] * width + pixel % size[1]) * channels + ids % each
+    at_first += (_groups.of_detector(len(anchors), groups) * each)[:, None, None]
+    rows, columns = (np.arange(0, n - k + 1, s) for n, k, s in zip((height, width), size, step, strict=True))
+    shifts = ((rows[:, None] * width + columns) * channels).astype(np.int32)
+    at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
+    return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:]), (len(rows), len(columns))
+
+
+def _rounded(weights: jax.Array, groups: int) -> jax.Array:
+    """Return tables rounded to int8 with a power of two as scale, in floats; the gradient is that of the identity."""
+    scale = _quantised.exponents(weights, groups)
+    whole = _quantised.in_groups(_quantised.rounded(weights, scale), groups)
+    scaled = whole * _quantised.power(scale[:, None], whole.dtype)
+    return straight_through(scaled.reshape(weights.shape).astype(weights.dtype), weights)
