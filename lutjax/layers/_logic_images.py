@@ -284,7 +284,12 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         Args:
           words: uint32 ``[channels, height, width, ...]``, whatever the `feature_axis`.
         """
-        return self.of_words(self._nodes()._truth(arrays), arrays["wires"], words)
+        wires, truth = self.hard(arrays)
+        return self.of_words(truth, wires, words)
+
+    def hard(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Return the wires of leaves and bool tables of all nodes ``[nodes, 2**n_inputs]``, for `of_words`."""
+        return jnp.asarray(arrays["wires"], INT32), self._nodes()._truth(arrays)
 
     def of_words(self, truth: Any, wires: Any, words: Any) -> jax.Array:
         """Return the same as `from_words` for tables of bits ``[nodes, 2**n_inputs]``."""
@@ -309,8 +314,8 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         """
         n_inner = sum(self.levels) - self.levels[0]
         inner = jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs) + self.window
-        wires = jnp.concatenate([jnp.asarray(arrays["wires"], INT32), inner])
-        return wires, self._nodes()._truth(arrays)
+        wires, truth = self.hard(arrays)
+        return jnp.concatenate([wires, inner]), truth
 
     def _features_first(self, x: Any) -> jax.Array:
         """Return images as floats ``[channels, height, width, ...]``, checked and cast."""
