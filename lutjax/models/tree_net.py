@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Words of samples that go through all layers together.
 _WORDS = 4
 # Name: factor of all sizes, thresholds of a pixel, and temperature of the votes.
-_CIFAR10 = {"S": (32, 3, 20.0), "M": (256, 3, 40.0), "B": (512, 31, 280.0), "L": (1024, 31, 340.0)}
+_CIFAR10 = {"S": (32, 3, 20.0), "M": (256, 3, 40.0)}
 _MNIST = {"S": (16, 1, 6.5), "M": (64, 1, 28.0), "L": (1024, 1, 35.0)}
 
 PerLayer = int | tuple[int, ...]
@@ -102,7 +102,9 @@ class LogicTreeNetConfig(Config):
 
     @classmethod
     def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
-        """Return the published network for CIFAR-10 of a size: ``"S"``, ``"M"``, ``"B"`` or ``"L"``.
+        """Return the published network for CIFAR-10 of a size: ``"S"`` or ``"M"``.
+
+        The larger ones have inputs of another kind, edges and curvature.
 
         Raises:
           ValueError: there is no such size.
