@@ -363,6 +363,16 @@ def test_residual_trees_pass_on_their_first_leaf():
     np.testing.assert_array_equal(layer(x, deterministic=True), windows[..., leaves])
 
 
+def test_fields_can_be_drawn():
+    case = Case("LogicConv", {"padding": (1, 0), "depth": 1}, (1, 4, 3, 2), ((4, 3, 2), 2))
+    spec, arrays = case.spec, {"wires": np.array([[0, 9], [5, 17]], np.int32)}
+    assert spec.connectivity.out_shape == (4, 1, 2)
+    # The first row of the window is outside of the image at the first place, and inside at the second.
+    assert spec.compared(arrays)[:2].tolist() == [[[3, 3], [11, 11]], [[0, 9], [5, 17]]]
+    figure = wiring.show(nnx_layer(case, arrays), groups=[0, 1])
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["group 0 reads", "group 1 reads"]
+
+
 # ------------------------------------------------------------------------------------- bad input
 IMPOSSIBLE = {
     "a pool with no place": ({"pool": 2, "pool_padding": 2}, "LogicConv: pool_padding is 2 and pool is 2"),

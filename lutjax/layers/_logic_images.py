@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import UInt32
 
 import lutjax
@@ -215,6 +216,24 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         """Number of nodes of each level, all trees together."""
         return [self.n_kernels * self.n_inputs**level for level in reversed(range(self.depth))]
 
+    @property
+    def connectivity(self) -> wiring.Connectivity:
+        """Windows at all places, and the trees there, before the or: for `lutjax.wiring.show`."""
+        return wiring.window_groups(
+            self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.n_kernels
+        )
+
+    def compared(self, arrays: Arrays) -> np.ndarray:
+        """Return neighbouring leaves of nodes at each place, ids of values of the image: ``[places, pairs, 2]``."""
+        wires = np.asarray(arrays["wires"])
+        pairs = np.stack([wires[:, :-1], wires[:, 1:]], -1).reshape(-1, 2)
+        size, stride, around = self.geometry
+        windows = wiring.windows(self.in_shape, size, stride, padding=around).reshape(-1, self.window)
+        ids = windows[:, pairs]
+        ids = np.where(ids < 0, ids[..., ::-1], ids)  # outside of the image there is nothing to draw
+        found: np.ndarray = np.where(ids < 0, windows.max(1)[:, None, None], ids)
+        return found
+
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         trained = np.shape(arrays[self._nodes()._trained_tables().name])
         return {"n_kernels": trained[0] // (sum(self.levels) // self.n_kernels)}
@@ -268,8 +287,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         axis = 1 if gates else 0
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
-            own = jax.lax.slice_in_dim(tables, part.start, part.stop, axis=axis)
-            own = jnp.repeat(own, copies, axis) if copies > 1 else own
+            own = _of_level(tables, part, copies, axis)
             op = lutjax.bilinear_gates if gates else lutjax.soft_lut
             return op(x, own, wires, readers=readers, feature_axis=0, implementation=self.implementation)
 
@@ -402,6 +420,22 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
 
 LogicConvArguments.spec_type = LogicConvSpec
+
+
+def _of_level(tables: jax.Array, part: slice, copies: int, axis: int) -> jax.Array:
+    """Return a part of tables along an axis, each several times in a row."""
+
+    def own(tables: jax.Array) -> jax.Array:
+        return jnp.repeat(jax.lax.slice_in_dim(tables, part.start, part.stop, axis=axis), copies, axis)
+
+    def spec(tables: jax.Array) -> PartitionSpec:  # a level need not divide as all nodes do
+        places = list(_meshes.spec_of(tables))
+        if places[axis] is not None and (part.stop - part.start) % _meshes.devices_along(places[axis]):
+            places[axis] = None
+        return PartitionSpec(*places)
+
+    result: jax.Array = _meshes.divided_by_compiler(own, spec)(tables)
+    return result
 
 
 def first_maximum(values: Sequence[jax.Array]) -> jax.Array:
