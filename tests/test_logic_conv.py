@@ -363,6 +363,23 @@ def test_residual_trees_pass_on_their_first_leaf():
     np.testing.assert_array_equal(layer(x, deterministic=True), windows[..., leaves])
 
 
+def test_hard_trees_of_one_window():
+    """Node by node, as `lutjax.packed_lut` would run them one after the other."""
+    case = Case(
+        "LogicConv", {"depth": 2, "n_inputs": 3, "parametrisation": "light"}, (1, 3, 3, 1), ((3, 3, 1), 2)
+    )
+    layer = nnx_layer(case, arrays_of(case))
+    wires, tables = layer.truth_tables()
+    assert (wires.shape, tables.shape) == ((8, 3), (8, 8))
+    for x in np.random.default_rng(4).integers(0, 2, (5, 3, 3, 1)):
+        values = x.ravel().tolist()
+        for ids, table in zip(np.asarray(wires).tolist(), np.asarray(tables).tolist(), strict=True):
+            values.append(int(table[sum(values[i] << bit for bit, i in enumerate(ids))]))
+        np.testing.assert_array_equal(layer(x, deterministic=True)[0, 0], values[-2:])
+    inputs, any_input = layer.expected_needs()
+    assert inputs.shape == any_input.shape == (8,)
+
+
 def test_fields_can_be_drawn():
     case = Case("LogicConv", {"padding": (1, 0), "depth": 1}, (1, 4, 3, 2), ((4, 3, 2), 2))
     spec, arrays = case.spec, {"wires": np.array([[0, 9], [5, 17]], np.int32)}

@@ -335,6 +335,11 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         wires, truth = self.hard(arrays)
         return jnp.concatenate([wires, inner]), truth
 
+    @names_layer
+    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Return for each node, which is at all places, what `LogicGates` returns for each gate."""
+        return self._nodes().expected_needs(arrays)
+
     def _features_first(self, x: Any) -> jax.Array:
         """Return images as floats ``[channels, height, width, ...]``, checked and cast."""
         x = self._bits(x)

@@ -11,10 +11,13 @@ from lutjax.layers.haiku._layer import Layer, Switched
 
 
 class _Wired(Switched):
-    """Base of layers whose gates read inputs of a vector."""
+    """Base of layers of gates with wires."""
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+
+        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
+        """
         wires, tables = self.spec.truth_tables(self._arrays())
         return wires, tables
 
@@ -54,7 +57,7 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LogicConv(Switched, _logic_images.LogicConvArguments):
+class LogicConv(_Wired, _logic_images.LogicConvArguments):
     """Layer that convolves an image with trees of gates."""
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:

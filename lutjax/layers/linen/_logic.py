@@ -13,10 +13,12 @@ from lutjax.layers.linen._layer import Layer, Switched
 
 
 class _Wired(Switched):
-    """Base of layers whose gates read inputs of a vector."""
+    """Base of layers of gates with wires."""
 
     def truth_tables(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+
+        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
 
         Args:
           variables: the layer's own part of them, ``params`` and ``wires``.
@@ -61,7 +63,7 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
     """Layer of tables addressed by the signs of inputs."""
 
 
-class LogicConv(Switched, _logic_images.LogicConvArguments):
+class LogicConv(_Wired, _logic_images.LogicConvArguments):
     """Layer that convolves an image with trees of gates."""
 
     def from_words(
