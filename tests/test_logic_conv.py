@@ -1,6 +1,7 @@
 """Trees of gates over images: against loops over pixels, with gradients, memory and the packed form."""
 
 import itertools
+import math
 import re
 from typing import Any
 
@@ -9,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 from layer_libraries import Case, assert_drawn, assert_libraries_agree, assert_refused, by_kind, nnx_layer
 
 import lutjax
 from lutjax import wiring
-from lutjax.layers import haiku as lutjax_haiku, linen, nnx as layers
+from lutjax.layers import haiku as lutjax_haiku, linen
 from lutjax.layers._logic_images import first_maximum
 
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -153,28 +155,30 @@ def by_loops(case: Case, arrays: dict[str, jax.Array], x: Any, hard: bool) -> np
     )
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+FAST = ("rectangular", "padded_pools", "few_channels", "tables", "features_first")
+
+
+@pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in GEOMETRIES])
 def test_against_loops(name):
     case = case_of(name)
-    arrays = arrays_of(case)
-    run = jax.jit(case.spec, static_argnames="deterministic")
-    soft, bits = inputs_of(case), inputs_of(case, bits=True)
-    got = channels_last(case, run(arrays, soft))
+    arrays, soft, bits = arrays_of(case), inputs_of(case), inputs_of(case, bits=True)
+    height, width, channels = case.sizes[0]
+    first = np.moveaxis(channels_last(case, bits), (3, 1, 2, 0), (0, 1, 2, 3))
+
+    @jax.jit
+    def run(arrays, soft, bits, first):
+        words = lutjax.pack_bits(first.reshape(-1, 3)).reshape(channels, height, width, 1)
+        packed = case.spec.from_words(arrays, words)
+        unpacked = lutjax.unpack_bits(packed.reshape(-1, 1), 3).reshape(*packed.shape[:3], 3)
+        return case.spec(arrays, soft), case.spec(arrays, bits, deterministic=True), unpacked
+
+    got, hard, unpacked = run(arrays, soft, bits, first)
     want = by_loops(case, arrays, soft, hard=False)
     assert want.shape[1:] == case.spec.out_shape
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
-    hard = run(arrays, bits, deterministic=True)
-    np.testing.assert_array_equal(channels_last(case, hard), by_loops(case, arrays, bits, hard=True))
-
-    # The packed form, of the samples in one word.
-    first = np.moveaxis(channels_last(case, bits), (3, 1, 2, 0), (0, 1, 2, 3)).reshape(-1, 3)
-    height, width, channels = case.sizes[0]
-    words = lutjax.pack_bits(jnp.asarray(first)).reshape(channels, height, width, 1)
-    rows, columns, kernels = case.spec.out_shape
-    packed = case.spec.from_words(arrays, words)
-    assert packed.shape == (kernels, rows, columns, 1)
-    found = lutjax.unpack_bits(packed.reshape(-1, 1), 3).reshape(kernels, rows, columns, 3)
-    np.testing.assert_array_equal(np.moveaxis(channels_last(case, hard), (3, 1, 2, 0), (0, 1, 2, 3)), found)
+    np.testing.assert_allclose(channels_last(case, got), want, rtol=2e-5, atol=1e-6)
+    want = by_loops(case, arrays, bits, hard=True)
+    np.testing.assert_array_equal(channels_last(case, hard), want)
+    np.testing.assert_array_equal(np.moveaxis(np.asarray(unpacked), (3, 1, 2, 0), (0, 1, 2, 3)), want)
 
 
 # ------------------------------------------------------------------------------------- gradients
@@ -184,7 +188,7 @@ def with_copies(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     around = [(p, p) for p in spec.geometry[2]]
     x = jnp.pad(x, ((0, 0), *around, (0, 0)))
     windows = wiring.windows(spec.padded, *spec.geometry[:2])
-    values = x.reshape(len(x), -1)[:, windows[..., arrays["wires"].reshape(-1)]]
+    values = x.reshape(len(x), -1)[:, jnp.asarray(windows)[..., arrays["wires"].reshape(-1)]]
     c0, c1, c2, c3 = lutjax.gate_coefficients(arrays["logits"])[:, None, None, None]
     first = 0
     for n in spec.levels:
@@ -198,9 +202,16 @@ def with_copies(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return jnp.take_along_axis(groups, jnp.argmax(groups, -1)[..., None], -1)[..., 0]
 
 
-@pytest.mark.parametrize("bits", [False, True])
 @pytest.mark.parametrize(
-    "name", ["plain", "rectangular", "strides_beyond_the_window", "pools", "few_channels"]
+    ("name", "bits"),
+    [
+        ("rectangular", False),
+        ("pools", True),
+        slow("plain", False),
+        slow("strides_beyond_the_window", False),
+        slow("few_channels", False),
+        slow("rectangular", True),
+    ],
 )
 def test_gradients(name, bits):
     """Places tie where inputs are bits and gates are sure of themselves."""
@@ -238,7 +249,7 @@ def test_readers_are_those_of_all_places():
         ]
 
     for case, (wires, readers) in zip(cases, of_images(given), strict=True):
-        want = np.asarray(lutjax.readers(np.asarray(wires), np.prod(case.spec.padded)))
+        want = np.asarray(lutjax.readers(np.asarray(wires), math.prod(case.spec.padded)))
         for a, b in zip(np.asarray(readers).tolist(), want.tolist(), strict=True):
             assert sorted(i for i in a if i >= 0) == [i for i in b if i >= 0]
 
@@ -255,16 +266,21 @@ def test_first_maximum():
 
 
 def test_pooled_bits_give_the_gradient_to_one_place():
-    """Every gate is true: all places tie, and padding has no part in it."""
+    """All places tie, and padding has no part in it."""
     case = Case(
         "LogicConv", {"kernel": 1, "depth": 1, "pool": 2, "pool_padding": 1}, (1, 2, 2, 1), ((2, 2, 1), 1)
     )
     arrays = {**arrays_of(case), "logits": jnp.zeros((1, 16)).at[0, 3].set(200.0)}
-    slope = jax.grad(lambda x: case.spec(arrays, x).sum())(jnp.zeros((1, 2, 2, 1)))
-    np.testing.assert_array_equal(slope, np.ones((1, 2, 2, 1)))
     whole = case._replace(options={"kernel": 1, "depth": 1, "pool": 2})
-    slope = jax.grad(lambda x: whole.spec(arrays, x).sum())(jnp.ones((1, 2, 2, 1)))
-    np.testing.assert_array_equal(slope[0, :, :, 0], [[1, 0], [0, 0]])
+
+    @jax.jit
+    def slopes(x):
+        return [jax.grad(lambda x, spec=c.spec: spec(arrays, x).sum())(x)[0, :, :, 0] for c in (case, whole)]
+
+    for x in (0.0, 1.0):
+        padded, alone = slopes(jnp.full((1, 2, 2, 1), x))
+        np.testing.assert_array_equal(padded, np.ones((2, 2)))
+        np.testing.assert_array_equal(alone, [[1, 0], [0, 0]])
 
 
 # ------------------------------------------------------------------------------------- memory
@@ -318,6 +334,7 @@ def test_there_is_room_for_all_readers(options):
         spec.check(arrays)
 
 
+@pytest.mark.slow
 def test_libraries_agree_on_tables():
     case = case_of("tables", pool=(3, 2), estimator="straight_through")
     arrays, x = arrays_of(case), inputs_of(case)
@@ -345,12 +362,10 @@ def test_words_in_all_libraries():
 def test_gumbel_and_views():
     case = case_of("plain", estimator="gumbel")
     layer, x = nnx_layer(case, arrays_of(case)), inputs_of(case, bits=True)
-    assert np.any(layer(x) != layer(x))
-    want = case.spec(arrays_of(case), x, deterministic=True)
-    np.testing.assert_array_equal(nnx.view(layer, deterministic=True)(x), want)
-    np.testing.assert_array_equal(
-        layers.LogicConv((5, 4, 2), 3, kernel=(2, 2), rngs=nnx.Rngs(0)).kernel, (2, 2)
-    )
+    run = nnx.jit(lambda layer, x: layer(x))
+    assert np.any(run(layer, x) != run(layer, x))
+    want = jax.jit(lambda x: case.spec(arrays_of(case), x, deterministic=True))(x)
+    np.testing.assert_array_equal(run(nnx.view(layer, deterministic=True), x), want)
     with pytest.raises(ValueError, match="LogicConv: estimator is 'gumbel', which needs rngs"):
         case.spec(arrays_of(case), x)
 
@@ -360,7 +375,8 @@ def test_residual_trees_pass_on_their_first_leaf():
     layer, x = nnx_layer(case), inputs_of(case, bits=True)
     leaves = np.asarray(layer.wires[...]).reshape(2, -1)[:, 0]
     windows = np.asarray(x).reshape(3, -1)[:, wiring.windows((4, 5, 2), 2)]
-    np.testing.assert_array_equal(layer(x, deterministic=True), windows[..., leaves])
+    hard = nnx.jit(lambda layer, x: layer(x, deterministic=True))(layer, x)
+    np.testing.assert_array_equal(hard, windows[..., leaves])
 
 
 def test_hard_trees_of_one_window():
@@ -371,11 +387,13 @@ def test_hard_trees_of_one_window():
     layer = nnx_layer(case, arrays_of(case))
     wires, tables = layer.truth_tables()
     assert (wires.shape, tables.shape) == ((8, 3), (8, 8))
-    for x in np.random.default_rng(4).integers(0, 2, (5, 3, 3, 1)):
+    images = np.random.default_rng(4).integers(0, 2, (5, 3, 3, 1))
+    hard = nnx.jit(lambda layer, x: layer(x, deterministic=True))(layer, images)
+    for x, y in zip(images, np.asarray(hard), strict=True):
         values = x.ravel().tolist()
         for ids, table in zip(np.asarray(wires).tolist(), np.asarray(tables).tolist(), strict=True):
             values.append(int(table[sum(values[i] << bit for bit, i in enumerate(ids))]))
-        np.testing.assert_array_equal(layer(x, deterministic=True)[0, 0], values[-2:])
+        np.testing.assert_array_equal(y[0, 0], values[-2:])
     inputs, any_input = layer.expected_needs()
     assert inputs.shape == any_input.shape == (8,)
 
