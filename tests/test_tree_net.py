@@ -53,14 +53,15 @@ def test_packed_network_and_circuit_are_the_hard_network():
 
 
 def test_training():
-    """Which half of an image is brighter."""
-    model = model_of(n_thresholds=0, residual=0.9)
-    x = (
-        np.random.default_rng(1).uniform(size=(256, 6, 4, 2))
-        > np.array([0.3, 0.7]).repeat(128)[:, None, None, None]
+    """Which half of the images has more bits."""
+    config = LogicTreeNetConfig(
+        (6, 4, 2), 2, **{**SIZES, "kernels": (8, 16), "layers": (64, 32)}, n_thresholds=0, tau=2.0
     )
+    model = nnx.jit(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))()
+    share = np.array([0.3, 0.7]).repeat(128)[:, None, None, None]
+    x = np.random.default_rng(1).uniform(size=(256, 6, 4, 2)) > share
     y = jnp.asarray(np.arange(256) // 128)
-    optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
 
     @nnx.jit
     def step(model, optimizer, x):
@@ -74,8 +75,8 @@ def test_training():
     x = jnp.asarray(x, jnp.float32)
     with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
         losses = [float(step(model, optimizer, x)) for _ in range(40)]
-    assert losses[-1] < 0.5 * losses[0]
-    assert np.mean(model.packed()(x) == y) > 0.8
+    assert losses[-1] < 0.2 * losses[0]
+    assert np.mean(model.packed()(x) == y) > 0.9
 
 
 @pytest.mark.parametrize(

@@ -324,8 +324,10 @@ _Stage = _Layer | _Votes
 
 def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
     """Return an image of literals with rows and columns of zeros around it."""
-    rows, columns = around
-    return np.pad(image, ((rows, rows), (columns, columns), (0, 0)), constant_values=ZERO)
+    (rows, columns), (height, width, channels) = around, image.shape
+    found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
+    found[rows : rows + height, columns : columns + width] = image
+    return found
 
 
 def _as_integers(truth: np.ndarray) -> list[int]:
