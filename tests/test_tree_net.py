@@ -53,7 +53,7 @@ def test_packed_network_and_circuit_are_the_hard_network():
 
 
 def test_training():
-    """Which half of the images has more bits."""
+    """Classes are images with few bits and with many."""
     config = LogicTreeNetConfig(
         (6, 4, 2), 2, **{**SIZES, "kernels": (8, 16), "layers": (64, 32)}, n_thresholds=0, tau=2.0
     )
