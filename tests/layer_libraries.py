@@ -14,6 +14,7 @@ from flax import nnx
 from lutjax.layers import (
     _images,
     _logic,
+    _logic_images,
     _projection,
     _tables,
     haiku as lutjax_haiku,
@@ -36,7 +37,8 @@ KINDS = {
 
 def spec_type_of(layer: str) -> Any:
     name = f"{layer}Spec"
-    return next(getattr(m, name) for m in (_tables, _images, _projection, _logic) if hasattr(m, name))
+    modules = (_tables, _images, _projection, _logic, _logic_images)
+    return next(getattr(m, name) for m in modules if hasattr(m, name))
 
 
 class Case(NamedTuple):

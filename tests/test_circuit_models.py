@@ -330,6 +330,24 @@ TREES = {
     "strided": {"in_shape": (4, 3, 1), "n_kernels": 2, "kernel": 2, "depth": 1, "stride": 2, "padding": 1},
     "deep": {"in_shape": (3, 2, 2), "n_kernels": 2, "kernel": 2, "depth": 3},
     "pools_of_nine": {"in_shape": (4, 4, 1), "n_kernels": 3, "kernel": 2, "depth": 1, "pool": 3},
+    "rectangular": {"in_shape": (4, 3, 1), "n_kernels": 2, "kernel": (3, 2), "depth": 2, "pool": (1, 2)},
+    "padded_pools": {
+        "in_shape": (3, 3, 1),
+        "n_kernels": 2,
+        "kernel": 2,
+        "depth": 1,
+        "pool": 2,
+        "pool_padding": (1, 0),
+    },
+    "tables": {
+        "in_shape": (3, 3, 1),
+        "n_kernels": 3,
+        "kernel": 3,
+        "depth": 2,
+        "n_inputs": 3,
+        "parametrisation": "light",
+        "table_init": jax.nn.initializers.normal(1.0),
+    },
     "features_first": {
         "in_shape": (3, 2, 2),
         "n_kernels": 3,
@@ -348,7 +366,7 @@ def rarely_one(key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 def tree(rngs: nnx.Rngs, in_shape: tuple[int, int, int], n_kernels: int, **options: Any) -> Any:
     options |= {"logits_init": rarely_one, "deterministic": True}
-    return lutjax_nnx.LogicTree(in_shape, n_kernels, rngs=rngs, **options)
+    return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
 @pytest.mark.parametrize("name", TREES)

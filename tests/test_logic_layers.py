@@ -19,6 +19,7 @@ from layer_libraries import (
     by_kind,
     nnx_layer,
     options_of,
+    spec_type_of,
 )
 
 import lutjax
@@ -37,10 +38,10 @@ CASES = {
     "tables_of_signs": Case("BinaryLUT", {"n_inputs": 3, **LEARNABLE}, (9, 7)),
     "tables_of_signs_soft": Case("BinaryLUT", {"n_inputs": 2, "estimator": "soft"}, (9, 7)),
     "trees": Case(
-        "LogicTree", {"kernel": 2, "depth": 2, "padding": 1, "pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 3)
+        "LogicConv", {"kernel": 2, "depth": 2, "padding": 1, "pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 3)
     ),
     "trees_features_first": Case(
-        "LogicTree", {"stride": 2, "depth": 1, "feature_axis": 0}, (2, 5, 3, 4), ((5, 3, 2), 3)
+        "LogicConv", {"stride": 2, "depth": 1, "feature_axis": 0}, (2, 5, 3, 4), ((5, 3, 2), 3)
     ),
     "thermometer": Case("Thermometer", {}, (9, 7), (7, 3)),
     "thermometer_learnable": Case(
@@ -95,10 +96,10 @@ def test_variables_drawn(name):
 
 
 @pytest.mark.parametrize(
-    "layer", ["LogicGates", "SoftLUT", "BinaryLUT", "LogicTree", "GroupSum", "Thermometer"]
+    "layer", ["LogicGates", "SoftLUT", "BinaryLUT", "LogicConv", "GroupSum", "Thermometer"]
 )
 def test_linen_has_the_options_of_the_spec(layer):
-    assert options_of(getattr(linen, layer)) == options_of(getattr(_logic, f"{layer}Spec"))
+    assert options_of(getattr(linen, layer)) == options_of(spec_type_of(layer))
 
 
 # ------------------------------------------------------------------------------------- layers and ops
@@ -155,7 +156,7 @@ def test_group_sum():
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trees_are_gates_at_every_place(deterministic):
     """Return a network without shared gates, whose wires are ids of the whole image."""
-    case = Case("LogicTree", {"kernel": 2, "depth": 2, "pool": 2}, (4, 5, 3, 2), ((5, 3, 2), 3))
+    case = Case("LogicConv", {"kernel": 2, "depth": 2, "pool": 2}, (4, 5, 3, 2), ((5, 3, 2), 3))
     arrays, x = variables_of(case), inputs_of(case, bits=deterministic)
     got = case.spec(arrays, x, deterministic=deterministic)
     first = case._replace(options={**case.options, "feature_axis": 0})
@@ -614,20 +615,20 @@ IMPOSSIBLE = {
         r"LogicGates: x has shape \[2, 6\]; expected \[..., 7\]",
     ),
     "an image of other sizes": (
-        Case("LogicTree", {}, (2, 5, 4, 2), ((5, 3, 2), 3)),
-        r"LogicTree: x has shape \[2, 5, 4, 2\]; expected \[..., 5, 3, 2\]",
+        Case("LogicConv", {}, (2, 5, 4, 2), ((5, 3, 2), 3)),
+        r"LogicConv: x has shape \[2, 5, 4, 2\]; expected \[..., 5, 3, 2\]",
     ),
     "a large window": (
-        Case("LogicTree", {"kernel": 4}, (2, 5, 3, 2), ((5, 3, 2), 3)),
-        "LogicTree: kernel is 4, larger",
+        Case("LogicConv", {"kernel": 4}, (2, 5, 3, 2), ((5, 3, 2), 3)),
+        "LogicConv: kernel is 4, larger",
     ),
     "pools that do not fit": (
-        Case("LogicTree", {"pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 3)),
-        r"LogicTree: pool is 2, which does not divide the \(3, 1\) places",
+        Case("LogicConv", {"pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 3)),
+        r"LogicConv: pool is 2, which does not divide the \(3, 1\) places",
     ),
     "leaves outside the window": (
-        Case("LogicTree", {"wires": np.full((12, 2), 18)}, (2, 5, 3, 2), ((5, 3, 2), 3)),
-        "LogicTree: wires holds ids from 18 to 18; inputs are 0 to 17",
+        Case("LogicConv", {"wires": np.full((12, 2), 18)}, (2, 5, 3, 2), ((5, 3, 2), 3)),
+        "LogicConv: wires holds ids from 18 to 18; inputs are 0 to 17",
     ),
     "groups that do not divide": (
         Case("GroupSum", {}, (2, 7), (3,)),

@@ -198,7 +198,7 @@ LAYERS = {
     ),
     "tables over bits": Case("SoftLUT", {"n_inputs": 3}, (4, 8)),
     "signs": Case("BinaryLUT", {"n_inputs": 3}, (4, 8)),
-    "trees": Case("LogicTree", {"kernel": 2, "depth": 1, "padding": 1, "pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 2)),
+    "trees": Case("LogicConv", {"kernel": 2, "depth": 2, "padding": 1, "pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 2)),
 }  # fmt: skip
 
 

@@ -17,14 +17,14 @@ from lutjax._wires import check_wires
 from lutjax.circuits import arithmetic
 from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit, Format
-from lutjax.layers import _logic
+from lutjax.layers import _logic, _logic_images
 from lutjax.layers._spec import Spec
 
 OUTPUTS = ("bits", "votes", "class")
 
 _OR = 0b1110
 _ONLY = (
-    "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicTree, and of GroupSum as the last layer. Leave "
+    "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicConv, and of GroupSum as the last layer. Leave "
     "out functions that only flatten: a layer takes the bits of the one before it in their order"
 )
 
@@ -43,7 +43,7 @@ def of(
 
     Args:
       model: a `LogicClassifier`, `PackedClassifier` or `LogicCA`; or a list of layers in the order of their calls, such as
-        ``[Thermometer, LogicTree, LogicGates, GroupSum]``, or a ``Sequential`` of them. Layers of Flax NNX are given as they
+        ``[Thermometer, LogicConv, LogicGates, GroupSum]``, or a ``Sequential`` of them. Layers of Flax NNX are given as they
         are; those of Haiku inside of a transformed function that is not jitted; those of Linen bound, or as pairs
         ``(layer, variables)`` with the layer's own part of the variables. Between layers bits are flattened, images
         in the order of their axes.
@@ -270,7 +270,7 @@ class _Gates:
 class _Trees:
     """Trees of gates at each place of an image, and the or of neighbouring places."""
 
-    spec: _logic.LogicTreeSpec
+    spec: _logic_images.LogicConvSpec
     wires: np.ndarray
     truth: np.ndarray
 
@@ -280,36 +280,32 @@ class _Trees:
 
     @property
     def n_outputs(self) -> int:
-        return math.prod(self.out_shape)
+        return math.prod(self.spec.out_shape)
 
     @property
     def n_gates(self) -> int:
         return len(self.wires) * math.prod(self.spec.places)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int]:
-        rows, columns = (size // self.spec.pool for size in self.spec.places)
-        return rows, columns, self.spec.n_kernels
 
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
         spec, first = self.spec, self.spec.feature_axis == 0
         height, width, channels = spec.in_shape
         image = np.asarray(bits).reshape((channels, height, width) if first else spec.in_shape)
         image = np.moveaxis(image, 0, -1) if first else image
-        around = (spec.padding, spec.padding)
-        image = np.pad(image, (around, around, (0, 0)), constant_values=ZERO)
-        windows = image.ravel()[wiring.windows(image.shape, spec.kernel, spec.stride)]
+        size, stride, around = spec.geometry
+        image = _surrounded(image, around)
+        windows = image.ravel()[wiring.windows(image.shape, size, stride)]
         gates = list(zip(self.wires.tolist(), _as_integers(self.truth), strict=True))
         trees = np.empty((*spec.places, spec.n_kernels), object)
         for place in np.ndindex(*spec.places):
             values = windows[place].tolist()
-            for (a, b), table in gates:
-                values.append(builder.gate([values[a], values[b]], table))
+            for wires, table in gates:
+                values.append(builder.gate([values[i] for i in wires], table))
             trees[place] = values[-spec.n_kernels :]
-        rows, columns, kernels = self.out_shape
-        pools = trees.reshape(rows, spec.pool, columns, spec.pool, kernels).transpose(0, 2, 4, 1, 3)
-        pools = pools.transpose(2, 0, 1, 3, 4) if first else pools
-        return [_any(builder, pool.ravel().tolist()) for pool in pools.reshape(-1, spec.pool, spec.pool)]
+        (height, width), around = spec.pooling
+        rows, columns, kernels = spec.out_shape
+        pools = _surrounded(trees, around).reshape(rows, height, columns, width, kernels)
+        pools = pools.transpose((4, 0, 2, 1, 3) if first else (0, 2, 4, 1, 3))
+        return [_any(builder, pool.tolist()) for pool in pools.reshape(-1, height * width)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +320,14 @@ class _Votes:
 
 _Layer = _Thermometer | _Gates | _Trees
 _Stage = _Layer | _Votes
+
+
+def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
+    """Return an image of literals with rows and columns of zeros around it."""
+    (rows, columns), (height, width, channels) = around, image.shape
+    found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
+    found[rows : rows + height, columns : columns + width] = image
+    return found
 
 
 def _as_integers(truth: np.ndarray) -> list[int]:
@@ -498,7 +502,7 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
         return _votes(where, spec.k, n_bits)
     if isinstance(spec, _logic.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
-    elif isinstance(spec, _logic.LogicTreeSpec):
+    elif isinstance(spec, _logic_images.LogicConvSpec):
         check_wires(arrays["wires"], spec.window, where=f"circuits.of: {where}")
         stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
     elif isinstance(spec, _logic._WiredSpec):

@@ -179,7 +179,7 @@ class _LogicSpec(_LogicArguments, Spec):
             return (wires,)
 
         def derive(arrays: Arrays) -> jax.Array:
-            return lutjax.readers(arrays["wires"].reshape(-1, shape[-1]), n_inputs, fan_out=fan_out)
+            return lutjax.readers(*self._listed(arrays["wires"]), fan_out=fan_out)
 
         readers = Variable("readers", "wires", (n_inputs, fan_out), INT32, lambda key: None, derive)
         return (wires, readers)
@@ -187,8 +187,11 @@ class _LogicSpec(_LogicArguments, Spec):
     def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
         if name != "wires" or "readers" not in arrays:
             return {}
-        wires = arrays["wires"]
-        return {"readers": lutjax.readers(wires.reshape(-1, wires.shape[-1]), self._n_readable)}
+        return {"readers": lutjax.readers(*self._listed(arrays["wires"]))}
+
+    def _listed(self, wires: Any) -> tuple[Any, int]:
+        """Return the wires ``[gates, inputs]`` whose reverse `readers` is, and the number of ids that they choose from."""
+        return wires.reshape(-1, wires.shape[-1]), self._n_readable
 
     @property
     def _n_readable(self) -> int:
@@ -200,14 +203,13 @@ class _LogicSpec(_LogicArguments, Spec):
             super()._check_shape(variable, array)
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        n_inputs, ids = self._n_readable, np.asarray(arrays[variable.name])
+        ids = np.asarray(arrays[variable.name])
         if variable.name == "wires":
-            check_wires(ids.reshape(len(ids), -1), n_inputs, where=self.layer)
+            check_wires(ids.reshape(len(ids), -1), self._n_readable, where=self.layer)
         elif variable.name == "readers" and "wires" in arrays:
-            wires = np.asarray(arrays["wires"])
-            expected = lutjax.readers(wires.reshape(-1, wires.shape[-1]), n_inputs)
-            width = expected.shape[1]
-            same = ids.ndim == 2 and len(ids) == n_inputs and ids.shape[1] >= width
+            expected = lutjax.readers(*self._listed(np.asarray(arrays["wires"])))
+            n_listed, width = expected.shape
+            same = ids.ndim == 2 and len(ids) == n_listed and ids.shape[1] >= width
             if not (same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()):
                 raise ValueError(
                     f"{self.layer}: readers is not the list of who reads each input through wires; set it to "
@@ -408,8 +410,12 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
     def _apply(
         self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
     ) -> jax.Array:
-        coefficients = self._coefficients(arrays["logits"], deterministic, key)
+        coefficients = self.relaxed(arrays, deterministic, key)
         return lutjax.bilinear_gates(x, coefficients, wires, readers=readers, **self._options)
+
+    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+        """Return the coefficients of the gates of the estimator, or of hard ones: ``[4, gates]``."""
+        return self._coefficients(arrays["logits"], deterministic, key)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return truth_of(jnp.argmax(arrays["logits"], -1))
@@ -547,15 +553,19 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
     def _apply(
         self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
     ) -> jax.Array:
+        corners = self.relaxed(arrays, deterministic, key)
+        return lutjax.soft_lut(x, corners, wires, readers=readers, **self._options)
+
+    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+        """Return the tables of the estimator, or hard ones: ``[tables, 2**n_inputs]``."""
+
         def hard(logits: jax.Array) -> jax.Array:
             return (logits > 0).astype(logits.dtype)
 
         logits = self._logits(arrays)
         if deterministic:
-            corners = hard(logits)
-        else:
-            corners = self._estimate(logits, key, jax.random.logistic, self._soft, hard)
-        return lutjax.soft_lut(x, corners, wires, readers=readers, **self._options)
+            return hard(logits)
+        return self._estimate(logits, key, jax.random.logistic, self._soft, hard)
 
     def _soft(self, logits: jax.Array) -> jax.Array:
         return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
@@ -645,174 +655,6 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
 
 
 BinaryLUTArguments.spec_type = BinaryLUTSpec
-
-
-@dataclasses.dataclass(eq=False)
-class LogicTreeArguments(_LogicArguments):
-    """Layer that convolves an image with trees of gates, and takes the or of neighbouring places.
-
-    A kernel is a complete binary tree of gates, whose leaves are drawn in a window of the image. Its gates and wires are
-    the same at each place; the output is the maximum over ``pool x pool`` places, for bits their or.
-
-    Variables:
-      logits: trained, ``[n_kernels * (2**depth - 1), 16]``, the first level first.
-      wires: int32 ``[n_kernels * 2**(depth - 1), 2]``: the leaves, ids in the window in the order row, column, channel.
-      readers: as in `LogicGates`, of the values of a window.
-
-    Args:
-      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
-        ``feature_axis=0`` ``[channels, height, width, ...]``. Outputs are laid out alike.
-      n_kernels: trees, and channels of the output.
-      kernel: height and width of a window.
-      depth: levels of gates.
-      stride: from one window to the next.
-      padding: rows and columns of zeros around the image.
-      pool: height and width of the groups of places whose maximum is taken; it divides the places.
-      wires: explicit leaves, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, 2)``.
-      logits_init, estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
-        `LogicGates`.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not in the window.
-
-    Source: docs/logic.md, section 4.
-    """
-
-    in_shape: tuple[int, int, int]
-    n_kernels: int
-    _: dataclasses.KW_ONLY
-    kernel: int = 3
-    depth: int = 3
-    stride: int = 1
-    padding: int = 0
-    pool: int = 1
-    logits_init: Initializer = RESIDUAL
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class LogicTreeSpec(LogicTreeArguments, _LogicSpec):
-    """Spec of `LogicTree`.
-
-    Source: docs/logic.md, section 4.
-    """
-
-    example = ("(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2", (32, 8, 8, 3), (32, 4, 4, 16))
-
-    sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "kernel", "depth", "stride", "pool")
-
-    def _check_sizes(self) -> None:
-        self._require_size("padding", 0)
-        if len(self.in_shape) != 3 or min(self.in_shape) < 1:
-            raise ValueError(
-                f"{self.layer}: in_shape is {self.in_shape}; expected the sizes (height, width, channels)."
-            )
-        if self.kernel > min(self.in_shape[:2]) + 2 * self.padding:
-            raise ValueError(
-                f"{self.layer}: kernel is {self.kernel}, larger than the image, whose in_shape "
-                f"is {self.in_shape}."
-            )
-        if any(size % self.pool for size in self.places):
-            raise ValueError(
-                f"{self.layer}: pool is {self.pool}, which does not divide the {self.places} "
-                "places of windows."
-            )
-
-    @property
-    def places(self) -> tuple[int, int]:
-        """Numbers of rows and columns of windows."""
-        rows, columns = (
-            (size + 2 * self.padding - self.kernel) // self.stride + 1 for size in self.in_shape[:2]
-        )
-        return rows, columns
-
-    @property
-    def window(self) -> int:
-        """Number of values in a window, in the order of `lutjax.wiring.windows`."""
-        return self.kernel**2 * self.in_shape[2]
-
-    @property
-    def levels(self) -> list[int]:
-        """Number of gates of each level, all trees together."""
-        return [self.n_kernels << level for level in reversed(range(self.depth))]
-
-    def variables(self) -> tuple[Variable, ...]:
-        shape = (self.levels[0], 2)
-
-        def draw(key: Any) -> jax.Array:
-            return wiring.trees(key, self.window, self.n_kernels, self.depth).reshape(shape)
-
-        wires = self._wires(self.window, shape, self.wires_fan_out, draw)
-        return (*wires, self._trained("logits", (sum(self.levels), 16), self.logits_init))
-
-    @property
-    def _n_readable(self) -> int:
-        return self.window
-
-    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        return {"n_kernels": np.shape(arrays["logits"])[0] // (2**self.depth - 1)}
-
-    @names_layer
-    def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
-        coefficients = self._coefficients(arrays["logits"], deterministic, key)
-        y, wires, readers, first = self._windows(x), arrays["wires"], arrays.get("readers"), 0
-        for n_gates in self.levels:
-            if first:  # gates read neighbours of the level before
-                places = jnp.arange(2 * n_gates, dtype=jnp.int32)
-                wires, readers = places.reshape(-1, 2), places[:, None]
-            y = lutjax.bilinear_gates(
-                y,
-                coefficients[:, first : first + n_gates],
-                wires,
-                readers=readers,
-                feature_axis=0,
-                implementation=self.implementation,
-            )
-            first += n_gates
-        y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
-        return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
-
-    def _pooled(self, y: jax.Array) -> jax.Array:
-        """Return the largest values of each square of places: ``[kernels, rows, columns, ...]``."""
-        rows, columns = (size // self.pool for size in self.places)
-        return y.reshape(self.n_kernels, rows, self.pool, columns, self.pool, *y.shape[3:]).max((2, 4))
-
-    @names_layer
-    def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the hard trees of one window: wires ``[G, 2]`` and bool tables ``[G, 4]``, the kernels' outputs last.
-
-        Ids below `window` are values of the window, and ``window + g`` is gate g.
-        """
-        n_inner = sum(self.levels) - self.levels[0]
-        inner = jnp.arange(2 * n_inner, dtype=jnp.int32).reshape(-1, 2) + self.window
-        wires = jnp.concatenate([jnp.asarray(arrays["wires"], jnp.int32), inner])
-        return wires, truth_of(jnp.argmax(arrays["logits"], -1))
-
-    def _windows(self, x: Any) -> jax.Array:
-        """Return images as ``[values of a window, rows, columns, ...]``."""
-        x = self._bits(x)
-        height, width, channels = self.in_shape
-        shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
-        found = x.shape[:3] if self.feature_axis == 0 else x.shape[-3:]
-        if found != shape:
-            sizes = ", ".join(map(str, shape))
-            expected = f"[{sizes}, ...]" if self.feature_axis == 0 else f"[..., {sizes}]"
-            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected {expected}.")
-        x = jnp.asarray(self._cast(x))
-        if self.feature_axis:
-            x = jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2))
-        around = (self.padding, self.padding)
-        x = jnp.pad(x, ((0, 0), around, around, *((0, 0),) * (x.ndim - 3)))
-        rows, columns = (self.stride * (size - 1) + 1 for size in self.places)
-        return jnp.concatenate(
-            [
-                x[:, dy : dy + rows : self.stride, dx : dx + columns : self.stride]
-                for dy in range(self.kernel)
-                for dx in range(self.kernel)
-            ]
-        )
-
-
-LogicTreeArguments.spec_type = LogicTreeSpec
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Models made of the layers (Flax NNX): `GPT`, `LUTTransformer`, `LogicClassifier`, `LogicCA`."""
+"""Models made of the layers (Flax NNX): `GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet`, `LogicCA`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lutjax.models.gpt import GPT, GPTConfig
     from lutjax.models.packed import PackedClassifier, pack
     from lutjax.models.transformer import LUTTransformer, LUTTransformerConfig
+    from lutjax.models.tree_net import LogicTreeNet, LogicTreeNetConfig, PackedTreeNet
 
 __all__ = [
     "GPT",
@@ -21,7 +22,10 @@ __all__ = [
     "LogicCAConfig",
     "LogicClassifier",
     "LogicClassifierConfig",
+    "LogicTreeNet",
+    "LogicTreeNetConfig",
     "PackedClassifier",
+    "PackedTreeNet",
     "pack",
 ]
 
@@ -34,7 +38,10 @@ _MODULES = {
     "LogicCAConfig": "automaton",
     "LogicClassifier": "classifier",
     "LogicClassifierConfig": "classifier",
+    "LogicTreeNet": "tree_net",
+    "LogicTreeNetConfig": "tree_net",
     "PackedClassifier": "packed",
+    "PackedTreeNet": "tree_net",
     "pack": "packed",
 }
 

@@ -156,15 +156,15 @@ def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     x = x.T.reshape(x.shape[1], 1, 32, -1)
     words = jnp.uint32(0)
     for place in range(32):
-        words = words | _bits(packed, x[:, :, place]).astype(jnp.uint32) << place
+        words = words | bits_of(packed.thresholds, x[:, :, place]).astype(jnp.uint32) << place
     return words.reshape(-1, words.shape[-1])
 
 
-def _bits(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Numbers ``[F, 1, n]`` as bits ``[F, thresholds, n]``."""
-    if packed.thresholds is None:
+def bits_of(thresholds: Array | None, x: jax.Array) -> jax.Array:
+    """Return numbers ``[F, 1, n]`` as bits ``[F, thresholds, n]``."""
+    if thresholds is None:
         return x != 0
-    thresholds = packed.thresholds[:, :, None]
+    thresholds = thresholds[:, :, None]
     if x.dtype != jnp.uint8:
         return x.astype(thresholds.dtype) > thresholds
     # A whole number is above a threshold where it is above its floor; without a cast of the numbers.
@@ -176,7 +176,11 @@ def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
     """Classes of samples: words ``[bits, W]`` -> uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
     for truth, wires in zip(packed.truth, packed.wires, strict=True):
         words = lutjax.packed_lut(words, truth, wires)
-    n_classes = packed.config.n_classes
+    return classes_of_bits(words, packed.config.n_classes)
+
+
+def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:
+    """Return the classes with the most votes, bits ``[votes, W]``: uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
     votes = _sums_of_bits(words.reshape(n_classes, -1, words.shape[-1]))
     # The most votes, and of equal ones those for the first class, are one maximum.
     width = (n_classes - 1).bit_length()

@@ -111,25 +111,28 @@ def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
     return _orders(input_key, 1, n_inputs)[0, jnp.stack([one, other], -1)]
 
 
-def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array, "{n_trees} {2**depth}"]:
-    """Draws the leaves of complete binary trees of gates, each used about equally often.
+def trees(
+    key: Array, n_inputs: int, n_trees: int, depth: int, arity: int = 2
+) -> Int[jax.Array, "{n_trees} {arity**depth}"]:
+    """Draws the leaves of complete trees of gates, each used about equally often.
 
-    The leaves of a tree differ if there are as many inputs. Gates of the first level read leaves 0 and 1, 2
-    and 3, and so on; those of each further level two neighbours of the level before.
+    The leaves of a tree differ if there are as many inputs. The first gate of the first level reads the first `arity` leaves, the
+    second the next ones, and so on; those of each further level as many neighbours of the level before.
 
     Args:
       key: a key of `jax.random`.
-      n_inputs: inputs to choose from: for a window of an image ``kernel * kernel * channels``.
+      n_inputs: inputs to choose from: for a window of an image ``height * width * channels``.
       n_trees: trees.
       depth: levels of gates.
+      arity: inputs that a gate reads.
 
     Returns:
-      int32 ``[n_trees, 2**depth]``. ``.reshape(-1, 2)`` are the wires of the first level.
+      int32 ``[n_trees, arity**depth]``. ``.reshape(-1, arity)`` are the wires of the first level.
 
     Raises:
       ValueError: a size is less than 1.
 
-    Source: docs/logic.md, section 4.
+    Source: docs/logic.md, sections 4 and 8.
 
     Example:
       >>> import jax
@@ -137,5 +140,5 @@ def trees(key: Array, n_inputs: int, n_trees: int, depth: int) -> Int[jax.Array,
       >>> wiring.trees(jax.random.key(0), n_inputs=9, n_trees=16, depth=3).shape
       (16, 8)
     """
-    require("trees", depth=depth)
-    return balanced(key, n_inputs, n_trees, 2**depth)
+    require("trees", depth=depth, arity=arity)
+    return balanced(key, n_inputs, n_trees, arity**depth)

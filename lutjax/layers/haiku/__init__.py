@@ -38,11 +38,11 @@ from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.haiku"):
     from lutjax.layers.haiku._images import ConvLUT, SpatialLUT, WindowLUT
-    from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
     from lutjax.layers.haiku._projection import ProjectionLUT
     from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree", "ProjectionLUT",
+    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
     "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
 ]  # fmt: skip

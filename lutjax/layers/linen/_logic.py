@@ -5,18 +5,20 @@ from typing import Any
 
 import jax
 from flax import linen as nn
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Shaped, UInt32
 
 from lutjax._typing import Array
-from lutjax.layers import _logic
+from lutjax.layers import _logic, _logic_images
 from lutjax.layers.linen._layer import Layer, Switched
 
 
 class _Wired(Switched):
-    """Base of layers whose gates read inputs of a vector."""
+    """Base of layers of gates with wires."""
 
     def truth_tables(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+
+        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
 
         Args:
           variables: the layer's own part of them, ``params`` and ``wires``.
@@ -61,8 +63,24 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
     """Layer of tables addressed by the signs of inputs."""
 
 
-class LogicTree(Switched, _logic.LogicTreeArguments):
+class LogicConv(_Wired, _logic_images.LogicConvArguments):
     """Layer that convolves an image with trees of gates."""
+
+    def from_words(
+        self, variables: Mapping[str, Any], words: UInt32[Array, "channels height width *batch"]
+    ) -> UInt32[jax.Array, "..."]:
+        """Return the bits of the hard trees, for 32 samples a word: ``[kernels, rows, columns, ...]``.
+
+        Args:
+          variables: the layer's own part of them, ``params`` and ``wires``.
+          words: uint32 ``[channels, height, width, ...]``, bits packed by `lutjax.pack_bits`, whatever the `feature_axis`.
+
+        Raises:
+          ValueError: words have another shape or dtype.
+        """
+        spec, arrays = self._spec_and_arrays(variables)
+        y: jax.Array = spec.from_words(arrays, words)
+        return y
 
 
 class GroupSum(Layer, _logic.GroupSumArguments):

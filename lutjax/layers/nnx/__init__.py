@@ -20,12 +20,12 @@ with needed_by("lutjax.layers.nnx"):
         Wires,
         check,
     )
-    from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicGates, LogicTree, SoftLUT, Thermometer
+    from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
     from lutjax.layers.nnx._projection import ProjectionLUT, quantised
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicGates", "LogicTree",
-    "ProjectionLUT", "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds",
-    "WindowLUT", "Wires", "check", "quantised",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
+    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
+    "Wires", "check", "quantised",
 ]  # fmt: skip

@@ -3,18 +3,21 @@
 import dataclasses
 
 import jax
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Shaped, UInt32
 
 from lutjax._typing import Array
-from lutjax.layers import _logic
+from lutjax.layers import _logic, _logic_images
 from lutjax.layers.nnx._layer import Layer, Random, Switched
 
 
 class _Wired(Random):
-    """Base of layers whose gates read inputs of a vector."""
+    """Base of layers of gates with wires."""
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+
+        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
+        """
         wires, tables = self.spec.truth_tables(self._arrays())
         return wires, tables
 
@@ -61,8 +64,20 @@ class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LogicTree(Random, _logic.LogicTreeArguments):
+class LogicConv(_Wired, _logic_images.LogicConvArguments):
     """Layer that convolves an image with trees of gates."""
+
+    def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
+        """Return the bits of the hard trees, for 32 samples a word: ``[kernels, rows, columns, ...]``.
+
+        Args:
+          words: uint32 ``[channels, height, width, ...]``, bits packed by `lutjax.pack_bits`, whatever the `feature_axis`.
+
+        Raises:
+          ValueError: words have another shape or dtype.
+        """
+        y: jax.Array = self.spec.from_words(self._arrays(), words)
+        return y
 
 
 @dataclasses.dataclass(eq=False, repr=False)

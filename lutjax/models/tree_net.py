@@ -1,0 +1,373 @@
+"""A classifier of images made of trees of logic gates."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float, Int, Num
+
+import lutjax
+from lutjax._typing import Array
+from lutjax.layers._logic import LogicGatesSpec
+from lutjax.layers._logic_images import LogicConvSpec
+from lutjax.layers.initializers import residual_gates
+from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, Thermometer
+from lutjax.models._config import Config
+from lutjax.models.packed import bits_of, classes_of_bits
+
+if TYPE_CHECKING:
+    from lutjax.circuits import Circuit
+
+# Words of samples that go through all layers together.
+_WORDS = 4
+# Name: factor of all sizes, thresholds of a pixel, and temperature of the votes.
+_CIFAR10 = {"S": (32, 3, 20.0), "M": (256, 3, 40.0)}
+_MNIST = {"S": (16, 1, 6.5), "M": (64, 1, 28.0), "L": (1024, 1, 35.0)}
+
+PerLayer = int | tuple[int, ...]
+_PER_LAYER = ("kernel", "padding", "pool", "pool_padding", "channels_per_kernel")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicTreeNetConfig(Config):
+    """The sizes of a `LogicTreeNet`.
+
+    Sizes of windows, paddings, pools and channels are numbers for all layers of trees, or tuples with one for each.
+
+    Attributes:
+      in_shape: height, width and channels of the images.
+      n_classes: classes.
+      kernels: trees of each layer of trees.
+      layers: gates of each layer after these; those of the last vote for the classes and are a multiple of them.
+      n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
+      depth: levels of gates of a tree.
+      kernel, padding, pool, pool_padding, channels_per_kernel: see `lutjax.layers.nnx.LogicConv`; here 0 channels are all.
+      residual: probability with which a gate starts by passing on its first input.
+      estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`.
+      tau: the votes for a class are divided by it.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/logic.md, section 8.
+
+    Example:
+      >>> from lutjax.models import LogicTreeNetConfig
+      >>> config = LogicTreeNetConfig.cifar10("S")
+      >>> config.kernels, config.layers, config.n_gates
+      ((32, 128, 512, 1024), (40960, 20480, 10240), 83552)
+      >>> LogicTreeNetConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    in_shape: tuple[int, int, int]
+    n_classes: int
+    kernels: tuple[int, ...]
+    layers: tuple[int, ...]
+    n_thresholds: int = 1
+    depth: int = 3
+    kernel: PerLayer = 3
+    padding: PerLayer = 0
+    pool: PerLayer = 2
+    pool_padding: PerLayer = 0
+    channels_per_kernel: PerLayer = 0
+    residual: float = 0.9
+    estimator: str = "soft"
+    tau: float | int = 1.0
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        self._check_sizes(n_classes=2, n_thresholds=0)
+        for name in ("kernels", "layers"):
+            if not getattr(self, name):
+                raise ValueError(f"{where}: {name} is empty; give at least one layer.")
+        for name in _PER_LAYER:
+            size = getattr(self, name)
+            if isinstance(size, Sequence) and len(size) != len(self.kernels):
+                raise ValueError(
+                    f"{where}: {name} is {size}; expected one number, or one for each of the {len(self.kernels)} layers of trees."
+                )
+        if self.layers[-1] % self.n_classes:
+            raise ValueError(
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} classes."
+            )
+        for arguments in self.gate_arguments():  # the layers check the rest
+            LogicGatesSpec(**arguments)
+
+    @classmethod
+    def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
+        """Return the published network for CIFAR-10 of a size: ``"S"`` or ``"M"``.
+
+        The larger ones have inputs of another kind, edges and curvature.
+
+        Raises:
+          ValueError: there is no such size.
+        """
+        k, n_thresholds, tau = _published("cifar10", size, _CIFAR10)
+        return cls(
+            (32, 32, 3),
+            10,
+            kernels=(k, 4 * k, 16 * k, 32 * k),
+            layers=(1280 * k, 640 * k, 320 * k),
+            n_thresholds=n_thresholds,
+            padding=1,
+            channels_per_kernel=2,
+            tau=tau,
+        )
+
+    @classmethod
+    def mnist(cls, size: str = "S") -> "LogicTreeNetConfig":
+        """Return the published network for MNIST of a size: ``"S"``, ``"M"`` or ``"L"``.
+
+        Raises:
+          ValueError: there is no such size.
+        """
+        k, n_thresholds, tau = _published("mnist", size, _MNIST)
+        return cls(
+            (28, 28, 1),
+            10,
+            kernels=(k, 3 * k, 9 * k),
+            layers=(1280 * k, 640 * k, 320 * k),
+            n_thresholds=n_thresholds,
+            kernel=(5, 3, 3),
+            pool_padding=(0, 1, 1),
+            tau=tau,
+        )
+
+    def tree_specs(self) -> list[LogicConvSpec]:
+        """Return the specs of the layers of trees."""
+        return [LogicConvSpec(**arguments) for arguments in self.tree_arguments()]
+
+    def tree_arguments(self) -> list[dict[str, Any]]:
+        """Return the arguments of each layer of trees."""
+        height, width, channels = self.in_shape
+        shape, every = (height, width, channels * max(self.n_thresholds, 1)), []
+        for i, n_kernels in enumerate(self.kernels):
+            sizes: dict[str, Any] = {}
+            for name in _PER_LAYER:
+                size = getattr(self, name)
+                sizes[name] = size if isinstance(size, int) else size[i]
+            sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
+            every.append(
+                {"in_shape": shape, "n_kernels": n_kernels, "depth": self.depth, **sizes, **self._options()}
+            )
+            shape = LogicConvSpec(**every[-1]).out_shape
+        return every
+
+    def gate_arguments(self) -> list[dict[str, Any]]:
+        """Return the arguments of each layer of gates."""
+        sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
+        return [
+            {"in_features": n_in, "out_features": n_out, **self._options()}
+            for n_in, n_out in itertools.pairwise(sizes)
+        ]
+
+    def _options(self) -> dict[str, Any]:
+        init = residual_gates(self.residual)
+        return {"estimator": self.estimator, "feature_axis": 0, "logits_init": init}
+
+    @property
+    def n_gates(self) -> int:
+        """Number of gates that are trained. A tree is at many places of the image."""
+        return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
+
+
+def _published(name: str, size: str, sizes: dict[str, tuple[int, int, float]]) -> tuple[int, int, float]:
+    if size not in sizes:
+        raise ValueError(f"LogicTreeNetConfig.{name}: size is {size!r}; expected one of {tuple(sizes)}.")
+    return sizes[size]
+
+
+class LogicTreeNet(nnx.Module):
+    """Classes of images by the votes of logic gates, after layers of trees of gates.
+
+    Each number of an image becomes bits; layers of trees slide over the image, each with the or of neighbouring places; gates
+    read what is left and vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit: with
+    ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
+
+    State: what the layers hold; see `lutjax.layers.nnx.LogicConv` and `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates; thresholds
+    and wires are kept with them and not trained.
+
+    Args:
+      config: the sizes.
+      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
+      implementation: which implementation runs the ops; see `lutjax.logic_gates`.
+      rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
+
+    Raises:
+      ValueError: thresholds do not fit, or are given for bits.
+
+    Source: docs/logic.md, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.models import LogicTreeNet, LogicTreeNetConfig
+      >>> config = LogicTreeNetConfig((8, 8, 1), 2, kernels=(4, 8), layers=(40, 20), padding=1)
+      >>> model = LogicTreeNet(config, rngs=nnx.Rngs(0))
+      >>> x = jnp.linspace(0, 1, 128).reshape(2, 8, 8, 1)
+      >>> model(x).shape
+      (2, 2)
+      >>> bool((model.packed()(x) == model(x, deterministic=True).argmax(-1)).all())
+      True
+    """
+
+    def __init__(
+        self,
+        config: LogicTreeNetConfig,
+        *,
+        thresholds: Array | None = None,
+        implementation: str | tuple[str, ...] | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.encoder: Any = nnx.data(None)
+        if config.n_thresholds:
+            channels = config.in_shape[2]
+            self.encoder = Thermometer(channels, config.n_thresholds, thresholds=thresholds, feature_axis=0)
+        elif thresholds is not None:
+            raise ValueError("LogicTreeNet: thresholds are given, but n_thresholds is 0: samples are bits.")
+        options: dict[str, Any] = {"implementation": implementation, "rngs": rngs}
+        self.trees: Any = nnx.List([LogicConv(**a, **options) for a in config.tree_arguments()])
+        self.gates: Any = nnx.List([LogicGates(**a, **options) for a in config.gate_arguments()])
+        self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch height width channels"],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[jax.Array, "*batch classes"]:
+        """Logits of the classes: votes over tau.
+
+        Args:
+          x: ``[..., height, width, channels]`` of a floating-point dtype; bits of 0 and 1 where there are no thresholds.
+          deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
+            `nnx.view` or `eval` changed it.
+          rngs: for the noise of the estimator gumbel, in place of the model's own.
+
+        Raises:
+          ValueError: images have another size.
+        """
+        y = _features_first(x, self.config)
+        if self.encoder is not None:
+            y = self.encoder(y)
+        for layer in self.trees:
+            y = layer(y, deterministic=deterministic, rngs=rngs)
+        y = y.reshape(-1, *y.shape[3:])
+        for layer in self.gates:
+            y = layer(y, deterministic=deterministic, rngs=rngs)
+        return jnp.moveaxis(self.votes(y), 0, -1)
+
+    def packed(self) -> "PackedTreeNet":
+        """The hard network on 32 samples a word. It does not follow later changes of this model."""
+        trees = [layer.spec.hard(layer._arrays()) for layer in self.trees]
+        gates = [layer.truth_tables() for layer in self.gates]
+        return PackedTreeNet(
+            tree_truth=tuple(truth for _, truth in trees),
+            tree_wires=tuple(wires for wires, _ in trees),
+            truth=tuple(truth for _, truth in gates),
+            wires=tuple(wires for wires, _ in gates),
+            thresholds=None if self.encoder is None else self.encoder.thresholds[...],
+            config=self.config,
+        )
+
+    def circuit(self, *, outputs: str = "class", **options: Any) -> "Circuit":
+        """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
+
+        The input ``x`` has the bits of the thermometer, in the order channel, threshold, row, column.
+
+        Args:
+          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+
+        Raises:
+          ValueError: there is no exact circuit of such outputs.
+        """
+        from lutjax import circuits
+
+        return circuits.of([*self.trees, *self.gates, self.votes], outputs=outputs, **options)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("tree_truth", "tree_wires", "truth", "wires", "thresholds"),
+    meta_fields=("config",),
+)
+@dataclasses.dataclass(frozen=True)
+class PackedTreeNet:
+    """The hard network of a `LogicTreeNet`, with all gates as bitwise operations on 32 samples a word.
+
+    A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
+    number of words.
+
+    Attributes:
+      tree_truth: for each layer of trees the tables of its nodes, bool ``[nodes, 4]``.
+      tree_wires: for each layer of trees int32 ``[leaves / 2, 2]``.
+      truth: for each layer of gates the tables, bool ``[gates, 4]``.
+      wires: for each layer of gates int32 ``[gates, 2]``.
+      thresholds: ``[channels, thresholds]``, None where samples are bits.
+      config: of the model.
+
+    Source: docs/logic.md, section 8.
+    """
+
+    tree_truth: tuple[Array, ...]
+    tree_wires: tuple[Array, ...]
+    truth: tuple[Array, ...]
+    wires: tuple[Array, ...]
+    thresholds: Array | None
+    config: Any
+
+    def __call__(self, x: Num[Array, "batch height width channels"]) -> Int[jax.Array, " batch"]:
+        """Classes of images ``[B, height, width, channels]``, the first of those with the most votes: int32 ``[B]``.
+
+        Args:
+          x: numbers of any dtype.
+
+        Raises:
+          ValueError: images have another size.
+        """
+        x = _features_first(x, self.config)
+        if x.ndim != 4:
+            raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
+        return _classes(self, x)
+
+
+@jax.jit
+def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
+    """Return the classes of images ``[channels, height, width, B]``."""
+    n_samples = x.shape[-1]
+    n_words = min(max(-(-n_samples // 32), 1), _WORDS)
+    blocks = max(-(-n_samples // (32 * n_words)), 1)
+    x = jnp.pad(x, ((0, 0),) * 3 + ((0, blocks * 32 * n_words - n_samples),))
+    x = jnp.moveaxis(x.reshape(*x.shape[:3], blocks, 32 * n_words), 3, 0)
+
+    def of_block(x: jax.Array) -> jax.Array:
+        bits = bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1))
+        words = lutjax.pack_bits(bits.reshape(-1, x.shape[-1])).reshape(-1, *x.shape[1:3], n_words)
+        tables = zip(packed.config.tree_specs(), packed.tree_truth, packed.tree_wires, strict=True)
+        for spec, truth, wires in tables:
+            words = spec.of_words(truth, wires, words)
+        words = words.reshape(-1, n_words)
+        for truth, wires in zip(packed.truth, packed.wires, strict=True):
+            words = lutjax.packed_lut(words, truth, wires)
+        return classes_of_bits(words, packed.config.n_classes).T.reshape(-1)
+
+    classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples].astype(jnp.int32)
+    return classes
+
+
+def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:
+    """Return images ``[..., height, width, channels]`` as ``[channels, height, width, ...]``."""
+    if x.shape[-3:] != config.in_shape:
+        sizes = ", ".join(map(str, config.in_shape))
+        raise ValueError(f"LogicTreeNet: x has shape {list(x.shape)}; expected [..., {sizes}].")
+    return jnp.moveaxis(jnp.asarray(x), (-1, -3, -2), (0, 1, 2))

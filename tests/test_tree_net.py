@@ -1,0 +1,110 @@
+"""Classifier of trees over images: published sizes, the packed network, its circuit, and training."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from lutjax.models import LogicTreeNet, LogicTreeNetConfig
+
+SIZES = {"kernels": (3, 4), "layers": (24, 12), "kernel": (3, 2), "padding": (1, 0), "pool": (2, 1)}
+
+
+def model_of(**options):
+    config = LogicTreeNetConfig((6, 4, 2), 3, **{**SIZES, **options})
+    model = nnx.jit(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))()
+    for i, layer in enumerate((*model.trees, *model.gates)):
+        layer.logits = np.random.default_rng(i).normal(size=layer.logits.shape).astype(np.float32)
+    return model
+
+
+def test_published_sizes():
+    """Numbers of gates that are trained, and of gates at all places."""
+    small = LogicTreeNetConfig.cifar10("S")
+    assert small.n_gates == 83_552
+    at_places = sum(sum(spec.levels) * spec.places[0] * spec.places[1] for spec in small.tree_specs())
+    assert at_places + sum(small.layers) == 874_496
+    assert [spec.out_shape for spec in small.tree_specs()] == [
+        (16, 16, 32),
+        (8, 8, 128),
+        (4, 4, 512),
+        (2, 2, 1024),
+    ]
+    assert LogicTreeNetConfig.cifar10("M").n_gates == 8 * 83_552
+    mnist = LogicTreeNetConfig.mnist("S")
+    assert [spec.out_shape for spec in mnist.tree_specs()] == [(12, 12, 16), (6, 6, 48), (3, 3, 144)]
+    assert LogicTreeNetConfig.from_dict(json.loads(json.dumps(mnist.to_dict()))) == mnist
+
+
+def test_packed_network_and_circuit_are_the_hard_network():
+    model = model_of(n_thresholds=2)
+    x = jnp.asarray(np.random.default_rng(0).uniform(size=(150, 6, 4, 2)), jnp.float32)
+    sums = np.asarray(nnx.jit(lambda model, x: model(x, deterministic=True))(model, x))
+    want = sums.argmax(-1)
+    assert len(np.unique(want)) == 3
+    np.testing.assert_array_equal(model.packed()(x), want)  # more than a block
+    circuit = model.circuit()
+    bits = np.asarray(model.encoder(jnp.moveaxis(x, (3, 1, 2), (0, 1, 2)))).reshape(-1, 150).T
+    np.testing.assert_array_equal(circuit(bits.astype(np.uint8)).ravel(), want)
+
+
+def test_training():
+    """Classes are images with few bits and with many."""
+    config = LogicTreeNetConfig(
+        (6, 4, 2), 2, **{**SIZES, "kernels": (8, 16), "layers": (64, 32)}, n_thresholds=0, tau=2.0
+    )
+    model = nnx.jit(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))()
+    share = np.array([0.3, 0.7]).repeat(128)[:, None, None, None]
+    x = np.random.default_rng(1).uniform(size=(256, 6, 4, 2)) > share
+    y = jnp.asarray(np.arange(256) // 128)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        def loss(model):
+            return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    x = jnp.asarray(x, jnp.float32)
+    with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
+        losses = [float(step(model, optimizer, x)) for _ in range(40)]
+    assert losses[-1] < 0.2 * losses[0]
+    assert np.mean(model.packed()(x) == y) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"layers": (24, 13)},
+            "LogicTreeNetConfig: the last of layers is 13; it must be a multiple of the 3 classes",
+        ),
+        ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one for each of the 2 layers"),
+        ({"kernels": ()}, "kernels is empty"),
+        ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
+        ({"residual": 2.0}, "residual_gates: probability is 2.0"),
+    ],
+)
+def test_impossible(options, message):
+    with pytest.raises(ValueError, match=message):
+        LogicTreeNetConfig((6, 4, 2), 3, **{**SIZES, **options})
+
+
+def test_unknown_sizes_and_images():
+    with pytest.raises(
+        ValueError, match=r"LogicTreeNetConfig.mnist: size is 'XL'; expected one of \('S', 'M', 'L'\)"
+    ):
+        LogicTreeNetConfig.mnist("XL")
+    model = model_of()
+    with pytest.raises(
+        ValueError, match=r"LogicTreeNet: x has shape \[1, 4, 6, 2\]; expected \[..., 6, 4, 2\]"
+    ):
+        model(jnp.zeros((1, 4, 6, 2)))
+    assert jax.eval_shape(model, jnp.zeros((2, 5, 6, 4, 2))).shape == (2, 5, 3)
