@@ -20,7 +20,8 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     "Default: scikit-learn's digits.",
 )
 @click.option(
-    "--target", help="The column of a table that holds the labels. The other columns are numbers or categories."
+    "--target",
+    help="The column of a table that holds the labels. The other columns are numbers or categories.",
 )
 @click.option(
     "--test-data",

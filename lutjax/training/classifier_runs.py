@@ -11,9 +11,9 @@ import numpy as np
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import datasets, meshes, presets, reports, runs
 from lutjax.training.classifier import Record, Run, TrainingConfig, baselines, expected_gates
+from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
-from lutjax.training.datasets.columns import Encoding
 from lutjax.training.models import State
 from lutjax.training.recipes import RECIPES, recipe as recipe_of
 from lutjax.training.samples import Samples, SamplesError
@@ -198,7 +198,8 @@ class Classifier(Experiment):
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())
         lines = [
-            f"Hard network: {100 * report.hard:.1f} % of the test part" + (f"; on the same bits {others}." if others else "."),
+            f"Hard network: {100 * report.hard:.1f} % of the test part"
+            + (f"; on the same bits {others}." if others else "."),
             f"Soft network: {100 * report.soft:.1f} %.",
             f"Circuit: {self._gates(state)[1]:,} of {sum(record.model.layers):,} gates survive simplification.",
             *report.lines(),
@@ -206,7 +207,9 @@ class Classifier(Experiment):
         if record.recipe:
             recipe = RECIPES[record.recipe]
             if recipe.published is not None:
-                lines.append(f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}).")
+                lines.append(
+                    f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name})."
+                )
         return lines
 
     def _draw(self, state: State, path: Path) -> list[str]:

@@ -105,9 +105,7 @@ def report(
         soft=float((soft == labels).mean()),
         classes=list(classes),
         confusion=confusion(labels, hard, len(classes)).tolist(),
-        layers=[
-            Layer(kinds(table), int((~alive).sum())) for table, alive in zip(truth, live, strict=True)
-        ],
+        layers=[Layer(kinds(table), int((~alive).sum())) for table, alive in zip(truth, live, strict=True)],
         bits=len(bits),
         dead_bits=[name for name, is_read in zip(bits, read, strict=True) if not is_read],
     )

@@ -45,7 +45,9 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     paths = [folder / (f"{name}.bin" if binary else name) for name in FILES]
     for path in paths:
         if not path.is_file():
-            raise SamplesError(f"{folder} has no file {path.name}; all of {', '.join(p.name for p in paths)} are needed.")
+            raise SamplesError(
+                f"{folder} has no file {path.name}; all of {', '.join(p.name for p in paths)} are needed."
+            )
     contents = [path.read_bytes() for path in paths]
     known = None
     if not binary:
@@ -107,7 +109,9 @@ def _checked(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.nda
             f"{path}: labels are {labels.dtype} {list(labels.shape)}; expected one integer for each of {len(pixels)} images."
         )
     if labels.min() < 0 or labels.max() >= len(CLASSES):
-        raise SamplesError(f"{path}: labels are from {labels.min()} to {labels.max()}; expected 0 to {len(CLASSES) - 1}.")
+        raise SamplesError(
+            f"{path}: labels are from {labels.min()} to {labels.max()}; expected 0 to {len(CLASSES) - 1}."
+        )
     images = pixels.reshape(-1, _CHANNELS, _SIZE, _SIZE).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images).reshape(len(pixels), -1), labels
 

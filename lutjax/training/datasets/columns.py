@@ -71,7 +71,9 @@ def read(path: Path, target: str) -> Table:
     """
     names, columns = _parquet(path) if path.suffix in (".parquet", ".pq") else _csv(path)
     if target not in names:
-        raise SamplesError(f"{path} has no column {target!r}, which --target names; it has {', '.join(names)}.")
+        raise SamplesError(
+            f"{path} has no column {target!r}, which --target names; it has {', '.join(names)}."
+        )
     arrays = {name: strings(cells) for name, cells in zip(names, columns, strict=True)}
     labels = arrays.pop(target)
     return checked(Table(arrays, labels, str(path)), target)
@@ -148,9 +150,7 @@ def _parquet(path: Path) -> tuple[list[str], list[Sequence[str]]]:
             raise SamplesError(
                 f"{path}: column {field.name} has the type {field.type}; expected numbers, text or categories. Leave it out."
             )
-    cells = [
-        ["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns
-    ]
+    cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
     return list(table.column_names), cells
 
 
@@ -171,7 +171,9 @@ def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name
         )
     names = [f"column {number}" for number in range(1, x.shape[1] + 1)] if names is None else list(names)
     if len(set(names)) != x.shape[1]:
-        raise SamplesError(f"{name}: names are {names}; expected a different one for each of {x.shape[1]} columns.")
+        raise SamplesError(
+            f"{name}: names are {names}; expected a different one for each of {x.shape[1]} columns."
+        )
     columns = {column: strings(cells) for column, cells in zip(names, x.T, strict=True)}
     return checked(Table(columns, strings(y), name))
 
@@ -279,7 +281,9 @@ class Encoding:
         fitted = [_fit(name, cells, bits) for name, cells in train.columns.items()]
         columns = tuple(column for column in fitted if column is not None)
         if not columns:
-            raise SamplesError(f"{train.name}: every column has the same cell in all rows; there is nothing to learn from.")
+            raise SamplesError(
+                f"{train.name}: every column has the same cell in all rows; there is nothing to learn from."
+            )
         return cls(columns, tuple(classes or classes_of(train)))
 
     @property
@@ -295,7 +299,9 @@ class Encoding:
         """
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
-            raise SamplesError(f"{table.name} has no column {', '.join(absent)}; it has {', '.join(table.columns)}.")
+            raise SamplesError(
+                f"{table.name} has no column {', '.join(absent)}; it has {', '.join(table.columns)}."
+            )
         try:
             found = [column.encode(table.columns[column.name]) for column in self.columns]
         except SamplesError as error:
@@ -331,7 +337,8 @@ class Encoding:
         kinds: dict[str, Any] = {"Number": Number, "Categories": Categories}
         fields = json.loads(text)
         columns = [
-            {key: tuple(v) if isinstance(v, list) else v for key, v in column.items()} for column in fields["columns"]
+            {key: tuple(v) if isinstance(v, list) else v for key, v in column.items()}
+            for column in fields["columns"]
         ]
         return cls(tuple(kinds[column.pop("kind")](**column) for column in columns), tuple(fields["classes"]))
 

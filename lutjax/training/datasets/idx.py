@@ -106,7 +106,9 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
             f"{name} begins with the bytes {data[:4].hex(' ') or '(none)'}; an IDX file of unsigned bytes begins with 00 00 08."
         )
     header = 4 + 4 * data[3]
-    shape = tuple(int(size) for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0))
+    shape = tuple(
+        int(size) for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
+    )
     wanted = header + math.prod(shape)
     if len(shape) != data[3] or len(data) != wanted:
         raise SamplesError(
