@@ -166,6 +166,29 @@ def test_cifar(binary: bool, tmp_path: Path) -> None:
         assert part.classes == cifar.CLASSES
 
 
+def of_python_2(rows: np.ndarray, labels: list[int]) -> bytes:
+    """Return a batch as Python 2 and its NumPy pickled the published files: strings are bytes."""
+    n, width = rows.shape
+    return b"".join(
+        (
+            b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01",
+            b"K" + bytes([n]) + b"M" + width.to_bytes(2, "little") + b"\x86",
+            b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
+            b"\x89T" + rows.nbytes.to_bytes(4, "little") + rows.tobytes() + b"tbs",
+            b"U\x06labels](" + b"".join(b"K" + bytes([label]) for label in labels) + b"es.",
+        )
+    )
+
+
+def test_batches_of_python_2(tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path, binary=False)
+    images, labels = cifar_batches()[-1]
+    (folder / "test_batch").write_bytes(of_python_2(images.reshape(len(images), -1), labels.tolist()))
+    test = datasets.load(folder).parts().test
+    np.testing.assert_array_equal(test.x.reshape(-1, 32, 32, 3), images.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(test.y, labels)
+
+
 class Malicious:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch stolen",)

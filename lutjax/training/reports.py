@@ -25,8 +25,11 @@ KINDS = {
 }
 """Kinds of gates of two inputs, each with its truth tables: bit k is the answer to the address k, the first input lowest."""
 
-Truth = Bool[np.ndarray, "gates addresses"]
-Wires = Int[np.ndarray, "gates inputs"]
+Truth = Bool[np.ndarray, "_ _"]
+"""Truth tables of a layer, ``[gates, addresses]``."""
+
+Wires = Int[np.ndarray, "_ _"]
+"""Wires of a layer, ``[gates, inputs]``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +159,7 @@ def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
 
 def live_gates(
     truth: Sequence[Truth], wires: Sequence[Wires], n_bits: int
-) -> tuple[list[Bool[np.ndarray, " gates"]], Bool[np.ndarray, " bits"]]:
+) -> tuple[list[Bool[np.ndarray, " _"]], Bool[np.ndarray, " bits"]]:
     """Return for each layer the gates that votes depend on, and the bits below that they do.
 
     A vote that is constant counts as one that matters, because it moves the sum of its class; a gate counts as read

@@ -120,8 +120,10 @@ class _Arrays(pickle.Unpickler):
     """Unpickler of dicts, lists and NumPy's arrays alone: a file of data must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return _dtype
         if (module, name) in (
             ("numpy.core.multiarray", "_reconstruct"),
             ("numpy._core.multiarray", "_reconstruct"),
@@ -132,3 +134,8 @@ class _Arrays(pickle.Unpickler):
 
             return _codecs.encode
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _dtype(kind: str | bytes, align: int = 0, copy: int = 0) -> np.dtype[Any]:
+    """Return a dtype; files of Python 2 have 0 and 1 where NumPy now wants False and True."""
+    return np.dtype(kind.decode() if isinstance(kind, bytes) else kind, align=bool(align), copy=bool(copy))

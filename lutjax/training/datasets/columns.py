@@ -209,7 +209,7 @@ class Number:
         absent = missing(cells)
         numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name))[:, None]
         found = numbers if self.thresholds is None else numbers > np.asarray(self.thresholds)
-        return np.column_stack([found, absent]) if self.missing else found.astype(np.float64)
+        return np.column_stack([found, absent] if self.missing else [found]).astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
