@@ -495,7 +495,7 @@ def test_recipes() -> None:
 
 def test_a_recipe_gives_sizes_and_rates(tmp_path: Path) -> None:
     table = write_table(tmp_path)
-    run = Classifier.new({"tau": 7.0}, table, "class", None, "difflogic-adult")
+    run = Classifier.new({"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult")
     assert run.record.model.layers == (256,) * 5
     assert (run.record.model.tau, run.record.training.steps) == (7.0, 100_000)
     assert run.record.recipe == "difflogic-adult"

@@ -204,12 +204,9 @@ class Classifier(Experiment):
             f"Circuit: {self._gates(state)[1]:,} of {sum(record.model.layers):,} gates survive simplification.",
             *report.lines(),
         ]
-        if record.recipe:
-            recipe = RECIPES[record.recipe]
-            if recipe.published is not None:
-                lines.append(
-                    f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name})."
-                )
+        recipe = RECIPES.get(record.recipe or "")
+        if recipe is not None and recipe.published is not None:
+            lines.append(f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}).")
         return lines
 
     def _draw(self, state: State, path: Path) -> list[str]:

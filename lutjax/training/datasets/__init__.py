@@ -100,7 +100,7 @@ class Data:
         assert isinstance(train, Table)
         assert isinstance(test, Table)
         encoding = Encoding.fit(train, bits, columns.classes_of(whole) if isinstance(whole, Table) else None)
-        return Parts(*(_encoded(table, encoding) for table in (train, test)), encoding)
+        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding)
 
 
 def load(path: Path | None = None, *, target: str | None = None, test: Path | None = None) -> Data:
@@ -161,7 +161,7 @@ def _load_arrays(path: Path) -> Data:
     if any(name not in arrays for name in wanted):
         read_arrays(path, wanted)  # says which
     names = arrays["names"].tolist() if "names" in arrays else None
-    made = []
+    made: list[Samples | Table] = []
     for x, y in ((arrays[wanted[i]], arrays[wanted[i + 1]]) for i in range(0, len(wanted), 2)):
         if x.dtype.kind == "U":
             made.append(columns.of_arrays(x, y, names, name=str(path)))
