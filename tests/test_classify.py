@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from lutjax.cli._main import cli
 from lutjax.models import LogicClassifierConfig
-from lutjax.training import classifier, datasets, models, reports, runs
+from lutjax.training import classifier, datasets, experiments, models, reports, runs
 from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets import cifar, columns, idx
@@ -600,7 +600,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
     """A table, and a run on it that has ended. Not to be changed."""
     folder = tmp_path_factory.mktemp("classify")
     table, out = write_table(folder), folder / "run"
-    words = ["--target=class", "--learning-rate=0.1", "--steps=20", "--out", out]
+    words = ["--target=class", "--learning-rate=0.1", "--steps=20", "--no-baselines", "--out", out]
     return table, out, command("train", "classify", "--data", table, *words, *SMALL)
 
 
@@ -631,33 +631,37 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
 
 
 def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    table, out, _ = finished
+    _, out, _ = finished
     other = tmp_path / "run"
-    short = ["--target=class", "--learning-rate=0.1", "--steps=20", "--out", other, *SMALL]
-    assert command("train", "classify", "--data", table, *short).exit_code == 0
+    shutil.copytree(out, other)
     shutil.rmtree(other / runs.FOLDER / "20")
     result = command("train", "classify", "--resume", "--out", other)
     assert "resumed after 10 steps" in result.output
     (one, first), (two, second) = (classifier.load_model(folder) for folder in (out, other))
     assert first == second
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), *map(models.arrays, (one, two))))
+    assert (out / "report.json").read_text() == (other / "report.json").read_text()
 
 
-def test_digits_is_the_shorthand(tmp_path: Path) -> None:
+def test_digits_is_the_shorthand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both commands start the same run: record, which has all seeds, and samples in their order."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
-    found = []
-    for name, more in (("digits", []), ("classify", ["--no-stratified"])):
-        out = tmp_path / name
-        words = ["--data", tmp_path / "a.npz", "--steps=5", "--no-baselines", "--out", out, *more, *SMALL]
-        result = command("train", name, *words)
+    started: list[Classifier] = []
+    monkeypatch.setattr(experiments, "start", lambda experiment, out, show: started.append(experiment))
+    for name, more in (("digits", []), ("classify", ["--no-stratified"]), ("classify", [])):
+        result = command("train", name, "--data", tmp_path / "a.npz", "--out", tmp_path / name, *more, *SMALL)
         assert result.exit_code == 0, result.output
-        found.append(classifier.load_model(out))
-    (one, first), (two, second) = found
-    assert first == second
-    assert first.baselines == {}
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), *map(models.arrays, (one, two))))
+    for name in ("digits", "classify"):
+        assert command("train", name, "--out", tmp_path / name, *SMALL[1:], "--layers=40").exit_code == 0
+    one, two, other, *of_digits = started
+    for first, second in ((one, two), of_digits):
+        assert first.record == second.record
+        for part in ("train", "test"):
+            np.testing.assert_array_equal(getattr(first, part).x, getattr(second, part).x)
+    assert other.record.training.stratified
+    assert not of_digits[1].record.training.stratified
 
 
 def test_images_of_bytes_train(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Data:
 
     @property
     def name(self) -> str:
-        """Where they are from, for messages."""
+        """Name of the training part, for messages."""
         return self.train.name
 
     def __len__(self) -> int:
