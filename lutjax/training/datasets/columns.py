@@ -150,7 +150,9 @@ def _parquet(path: Path) -> tuple[list[str], list[Sequence[str]]]:
             raise SamplesError(
                 f"{path}: column {field.name} has the type {field.type}; expected numbers, text or categories. Leave it out."
             )
-    cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    cells: list[Sequence[str]] = [
+        ["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns
+    ]
     return list(table.column_names), cells
 
 
@@ -336,11 +338,13 @@ class Encoding:
         """
         kinds: dict[str, Any] = {"Number": Number, "Categories": Categories}
         fields = json.loads(text)
-        columns = [
-            {key: tuple(v) if isinstance(v, list) else v for key, v in column.items()}
-            for column in fields["columns"]
-        ]
-        return cls(tuple(kinds[column.pop("kind")](**column) for column in columns), tuple(fields["classes"]))
+        columns = []
+        for column in fields["columns"]:
+            of_kind = kinds[column.pop("kind")]
+            columns.append(
+                of_kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in column.items()})
+            )
+        return cls(tuple(columns), tuple(fields["classes"]))
 
 
 def classes_of(table: Table) -> list[str]:
