@@ -148,13 +148,16 @@ class Classifier(Experiment):
         return self.run.accuracy(state, self.test, hard=False)
 
     def remark(self, state: State) -> str:
-        history = self.record.history
-        hard, soft = history.test[-1][1], history.other[-1][1]
-        words = f"soft accuracy {soft:.4f}, gap {soft - hard:+.4f}"
+        words, history = [], self.record.history
+        if history.test and history.other:
+            hard, soft = history.test[-1][1], history.other[-1][1]
+            words.append(f"soft accuracy {soft:.4f}, gap {soft - hard:+.4f}")
         if self.record.training.gate_cost:
             expected, survive = self._gates(state)
-            words += f"; gates of two inputs and votes expected {expected:.0f}; gates that survive {survive}"
-        return words
+            words.append(
+                f"gates of two inputs and votes expected {expected:.0f}; gates that survive {survive}"
+            )
+        return "; ".join(words)
 
     def _gates(self, state: State) -> tuple[float, int]:
         """Return the gates that training expects, and those of the simplified circuit from bits to bits."""
