@@ -13,6 +13,7 @@ EXTRAS = {
     "matplotlib": "apps",
     "optax": "apps",
     "orbax": "apps",
+    "pyarrow": "parquet",
     "rich": "apps",
     "sklearn": "apps",
     "triton": "triton",

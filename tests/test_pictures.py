@@ -111,7 +111,7 @@ def test_losses_have_plain_labels(figures, tmp_path):
 
 
 def test_confusion_says_what_is_what(figures, tmp_path):
-    pictures.plot_confusion(np.array([0, 1, 1]), np.array([0, 1, 0]), 2, tmp_path / "confusion.png")
+    pictures.plot_confusion(np.array([[1, 0], [1, 1]]), tmp_path / "confusion.png", ("no", "yes"))
     (axes,) = figures[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "actual")
     assert {text.get_position(): text.get_text() for text in axes.texts} == {

@@ -10,6 +10,7 @@ from lutjax.cli._generate import generate
 from lutjax.cli._quantise import quantise
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
+from lutjax.cli._train_classify import classify
 from lutjax.cli._train_digits import digits
 from lutjax.cli._train_lm import lm
 from lutjax.cli._tune import tune
@@ -28,6 +29,7 @@ def train() -> None:
 
 
 train.add_command(ca)
+train.add_command(classify)
 train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)

@@ -245,7 +245,8 @@ def _train(
             else "stopped after the last step, before all was finished."
         )
         longer = ["--steps", str(steps)] if resume and "steps" in fields else []
-        again = command("train", kind.kept.kind, "--resume", *longer, "--out", str(out))
+        name = click.get_current_context().info_name or kind.kept.kind
+        again = command("train", name, "--resume", *longer, "--out", str(out))
         if hosts.is_first():
             click.echo(f"{what} Go on with:\n  {again}")
         raise SystemExit(130) from None

@@ -11,13 +11,13 @@ SHIFT, TURN, STRETCH = 0.5, 0.15, 0.1
 
 
 def warp(
-    key: Array, images: Float[Array, "batch rows columns"], strength: float | int = 1.0
-) -> Float[jax.Array, "batch rows columns"]:
+    key: Array, images: Float[Array, "batch rows columns *channels"], strength: float | int = 1.0
+) -> Float[jax.Array, "batch rows columns *channels"]:
     """Moves, turns and stretches each image about its centre, by linear interpolation; what comes in is 0.
 
     Args:
       key: a key of `jax.random`.
-      images: float32 ``[B, H, W]``.
+      images: float32 ``[B, H, W]``, or ``[B, H, W, C]``, whose channels move together.
       strength: with 1 up to half a pixel, 0.15 radians and 10 % in each direction, uniformly; 0 changes nothing.
 
     Example:
@@ -35,8 +35,8 @@ def warp(
 
 
 def _moved(image: jax.Array, random: jax.Array) -> jax.Array:
-    """Return an image ``[H, W]`` that is changed by five numbers from minus to plus the strength."""
-    height, width = image.shape
+    """Return an image ``[H, W]`` or ``[H, W, C]`` that is changed by five numbers from minus to plus the strength."""
+    height, width, *channels = image.shape
     down, right, turn = SHIFT * random[0], SHIFT * random[1], TURN * random[2]
     y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2
     x = jnp.arange(width, dtype=image.dtype)[None, :] - (width - 1) / 2
@@ -44,5 +44,9 @@ def _moved(image: jax.Array, random: jax.Array) -> jax.Array:
     # Where each pixel comes from.
     from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[3]) + down + (height - 1) / 2
     from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[4]) + right + (width - 1) / 2
-    moved: jax.Array = jax.scipy.ndimage.map_coordinates(image, [from_y, from_x], 1, "constant")
-    return moved
+
+    def plane(image: jax.Array) -> jax.Array:
+        moved: jax.Array = jax.scipy.ndimage.map_coordinates(image, [from_y, from_x], 1, "constant")
+        return moved
+
+    return jax.vmap(plane, -1, -1)(image) if channels else plane(image)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float32, Int32
+from jaxtyping import Int32, Num
 
 import lutjax
 from lutjax._extras import needed_by
@@ -27,6 +27,9 @@ with needed_by(__name__):
 
 THRESHOLDS = ("uniform", "gaussian", "distributive")
 
+AT_ONCE = 2048
+"""Samples that are tested together at most."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
@@ -39,11 +42,14 @@ class TrainingConfig(Training):
       thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive; see
         lutjax.thermometer_thresholds.
       augment: how strongly images are moved, turned and stretched at random in each step: with 1 up to half a
-        pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images [height, width] stay as they are.
+        pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images stay as they are.
       gate_cost: what 1000 gates of the circuit add to the loss, in nats: as many as are expected to need two inputs, and a
         vote that is not constant counts as one. Circuits become smaller, and at some cost less accurate; see
         docs/circuits.md.
-      split: which random fifth of the samples is the test part.
+      column_bits: bits that a column of numbers of a table becomes at most, at quantiles of the training part; 0 leaves it a
+        number, which n_thresholds makes bits of. Other data have no columns.
+      split: which random fifth of the samples is the test part, where they have none of their own.
+      stratified: whether each class has its share in that fifth.
       seed: of the model, the order of samples and all noise.
     """
 
@@ -53,11 +59,14 @@ class TrainingConfig(Training):
     thresholds: str = "uniform"
     augment: float | int = 1.0
     gate_cost: float | int = 0.0
+    column_bits: int = 8
     split: int = 0
+    stratified: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_fractions("cooldown")
+        self.check_least(column_bits=0)
         self.check_seeds("split")
         if self.thresholds not in THRESHOLDS:
             raise ValueError(f"thresholds is {self.thresholds!r}; expected one of {THRESHOLDS}.")
@@ -98,7 +107,7 @@ class Run(ModelRun[LogicClassifier]):
         self._optimizer = optimizers.optimizer("adam", training.rate())
         structure = Structure(lambda rngs: LogicClassifier(model, thresholds=thresholds, rngs=rngs))
         super().__init__(structure, self._optimizer.init, training.seed, training.batch_size)
-        self._image = train.shape if len(train.shape) == 2 and training.augment else None
+        self._image = train.shape if len(train.shape) > 1 and training.augment else None
         self._train = train
         self._place(None)
 
@@ -113,7 +122,7 @@ class Run(ModelRun[LogicClassifier]):
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
         chosen = jax.random.randint(choice_key, (self.training.batch_size,), 0, len(x))
-        x, y = meshes.by_sample((x[chosen], y[chosen]), self.mesh)
+        x, y = meshes.by_sample((x[chosen].astype(jnp.float32), y[chosen]), self.mesh)
         if self._image is not None:
             x = warp(image_key, x.reshape(-1, *self._image), self.training.augment).reshape(x.shape)
 
@@ -131,17 +140,23 @@ class Run(ModelRun[LogicClassifier]):
         return State(optax.apply_updates(state.params, updates), state.others, optimizer), loss
 
     def classes(
-        self, state: State, x: Float32[np.ndarray, "samples features"], *, hard: bool
+        self, state: State, x: Num[np.ndarray, "samples features"], *, hard: bool
     ) -> Int32[np.ndarray, " samples"]:
         """Return the classes that the soft or the hard network gives samples."""
-        return np.asarray(self._classes(state.params, state.others, x, hard=hard))
+        size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts: one or two programs
+        found = [
+            np.asarray(self._classes(state.params, state.others, x[first : first + size], hard=hard))
+            for first in range(0, len(x), size)
+        ]
+        return np.concatenate(found)
 
     def accuracy(self, state: State, part: Samples, *, hard: bool) -> float:
         """Share of the samples whose class is right."""
         return float((self.classes(state, part.x, hard=hard) == part.y).mean())
 
     def _classes_of(self, params: Any, others: Any, x: Array, *, hard: bool) -> Array:
-        model, x = self.structure.model(params, others), meshes.by_sample(x, self.mesh)
+        model = self.structure.model(params, others)
+        x = meshes.by_sample(x.astype(jnp.float32), self.mesh)
         rngs = nnx.Rngs(gates=self.training.seed)
         return model(x, deterministic=hard, rngs=rngs).argmax(-1).astype(jnp.int32)
 
@@ -197,7 +212,9 @@ class Record(runs.Record):
       model, training, samples: what decides the run.
       baselines: accuracies of others on the test part.
       options: options of the training program that may change, such as intervals.
-      history: training losses, and accuracies of the hard network on the test part.
+      history: training losses, and accuracies of the hard and of the soft network on the test part.
+      target, test: the column of labels of a table, and the table that is the test part, if they were given.
+      recipe: the published network whose sizes and rates were taken, if one was.
     """
 
     kind: ClassVar[str] = "digits"
@@ -208,6 +225,9 @@ class Record(runs.Record):
     baselines: dict[str, float]
     options: dict[str, Any]
     history: runs.History
+    target: str | None = None
+    test: str | None = None
+    recipe: str | None = None
 
 
 def _classifier(folder: Path, step: int, record: Record) -> LogicClassifier:

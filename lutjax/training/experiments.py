@@ -78,7 +78,7 @@ class Experiment(ABC):
       configs: classes of all that can be chosen.
       kept: the class of its record.
       refuses: the error that its data raise where they cannot be used.
-      curves: names of the training loss and of what a test measures.
+      curves: names of the training loss, of what a test measures, and of what a second one does, if there is one.
       ends_early: the option by which `solved` decides.
       record: see `lutjax.training.runs`.
       run: steps, and states.
@@ -87,7 +87,7 @@ class Experiment(ABC):
     configs: ClassVar[Configs]
     kept: ClassVar[type[runs.Record]]
     refuses: ClassVar[type[ValueError]] = ValueError
-    curves: ClassVar[tuple[str, str]]
+    curves: ClassVar[tuple[str, ...]]
     ends_early: ClassVar[str] = ""
 
     record: Any
@@ -136,6 +136,10 @@ class Experiment(ABC):
     @abstractmethod
     def evaluate(self, state: State) -> float:
         """A test of a state, while the run goes on."""
+
+    def evaluate_other(self, state: State) -> float | None:
+        """A second test of a state; None for kinds that have none."""
+        return None
 
     @abstractmethod
     def parts(self) -> list[Part]:
@@ -460,6 +464,9 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
 
     def test(number: int, loss: float, state: State) -> None:
         history.test.append((number, experiment.evaluate(state)))
+        other = experiment.evaluate_other(state)
+        if other is not None:
+            history.other.append((number, other))
         remark = experiment.remark(state)
         for watcher in watchers:
             watcher.test(*history.test[-1])

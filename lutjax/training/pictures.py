@@ -1,5 +1,6 @@
-"""Pictures of runs: loss curves, confusion matrices."""
+"""Pictures of runs: loss curves, accuracies, confusion matrices."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ with needed_by(__name__):
 
 if TYPE_CHECKING:
     from lutjax.training.lm_runs import Record
+    from lutjax.training.runs import History
 
 
 def plot_losses(record: "Record", path: Path) -> None:
@@ -35,10 +37,26 @@ def plot_losses(record: "Record", path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path: Path) -> None:
-    """Writes how often each actual class (row) was predicted as each (column) as a PNG."""
-    counts = np.zeros((n_classes, n_classes), int)
-    np.add.at(counts, (labels, classes), 1)
+def plot_accuracies(history: "History", baselines: Mapping[str, float], path: Path) -> None:
+    """Writes the accuracies of the hard and the soft network over steps, and those of others, as a PNG."""
+    figure, axes = _figure(8, 5)
+    for points, label in ((history.test, "hard network"), (history.other, "soft network")):
+        if points:
+            steps, shares = zip(*points, strict=True)
+            axes.plot(steps, [100 * share for share in shares], marker=".", linewidth=1, label=label)
+    for (name, share), style in zip(baselines.items(), ("--", ":"), strict=False):
+        axes.axhline(100 * share, color="grey", linestyle=style, label=f"{name} ({100 * share:.1f} %)")
+    axes.set_xlabel("training steps")
+    axes.set_ylabel("% of the test part right")
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) -> None:
+    """Writes how often each actual class (row) was predicted as each (column), ``[classes, classes]``, as a PNG."""
+    n_classes = len(counts)
     figure, axes = _figure(6, 6)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -52,7 +70,11 @@ def plot_confusion(labels: np.ndarray, classes: np.ndarray, n_classes: int, path
     axes.set_xlabel("predicted")
     axes.set_ylabel("actual")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, nbins=20))
+        if names and n_classes <= 20:
+            turned = {"rotation": 90} if axis is axes.xaxis else {}
+            axis.set_ticks(range(n_classes), [name[:24] for name in names], **turned)
+        else:
+            axis.set_major_locator(MaxNLocator(integer=True, nbins=20))
     figure.savefig(path, dpi=120)
 
 

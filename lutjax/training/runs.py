@@ -71,12 +71,13 @@ class Source:
 class History:
     """Measurements so far, each with the number of steps done: training losses, and results of tests.
 
-    `lengths` are the steps in all with which the run was started or gone on with, if they were changed.
+    `other` are results of a second test, for kinds of runs that have one. `lengths` are the steps in all with which the run was started or gone on with, if they were changed.
     """
 
     train: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     test: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     lengths: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    other: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "History":
@@ -128,11 +129,11 @@ def finished(folder: Path) -> Finished:
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
 
 
-def write_curves(path: Path, history: History, names: tuple[str, str]) -> None:
-    """Writes all that was measured as a table: step, kind, value. `names` are those of the two kinds."""
+def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
+    """Writes all that was measured as a table: step, kind, value. `names` are those of the two or three kinds."""
     rows = [
         (step, name, repr(value))
-        for name, points in zip(names, (history.train, history.test), strict=True)
+        for name, points in zip(names, (history.train, history.test, history.other), strict=False)
         for step, value in points
     ]
     rows.sort(key=lambda row: row[0])

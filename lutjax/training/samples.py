@@ -4,10 +4,11 @@ import dataclasses
 import hashlib
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Shaped, UInt8
 
 TEST_SHARE = 0.2
 _LEAST = 10
@@ -24,19 +25,22 @@ class Samples:
     Attributes:
       x: one row for each sample.
       y: labels from 0.
-      shape: of a sample before it was made a row: ``(features,)``, or ``(height, width)`` of an image.
+      shape: of a sample before it was made a row: ``(features,)``, or ``(height, width)`` or ``(height, width, channels)``
+        of an image.
       name: where they are from, for messages.
+      classes: names of the classes by label; empty where they have none.
     """
 
-    x: Float32[np.ndarray, "samples features"]
+    x: Float32[np.ndarray, "samples features"] | UInt8[np.ndarray, "samples features"]
     y: Int32[np.ndarray, " samples"]
     shape: tuple[int, ...]
     name: str
+    classes: tuple[str, ...] = ()
 
     @property
     def n_classes(self) -> int:
         """Labels are below this."""
-        return int(self.y.max()) + 1
+        return len(self.classes) or int(self.y.max()) + 1
 
     @property
     def digest(self) -> str:
@@ -62,38 +66,52 @@ def load_digits() -> Samples:
 
 
 def load_samples(path: Path) -> Samples:
-    """The arrays ``x``, ``[N, F]`` or images ``[N, H, W]``, and ``y``, integers ``[N]``, of an ``.npz`` file.
+    """The arrays ``x``, ``[N, F]`` or images ``[N, H, W]`` or ``[N, H, W, C]``, and ``y``, integers ``[N]``, of an ``.npz`` file.
 
     Raises:
       SamplesError: it cannot be read, lacks an array, or they cannot be used; see `samples`.
     """
+    arrays = read_arrays(path, ("x", "y"))
+    return samples(arrays["x"], arrays["y"], name=str(path))
+
+
+def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Return arrays of an ``.npz`` file by their names.
+
+    Args:
+      optional: names of arrays that may be missing.
+
+    Raises:
+      SamplesError: it cannot be read, holds something else than plain arrays, or lacks an array.
+    """
     try:
         with np.load(path) as file:
-            arrays = {name: file[name] for name in ("x", "y") if name in file}
             found = sorted(file)
+            arrays = {name: file[name] for name in (*names, *optional) if name in file}
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise SamplesError(f"{path} is not a .npz file of plain arrays, as numpy.savez writes it.") from error
-    missing = [name for name in ("x", "y") if name not in arrays]
+    missing = [name for name in names if name not in arrays]
     if missing:
         raise SamplesError(f"{path} has no array {' and no array '.join(missing)}; it has {found}.")
-    return samples(arrays["x"], arrays["y"], name=str(path))
+    return arrays
 
 
 def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
     """Checked samples of two arrays.
 
     Args:
-      x: numbers ``[N, F]``, or images ``[N, H, W]``.
+      x: numbers ``[N, F]``, or images ``[N, H, W]`` or ``[N, H, W, C]``.
       y: integers ``[N]``, from 0.
 
     Raises:
       SamplesError: a wrong shape or dtype, a number that is not finite, a negative label, or too few samples.
     """
-    if x.ndim not in (2, 3) or not x[:1].size:
+    if x.ndim not in (2, 3, 4) or not x[:1].size:
         raise SamplesError(
-            f"{name}: x has shape {list(x.shape)}; expected [N, features] or [N, height, width]."
+            f"{name}: x has shape {list(x.shape)}; expected [N, features] or [N, height, width], or "
+            "[N, height, width, channels]."
         )
     if x.dtype.kind not in "buif":
         raise SamplesError(f"{name}: x has dtype {x.dtype}; expected numbers.")
@@ -121,9 +139,39 @@ def split(whole: Samples, seed: int) -> tuple[Samples, Samples]:
 
     The test part is the first fifth of ``numpy.random.default_rng(seed).permutation(N)``.
     """
-    order = np.random.default_rng(seed).permutation(len(whole.x))
-    n_test = math.ceil(len(order) * TEST_SHARE)
-    return part(whole, order[n_test:]), part(whole, order[:n_test])
+    train, test = split_ids(whole.y, seed, stratified=False)
+    return part(whole, train), part(whole, test)
+
+
+def split_ids(
+    labels: Shaped[np.ndarray, " samples"], seed: int, *, stratified: bool, name: str = "samples"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the samples of a training and of a test part, a random fifth (rounded up).
+
+    Args:
+      stratified: whether each class has its share in both parts, by scikit-learn; else as `split`.
+      name: of the samples, for messages.
+
+    Raises:
+      SamplesError: a class has a single sample, which cannot be in both parts, or there are more classes than test samples.
+    """
+    n_test = math.ceil(len(labels) * TEST_SHARE)
+    if not stratified:
+        order = np.random.default_rng(seed).permutation(len(labels))
+        return order[n_test:], order[:n_test]
+    from sklearn.model_selection import train_test_split
+
+    found, counts = np.unique(labels, return_counts=True)
+    if counts.min() < 2 or n_test < len(found):
+        raise SamplesError(
+            f"{name}: class {found[counts.argmin()]} has {counts.min()} of {len(labels)} samples, and {len(found)} classes share "
+            f"a test part of {n_test}; a stratified split needs two samples of each class, and a test sample for each. Leave "
+            "rare classes out, or split at random (--no-stratified)."
+        )
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=n_test, stratify=labels, random_state=seed
+    )
+    return train, test
 
 
 def part(whole: Samples, ids: np.ndarray) -> Samples:

@@ -14,7 +14,7 @@ class Events(Watcher):
       done: steps before; what an earlier process wrote of later ones is not shown.
     """
 
-    def __init__(self, folder: Path, names: tuple[str, str], done: int):
+    def __init__(self, folder: Path, names: tuple[str, ...], done: int):
         from tensorboardX import SummaryWriter
 
         self._names = [name.replace(" ", "_") for name in names]  # as TensorBoard wants them

@@ -1,0 +1,67 @@
+"""``lutjax train classify``: a classifier of logic gates for images and for tables of data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lutjax.cli import _run
+from lutjax.training.recipes import RECIPES, recipe as recipe_of
+
+
+@_run.training_command("lutjax.training.classifier_runs:Classifier", "runs/classify")
+@click.option(
+    "--data",
+    "path",
+    type=click.Path(path_type=Path),
+    help="A .npz file of arrays x [N, F], [N, H, W] or [N, H, W, C] and y [N], or of x_train, y_train, x_test and y_test; a table, .csv, "
+    ".tsv or .parquet (with --target); or a folder of IDX files (MNIST, Fashion-MNIST) or of CIFAR-10, binary or Python version. "
+    "Default: scikit-learn's digits.",
+)
+@click.option(
+    "--target",
+    help="The column of a table that holds the labels. The other columns are numbers or categories.",
+)
+@click.option(
+    "--test-data",
+    "test",
+    type=click.Path(path_type=Path),
+    help="A table with the same columns that is the test part. Default: a fifth of --data, in which each class has its share.",
+)
+@click.option(
+    "--recipe",
+    type=click.Choice(list(RECIPES)),
+    help="A published network, whose sizes and rates are shown; the options below override them.",
+)
+def classify(
+    kind: Any,
+    path: Path | None,
+    target: str | None,
+    test: Path | None,
+    recipe: str | None,
+    fields: Mapping[str, Any],
+    resume: bool,
+    **options: Any,
+) -> None:
+    """Train a classifier of logic gates, on images or on a table of data.
+
+    The hard network is tested on the test part while the soft one is trained: the one that the data come with, or a fifth
+    of them. A run that was stopped goes on with --resume, and ends exactly as if it had never been stopped.
+    """
+    same: Mapping[str, Any] = {}
+    if recipe is not None:
+        click.echo(recipe_of(recipe))
+        if resume:
+            same = {name: value for name, value in recipe_of(recipe).fields().items() if name != "steps"}
+    _run.train(
+        kind,
+        fields,
+        option="--data",
+        source={"path": path, "target": target, "test": test},
+        # The digits keep the split of their published figures.
+        preset={"recipe": recipe, "stratified": path is not None},
+        same=same,
+        resume=resume,
+        **options,
+    )

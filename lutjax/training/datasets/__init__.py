@@ -1,0 +1,191 @@
+"""Data to classify, by the path of a file or folder, and their training and test parts."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lutjax.training.datasets import cifar, columns, idx
+from lutjax.training.datasets.columns import Encoding, Table
+from lutjax.training.samples import (
+    Samples,
+    SamplesError,
+    load_digits,
+    part,
+    read_arrays,
+    samples,
+    split_ids,
+)
+
+TABLES = (".csv", ".tsv", ".parquet", ".pq")
+"""Endings of the names of tables."""
+
+_PARTS = ("x_train", "y_train", "x_test", "y_test")
+_DEPTH = 2
+"""Folders below the given one in which known files are looked for: torchvision's MNIST/raw."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The samples of a run.
+
+    Attributes:
+      train, test: the two parts; labels of both are below `n_classes` of either.
+      encoding: of the columns of a table.
+    """
+
+    train: Samples
+    test: Samples
+    encoding: Encoding | None = None
+
+    @property
+    def n_classes(self) -> int:
+        """Labels are below this."""
+        return max(self.train.n_classes, self.test.n_classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Samples, or the rows of a table, and the test part that they come with, if they do.
+
+    Attributes:
+      train: all of them, or the training part.
+      test: the test part; None where one is to be split off.
+    """
+
+    train: Samples | Table
+    test: Samples | Table | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the training part, for messages."""
+        return self.train.name
+
+    def __len__(self) -> int:
+        return sum(_labels(part).size for part in (self.train, self.test) if part is not None)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        if self.test is None:
+            return self.train.digest
+        return hashlib.sha256((self.train.digest + self.test.digest).encode()).hexdigest()
+
+    def parts(self, *, split: int = 0, stratified: bool = False, bits: int = 0) -> Parts:
+        """Return the training and the test part.
+
+        Args:
+          split: the number of a random split, where there is no test part yet.
+          stratified: whether each class has its share in both parts of that split.
+          bits: most bits of a column of numbers of a table; 0 leaves them numbers.
+
+        Raises:
+          SamplesError: they cannot be split so, or a part has what the other lacks.
+        """
+        train, test, whole = self.train, self.test, self.train
+        if test is None:
+            ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name)
+            if isinstance(whole, Table):
+                train, test = (whole.rows(rows) for rows in ids)
+            else:
+                train, test = (part(whole, rows) for rows in ids)
+        if isinstance(train, Samples) and isinstance(test, Samples):
+            if train.shape != test.shape:
+                raise SamplesError(
+                    f"{self.name}: training samples have shape {train.shape}, those of the test {test.shape}."
+                )
+            return Parts(train, test)
+        assert isinstance(train, Table)
+        assert isinstance(test, Table)
+        encoding = Encoding.fit(train, bits, columns.classes_of(whole) if isinstance(whole, Table) else None)
+        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding)
+
+
+def load(path: Path | None = None, *, target: str | None = None, test: Path | None = None) -> Data:
+    """The data at a path.
+
+    Args:
+      path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text
+        is a table whose columns ``names`` may name; a table, ``.csv``, ``.tsv`` or ``.parquet``; or a folder of IDX files or
+        of CIFAR-10. None: scikit-learn's digits.
+      target: the column of labels of a table.
+      test: a table that is the test part.
+
+    Raises:
+      SamplesError: there are no such data, they are damaged, or an argument is not for them.
+    """
+    is_table = path is not None and path.suffix.lower() in TABLES
+    if not is_table:
+        for option, value in (("--target", target), ("--test-data", test)):
+            if value is not None:
+                raise SamplesError(
+                    f"{option} is {value}, but it is for tables ({', '.join(TABLES)}), and the data are {path or 'the digits'}; "
+                    "leave it out."
+                )
+    if path is None:
+        return Data(load_digits())
+    if is_table:
+        return _load_table(path, target, test)
+    if path.is_dir():
+        return _load_folder(path)
+    if path.suffix.lower() not in (".npz", "") and path.exists():
+        raise SamplesError(
+            f"{path} ends in {path.suffix}; expected a .npz file, a table ({', '.join(TABLES)}), or a folder of IDX files or of "
+            "CIFAR-10."
+        )
+    return _load_arrays(path)
+
+
+def _labels(part: Samples | Table) -> np.ndarray:
+    return part.labels if isinstance(part, Table) else part.y
+
+
+def _encoded(table: Table, encoding: Encoding) -> Samples:
+    x = encoding.encode(table)
+    return Samples(x, encoding.labels(table), x.shape[1:], table.name, encoding.classes)
+
+
+def _load_table(path: Path, target: str | None, test: Path | None) -> Data:
+    if target is None:
+        raise SamplesError(f"{path} is a table: name its column of labels by --target.")
+    if test is not None and test.suffix.lower() not in TABLES:
+        raise SamplesError(f"--test-data is {test}; expected a table ({', '.join(TABLES)}).")
+    return Data(columns.read(path, target), None if test is None else columns.read(test, target))
+
+
+def _load_arrays(path: Path) -> Data:
+    arrays = read_arrays(path, (), ("x", "y", *_PARTS, "names"))
+    wanted = _PARTS if "x" not in arrays and any(name in arrays for name in _PARTS) else ("x", "y")
+    if any(name not in arrays for name in wanted):
+        read_arrays(path, wanted)  # says which
+    names = arrays["names"].tolist() if "names" in arrays else None
+    made: list[Samples | Table] = []
+    for x, y in ((arrays[wanted[i]], arrays[wanted[i + 1]]) for i in range(0, len(wanted), 2)):
+        if x.dtype.kind == "U":
+            made.append(columns.of_arrays(x, y, names, name=str(path)))
+        else:
+            made.append(samples(x, y, name=str(path)))
+    if len({type(one) for one in made}) > 1:
+        raise SamplesError(f"{path}: x_train and x_test are of different kinds, text and numbers.")
+    return Data(*made)
+
+
+def _load_folder(folder: Path) -> Data:
+    """Return the data of the one folder, this one or one below it, that holds known files."""
+    found: list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]] = []
+    level = [folder]
+    for _ in range(_DEPTH + 1):
+        found += [(place, kind.load) for place in level for kind in (idx, cifar) if kind.holds(place)]
+        level = sorted(inner for place in level for inner in place.iterdir() if inner.is_dir())
+    if not found:
+        raise SamplesError(
+            f"{folder} holds neither IDX files ({idx.FILES[0]} and others, also .gz) nor batches of CIFAR-10 ({cifar.FILES[0]} or "
+            f"{cifar.FILES[0]}.bin and others)."
+        )
+    if len(found) > 1:
+        places = ", ".join(str(place) for place, _ in found)
+        raise SamplesError(f"{folder} holds several data sets: give one of {places}.")
+    [(place, read)] = found
+    return Data(*read(place))

@@ -1,0 +1,140 @@
+"""Folders of IDX files, the format of MNIST and Fashion-MNIST, gzipped or not."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from lutjax.training.datasets._published import identify, md5
+from lutjax.training.samples import Samples, SamplesError
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+PUBLISHED = {
+    "MNIST": {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "Fashion-MNIST": {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+"""MD5 of the files of published data, not compressed."""
+
+_CLASSES = {
+    "Fashion-MNIST": (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    )
+}
+_UNSIGNED_BYTES = 8
+
+
+def holds(folder: Path) -> bool:
+    """Return whether a folder has any of the files."""
+    return any(_find(folder, name) for name in FILES)
+
+
+def load(folder: Path) -> tuple[Samples, Samples]:
+    """The training and the test part of a folder of four IDX files; images are uint8.
+
+    Raises:
+      SamplesError: a file is missing or damaged, or they do not belong together.
+    """
+    contents = {name: _content(folder, name) for name in FILES}
+    known = identify(folder, {name: md5(data) for name, data in contents.items()}, PUBLISHED)
+    arrays = [parse(data, name=f"{folder}: {name}") for name, data in contents.items()]
+    parts = []
+    for images, labels, name in zip(arrays[::2], arrays[1::2], FILES[::2], strict=True):
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
+            raise SamplesError(
+                f"{folder}: {name} has shape {list(images.shape)} and its labels {list(labels.shape)}; expected images "
+                "[N, height, width] and labels [N]."
+            )
+        parts.append(
+            Samples(
+                images.reshape(len(images), -1),
+                labels.astype(np.int32),
+                images.shape[1:],
+                f"{known} in {folder}" if known else str(folder),
+                _CLASSES.get(known or "", ()),
+            )
+        )
+    train, test = parts
+    if train.shape != test.shape:
+        raise SamplesError(f"{folder}: training images are {train.shape} pixels, test images {test.shape}.")
+    return train, test
+
+
+def parse(data: bytes, *, name: str) -> np.ndarray:
+    """Return the array of an IDX file of unsigned bytes.
+
+    Args:
+      data: content of the file, not compressed.
+      name: of the file, for messages.
+
+    Raises:
+      SamplesError: it is no such file, or its size is not that of its header.
+
+    Example:
+      >>> from lutjax.training.datasets import idx
+      >>> idx.parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), name="two labels")
+      array([7, 9], dtype=uint8)
+    """
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != _UNSIGNED_BYTES:
+        raise SamplesError(
+            f"{name} begins with the bytes {data[:4].hex(' ') or '(none)'}; an IDX file of unsigned bytes begins with 00 00 08."
+        )
+    header = 4 + 4 * data[3]
+    shape = tuple(
+        int(size) for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
+    )
+    wanted = header + math.prod(shape)
+    if len(shape) != data[3] or len(data) != wanted:
+        raise SamplesError(
+            f"{name} has {len(data):,} bytes; its header says {list(shape)}, which are {wanted:,}: it is not whole. Get it again."
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """Return the file of a name, also as other sites spell it."""
+    stem, kind = name.split("-idx", 1)
+    for spelling in (name, f"{stem}.idx{kind}"):
+        for path in (folder / spelling, folder / f"{spelling}.gz"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _content(folder: Path, name: str) -> bytes:
+    path = _find(folder, name)
+    if path is None:
+        raise SamplesError(f"{folder} has no file {name} or {name}.gz; all of {', '.join(FILES)} are needed.")
+    data = path.read_bytes()
+    if path.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SamplesError(f"{path} is not a whole gzip file ({error}): get it again.") from error

@@ -1,0 +1,191 @@
+"""Facts about a trained classifier: its confusions, its gates by kind, and inputs that reach no vote. NumPy alone."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int, Shaped
+
+from lutjax.training.datasets.columns import Encoding
+from lutjax.training.samples import Samples
+
+KINDS = {
+    "constant": (0b0000, 0b1111),
+    "input": (0b1010, 0b1100),
+    "not": (0b0101, 0b0011),
+    "and": (0b1000,),
+    "nand": (0b0111,),
+    "or": (0b1110,),
+    "nor": (0b0001,),
+    "and not": (0b0010, 0b0100),
+    "or not": (0b1011, 0b1101),
+    "xor": (0b0110,),
+    "xnor": (0b1001,),
+}
+"""Kinds of gates of two inputs, each with its truth tables: bit k is the answer to the address k, the first input lowest."""
+
+Truth = Bool[np.ndarray, "_ _"]
+"""Truth tables of a layer, ``[gates, addresses]``."""
+
+Wires = Int[np.ndarray, "_ _"]
+"""Wires of a layer, ``[gates, inputs]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Gates or tables of one layer.
+
+    Attributes:
+      kinds: the number of gates of each kind of `KINDS`, or of tables by the number of inputs that they need ("needs 2").
+      dead: gates that no vote depends on.
+    """
+
+    kinds: dict[str, int]
+    dead: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Facts about a classifier and its test part, as JSON can hold them.
+
+    Attributes:
+      hard, soft: accuracy of the hard and of the soft network.
+      classes: names of the classes.
+      confusion: how often each class (row) was taken for each (column) by the hard network.
+      layers: gates of each layer.
+      bits: bits that the first layer can read.
+      dead_bits: names of the bits that no vote depends on.
+    """
+
+    hard: float
+    soft: float
+    classes: list[str]
+    confusion: list[list[int]]
+    layers: list[Layer]
+    bits: int
+    dead_bits: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return dataclasses.asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return gates and dead inputs in words."""
+        totals: dict[str, int] = {}
+        for layer in self.layers:
+            for kind, count in layer.kinds.items():
+                totals[kind] = totals.get(kind, 0) + count
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in totals.items() if count)
+        dead = sum(layer.dead for layer in self.layers)
+        return [
+            f"Gates by kind: {kinds}; no vote depends on {dead:,} of {sum(totals.values()):,}.",
+            f"Dead inputs: no vote depends on {len(self.dead_bits):,} of {self.bits:,} bits.",
+        ]
+
+
+def report(
+    labels: Int[np.ndarray, " samples"],
+    hard: Int[np.ndarray, " samples"],
+    soft: Int[np.ndarray, " samples"],
+    *,
+    classes: Sequence[str],
+    truth: Sequence[Truth],
+    wires: Sequence[Wires],
+    bits: Sequence[str],
+) -> Report:
+    """Return the report of a network.
+
+    Args:
+      labels, hard, soft: labels of the test part, and the classes that the hard and the soft network give it.
+      classes: names of all classes.
+      truth, wires: of each layer; see `lutjax.models.PackedClassifier`.
+      bits: names of the bits that the first layer can read.
+    """
+    live, read = live_gates(truth, wires, len(bits))
+    return Report(
+        hard=float((hard == labels).mean()),
+        soft=float((soft == labels).mean()),
+        classes=list(classes),
+        confusion=confusion(labels, hard, len(classes)).tolist(),
+        layers=[Layer(kinds(table), int((~alive).sum())) for table, alive in zip(truth, live, strict=True)],
+        bits=len(bits),
+        dead_bits=[name for name, is_read in zip(bits, read, strict=True) if not is_read],
+    )
+
+
+def confusion(
+    labels: Int[np.ndarray, " samples"], classes: Int[np.ndarray, " samples"], n_classes: int
+) -> Int[np.ndarray, "{n_classes} {n_classes}"]:
+    """Return how often each actual class (row) was taken for each (column).
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.training.reports import confusion
+      >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)
+      array([[1, 1],
+             [0, 1]])
+    """
+    counts = np.zeros((n_classes, n_classes), int)
+    np.add.at(counts, (labels, classes), 1)
+    return counts
+
+
+def kinds(truth: Truth) -> dict[str, int]:
+    """Return the number of gates of each kind of `KINDS`; of tables with other than two inputs, by how many they need.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.training.reports import kinds
+      >>> {kind: n for kind, n in kinds(np.array([[0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 1, 1]], bool)).items() if n}
+      {'constant': 1, 'and': 1, 'xor': 1}
+    """
+    if truth.shape[1] != 4:
+        counts = np.bincount(needs(truth).sum(1), minlength=truth.shape[1].bit_length())
+        return {f"needs {number}": int(count) for number, count in enumerate(counts)}
+    codes = truth @ (1 << np.arange(4))
+    return {kind: int(np.isin(codes, tables).sum()) for kind, tables in KINDS.items()}
+
+
+def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
+    """Return which inputs the answers of each table depend on."""
+    n_inputs = truth.shape[1].bit_length() - 1
+    found = []
+    for bit in range(n_inputs):
+        halves = truth.reshape(len(truth), -1, 2, 1 << bit)
+        found.append((halves[:, :, 0] != halves[:, :, 1]).any((1, 2)))
+    return np.stack(found, 1)
+
+
+def live_gates(
+    truth: Sequence[Truth], wires: Sequence[Wires], n_bits: int
+) -> tuple[list[Bool[np.ndarray, " _"]], Bool[np.ndarray, " bits"]]:
+    """Return for each layer the gates that votes depend on, and the bits below that they do.
+
+    A vote that is constant counts as one that matters, because it moves the sum of its class; a gate counts as read
+    wherever a table that matters depends on that input, so that bits which cancel further up count as live.
+
+    Args:
+      truth, wires: of each layer; see `lutjax.models.PackedClassifier`.
+      n_bits: bits that the first layer can read.
+    """
+    alive = np.ones(len(truth[-1]), bool)
+    found = [alive]
+    for number in reversed(range(len(truth))):
+        used = needs(truth[number]) & alive[:, None]
+        alive = np.zeros(len(truth[number - 1]) if number else n_bits, bool)
+        alive[wires[number][used]] = True
+        found.append(alive)
+    return found[-2::-1], found[-1]
+
+
+def bit_names(
+    part: Samples, thresholds: Shaped[np.ndarray, "features thresholds"] | None, encoding: Encoding | None
+) -> list[str]:
+    """Return names of the bits that a network reads: pixels by row and column, columns of a table by name."""
+    names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
+    if encoding is not None:
+        names = encoding.features
+    if thresholds is None:
+        return names
+    return [f"{name} > {t:g}" for name, row in zip(names, thresholds, strict=True) for t in row]

@@ -1,0 +1,693 @@
+"""Data to classify: folders of images, tables, splits; recipes, reports, and the command."""
+
+import csv
+import dataclasses
+import gzip
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lutjax.cli._main import cli
+from lutjax.models import LogicClassifierConfig
+from lutjax.training import classifier, datasets, experiments, models, reports, runs
+from lutjax.training.augment import warp
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.datasets import cifar, columns, idx
+from lutjax.training.datasets._published import md5
+from lutjax.training.datasets.columns import Encoding, Table
+from lutjax.training.presets import fields_of
+from lutjax.training.recipes import RECIPES, recipe
+from lutjax.training.samples import SamplesError, samples, split_ids
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+RNG = np.random.default_rng(0)
+
+
+# --- folders of images
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+IMAGES = {
+    "train": (RNG.integers(0, 256, (12, 3, 5), np.uint8), (np.arange(12) % 3).astype(np.uint8)),
+    "t10k": (RNG.integers(0, 256, (4, 3, 5), np.uint8), (np.arange(4) % 3).astype(np.uint8)),
+}
+
+
+def write_idx(folder: Path, *, compressed: bool = False, dot: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, arrays in IMAGES.items():
+        for array, name in zip(arrays, ("images-idx3-ubyte", "labels-idx1-ubyte"), strict=True):
+            data = idx_bytes(array)
+            name = f"{part}-{name.replace('-idx', '.idx') if dot else name}"
+            if compressed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+            else:
+                (folder / name).write_bytes(data)
+    return folder
+
+
+def cifar_batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    sizes = (2, 3, 1, 2, 4, 5)
+    return [(rng.integers(0, 256, (n, 3, 32, 32), np.uint8), rng.integers(0, 10, n)) for n in sizes]
+
+
+def write_cifar(folder: Path, *, binary: bool) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for protocol, name, (images, labels) in zip(
+        (2, 3, 4, 2, 3, 4), cifar.FILES, cifar_batches(), strict=True
+    ):
+        rows = images.reshape(len(images), -1)
+        if binary:
+            (folder / f"{name}.bin").write_bytes(np.column_stack([labels.astype(np.uint8), rows]).tobytes())
+        else:
+            batch = {b"data": rows, b"labels": labels.tolist(), b"filenames": [b"a.png"] * len(rows)}
+            (folder / name).write_bytes(pickle.dumps(batch, protocol))
+    return folder
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("place", ["", "MNIST/raw"])
+def test_idx_files(compressed: bool, place: str, tmp_path: Path) -> None:
+    write_idx(tmp_path / place, compressed=compressed, dot=compressed)
+    parts = datasets.load(tmp_path).parts()
+    for part, (images, labels) in zip((parts.train, parts.test), IMAGES.values(), strict=True):
+        assert part.x.dtype == np.uint8
+        assert part.shape == (3, 5)
+        np.testing.assert_array_equal(part.x.reshape(images.shape), images)
+        np.testing.assert_array_equal(part.y, labels)
+    assert parts.n_classes == 3
+
+
+def test_checksums_name_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_idx(tmp_path)
+    assert datasets.load(folder).name == str(folder)
+    sums = {name: md5((folder / name).read_bytes()) for name in idx.FILES}
+    monkeypatch.setitem(idx.PUBLISHED, "Fashion-MNIST", sums)
+    data = datasets.load(folder)
+    assert data.name == f"Fashion-MNIST in {folder}"
+    assert data.parts().test.classes[9] == "Ankle boot"
+    path = folder / idx.FILES[2]
+    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(
+        SamplesError, match=r"are those of Fashion-MNIST .* but t10k-images-idx3-ubyte has MD5"
+    ):
+        datasets.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / idx.FILES[1]).unlink(), "has no file train-labels-idx1-ubyte"),
+        (lambda f: cut(f / idx.FILES[0], -1), r"has 195 bytes; its header says \[12, 3, 5\], which are 196"),
+        (lambda f: cut(f / idx.FILES[0], 9), r"has 9 bytes; its header says \[\]"),
+        (lambda f: (f / idx.FILES[3]).write_bytes(b"P5 3 5"), "begins with the bytes 50 35 20 33"),
+        (lambda f: (f / idx.FILES[3]).write_bytes(b""), r"begins with the bytes \(none\)"),
+        (
+            lambda f: (f / idx.FILES[3]).write_bytes(idx_bytes(np.zeros(5, np.uint8))),
+            r"has shape \[4, 3, 5\] and its labels \[5\]",
+        ),
+        (
+            lambda f: (f / idx.FILES[2]).write_bytes(idx_bytes(np.zeros((4, 5, 3), np.uint8))),
+            r"training images are \(3, 5\) pixels, test images \(5, 3\)",
+        ),
+        (lambda f: write_cifar(f / "more", binary=True), "holds several data sets: give one of"),
+    ],
+)
+def test_bad_idx_files(change: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    folder = write_idx(tmp_path)
+    change(folder)
+    with pytest.raises(SamplesError, match=message):
+        datasets.load(folder)
+
+
+def cut(path: Path, end: int) -> None:
+    path.write_bytes(path.read_bytes()[:end])
+
+
+def test_a_damaged_gzip_file(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path, compressed=True)
+    cut(folder / f"{idx.FILES[0]}.gz", -9)
+    with pytest.raises(SamplesError, match=r"train-images-idx3-ubyte.gz is not a whole gzip file"):
+        datasets.load(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SamplesError, match="holds neither IDX files"):
+        datasets.load(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_cifar(binary: bool, tmp_path: Path) -> None:
+    write_cifar(tmp_path / "cifar-10-batches", binary=binary)
+    parts = datasets.load(tmp_path).parts()
+    batches = cifar_batches()
+    for part, some in ((parts.train, batches[:-1]), (parts.test, batches[-1:])):
+        images = np.concatenate([x for x, _ in some])
+        assert part.shape == (32, 32, 3)
+        for n, channel, row, column in [(0, 0, 0, 0), (1, 2, 31, 30), (4, 1, 7, 19)]:
+            found = part.x.reshape(-1, 32, 32, 3)[n, row, column, channel]
+            assert found == images[n, channel, row, column]
+        np.testing.assert_array_equal(part.y, np.concatenate([y for _, y in some]))
+        assert part.classes == cifar.CLASSES
+
+
+def of_python_2(rows: np.ndarray, labels: list[int]) -> bytes:
+    """Return a batch as Python 2 and its NumPy pickled the published files: strings are bytes."""
+    n, width = rows.shape
+    return b"".join(
+        (
+            b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01",
+            b"K" + bytes([n]) + b"M" + width.to_bytes(2, "little") + b"\x86",
+            b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
+            b"\x89T" + rows.nbytes.to_bytes(4, "little") + rows.tobytes() + b"tbs",
+            b"U\x06labels](" + b"".join(b"K" + bytes([label]) for label in labels) + b"es.",
+        )
+    )
+
+
+def test_batches_of_python_2(tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path, binary=False)
+    images, labels = cifar_batches()[-1]
+    (folder / "test_batch").write_bytes(of_python_2(images.reshape(len(images), -1), labels.tolist()))
+    test = datasets.load(folder).parts().test
+    np.testing.assert_array_equal(test.x.reshape(-1, 32, 32, 3), images.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(test.y, labels)
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch stolen",)
+
+
+@pytest.mark.parametrize(
+    ("binary", "name", "content", "message"),
+    [
+        (True, "data_batch_3.bin", b"\0" * 3072, "has 3,072 bytes; expected a multiple of 3,073"),
+        (True, "test_batch.bin", b"\x0a" + b"\0" * 3072, "labels are from 10 to 10; expected 0 to 9"),
+        (True, "data_batch_2.bin", None, "has no file data_batch_2.bin"),
+        (False, "data_batch_2", pickle.dumps({b"data": Malicious()}), r"it asks for \w+\.system"),
+        (False, "data_batch_2", b"GIF89", "is not a batch of CIFAR-10's Python version"),
+        (False, "data_batch_2", pickle.dumps([1]), "a pickled dict of data and labels"),
+        (
+            False,
+            "data_batch_2",
+            pickle.dumps({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}, 4),
+            r"data are uint8 \[2, 9\]; expected uint8 \[N, 3072\]",
+        ),
+        (
+            False,
+            "test_batch",
+            pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, 4),
+            r"labels are int64 \[1\]; expected one integer for each of 2 images",
+        ),
+    ],
+)
+def test_bad_cifar(binary: bool, name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path, binary=binary)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(SamplesError, match=message):
+        datasets.load(folder)
+    assert not Path("stolen").exists()
+
+
+# --- tables
+
+
+CSV = """age; job ;pay;note;class
+20;clerk;1.5;same;no
+?;smith;2.5;same;yes
+31;clerk;;same;no
+64;cook;3.5;same;yes
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_encoded(tmp_path: Path) -> None:
+    table = columns.read(write(tmp_path / "a.csv", "\ufeff" + CSV), "class")
+    encoding = Encoding.fit(table, bits=2)
+    assert encoding.features == [
+        *("age > 20", "age > 31", "age missing"),
+        *("job = clerk", "job = cook", "job = smith"),
+        *("pay > 1.5", "pay > 2.5", "pay missing"),
+    ]
+    expected = [
+        [0, 0, 0, 1, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 1, 1, 0, 0],
+        [1, 0, 0, 1, 0, 0, 1, 0, 1],
+        [1, 1, 0, 0, 1, 0, 1, 1, 0],
+    ]
+    found = encoding.encode(table)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(encoding.labels(table), [0, 1, 0, 1])
+    numbers = Encoding.fit(table, bits=0)
+    np.testing.assert_array_equal(numbers.encode(table)[:, :2], [[20, 0], [31, 1], [31, 0], [64, 0]])
+    again = Encoding.from_json(encoding.to_json())
+    assert again == encoding
+    others = {"job": np.array(["?", "queen"]), "pay": np.array(["9", "NA"]), "age": np.array(["1e3", "-1"])}
+    other = Table(others, np.array(["no", "no"]), "b")
+    np.testing.assert_array_equal(
+        again.encode(other), [[1, 1, 0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1, 0, 1]]
+    )
+
+
+def test_thresholds_separate_numbers() -> None:
+    """Compare with a loop: as many thresholds as asked for where there are numbers to separate, each of them of use."""
+    rng = np.random.default_rng(2)
+    for bits, numbers in (
+        (3, rng.normal(size=50)),
+        (4, np.where(rng.random(90) < 0.9, 0, rng.integers(1, 40, 90))),  # mostly one number
+        (5, rng.integers(0, 3, 30)),
+        (1, np.array([1, 2])),
+    ):
+        found = columns._thresholds(numbers.astype(float), bits)
+        assert len(found) == min(bits, len(np.unique(numbers)) - 1)
+        codes = [sum(n > t for t in found) for n in numbers]
+        assert len(set(codes)) == len(found) + 1
+    spread = columns._thresholds(np.arange(100.0), 3)
+    np.testing.assert_array_equal(np.histogram(np.arange(100), [-1, *(spread + 0.5), 100])[0], [25] * 4)
+
+
+def test_many_categories() -> None:
+    cells = np.array([f"city {n}" for n in range(80) for _ in range(1 + (n < 60))])
+    [column] = Encoding.fit(
+        Table({"a": cells}, np.arange(len(cells)).astype(str) > "5", "t"), 3, ("n", "y")
+    ).columns
+    assert isinstance(column, columns.Categories)
+    assert len(column.values) == columns.MOST_CATEGORIES
+    assert {f"city {n}" for n in range(60)} < set(column.values)
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    made = {
+        "age": pyarrow.array([20, None, 31, 64]),
+        "job": pyarrow.array(["clerk", "smith", "clerk", "cook"]).dictionary_encode(),
+        "pay": pyarrow.array([1.5, 2.5, None, 3.5]),
+        "note": ["same"] * 4,
+        "class": ["no", "yes", "no", "yes"],
+    }
+    parquet.write_table(pyarrow.table(made), tmp_path / "a.parquet")
+    one, two = (
+        columns.read(path, "class") for path in (tmp_path / "a.parquet", write(tmp_path / "a.csv", CSV))
+    )
+    encoding = Encoding.fit(one, 2)
+    assert encoding == Encoding.fit(two, 2)
+    np.testing.assert_array_equal(encoding.encode(one), encoding.encode(two))
+    parquet.write_table(pyarrow.table({"class": ["no"], "a": [[1]]}), tmp_path / "b.parquet")
+    with pytest.raises(SamplesError, match=r"column a has the type list"):
+        columns.read(tmp_path / "b.parquet", "class")
+    with pytest.raises(SamplesError, match="is not a Parquet file"):
+        columns.read(write(tmp_path / "c.parquet", "text"), "class")
+
+
+def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        SamplesError, match=r'pyarrow, which reads it, is not installed: pip install "lutjax\[parquet\]"'
+    ):
+        columns.read(tmp_path / "a.parquet", "class")
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "message"),
+    [
+        (CSV, "clas", "has no column 'clas', which --target names; it has age, job, pay, note, class"),
+        ("a,b\n1,2\n1\n", "b", "line 3 has 1 cells, but there are 2 columns"),
+        ("a,a\n1,2\n", "a", "expected a different name for each"),
+        ("", "a", "has no column 'a'"),
+        ("a,b\n", "b", "has 0 rows and 1 columns beside b"),
+        ("b\n1\n", "b", "has 1 rows and 0 columns beside b"),
+        ("a,b\n1,x\n2,?\n", "b", "b is missing in row 2 and 0 others"),
+        ('a,b\n"1,x\n', "b", "line 2 has 1 cells"),
+    ],
+)
+def test_bad_tables(text: str, target: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SamplesError, match=message):
+        columns.read(write(tmp_path / "a.csv", text), target)
+
+
+def table_of(n: int, labels: Any = None) -> Table:
+    rng = np.random.default_rng(n)
+    made = {"a": rng.integers(0, 50, n).astype(str), "b": rng.choice(["x", "y", "?"], n)}
+    return Table(made, np.where(rng.random(n) < 0.3, "no", "yes") if labels is None else labels, "made")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda t: datasets.Data(t, dataclasses.replace(t, columns={"a": t.columns["a"]})).parts(),
+            "has no column b",
+        ),
+        (
+            lambda t: datasets.Data(
+                t, dataclasses.replace(t, columns={**t.columns, "a": t.columns["b"]})
+            ).parts(),
+            "made: column a has '[xy]' in row",
+        ),
+        (
+            lambda t: datasets.Data(t, table_of(9, np.array(["so"] * 9))).parts(),
+            "has the label 'so', which the training",
+        ),
+        (
+            lambda t: datasets.Data(table_of(30, np.arange(30).astype(str))).parts(),
+            "has 30 different values in 30 rows",
+        ),
+        (lambda t: datasets.Data(table_of(30, np.array(["no"] * 30))).parts(), "every label is 'no'"),
+        (
+            lambda t: datasets.Data(Table({"a": np.array(["1"] * 30)}, t.labels, "made")).parts(),
+            "every column has the same cell",
+        ),
+        (
+            lambda t: columns.of_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"),
+            r"x has shape \[2\]",
+        ),
+        (
+            lambda t: columns.of_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"),
+            "a different one for each of 2 columns",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit(call: Callable[[Table], object], message: str) -> None:
+    with pytest.raises(SamplesError, match=message):
+        call(table_of(30))
+
+
+def test_the_encoding_is_of_the_training_part() -> None:
+    data = datasets.Data(table_of(200))
+    parts = data.parts(split=3, stratified=True, bits=4)
+    train, test = split_ids(data.train.labels, 3, stratified=True)
+    encoding = Encoding.fit(data.train.rows(train), 4)
+    assert parts.encoding == encoding
+    np.testing.assert_array_equal(parts.test.x, encoding.encode(data.train.rows(test)))
+    assert parts.test.classes == ("no", "yes")
+    assert data.digest != datasets.Data(data.train.rows(np.arange(199))).digest
+
+
+# --- arrays and splits
+
+
+def test_arrays_of_a_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(20, 4, 4, 3)), np.arange(20) % 2
+    path = tmp_path / "a.npz"
+    np.savez(path, x_train=x[:14], y_train=y[:14], x_test=x[14:], y_test=y[14:])
+    with pytest.raises(SamplesError, match="there are 6 samples; at least 10"):
+        datasets.load(path)
+    np.savez(path, x_train=x[:10], y_train=y[:10], x_test=x[10:], y_test=y[10:])
+    data = datasets.load(path)
+    parts = data.parts(split=5)
+    assert len(data) == 20
+    np.testing.assert_array_equal(parts.train.x, x[:10].reshape(10, -1).astype(np.float32))
+    np.testing.assert_array_equal(parts.test.y, y[10:])
+    np.savez(path, x_train=x, y_train=y)
+    with pytest.raises(
+        SamplesError, match=r"has no array x_test and no array y_test; it has \['x_train', 'y_train'\]"
+    ):
+        datasets.load(path)
+    text = np.array([["1", "a"], ["2", "b"], ["3", "?"]] * 4)
+    np.savez(path, x=text, y=np.arange(12) % 2, names=["n", "c"])
+    encoding = datasets.load(path).parts(bits=3).encoding
+    assert encoding is not None
+    assert encoding.features == ["n > 1", "n > 2", "c = a", "c = b", "c missing"]
+
+
+def test_a_stratified_split_keeps_the_shares_of_classes() -> None:
+    y = np.repeat(np.arange(3), (50, 30, 20))
+    train, test = split_ids(y, 0, stratified=True)
+    assert sorted([*train, *test]) == list(range(100))
+    np.testing.assert_array_equal(np.bincount(y[test]), [10, 6, 4])
+    np.testing.assert_array_equal(test, split_ids(y, 0, stratified=True)[1])
+    assert not np.array_equal(test, split_ids(y, 1, stratified=True)[1])
+    with pytest.raises(SamplesError, match=r"class 3 has 1 of 101 samples.*--no-stratified"):
+        split_ids(np.append(y, 3), 0, stratified=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "y"}, "--target is y, but it is for tables"),
+        ({"path": "a.npz", "test": Path("b.csv")}, "--test-data is b.csv, but it is for tables"),
+        ({"path": "a.csv"}, "is a table: name its column of labels by --target"),
+        ({"path": "a.csv", "target": "y", "test": Path("b.npz")}, "--test-data is b.npz; expected a table"),
+        ({"path": "a.png"}, "ends in .png; expected a .npz file, a table"),
+        ({"path": "none.csv", "target": "y"}, "none.csv cannot be read: No such file"),
+        ({"path": "none"}, "none cannot be read"),
+    ],
+)
+def test_data_that_are_not_there(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    for name in ("a.npz", "a.csv", "a.png"):
+        (tmp_path / name).write_text("x,y\n")
+    if "path" in arguments:
+        arguments = {**arguments, "path": tmp_path / arguments["path"]}
+    with pytest.raises(SamplesError, match=message):
+        datasets.load(**arguments)
+
+
+def test_channels_move_together() -> None:
+    images = jnp.asarray(RNG.uniform(size=(3, 6, 5, 2)), jnp.float32)
+    key = jax.random.key(3)
+    found = warp(key, images)
+    for channel in range(2):
+        np.testing.assert_allclose(found[..., channel], warp(key, images[..., channel]), atol=1e-6)
+
+
+# --- recipes
+
+
+def test_recipes() -> None:
+    for name, one in RECIPES.items():
+        assert one.name == name
+        of_model, of_training = (
+            fields_of(config, one.fields()) for config in (LogicClassifierConfig, classifier.TrainingConfig)
+        )
+        assert len(of_model) + len(of_training) == len(one.fields())
+        assert not one.layers[-1] % (2 if one.data == "Adult" else 10)
+        assert str(one).startswith(f"{name}: {sum(one.layers):,} ")
+    with pytest.raises(ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"):
+        recipe("none")
+
+
+def test_a_recipe_gives_sizes_and_rates(tmp_path: Path) -> None:
+    table = write_table(tmp_path)
+    run = Classifier.new({"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult")
+    assert run.record.model.layers == (256,) * 5
+    assert (run.record.model.tau, run.record.training.steps) == (7.0, 100_000)
+    assert run.record.recipe == "difflogic-adult"
+    with pytest.raises(ValueError, match="n_thresholds is 2, but columns are made bits already"):
+        Classifier.new({"n_thresholds": 2}, table, "class")
+
+
+# --- reports
+
+
+def test_gates_by_kind() -> None:
+    functions: dict[str, list[Callable[[bool, bool], bool]]] = {
+        "constant": [lambda a, b: False, lambda a, b: True],
+        "input": [lambda a, b: a, lambda a, b: b],
+        "not": [lambda a, b: not a, lambda a, b: not b],
+        "and": [lambda a, b: a and b],
+        "nand": [lambda a, b: not (a and b)],
+        "or": [lambda a, b: a or b],
+        "nor": [lambda a, b: not (a or b)],
+        "and not": [lambda a, b: a and not b, lambda a, b: b and not a],
+        "or not": [lambda a, b: a or not b, lambda a, b: b or not a],
+        "xor": [lambda a, b: a != b],
+        "xnor": [lambda a, b: a == b],
+    }
+    for kind, gates in functions.items():
+        truth = np.array([[gate(bool(k & 1), bool(k & 2)) for k in range(4)] for gate in gates])
+        assert reports.kinds(truth) == {name: len(gates) * (name == kind) for name in functions}
+    of_three = np.array([[0] * 8, [0, 1] * 4, [0, 1, 1, 0] * 2, [0, 1, 1, 0, 1, 0, 0, 1]], bool)
+    assert reports.kinds(of_three) == {"needs 0": 1, "needs 1": 1, "needs 2": 1, "needs 3": 1}
+    np.testing.assert_array_equal(reports.needs(of_three).sum(0), [3, 2, 1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dead_bits_change_no_vote(seed: int) -> None:
+    """Compare with the network on all inputs: a bit that is said to be dead changes nothing."""
+    rng = np.random.default_rng(seed)
+    n_bits, sizes = 8, (6, 5, 4)
+    truth, wires, before = [], [], n_bits
+    for size in sizes:
+        truth.append(rng.random((size, 4)) < 0.5)
+        wires.append(rng.integers(0, before, (size, 2)))
+        before = size
+    live, read = reports.live_gates(truth, wires, n_bits)
+    assert [len(one) for one in live] == list(sizes)
+    bits = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits)) & 1
+
+    def votes(bits: np.ndarray) -> np.ndarray:
+        for table, wire in zip(truth, wires, strict=True):
+            bits = table[np.arange(len(table)), bits[:, wire[:, 0]] + 2 * bits[:, wire[:, 1]]].astype(int)
+        return bits
+
+    for bit in np.flatnonzero(~read):
+        np.testing.assert_array_equal(votes(bits), votes(bits ^ (np.arange(n_bits) == bit)))
+    assert not read.all()
+
+
+def test_live_gates_by_hand() -> None:
+    """Two gates below, of which a vote reads the first one alone; that one reads bit 2 alone."""
+    truth = [np.array([[0, 0, 1, 1], [0, 0, 0, 1]], bool), np.array([[0, 1, 0, 1], [1, 1, 1, 1]], bool)]
+    wires = [np.array([[0, 2], [0, 1]]), np.array([[0, 1], [1, 1]])]
+    (first, last), read = reports.live_gates(truth, wires, 3)
+    np.testing.assert_array_equal(first, [True, False])
+    np.testing.assert_array_equal(last, [True, True])
+    np.testing.assert_array_equal(read, [False, False, True])
+
+
+def test_names_of_bits() -> None:
+    whole = samples(np.zeros((10, 2, 2)), np.arange(10) % 2, name="w")
+    thresholds = np.array([[0.5, 1]] * 4)
+    assert reports.bit_names(whole, thresholds, None)[:3] == ["0,0 > 0.5", "0,0 > 1", "0,1 > 0.5"]
+
+
+# --- the command
+
+
+def write_table(folder: Path, n: int = 90) -> Path:
+    """A table whose class is whether a number is large, except for some of one category."""
+    rng = np.random.default_rng(0)
+    path = folder / "table.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "kind", "noise", "class"])
+        for row in range(n):
+            size, kind = rng.normal(), rng.choice(["a", "b"])
+            label = "large" if (size > 0) != (kind == "b") else "small"
+            writer.writerow(["" if row % 17 == 3 else f"{size:.3f}", kind, rng.integers(5), label])
+    return path
+
+
+def command(*words: object) -> Result:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+SMALL = ["--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10", "--checkpoint-every=10"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
+    """A table, and a run on it that has ended. Not to be changed."""
+    folder = tmp_path_factory.mktemp("classify")
+    table, out = write_table(folder), folder / "run"
+    words = ["--target=class", "--learning-rate=0.1", "--steps=20", "--no-baselines", "--out", out]
+    return table, out, command("train", "classify", "--data", table, *words, *SMALL)
+
+
+def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> None:
+    table, out, result = finished
+    assert result.exit_code == 0, result.output
+    for text in (
+        f"on 72 samples of {table}, testing on 18",
+        "step 20/20  soft accuracy",
+        ", gap ",
+        "Gates by kind: ",
+        "Dead inputs: no vote depends on",
+    ):
+        assert text in result.output
+    record = runs.read(out, classifier.Record)[1]
+    assert record.training.stratified
+    assert (record.target, record.model.n_thresholds) == ("class", 0)
+    report = json.loads((out / "report.json").read_text())
+    assert report["classes"] == ["large", "small"]
+    assert np.sum(report["confusion"]) == 18
+    assert np.trace(report["confusion"]) / 18 == pytest.approx(report["hard"])
+    assert [step for step, _ in record.history.other] == [10, 20]
+    assert record.history.other[-1][1] == pytest.approx(report["soft"])
+    assert "20,soft accuracy," in (out / "curves.csv").read_text()
+    encoding = Encoding.from_json((out / "columns.json").read_text())
+    assert len(encoding.features) == report["bits"] == record.model.in_features
+    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    _, out, _ = finished
+    other = tmp_path / "run"
+    shutil.copytree(out, other)
+    shutil.rmtree(other / runs.FOLDER / "20")
+    result = command("train", "classify", "--resume", "--out", other)
+    assert "resumed after 10 steps" in result.output
+    (one, first), (two, second) = (classifier.load_model(folder) for folder in (out, other))
+    assert first == second
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), *map(models.arrays, (one, two))))
+    assert (out / "report.json").read_text() == (other / "report.json").read_text()
+
+
+def test_digits_is_the_shorthand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both commands start the same run: record, which has all seeds, and samples in their order."""
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
+    started: list[Classifier] = []
+    monkeypatch.setattr(experiments, "start", lambda experiment, out, show: started.append(experiment))
+    for name, more in (("digits", []), ("classify", ["--no-stratified"]), ("classify", [])):
+        result = command("train", name, "--data", tmp_path / "a.npz", "--out", tmp_path / name, *more, *SMALL)
+        assert result.exit_code == 0, result.output
+    for name in ("digits", "classify"):
+        assert command("train", name, "--out", tmp_path / name, *SMALL[1:], "--layers=40").exit_code == 0
+    one, two, other, *of_digits = started
+    for first, second in ((one, two), of_digits):
+        assert first.record == second.record
+        for part in ("train", "test"):
+            np.testing.assert_array_equal(getattr(first, part).x, getattr(second, part).x)
+    assert other.record.training.stratified
+    assert not of_digits[1].record.training.stratified
+
+
+def test_images_of_bytes_train(tmp_path: Path) -> None:
+    """Colour images that are uint8, with a test part of their own, are moved and tested."""
+    write_cifar(tmp_path, binary=True)
+    run = Classifier.new({"layers": (20,), "n_thresholds": 1, "batch_size": 4}, tmp_path)
+    assert run.train.x.dtype == np.uint8
+    state, loss = run.run.advance(run.run.init(), 0, 2)
+    assert np.isfinite(float(loss))
+    expected = [
+        run.run.classes(state, run.test.x[n : n + 1].astype(np.float32), hard=True)[0] for n in range(2)
+    ]
+    np.testing.assert_array_equal(run.run.classes(state, run.test.x, hard=True)[:2], expected)
+    with pytest.raises(ValueError, match=r"split is 3, but .* has a test part of its own; leave --split out"):
+        Classifier.new({"split": 3}, tmp_path)
+
+
+def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    table, out, _ = finished
+    for words, message in (
+        (["--data", table], "name its column of labels by --target"),
+        (["--data", table, "--target", "sizes"], "has no column 'sizes'"),
+        (["--target", "class"], "--target is class, but it is for tables"),
+        (["--recipe", "best"], "is not one of"),
+        (["--resume", "--out", out, "--recipe", "difflogic-adult"], "belongs to another configuration"),
+    ):
+        result = command("train", "classify", *words, *(["--out", tmp_path] if "--out" not in words else []))
+        assert result.exit_code
+        assert message in " ".join(result.output.replace("│", "").split())
