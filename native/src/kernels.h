@@ -43,6 +43,7 @@ struct Call {
 
 // Returns null, or what went wrong.
 using Kernel = const char* (*)(const Call&);
+constexpr const char* kDone = nullptr;
 
 }  // namespace lutjax
 

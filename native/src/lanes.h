@@ -433,6 +433,8 @@ struct InFloats {
   using Sum = float;
   using Part = float;
   using Parts = Floats;
+  template <class W>
+  using Output = W;  // of tables of W
   Part addend(float x) const { return x; }
   Parts addend(const Floats& x) const { return x; }
 };
@@ -449,6 +451,8 @@ struct InIntegers {
   using Sum = int32_t;
   using Part = uint32_t;
   using Parts = Words;
+  template <class W>
+  using Output = Sum;
   float scale;
 
   Part addend(float x) const {
@@ -461,6 +465,23 @@ struct InIntegers {
     return from_memory<Words>(&addend);
   }
 };
+
+// Calls body(a number of the type of `array`), which returns what a kernel returns.
+template <class Body>
+const char* for_type(const Array& array, const Body& body) {
+  switch (array.type) {
+    case Type::float32: return body(float{});
+    case Type::bfloat16: return body(bfloat16{});
+    default: return "arrays must be float32 or bfloat16";
+  }
+}
+
+// Calls body(a number of the type of tables, how addends are summed).
+template <class Body>
+const char* for_type(const Array& weights, bool fixed, double scale, const Body& body) {
+  const InIntegers in_integers{static_cast<float>(scale)};
+  return for_type(weights, [&](auto weight) { return fixed ? body(weight, in_integers) : body(weight, InFloats{}); });
+}
 
 // sums[o] += addend(from(i)[o]) for i = 0..n-1 one after the other, o below size: `from(i)` is where row i lies. The sums of an output
 // are made in registers.

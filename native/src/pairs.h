@@ -384,16 +384,6 @@ const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, co
 // ------------------------------------------------------------------------------------- kernels
 // Calls body(a number of the type of tables, how addends are summed).
 template <class Body>
-const char* for_type(const Array& weights, bool fixed, double scale, const Body& body) {
-  const InIntegers in_integers{static_cast<float>(scale)};
-  switch (weights.type) {
-    case Type::float32: return fixed ? body(float{}, in_integers) : body(float{}, InFloats{});
-    case Type::bfloat16: return fixed ? body(bfloat16{}, in_integers) : body(bfloat16{}, InFloats{});
-    default: return "weights must be float32 or bfloat16";
-  }
-}
-
-template <class Body>
 const char* for_type(const Call& call, const Body& body) {
   return for_type(call.inputs[kWeights], call.integers[kFixed] != 0, call.numbers[kScale], body);
 }

@@ -230,11 +230,7 @@ void signs_backward(const Call& call) {
 
 LUTJAX_KERNEL(detect_forward) {
   using namespace lutjax;
-  switch (call.inputs[0].type) {
-    case Type::float32: return forward<float>(call);
-    case Type::bfloat16: return forward<bfloat16>(call);
-    default: return "inputs must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], [&](auto x) { return forward<decltype(x)>(call); });
 }
 
 LUTJAX_KERNEL(detect_backward) {
@@ -248,11 +244,10 @@ LUTJAX_KERNEL(detect_backward) {
 
 LUTJAX_KERNEL(detect_signs_forward) {
   using namespace lutjax;
-  switch (call.inputs[0].type) {
-    case Type::float32: signs<float>(call); return nullptr;
-    case Type::bfloat16: signs<bfloat16>(call); return nullptr;
-    default: return "positions must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], [&](auto x) {
+    signs<decltype(x)>(call);
+    return kDone;
+  });
 }
 
 LUTJAX_KERNEL(detect_signs_backward) {

@@ -27,8 +27,9 @@ struct Sizes {
         n_samples(index.shape[0]) {}
 };
 
-template <class How, class W, class Y>
+template <class W, class How>
 const char* forward(const Call& call, const How& how) {
+  using Y = typename How::template Output<W>;
   const Sizes s(call.inputs[0], call.inputs[1], call.integers[0]);
   const W* w = data<const W>(call.inputs[0]);
   const int32_t* ids = data<const int32_t>(call.inputs[1]);
@@ -83,7 +84,7 @@ inline typename How::Part product(const How& how, const float* dy, const W* row,
   return sum;
 }
 
-template <class How, class W>
+template <class W, class How>
 const char* backward(const Call& call, const How& how) {
   using Sum = typename How::Sum;
   const Array &weights = call.inputs[0], &index = call.inputs[1];
@@ -174,28 +175,17 @@ const char* update(const Call& call) {
 }  // namespace
 }  // namespace lutjax
 
+// Outputs are of the type of tables, or sums in fixed point.
 LUTJAX_KERNEL(lookup_forward) {
   using namespace lutjax;
   const bool fixed = call.integers[1] != 0;
-  const InIntegers in_integers{static_cast<float>(call.numbers[0])};
-  switch (call.inputs[0].type) {
-    case Type::float32:
-      return fixed ? forward<InIntegers, float, int32_t>(call, in_integers) : forward<InFloats, float, float>(call, {});
-    case Type::bfloat16:
-      return fixed ? forward<InIntegers, bfloat16, int32_t>(call, in_integers) : forward<InFloats, bfloat16, bfloat16>(call, {});
-    default: return "weights must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], fixed, call.numbers[0], [&](auto weight, auto how) { return forward<decltype(weight)>(call, how); });
 }
 
 LUTJAX_KERNEL(lookup_backward) {
   using namespace lutjax;
   const bool fixed = call.integers[1] != 0;
-  const InIntegers in_integers{static_cast<float>(call.numbers[0])};
-  switch (call.inputs[0].type) {
-    case Type::float32: return fixed ? backward<InIntegers, float>(call, in_integers) : backward<InFloats, float>(call, {});
-    case Type::bfloat16: return fixed ? backward<InIntegers, bfloat16>(call, in_integers) : backward<InFloats, bfloat16>(call, {});
-    default: return "weights must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], fixed, call.numbers[0], [&](auto weight, auto how) { return backward<decltype(weight)>(call, how); });
 }
 
 LUTJAX_KERNEL(lookup_update) { return lutjax::update(call); }

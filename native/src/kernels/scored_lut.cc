@@ -517,12 +517,8 @@ LUTJAX_KERNEL(scored_lut_forward) {
   };
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
-  switch (call.inputs[0].type) {
-    case Type::float32: return is_fixed ? run(float{}, fixed) : run(float{}, SumsOfFloats{});
-    case Type::bfloat16: return is_fixed ? run(bfloat16{}, fixed) : run(bfloat16{}, SumsOfFloats{});
-    case Type::int8: return run(int8_t{}, SumsOfFloats{});
-    default: return "weights must be float32, bfloat16 or int8";
-  }
+  if (call.inputs[0].type == Type::int8) return run(int8_t{}, SumsOfFloats{});
+  return for_type(call.inputs[0], [&](auto weight) { return is_fixed ? run(weight, fixed) : run(weight, SumsOfFloats{}); });
 }
 
 // Inputs: int8 tables, and their exponents.
@@ -553,14 +549,11 @@ LUTJAX_KERNEL(scored_lut_backward) {
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[6] != 0;
   const Wanted wanted = wanted_of(call, a, call.integers[7] != 0, call.integers[8] != 0, call.integers[9] != 0);
-  switch (call.inputs[0].type) {
-    case Type::float32:
-      return is_fixed ? backward<float>(call, a, fixed, wanted) : backward<float>(call, a, SumsOfFloats{}, wanted);
-    case Type::bfloat16:
-      return is_fixed ? backward<bfloat16>(call, a, fixed, wanted) : backward<bfloat16>(call, a, SumsOfFloats{}, wanted);
-    case Type::int8: return backward<int8_t>(call, a, SumsOfFloats{}, wanted);
-    default: return "weights must be float32, bfloat16 or int8";
-  }
+  if (call.inputs[0].type == Type::int8) return backward<int8_t>(call, a, SumsOfFloats{}, wanted);
+  return for_type(call.inputs[0], [&](auto weight) {
+    using W = decltype(weight);
+    return is_fixed ? backward<W>(call, a, fixed, wanted) : backward<W>(call, a, SumsOfFloats{}, wanted);
+  });
 }
 
 // What `rules.h` needs, then x, anchors, scalars, keep, and the cotangent of outputs.

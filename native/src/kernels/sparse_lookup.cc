@@ -32,8 +32,9 @@ struct Edges {
   }
 };
 
-template <class How, class W, class Y>
+template <class W, class How>
 const char* forward(const Call& call, const How& how) {
+  using Y = typename How::template Output<W>;
   using Sum = typename How::Sum;
   using Part = typename How::Part;
   const Array &weights = call.inputs[0], &index = call.inputs[1], &output = call.outputs[0];
@@ -66,7 +67,7 @@ const char* forward(const Call& call, const How& how) {
   return done ? nullptr : "no memory for the sums of a sample";
 }
 
-template <class How, class W>
+template <class W, class How>
 const char* backward(const Call& call, const How& how) {
   using Sum = typename How::Sum;
   using Part = typename How::Part;
@@ -160,28 +161,17 @@ const char* update(const Call& call) {
 }  // namespace
 }  // namespace lutjax
 
+// Outputs are of the type of tables, or sums in fixed point.
 LUTJAX_KERNEL(sparse_lookup_forward) {
   using namespace lutjax;
   const bool fixed = call.integers[0] != 0;
-  const InIntegers in_integers{static_cast<float>(call.numbers[0])};
-  switch (call.inputs[0].type) {
-    case Type::float32:
-      return fixed ? forward<InIntegers, float, int32_t>(call, in_integers) : forward<InFloats, float, float>(call, {});
-    case Type::bfloat16:
-      return fixed ? forward<InIntegers, bfloat16, int32_t>(call, in_integers) : forward<InFloats, bfloat16, bfloat16>(call, {});
-    default: return "weights must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], fixed, call.numbers[0], [&](auto weight, auto how) { return forward<decltype(weight)>(call, how); });
 }
 
 LUTJAX_KERNEL(sparse_lookup_backward) {
   using namespace lutjax;
   const bool fixed = call.integers[0] != 0;
-  const InIntegers in_integers{static_cast<float>(call.numbers[0])};
-  switch (call.inputs[0].type) {
-    case Type::float32: return fixed ? backward<InIntegers, float>(call, in_integers) : backward<InFloats, float>(call, {});
-    case Type::bfloat16: return fixed ? backward<InIntegers, bfloat16>(call, in_integers) : backward<InFloats, bfloat16>(call, {});
-    default: return "weights must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], fixed, call.numbers[0], [&](auto weight, auto how) { return backward<decltype(weight)>(call, how); });
 }
 
 LUTJAX_KERNEL(sparse_lookup_update) { return lutjax::update(call); }

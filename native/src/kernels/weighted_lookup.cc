@@ -121,11 +121,11 @@ LUTJAX_KERNEL(weighted_lookup_forward) {
   const Reads a(call.inputs[0], call.inputs + 1, call.integers);
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[2] != 0;
-  switch (call.inputs[0].type) {
-    case Type::float32: is_fixed ? forward<float>(call, a, fixed) : forward<float>(call, a, SumsOfFloats{}); return nullptr;
-    case Type::bfloat16: is_fixed ? forward<bfloat16>(call, a, fixed) : forward<bfloat16>(call, a, SumsOfFloats{}); return nullptr;
-    default: return "weights must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], [&](auto weight) {
+    using W = decltype(weight);
+    is_fixed ? forward<W>(call, a, fixed) : forward<W>(call, a, SumsOfFloats{});
+    return kDone;
+  });
 }
 
 // Integers from 3: whether the cotangents of weights and of coefficients are wanted.
@@ -134,15 +134,11 @@ LUTJAX_KERNEL(weighted_lookup_backward) {
   const Reads a(call.inputs[0], call.inputs + 1, call.integers);
   const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
   const bool is_fixed = call.integers[2] != 0, of_rows = call.integers[3] != 0, of_read = call.integers[4] != 0;
-  switch (call.inputs[0].type) {
-    case Type::float32:
-      is_fixed ? backward<float>(call, a, fixed, of_rows, of_read) : backward<float>(call, a, SumsOfFloats{}, of_rows, of_read);
-      return nullptr;
-    case Type::bfloat16:
-      is_fixed ? backward<bfloat16>(call, a, fixed, of_rows, of_read) : backward<bfloat16>(call, a, SumsOfFloats{}, of_rows, of_read);
-      return nullptr;
-    default: return "weights must be float32 or bfloat16";
-  }
+  return for_type(call.inputs[0], [&](auto weight) {
+    using W = decltype(weight);
+    is_fixed ? backward<W>(call, a, fixed, of_rows, of_read) : backward<W>(call, a, SumsOfFloats{}, of_rows, of_read);
+    return kDone;
+  });
 }
 
 // What `rules.h` needs, then index, coefficients and dy.
