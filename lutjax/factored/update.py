@@ -171,7 +171,7 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices,
     because its gradient is a sum over devices; and for an op from outside whose plain kernel has no function `hits`.
     """
-    if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
+    if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
     norm = _meshes.divided_by_compiler(
@@ -181,7 +181,7 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     return result
 
 
-def _hits(op: str) -> Callable[..., Any] | None:
+def hits_of(op: str) -> Callable[..., Any] | None:
     """Return the function of an op's kernel in plain JAX that yields the hits of a call; None if it has none."""
     target = kernel_registry.get(op, platform="xla", backend="any").target
     return getattr(importlib.import_module(target), "hits", None)
@@ -190,7 +190,7 @@ def _hits(op: str) -> Callable[..., Any] | None:
 @functools.partial(jax.jit, static_argnums=1)
 def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
     # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
-    hits = _hits(gradient.op)
+    hits = hits_of(gradient.op)
     assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))

@@ -148,6 +148,19 @@ def squared_norm(call: Reads, visit: Visit, n_hits: int, *, device: Device) -> j
     return jax.lax.scan(add_group, start, _firsts(weights, size))[0][0]
 
 
+def counts(call: Reads, visit: Visit) -> jax.Array:
+    """Return the number of hits of each row of a call's tables, of which only the shape matters: int32 ``[T, R]``."""
+    n_detectors, n_rows, _ = call.weights.shape
+    group = _Group(jnp.int32(0), n_detectors, n_rows, 0, call.accumulate, False)
+
+    def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
+        return total.at[group.numbers, group.rows(index, counts)].add(jnp.int32(1), mode="drop")
+
+    start = zeros_varying(call.weights, (n_detectors, n_rows), jnp.int32)
+    result: jax.Array = visit(lambda a, axis=0: a, add, start)
+    return result
+
+
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
     """Return the number of detectors of a group."""
     n_detectors, n_rows, n_outputs = weights.shape
