@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, Num, UInt32
 
 from lutjax._derivatives import mapped_as, with_derivative_of
 from lutjax._detection import Detection, existing
@@ -647,6 +647,6 @@ def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
     return _scale_gradient(*primals), tangents[0] * primals[1]
 
 
-def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[Array, "*shape"]:
+def scale_gradient(x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]) -> Float[Array, "*shape"]:
     x = jnp.asarray(x)
     return _scale_gradient(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))

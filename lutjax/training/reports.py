@@ -127,8 +127,9 @@ def tables(usage: Mapping[str, Usage]) -> list[Tables]:
     """
     return [
         Tables(
-            name,
-            *np.shape(found.counts),
+            name=name,
+            tables=found.counts.shape[0],
+            rows=found.counts.shape[1],
             reads=int(found.reads.sum()),
             never_read=int(found.never_read.sum()),
             entropy=found.entropy.tolist(),
