@@ -409,7 +409,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
         "conv_lut": (
             {"images": grid(2, 5, 4, 2), "weights": grid(4, 4, 3)},
             {"anchors": anchors(6, 4, 2)},
-            {**window, "read": None, "scalars": None, **epsilon},
+            {**window, "read": None, "scalars": None, "keep": None, **epsilon},
         ),
         "conv_lut, scored": (
             {
@@ -418,7 +418,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
                 "scalars": {"log_beta": 0.25, "log_gamma": 0.5, "log_tau": -0.5},
             },
             {"anchors": anchors(6, 4, 2)},
-            {**window, "read": lutjax.reads.Confidence(ways=2)},
+            {**window, "read": lutjax.reads.Confidence(ways=2), "keep": 1 + grid(2, 4)},
         ),
         "lut_attention": (
             {"x": grid(2, 6, 4), "weights": grid(3, 2**5, 3), "positions": grid(3, 3, 1)},
