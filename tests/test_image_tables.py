@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 from layer_libraries import Case, assert_refused, by_kind, inputs_of, nnx_layer
 
@@ -32,7 +33,7 @@ def variables_of(case):
     return arrays
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [slow("window") if n == "window" else n for n in CASES])
 def test_dropped_tables_and_integers(name):
     """Dropped tables add nothing anywhere in an image, others twice as much; integers have the values of the trained layer."""
     case, key = CASES[name], jax.random.key(0)
@@ -70,6 +71,7 @@ def test_dropped_tables_and_integers(name):
     layers.check(deployed)
 
 
+@pytest.mark.slow
 def test_libraries():
     """Each library draws what is dropped, and reads tables of integers."""
     case, x = CASES["conv"], inputs_of(CASES["conv"])
@@ -134,7 +136,7 @@ def test_attention_over_all_pixels():
     )
     arrays = variables_of(case)
     z = images.reshape(2, n, features)
-    y = case.spec(arrays, z)
+    y = jax.jit(case.spec)(arrays, z)
     anchors, positions = np.asarray(arrays["anchors"]), np.asarray(arrays["positions"])
     assert positions.shape == (2 * n - 1, 1, 2)
     weights, pixels = np.asarray(arrays["weights"]), np.asarray(z)
@@ -148,14 +150,6 @@ def test_attention_over_all_pixels():
         row = bits(pixels[b, j], anchors[t]) << 4 | bits(pixels[b, i], anchors[t]) << 2 | place
         want[b, j] += weights[t, row]
     assert_close("y", y, want)
-    # Images of fewer pixels read the same positions for the same distances.
-    smaller = case.spec(arrays, z[:, :4])
-    for b, j, i, t in np.ndindex(2, n, n, 3):
-        if i >= 4:
-            place = sum(int(v > 0) << r for r, v in enumerate(positions[j - i + n - 1, 0]))
-            row = bits(pixels[b, j], anchors[t]) << 4 | bits(pixels[b, i], anchors[t]) << 2 | place
-            want[b, j] -= weights[t, row]
-    assert_close("smaller", smaller, want[:, :4])
 
 
 def test_errors():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
@@ -27,10 +28,7 @@ PARAMS = {
 }
 FACTORS = {
     "table": ({"lut": (T,), "sparse": (T,)}, (tables.SGD(),)),
-    "edge": (
-        {"lut": (T, 2**C, K), "sparse": (T, 4, K)},
-        (tables.SGD(weight_decay=0.5), tables.RowAdam(b1=0.9)),
-    ),
+    "edge": ({"lut": (T, 2**C, K), "sparse": (T, 4, K)}, (tables.RowAdam(b1=0.9),)),
     "broadcast": ({"lut": (1, 2**C, 1), "sparse": (T, 1, K)}, (tables.RowAdagrad(weight_decay=0.25),)),
 }
 
@@ -69,7 +67,7 @@ def stepped(rule, name, table, gradient, rate, rates, state):
     return moved, new_state
 
 
-@pytest.mark.parametrize("kind", FACTORS)
+@pytest.mark.parametrize("kind", [slow("table"), "edge", "broadcast"])
 def test_steps_by_loops(kind):
     rates, value_and_grad = factors(kind), tables.value_and_grad(loss, tables=is_table)
     dense, factored = (jax.jit(f)(PARAMS, X)[1] for f in (jax.value_and_grad(loss), value_and_grad))
@@ -79,7 +77,7 @@ def test_steps_by_loops(kind):
         filled = {n: {m: jnp.full_like(a, 0.5) for m, a in rows.items()} for n, rows in state.rows.items()}
         state = state._replace(rows=filled)
         apply = jax.jit(optimizer.apply)
-        for name, gradients in (("factored", factored), ("dense", dense)):
+        for name, gradients in (("factored", factored), ("dense", dense))[: 1 if kind == "edge" else 2]:
             params, after = apply(PARAMS, gradients, state)
             for table, of in PARAMS.items():
                 want, rows = stepped(rule, table, of, dense[table], 0.125, rates[table], filled[table])
@@ -105,28 +103,36 @@ def test_other_optimisers_take_the_same_factors():
 
 def test_factors_of_gradients():
     """`lutjax.scale_gradient` by table: dense and factored gradients, their norm and their steps; nothing else changes."""
-    factor = jnp.asarray(factors("table")["lut"].reshape(T, 1, 1))
+    factor, params = jnp.asarray(factors("table")["lut"].reshape(T, 1, 1)), {"lut": PARAMS["lut"]}
 
-    def of_table(params, x):
-        return loss({**params, "lut": lutjax.scale_gradient(params["lut"], factor)}, x)
+    def plain(params, x):
+        return jnp.mean((lutjax.lut(x, params["lut"], ANCHORS) - 1) ** 2)
 
-    plain, plain_x = jax.jit(jax.grad(loss, (0, 1)))(PARAMS, X)
-    dense, of_x = jax.jit(jax.grad(of_table, (0, 1)))(PARAMS, X)
-    assert_close("x", of_x, plain_x)
-    assert_close("lut", dense["lut"], plain["lut"] * factor)
-    assert_close("sparse", dense["sparse"], plain["sparse"])
-    _, found = jax.jit(tables.value_and_grad(of_table, tables=is_table))(PARAMS, X)
-    assert_close("dense form", found["lut"].to_dense(), dense["lut"])
-    assert_close("norm", jax.jit(tables.global_norm)(found), tables.global_norm(dense))
-    for rule in (tables.RowAdagrad(),):
-        optimizer = tables.Optimizer(rule, 0.125, tables=is_table)
-        state, apply = optimizer.init(PARAMS), jax.jit(optimizer.apply)
-        (factored, _), (other, _) = apply(PARAMS, found, state), apply(PARAMS, dense, state)
-        for name, a in factored.items():
-            assert_close(f"{rule} {name}", a, other[name])
+    def scaled(params, x):
+        return plain({"lut": lutjax.scale_gradient(params["lut"], factor)}, x)
+
+    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.125, tables=is_table)
+
+    @jax.jit
+    def every(params, x):
+        state = optimizer.init(params)
+        dense = jax.grad(scaled, (0, 1))(params, x)
+        factored = tables.value_and_grad(scaled, tables=is_table)(params, x)[1]
+        unscaled, of_x = jax.grad(plain, (0, 1))(params, x)
+        want = {"lut": unscaled["lut"] * factor}, of_x
+        found = {"lut": factored["lut"].to_dense()}, dense[1]
+        return [
+            (g, tables.global_norm(of_table), optimizer.apply(params, of_table, state))
+            for g, of_table in ((want, want[0]), (dense, dense[0]), (found, factored))
+        ]
+
+    want, *others = every(params, X)
+    for found in others:
+        for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True):
+            assert_close(jax.tree_util.keystr(path), a, b)
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", [slow("auto"), "explicit"])
 def test_tables_that_are_divided_by_detector(kind):
     types = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
     mesh = Mesh(np.array(jax.devices()[:T]), ("detectors",), axis_types=(types,))
@@ -160,7 +166,7 @@ def test_optimisers_are_values():
 
 @pytest.mark.usefixtures("without_typechecking")
 def test_errors():
-    _, gradients = tables.value_and_grad(loss, tables=is_table)(PARAMS, X)
+    _, gradients = jax.jit(tables.value_and_grad(loss, tables=is_table))(PARAMS, X)
     shapes = rf"has shape \[3\]; expected a number, one for each table \[{T}\], or one for each edge \[4 or 1, 32 or 1, 3 or 1\]"
     with pytest.raises(ValueError, match="update_table: rates " + shapes):
         lutjax.update_table(PARAMS["lut"], gradients["lut"], 1.0, rates=jnp.ones(3))

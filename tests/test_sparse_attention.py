@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_libraries import Case, assert_drawn, assert_libraries_agree, assert_refused, inputs_of, nnx_layer
+from cases import slow
+from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
 
 import lutjax
 from lutjax import reference
@@ -40,7 +41,8 @@ def slot_tables(targets):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lists"), [(k, n) for n in SHAPES for k in OPS if k == "concatenated" or n == "row"]
+    ("kind", "lists"),
+    [("concatenated", "row"), slow("pair", "row"), slow("concatenated", "table"), ("concatenated", "layer")],
 )
 def test_equal_to_a_table_that_is_zero_elsewhere(kind, lists):
     """Values and gradients, that of the table at its slots alone; with a window too."""
@@ -95,9 +97,9 @@ def test_one_list_keeps_gradients_in_factors():
         y = lutjax.lut_attention(X, params["weights"], ANCHORS, POSITIONS, targets=targets, n_outputs=OUTPUTS)
         return jnp.vdot(y, DY)
 
-    gradient = tables.value_and_grad(loss)(params)[1]["weights"]
+    gradient = jax.jit(tables.value_and_grad(loss))(params)[1]["weights"]
     assert gradient.cotangent.shape == (2, L, K)
-    assert_close("weights", gradient.to_dense(), jax.grad(loss)(params)["weights"])
+    assert_close("weights", gradient.to_dense(), jax.jit(jax.grad(loss))(params)["weights"])
 
 
 SIZES = {"n_detectors": T, "n_anchors": 1, "n_positions": L - 1, "n_position_bits": N}
@@ -132,8 +134,6 @@ def test_layers(name):
     )
     positions = arrays["positions"]
     assert_close("y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True)))
-    if name == "concatenated":  # one compilation of all libraries is enough
-        assert_libraries_agree(case, arrays, x, jax.random.normal(jax.random.key(2), y.shape))
 
 
 def test_decoding():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import linen as nn, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -204,7 +205,7 @@ def test_a_look_up_inside_of_a_transformation_is_refused():
             inside(table, X)
 
 
-@pytest.mark.parametrize("model", ["gpt", "lut"])
+@pytest.mark.parametrize("model", ["gpt", slow("lut")])
 def test_language_models_report_reads(model, tmp_path):
     text = tmp_path / "text"
     text.write_bytes(bytes(np.random.default_rng(0).integers(97, 103, 4000).astype(np.uint8)))

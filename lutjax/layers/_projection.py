@@ -98,7 +98,7 @@ class ScoredSpec(Spec):
         Raises:
           ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
         """
-        spec = dataclasses.replace(self, quantised=True)
+        spec = dataclasses.replace(self, quantised=True)  # type: ignore[call-arg]
 
         def quantise(weights: Array) -> dict[str, Array]:
             tables = lutjax.quantise_tables(weights, groups=self.table_groups)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from lutjax import _meshes
 from lutjax._ids import as_int32, as_jax
@@ -22,9 +23,9 @@ def checked(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
         and targets.shape[2] == n_slots
     )
     _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
-    n_outputs = operator.index(n_outputs)
-    _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
-    return n_outputs
+    n = operator.index(n_outputs)
+    _checks.require(n >= 0, op, "n_outputs", n, "it must not be negative")
+    return n
 
 
 def spread(
@@ -55,7 +56,7 @@ def spread(
         t, r = (jax.lax.broadcasted_iota(jnp.int32, slots.shape, axis) for axis in (0, 1))
         return zeros.at[t, r, jnp.broadcast_to(ids, slots.shape)].add(slots, mode="drop")
 
-    def laid_out(slots: jax.Array, ids: jax.Array) -> jax.Array:
+    def laid_out(slots: jax.Array, ids: jax.Array) -> PartitionSpec:
         del ids
         return _meshes.spec_of(slots)
 
