@@ -15,6 +15,7 @@ from lutjax._fixed_point import FixedPoint
 from lutjax._load import load
 from lutjax._quantised import QuantisedTables
 from lutjax._thermometer import thermometer_thresholds
+from lutjax._usage import Usage, usage
 from lutjax._version import __version__
 from lutjax._wires import readers
 from lutjax.factored.update import update_table
@@ -59,6 +60,7 @@ __all__ = [
     "NoImplementationError",
     "Platform",
     "QuantisedTables",
+    "Usage",
     "__version__",
     "bilinear_gates",
     "binary_lut",
@@ -99,6 +101,7 @@ __all__ = [
     "tuning",
     "unpack_bits",
     "update_table",
+    "usage",
     "use_implementation",
     "weighted_lookup",
     "wiring",

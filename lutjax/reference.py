@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, Num, UInt32
 
 from lutjax._derivatives import mapped_as, with_derivative_of
 from lutjax._detection import Detection, existing
@@ -172,15 +172,27 @@ def sparse_lookup(
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any {n_outputs}"]:
-    weights = jnp.asarray(weights)
     n_detectors, n_rows, n_slots = weights.shape
-    targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
-    # A table for each slot, with its edge in its place and zero elsewhere.
-    output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
-    full = jnp.where(targets[..., None] == output, weights[..., None], 0)
+    full = _of_slots(weights, targets, n_outputs)
     full = jnp.moveaxis(full, 2, 1).reshape(n_detectors * n_slots, n_rows, n_outputs)
     of_slots = jax.tree.map(lambda a: jnp.repeat(a, n_slots, axis=-1), detection)
     return lookup(full, of_slots, groups=groups, accumulate=accumulate)
+
+
+def _of_slots(weights: Any, targets: Any, n_outputs: int) -> jax.Array:
+    """``[T, R, K, n_outputs]``: a table for each slot, with its edge in its place and zero elsewhere."""
+    weights = jnp.asarray(weights)
+    targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
+    output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
+    return jnp.where(targets[..., None] == output, weights[..., None], 0)
+
+
+def _spread(weights: Any, targets: Any, n_outputs: int | None) -> jax.Array:
+    """The table ``[T, R, n_outputs]`` that tables with targets stand for; without targets the table itself."""
+    if targets is None:
+        return jnp.asarray(weights)
+    assert n_outputs is not None
+    return jnp.sum(_of_slots(weights, targets, n_outputs), 2, dtype=weights.dtype)
 
 
 # ------------------------------------------------------------------------------------- weighted reads
@@ -300,11 +312,13 @@ def _align(a: jax.Array, ndim: int) -> jax.Array:
 
 
 def lookup_attention(
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows slots"],
     query: Detection,
     key: Detection,
     position: Detection | None = None,
     *,
+    targets: Int[Array, "#detectors #rows slots"] | None = None,
+    n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
     query_start: Integer = 0,
@@ -313,7 +327,7 @@ def lookup_attention(
     key_segments: Int[Array, "*#batch keys"] | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    weights = jnp.asarray(weights)
+    weights = _spread(weights, targets, n_outputs)
     *batch, n_queries, _ = query.shape
     n_keys = key.shape[-2]
     if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
@@ -354,10 +368,12 @@ def _sum_pairs(value: jax.Array, counts: jax.Array, dtype: Any, accumulate: Fixe
 
 def lut_pair_attention(
     x: Float[Array, "*batch queries inputs"],
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows slots"],
     anchors: Anchors,
     positions: Positions | None = None,
     *,
+    targets: Int[Array, "#detectors #rows slots"] | None = None,
+    n_outputs: int | None = None,
     interleave: bool = False,
     causal: bool = True,
     window: int | None = None,
@@ -369,7 +385,7 @@ def lut_pair_attention(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    x, weights = jnp.asarray(x), jnp.asarray(weights)
+    x, weights = jnp.asarray(x), _spread(weights, targets, n_outputs)
     keys = x if keys is None else jnp.asarray(keys)
     key_segments = segments if key_segments is None else key_segments
     n_detectors = anchors.shape[0]
@@ -459,10 +475,12 @@ def conv_lut(
 
 def lut_attention(
     x: Float[Array, "*batch length inputs"],
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows slots"],
     anchors: Anchors,
     positions: Positions | None = None,
     *,
+    targets: Int[Array, "#detectors #rows slots"] | None = None,
+    n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
@@ -476,6 +494,8 @@ def lut_attention(
         d,
         d,
         e,
+        targets=targets,
+        n_outputs=n_outputs,
         causal=causal,
         window=window,
         query_segments=segments,
@@ -647,6 +667,6 @@ def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
     return _scale_gradient(*primals), tangents[0] * primals[1]
 
 
-def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[Array, "*shape"]:
+def scale_gradient(x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]) -> Float[Array, "*shape"]:
     x = jnp.asarray(x)
     return _scale_gradient(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))

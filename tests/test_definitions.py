@@ -409,7 +409,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
         "conv_lut": (
             {"images": grid(2, 5, 4, 2), "weights": grid(4, 4, 3)},
             {"anchors": anchors(6, 4, 2)},
-            {**window, "read": None, "scalars": None, **epsilon},
+            {**window, "read": None, "scalars": None, "keep": None, **epsilon},
         ),
         "conv_lut, scored": (
             {
@@ -418,7 +418,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
                 "scalars": {"log_beta": 0.25, "log_gamma": 0.5, "log_tau": -0.5},
             },
             {"anchors": anchors(6, 4, 2)},
-            {**window, "read": lutjax.reads.Confidence(ways=2)},
+            {**window, "read": lutjax.reads.Confidence(ways=2), "keep": 1 + grid(2, 4)},
         ),
         "lut_attention": (
             {"x": grid(2, 6, 4), "weights": grid(3, 2**5, 3), "positions": grid(3, 3, 1)},
@@ -519,7 +519,9 @@ def test_every_rule_has_a_definition():
     assert {type(rule) for rule in RULES} == {r for r in rules if r is not tables.SGD.__base__}
 
 
-def test_update_table_is_its_definition():
+@pytest.mark.parametrize("sizes", [None, (2,), (1, 4, 3)])
+def test_update_table_is_its_definition(sizes):
+    rates = None if sizes is None else jnp.asarray(1 + grid(*sizes))
     rule = tables.RowAdagrad(eps=0.5, weight_decay=0.25)
     weights, (d, _) = jnp.asarray(grid(2, 4, 3)), detected(3, 2, 2)
     state = {"sum_of_squares": jnp.asarray(np.abs(grid(2, 4, 1)))}
@@ -529,11 +531,12 @@ def test_update_table_is_its_definition():
         return jnp.vdot(lutjax.lookup(p["weights"], d), dy)
 
     gradient = tables.value_and_grad(loss)({"weights": weights})[1]["weights"]
-    new, new_state = lutjax.update_table(weights, gradient, 0.5, rule, state)
+    new, new_state = lutjax.update_table(weights, gradient, 0.5, rule, state, rates=rates)
     touched = np.zeros((2, 4, 1), bool)
     touched[np.arange(2), d.index] = True
     assert not touched.all()
     arguments = {"weights": weights, "gradient": gradient, "rate": jnp.asarray(0.5), "rule": rule}
+    arguments["rates"] = rates
     expected = run(definition(lutjax.update_table), {**arguments, "state": state, "touched": touched})
     np.testing.assert_allclose(new, expected["new_weights"], rtol=1e-5)
     np.testing.assert_allclose(new_state["sum_of_squares"], expected["new_state"]["sum_of_squares"])

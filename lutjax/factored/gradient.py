@@ -36,7 +36,8 @@ class TableGradient:
     Attributes:
       look_up: the call that read the table, with None instead of the table.
       sealed: `cotangent` as `seal` makes it, a leaf without arithmetic.
-      factor: the product of the factors of `lutjax.scale_gradient` on the way to the table, or None.
+      factor: the product of the factors of `lutjax.scale_gradient` on the way to the table: a scalar, or an array that broadcasts to the
+        table; or None.
       after: dependency token, a scalar that is available once the backward pass has read the table.
       shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a `jax.shard_map`.
       is_gathered: whether `gathered` made it.
@@ -140,7 +141,9 @@ class TableGradient:
 
         cotangent, factor, call, after = self.cotangent, self.factor, self.look_up, jnp.asarray(self.after)
         after = jax.lax.psum(after, over(after)) if over(after) else after
-        if factor is not None and over(jnp.asarray(factor)):  # each device has its own
+        if (
+            factor is not None and not jnp.ndim(factor) and over(jnp.asarray(factor))
+        ):  # each device has its own
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
         sequence_axis = getattr(call, "sequence_axis", None)
         if sequence_axis in axes:

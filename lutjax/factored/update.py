@@ -21,6 +21,9 @@ from lutjax.kernels.registry import Device, Implementation, devices_of, kernel_r
 from lutjax.ops import _checks
 from lutjax.ops._transforms import folded, updated
 
+Rates = Float[Array, " detectors"] | Float[Array, "#detectors #rows #outputs"]
+"""Factors of the learning rate of each table or each edge."""
+
 
 def update_table(
     weights: Float[Array, "detectors rows outputs"],
@@ -29,6 +32,7 @@ def update_table(
     rule: RowRule | None = None,
     state: RowState | None = None,
     *,
+    rates: Rates | None = None,
     implementation: Implementation = None,
 ) -> tuple[Float[jax.Array, "detectors rows outputs"], RowState]:
     """Return a table after one optimiser step that reads and writes only rows that were looked up.
@@ -38,7 +42,8 @@ def update_table(
 
     Definition; ``touched`` ``[T, R, 1]`` says which rows were looked up::
 
-        moved, moved_state = rule.step(weights, gradient.to_dense(), state, rate)
+        rates = 1 if rates is None else rates[:, None, None] if rates.ndim == 1 else rates
+        moved, moved_state = rule.step(weights, gradient.to_dense(), state, rate * rates)
         new_weights = np.where(touched, moved, weights)
         new_state = {name: np.where(touched, moved_state[name], state[name]) for name in state}
 
@@ -49,6 +54,8 @@ def update_table(
       rule: how a row moves: `SGD` (the default), `RowAdagrad`, `RowMomentum` or `RowAdam` of
         `lutjax.training.tables`.
       state: of that rule, from ``rule.init(weights)``; not needed by a rule without state.
+      rates: factors of the learning rate: one for each table, ``[T]``, or for each edge, ``[T or 1, R or 1, O or 1]``. They scale steps, not
+        gradients, and what flows through the look-up. None: 1. Rows are then moved in plain JAX.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -56,7 +63,7 @@ def update_table(
 
     Raises:
       ValueError, TypeError: the gradient belongs to a table of another shape or dtype, or the state to another rule
-        or table; or, inside a `jax.shard_map`, devices that share the table have gradients of their own batches
+        or table; or `rates` have another shape; or, inside a `jax.shard_map`, devices that share the table have gradients of their own batches
         (`TableGradient.gathered` joins them).
 
     Source: docs/semantics.md, section 8.
@@ -96,8 +103,9 @@ def update_table(
             "checked. Use checked=False to train; gradient.to_dense() is checked."
         )
     dtype = accumulator(weights.dtype)
+    rate = _after(jnp.asarray(rate, dtype), gradient.after)
     step = Step(
-        rate=_after(jnp.asarray(rate, dtype), gradient.after),
+        rate=rate if rates is None else rate * of_edges("update_table", "rates", rates, weights.shape, dtype),
         factor=None if gradient.factor is None else jnp.asarray(gradient.factor, dtype),
         state=state,
         rule=rule,
@@ -105,6 +113,27 @@ def update_table(
     call = _with_table(gradient.look_up, weights)
     table, state = updated(call, gradient.cotangent, step, implementation=implementation)
     return table, state
+
+
+def of_edges(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Return factors of tables or of edges as an array that broadcasts to tables of a shape; a number as a scalar.
+
+    Raises:
+      ValueError: they have another shape.
+    """
+    found = jnp.asarray(factors, dtype)
+    if found.shape == shape[:1] and len(shape) > 1:
+        return found.reshape(-1, *(1,) * (len(shape) - 1))
+    fits = len(found.shape) == len(shape) and all(
+        n in (1, m) for n, m in zip(found.shape, shape, strict=True)
+    )
+    if found.ndim and not fits:
+        sizes = ", ".join(f"{m} or 1" for m in shape)
+        raise ValueError(
+            f"{op}: {name} has shape {list(found.shape)}; expected a number, one for each table [{shape[0]}], or one for each edge "
+            f"[{sizes}]."
+        )
+    return found
 
 
 def _with_table(look_up: Call, weights: Any) -> Call:
@@ -171,7 +200,7 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices,
     because its gradient is a sum over devices; and for an op from outside whose plain kernel has no function `hits`.
     """
-    if gradient.varying_axes() - gradient.axes or _hits(gradient.op) is None:
+    if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
     norm = _meshes.divided_by_compiler(
@@ -181,7 +210,7 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     return result
 
 
-def _hits(op: str) -> Callable[..., Any] | None:
+def hits_of(op: str) -> Callable[..., Any] | None:
     """Return the function of an op's kernel in plain JAX that yields the hits of a call; None if it has none."""
     target = kernel_registry.get(op, platform="xla", backend="any").target
     return getattr(importlib.import_module(target), "hits", None)
@@ -190,17 +219,16 @@ def _hits(op: str) -> Callable[..., Any] | None:
 @functools.partial(jax.jit, static_argnums=1)
 def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
     # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
-    hits = _hits(gradient.op)
+    hits = hits_of(gradient.op)
     assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
     call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)
     visit, n_hits = hits(call, cotangent, device=device)
-    square: jax.Array = updates.squared_norm(call, visit, n_hits, device=device)
-    if gradient.factor is None:
-        return square
-    return square * jnp.square(jnp.asarray(gradient.factor, square.dtype))
+    factor = None if gradient.factor is None else jnp.asarray(gradient.factor)
+    square: jax.Array = updates.squared_norm(call, visit, n_hits, factor, device=device)
+    return square
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:

@@ -40,6 +40,7 @@ class Watch(TableReads):
     def __init__(self, tables: Mapping[str, jax.Array], taps: Mapping[str, tuple[Any, Any]] | None):
         self._names = {id(table): name for name, table in tables.items()}
         self._tables = tables  # kept, so that an id stays that of one object
+        self._made: list[jax.Array] = []
         self._taps = taps
         self._trace = _compat.trace_state()
         self.look_ups: dict[str, Read] = {}
@@ -70,6 +71,13 @@ class Watch(TableReads):
         rest = jax.lax.stop_gradient(call.replace(**{field: None}))
         self.look_ups[name] = Read(rest, jax.typeof(y))
         return y
+
+    def stand_in(self, table: Any, made: jax.Array) -> None:
+        """Take an array that was made of a table, and whose gradient is that of the table, as the table itself."""
+        name = self.name(table)
+        if name is not None:
+            self._names[id(made)] = name
+            self._made.append(made)
 
     def scale(self, name: str, factor: Any) -> None:
         """Multiply the gradient of a table by one more factor."""

@@ -179,7 +179,8 @@ class Step:
     """An optimiser step of a table, as an update is given it.
 
     Attributes:
-      rate: learning rate, a scalar in the dtype that rows are moved in. factor: of the gradient, likewise; None: 1.
+      rate: learning rate, in the dtype that rows are moved in: a scalar, or, for kernels in plain JAX alone, ``[T or 1, R or 1, O or 1]``.
+      factor: of the gradient, likewise; None: 1.
       state: of the rows, by name. rule: how a row moves.
     """
 
@@ -187,6 +188,11 @@ class Step:
     factor: Any = None
     state: RowState = dataclasses.field(default_factory=dict)
     rule: RowRule = dataclasses.field(default_factory=SGD)
+
+    @property
+    def differs_by_row(self) -> bool:
+        """Whether rate or factor are arrays."""
+        return any(a.ndim for a in (self.rate, self.factor) if a is not None)
 
 
 jax.tree_util.register_dataclass(Step, ["rate", "factor", "state"], ["rule"])

@@ -210,6 +210,8 @@ class KernelSpec:
             return f"has no {request.direction}"
         if self.missing:
             return self.missing
+        if self.platform is not Platform.XLA and request.step is not None and request.step.differs_by_row:
+            return "moves all rows at one rate, and the rates or factors of these differ"
         return None if self.unsupported is None else self.unsupported(request)
 
 

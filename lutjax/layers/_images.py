@@ -14,7 +14,7 @@ import lutjax
 from lutjax import wiring
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
-from lutjax.layers._projection import check_read, check_scalar, scalars_of
+from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableOptions, TableSpec
 from lutjax.reads import Read
@@ -31,13 +31,17 @@ class _ImageArguments(TableOptions):
 
     _: dataclasses.KW_ONLY
     read: Read | None = None
+    table_dropout: float | int = 0.0
+    deterministic: bool = False
+    quantised: bool = False
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _ReadSpec(_ImageArguments, TableSpec):
+class _ReadSpec(_ImageArguments, ScoredSpec, TableSpec):
     """Base of the specs of layers of tables over images, which read one row each or rows with scores."""
 
     def _check_sizes(self) -> None:
+        self._check_scored()
         if self.read is None:
             return
         check_read(self.layer, self.read)
@@ -49,7 +53,27 @@ class _ReadSpec(_ImageArguments, TableSpec):
             )
 
     def variables(self) -> tuple[Variable, ...]:
-        return super().variables() + (() if self.read is None else scalars_of(self.read))
+        found = super().variables()
+        if self.quantised:
+            others = (v for v in found if v.name != "weights")
+            found = (*others, *self._quantised_tables(self.weights_shape))
+        return found + (() if self.read is None else scalars_of(self.read))
+
+    def _tables(self, arrays: Arrays) -> Any:
+        return self._scored_tables(arrays) if self.quantised else self._cast(arrays["weights"])
+
+    def _kept(
+        self, x: Any, shape: tuple[int, ...], deterministic: bool | None, key: Array | None
+    ) -> jax.Array | None:
+        """Draw factors of the tables of each image, for images ``[*lead, *shape]``; None where none is dropped."""
+        if self._all_tables(deterministic):
+            return None
+        return self._keep(key, (*x.shape[: x.ndim - len(shape)], self.n_tables), accumulator(x.dtype))
+
+    @property
+    def _reads(self) -> dict[str, Any]:
+        """Options of ops of scored reads: sums of integer tables are exact already."""
+        return {**self._sums, "accumulate": None} if self.quantised else self._sums
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if variable.kind == "scalars":
@@ -104,14 +128,18 @@ class _ImageSpec(_ReadSpec):
         shape = self._groups().in_shape
         return self._images(x, shape).reshape(*x.shape[: x.ndim - len(shape)], self.n_inputs)
 
-    def _outputs_of_groups(self, arrays: Arrays, x: Any) -> jax.Array:
+    @property
+    def table_groups(self) -> int:
+        return self._groups().n_groups
+
+    def _outputs_of_groups(self, arrays: Arrays, x: Any, keep: jax.Array | None) -> jax.Array:
         """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
-        x, weights, groups = x[..., None, :], self._cast(arrays["weights"]), self._groups().n_groups
+        x, weights, groups = x[..., None, :], self._tables(arrays), self._groups().n_groups
         if self.read is None:
             return lutjax.lut(x, weights, arrays["anchors"], groups=groups, **self._options)
         scalars = {name: arrays[name] for name in self.read.initial()}
         return lutjax.scored_lut(
-            x, weights, arrays["anchors"], scalars, read=self.read, groups=groups, **self._sums
+            x, weights, arrays["anchors"], scalars, read=self.read, groups=groups, keep=keep, **self._reads
         )
 
 
@@ -129,12 +157,16 @@ class SpatialLUTArguments(_ImageArguments):
       anchors: int32 ids of inputs ``[groups * n_detectors, n_anchors, 2]``.
       targets: int32 ids of outputs ``[groups, 1, outputs of a group]``, -1 for an unused slot.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantised=True``.
 
     Args:
       connectivity: the groups, from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
       n_detectors: detectors of each group, each with one table.
       n_anchors: anchor pairs of each detector.
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
+      table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
+      deterministic: no dropout.
+      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon, dtype, param_dtype, weights_init, implementation: as in `LUT`. There is no dead zone with a `read`.
       accumulate: as in `LUT`; not with a `read`, whose groups are added as floats.
       anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of drawn ones.
@@ -196,8 +228,16 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
         return (anchors, kept, *trained)
 
     @names_layer
-    def __call__(self, arrays: Arrays, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Float[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        key: Array | None = None,
+    ) -> Float[jax.Array, "..."]:
         values, targets = self._values(x), jnp.asarray(arrays["targets"])
+        keep = self._kept(x, self._groups().in_shape, deterministic, key)
         if self.read is None:
             y = lutjax.sparse_lut(
                 values,
@@ -208,7 +248,7 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
                 **self._options,
             )
         else:
-            y = _added(self._outputs_of_groups(arrays, values), targets[:, 0], self.n_outputs)
+            y = _added(self._outputs_of_groups(arrays, values, keep), targets[:, 0], self.n_outputs)
         return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
@@ -245,6 +285,7 @@ class WindowLUTArguments(_ImageArguments):
         follow each other, and places row by row.
       anchors: int32 ids of values of the image ``[rows * columns * n_detectors, n_anchors, 2]``.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantised=True``.
 
     Args:
       in_shape: height and width of the image, and perhaps channels.
@@ -256,6 +297,9 @@ class WindowLUTArguments(_ImageArguments):
       padding: rows and columns around the image into which windows may reach. There is nothing to compare: windows at the border have
         fewer values.
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
+      table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
+      deterministic: no dropout.
+      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon, dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`. There is no dead zone with a `read`.
       anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of drawn ones.
 
@@ -310,9 +354,17 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
         return {**sizes, "out_features": np.shape(arrays["weights"])[2]} if sizes else {}
 
     @names_layer
-    def __call__(self, arrays: Arrays, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Float[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        key: Array | None = None,
+    ) -> Float[jax.Array, "..."]:
         values = self._values(x)
-        y = self._outputs_of_groups(arrays, values)
+        keep = self._kept(x, self._groups().in_shape, deterministic, key)
+        y = self._outputs_of_groups(arrays, values, keep)
         return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
@@ -332,6 +384,7 @@ class ConvLUTArguments(_ImageArguments):
       anchors: int32 ids of values of a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel. They do not
         depend on the size of images.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantised=True``.
 
     Args:
       in_shape: height and width of the image, and perhaps channels.
@@ -345,6 +398,9 @@ class ConvLUTArguments(_ImageArguments):
       pool: average the outputs of blocks of places: rows and columns of a block, or one number for both. Places that do not fill a
         block are left out. ``"all"``: average over all places, for outputs ``[..., out_channels]``.
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
+      table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
+      deterministic: no dropout.
+      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon, dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`. There is no dead zone with a `read`; averages
         are sums of floats.
       anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
@@ -424,6 +480,10 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
         return self.out_channels // self.groups
 
     @property
+    def table_groups(self) -> int:
+        return self.groups
+
+    @property
     def window_shape(self) -> tuple[int, int, int]:
         """Map of the values of a window, for pictures: height, width and channels, with one window of each group below the other."""
         height, width, channels = self._window
@@ -467,11 +527,18 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_channels": channels}
 
     @names_layer
-    def __call__(self, arrays: Arrays, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Float[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        key: Array | None = None,
+    ) -> Float[jax.Array, "..."]:
         images = self._images(x, self.in_shape)
         y = lutjax.conv_lut(
             images if len(self.in_shape) == 3 else images[..., None],
-            self._cast(arrays["weights"]),
+            self._tables(arrays),
             arrays["anchors"],
             None if self.read is None else {name: arrays[name] for name in self.read.initial()},
             kernel=self.kernel,
@@ -479,7 +546,9 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
             padding=self.padding,
             groups=self.groups,
             read=self.read,
-            **self._options,
+            keep=self._kept(images, self.in_shape, deterministic, key),
+            epsilon=self.epsilon,
+            **self._reads,
         )
         if self.pool is None:
             return y

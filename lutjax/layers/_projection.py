@@ -45,6 +45,87 @@ def check_scalar(layer: str, name: str, value: Any) -> None:
         raise ValueError(f"{layer}: {name} is {value}; it must be finite.")
 
 
+class ScoredSpec(Spec):
+    """Base of the specs of layers of scored tables: dropout of tables, and tables of integers."""
+
+    stream: ClassVar[str] = "dropout"
+
+    read: Any
+    table_dropout: float | int
+    deterministic: bool
+    quantised: bool
+
+    @property
+    def random(self) -> bool:
+        return self.table_dropout > 0 and not self.quantised
+
+    @property
+    def table_groups(self) -> int:
+        """Number of groups of tables, each with scales of its own for integers."""
+        raise NotImplementedError
+
+    def _check_scored(self) -> None:
+        if not 0 <= self.table_dropout < 1:
+            raise ValueError(
+                f"{self.layer}: table_dropout is {self.table_dropout}; it must be at least 0 and below 1."
+            )
+        if self.quantised and not (self.read is not None and self.read.rounds_tables):
+            raise ValueError(
+                f"{self.layer}: quantised is True but read is {self.read!r}; tables of integers are read by "
+                "lutjax.reads.PowersOfTwo, with which the layer has to be trained."
+            )
+        if self.read is None and self.table_dropout:
+            raise ValueError(
+                f"{self.layer}: table_dropout is {self.table_dropout} but read is None; it is of scored reads. "
+                "lutjax.reads.Hard() reads the same rows."
+            )
+
+    def _quantised_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
+        """Return the variables of tables of integers of a shape."""
+
+        def variable(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
+            return Variable(name, "quantised", shape, dtype, lambda key: jnp.zeros(shape, dtype))
+
+        return variable("weights", shape, INT8), variable("exponents", (self.table_groups, shape[2]), INT32)
+
+    @names_layer
+    def quantise(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
+        """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
+
+        Args:
+          weights: tables of floats, with any axes in front of stacked layers.
+
+        Raises:
+          ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
+        """
+        spec = dataclasses.replace(self, quantised=True)  # type: ignore[call-arg]
+
+        def quantise(weights: Array) -> dict[str, Array]:
+            tables = lutjax.quantise_tables(weights, groups=self.table_groups)
+            return {"weights": tables.values, "exponents": tables.exponents}
+
+        for _ in range(weights.ndim - 3):
+            quantise = jax.vmap(quantise)
+        return spec, quantise(weights)
+
+    def _scored_tables(self, arrays: Arrays) -> Any:
+        weights = arrays["weights"]  # the array itself: see lutjax.training.tables
+        return lutjax.QuantisedTables(weights, arrays["exponents"]) if self.quantised else weights
+
+    def _all_tables(self, deterministic: bool | None) -> bool:
+        return not self.random or (self.deterministic if deterministic is None else deterministic)
+
+    def _keep(self, key: Array | None, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        """Draw factors of tables ``[..., T]``, of mean 1."""
+        if key is None:
+            raise ValueError(
+                f"{self.layer}: table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
+            )
+        kept = 1 - self.table_dropout
+        drawn = jax.random.bernoulli(key, kept, shape)
+        return drawn.astype(dtype) / jnp.asarray(kept, dtype)
+
+
 @dataclasses.dataclass(eq=False)
 class ProjectionLUTArguments(Arguments):
     """Layer of look-up tables to put in place of a feed-forward layer: a projection, heads of tables, a projection.
@@ -119,7 +200,7 @@ class ProjectionLUTArguments(Arguments):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
+class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
     """Spec of `ProjectionLUT`.
 
     Source: docs/semantics.md, section 12.
@@ -127,7 +208,6 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
 
     example: ClassVar[Example] = ("16, 16, heads=4, tables=8, bits=3", (32, 16), (32, 16))
     given: ClassVar[tuple[str, ...]] = ("anchors",)
-    stream: ClassVar[str] = "dropout"
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features", "heads", "tables", "bits"):
@@ -138,15 +218,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
                 f"{self.layer}: bits is {self.bits}, so a table has 2**{self.bits} rows; at most 2**{MAX_BITS} are "
                 "possible. Use fewer bits, and more tables if needed."
             )
-        if not 0 <= self.table_dropout < 1:
-            raise ValueError(
-                f"{self.layer}: table_dropout is {self.table_dropout}; it must be at least 0 and below 1."
-            )
-        if self.quantised and not self.read.rounds_tables:
-            raise ValueError(
-                f"{self.layer}: quantised is True but read is {self.read!r}; tables of integers are read by "
-                "lutjax.reads.PowersOfTwo, with which the layer has to be trained."
-            )
+        self._check_scored()
         accumulation(self.layer, self.accumulate)
         self._normalise_dtypes()
         self._size("width", "in_features", self.n_inputs, self.compress, "compress")
@@ -174,6 +246,10 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             )
 
     @property
+    def table_groups(self) -> int:
+        return self.heads
+
+    @property
     def n_inputs(self) -> int:
         """Number of heads with inputs of their own."""
         return 1 if self.share_input else self.heads
@@ -182,10 +258,6 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
     def n_outputs(self) -> int:
         """Number of heads with outputs of their own."""
         return 1 if self.sum_heads else self.heads
-
-    @property
-    def random(self) -> bool:
-        return self.table_dropout > 0 and not self.quantised
 
     def _arrays_of_layer(self) -> tuple[Variable, ...]:
         """The variables but for the scalars of the read."""
@@ -200,9 +272,6 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             bias = self._trained(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)
             return self._trained(f"{name}_kernel", shape, init), bias
 
-        def quantised(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
-            return Variable(name, "quantised", shape, dtype, lambda key: jnp.zeros(shape, dtype))
-
         shape = (n_tables, 2**self.bits, outputs)
         variables: list[Variable] = []
         if self.compress:
@@ -210,8 +279,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             variables += projection("compress", inside, self.compress_init)
         variables.append(Variable("anchors", "anchors", (n_tables, self.bits, 2), INT32, draw))
         if self.quantised:
-            variables.append(quantised("weights", shape, INT8))
-            variables.append(quantised("exponents", (self.heads, outputs), INT32))
+            variables += self._quantised_tables(shape)
         else:
             variables.append(self._trained("weights", shape, self.weights_init, "tables"))
         if self.decompress:
@@ -236,26 +304,6 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             check_scalar(self.layer, variable.name, arrays[variable.name])
 
     @names_layer
-    def quantise(self, weights: Array) -> tuple["ProjectionLUTSpec", dict[str, Array]]:
-        """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
-
-        Args:
-          weights: tables of floats, with any axes in front of stacked layers.
-
-        Raises:
-          ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
-        """
-        spec = dataclasses.replace(self, quantised=True)
-
-        def quantise(weights: Array) -> dict[str, Array]:
-            tables = lutjax.quantise_tables(weights, groups=self.heads)
-            return {"weights": tables.values, "exponents": tables.exponents}
-
-        for _ in range(weights.ndim - 3):
-            quantise = jax.vmap(quantise)
-        return spec, quantise(weights)
-
-    @names_layer
     def __call__(
         self,
         arrays: Arrays,
@@ -272,7 +320,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             dtype = jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype)
         else:
             dtype = jnp.dtype(self.dtype)
-        batch, tables = x.shape[:-1], self._tables(arrays)
+        batch, tables, n_tables = x.shape[:-1], self._scored_tables(arrays), self.heads * self.tables
         z = jnp.asarray(x).astype(dtype)
         if self.compress:
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
@@ -285,7 +333,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
             read=self.read,
             groups=self.heads,
             sum_groups=self.sum_heads,
-            keep=None if self._all_tables(deterministic) else self._keep(key, batch, z.dtype),
+            keep=None if self._all_tables(deterministic) else self._keep(key, (*batch, n_tables), z.dtype),
             accumulate=None if self.quantised else self.accumulate,
             implementation=self.implementation,
         )
@@ -293,23 +341,6 @@ class ProjectionLUTSpec(ProjectionLUTArguments, Spec):
         if self.decompress:
             y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])
         return y
-
-    def _tables(self, arrays: Arrays) -> Any:
-        weights = arrays["weights"]  # the array itself: see lutjax.training.tables
-        return lutjax.QuantisedTables(weights, arrays["exponents"]) if self.quantised else weights
-
-    def _all_tables(self, deterministic: bool | None) -> bool:
-        return not self.random or (self.deterministic if deterministic is None else deterministic)
-
-    def _keep(self, key: Array | None, batch: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draw factors of tables, of mean 1."""
-        if key is None:
-            raise ValueError(
-                f"{self.layer}: table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
-            )
-        kept = 1 - self.table_dropout
-        drawn = jax.random.bernoulli(key, kept, (*batch, self.heads * self.tables))
-        return drawn.astype(dtype) / jnp.asarray(kept, dtype)
 
 
 def _projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -295,8 +295,81 @@ class SparseLUTArguments(LUTArguments):
     targets: Any = None
 
 
+class _WithTargets(TableSpec):
+    """Spec of a layer whose rows may reach only some of the outputs; `targets_shape` is the shape of explicit targets."""
+
+    n_targets: int | None
+    targets_per: str
+    targets_shape: tuple[int, ...] | None
+
+    @classmethod
+    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+        return {"targets_shape": np.shape(given["targets"])} if "targets" in given else {}
+
+    def _check_targets(self) -> None:
+        if self.n_targets is not None and self.targets_shape is not None:
+            raise ValueError(
+                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
+            )
+        if self.targets_per not in TARGET_LISTS:
+            raise ValueError(
+                f"{self.layer}: targets_per is {self.targets_per!r}; expected one of {TARGET_LISTS}."
+            )
+        if self.n_targets is not None:
+            self._require_size("n_targets", 1)
+            if self.n_targets > self.n_outputs:
+                raise ValueError(
+                    f"{self.layer}: n_targets is {self.n_targets}; there are only {self.n_outputs} outputs "
+                    "to draw from without replacement."
+                )
+        shape, T, R = self._targets_shape, self.n_tables, 2**self.row_bits
+        if shape is not None and (len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R)):
+            raise ValueError(
+                f"{self.layer}: targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets]."
+            )
+
+    @property
+    def _targets_shape(self) -> tuple[int, ...] | None:
+        """Shape of the targets; None where rows reach all outputs."""
+        if self.targets_shape is not None:
+            return self.targets_shape
+        if self.n_targets is None:
+            return None
+        tables = 1 if self.targets_per == "layer" else self.n_detectors
+        rows = 2**self.row_bits if self.targets_per == "row" else 1
+        return (tables, rows, self.n_targets)
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        n_slots = self.n_outputs if self._targets_shape is None else self._targets_shape[-1]
+        return (self.n_tables, 2**self.row_bits, n_slots)
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        sizes = super().sizes_of(arrays)
+        if self._targets_shape is None:
+            return sizes
+        sizes.pop("out_features", None)  # targets choose among them, and do not say how many there are
+        targets = np.shape(arrays["targets"])
+        if targets != self._targets_shape:
+            sizes.update(n_targets=None, targets_shape=targets)
+        return sizes
+
+    def variables(self) -> tuple[Variable, ...]:
+        shape = self._targets_shape
+        if shape is None:
+            return super().variables()
+
+        def draw(key: Array) -> jax.Array:
+            # The places of the k largest of as many random numbers as outputs: k different outputs.
+            numbers = jax.random.uniform(key, (*shape[:2], self.n_outputs))
+            return jax.lax.top_k(numbers, shape[2])[1].astype(jnp.int32)
+
+        anchors, weights = super().variables()
+        return (anchors, Variable("targets", "targets", shape, jnp.dtype("int32"), draw), weights)
+
+
 @dataclasses.dataclass(unsafe_hash=True)
-class SparseLUTSpec(SparseLUTArguments, LUTSpec):
+class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
     """Spec of `SparseLUT`; `targets_shape` is the shape of explicit targets.
 
     Source: docs/semantics.md, section 4.
@@ -310,64 +383,13 @@ class SparseLUTSpec(SparseLUTArguments, LUTSpec):
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
     implied: ClassVar[tuple[str, ...]] = ("targets_shape",)
 
-    @classmethod
-    def implied_by(cls, given: Arrays) -> dict[str, Any]:
-        return {"targets_shape": np.shape(given["targets"])} if "targets" in given else {}
-
     def _check_sizes(self) -> None:
         super()._check_sizes()
-        if (self.n_targets is None) == (self.targets_shape is None):
+        if self.n_targets is None and self.targets_shape is None:
             raise ValueError(
                 "SparseLUT: give either n_targets, to draw the targets, or the targets themselves."
             )
-        if self.targets_per not in TARGET_LISTS:
-            raise ValueError(
-                f"SparseLUT: targets_per is {self.targets_per!r}; expected one of {TARGET_LISTS}."
-            )
-        if self.n_targets is not None:
-            self._require_size("n_targets", 1)
-            if self.n_targets > self.n_outputs:
-                raise ValueError(
-                    f"SparseLUT: n_targets is {self.n_targets}; there are only {self.n_outputs} outputs "
-                    "to draw from without replacement."
-                )
-        shape, (T, R, _) = self._targets_shape, self.weights_shape
-        if len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R):
-            raise ValueError(
-                f"SparseLUT: targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets]."
-            )
-
-    @property
-    def _targets_shape(self) -> tuple[int, ...]:
-        if self.targets_shape is not None:
-            return self.targets_shape
-        assert self.n_targets is not None
-        tables = 1 if self.targets_per == "layer" else self.n_detectors
-        rows = 2**self.row_bits if self.targets_per == "row" else 1
-        return (tables, rows, self.n_targets)
-
-    @property
-    def weights_shape(self) -> tuple[int, ...]:
-        return (self.n_detectors, 2**self.row_bits, self._targets_shape[-1])
-
-    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        sizes = super().sizes_of(arrays)
-        sizes.pop("out_features", None)  # targets choose among them, and do not say how many there are
-        targets = np.shape(arrays["targets"])
-        if targets != self._targets_shape:
-            sizes.update(n_targets=None, targets_shape=targets)
-        return sizes
-
-    def variables(self) -> tuple[Variable, ...]:
-        shape = self._targets_shape
-
-        def draw(key: Array) -> jax.Array:
-            # The places of the k largest of as many random numbers as outputs: k different outputs.
-            numbers = jax.random.uniform(key, (*shape[:2], self.n_outputs))
-            return jax.lax.top_k(numbers, shape[2])[1].astype(jnp.int32)
-
-        anchors, weights = super().variables()
-        return (anchors, Variable("targets", "targets", shape, jnp.dtype("int32"), draw), weights)
+        self._check_targets()
 
     @names_layer
     def __call__(
@@ -389,7 +411,8 @@ class LUTAttentionArguments(_TableArguments):
     causal layer outputs 0. There are no heads: use more detectors.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, zeros at first.
+      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
@@ -407,9 +430,10 @@ class LUTAttentionArguments(_TableArguments):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
         those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      n_targets, targets_per, targets: as in `SparseLUT`, for rows that reach only some of the outputs. By default they reach all.
 
     Raises:
-      ValueError: a size is impossible, or an anchor is not an input.
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
 
     Source: docs/semantics.md, section 5.
     """
@@ -422,15 +446,25 @@ class LUTAttentionArguments(_TableArguments):
     window: int | None = None
     causal: bool = True
     decode: bool = False
+    n_targets: int | None = None
+    targets_per: str = "row"
+    targets: Any = None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _SequenceSpec(LUTAttentionArguments, _TableSpec):
+class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
     """Base of the two kinds of attention: positions, window, segments and the cache."""
 
     min_rank: ClassVar[int] = 2
 
+    _: dataclasses.KW_ONLY
+    targets_shape: tuple[int, ...] | None = None
+
+    given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
+    implied: ClassVar[tuple[str, ...]] = ("targets_shape",)
+
     def _check_sizes(self) -> None:
+        self._check_targets()
         self._require_size("n_positions", 0)
         self._require_size("n_position_bits", 0)
         if self.window is not None:
@@ -585,6 +619,10 @@ class _SequenceSpec(LUTAttentionArguments, _TableSpec):
             **self._sight,
         )
 
+    def _edges(self, arrays: Arrays) -> dict[str, Any]:
+        """Options of ops that say which outputs rows reach."""
+        return {"targets": arrays["targets"], "n_outputs": self.n_outputs} if "targets" in arrays else {}
+
     @property
     def _sight(self) -> dict[str, Any]:
         """Options of ops that say which keys a query sees."""
@@ -670,7 +708,8 @@ class LUTAttentionSpec(_SequenceSpec):
 
     def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, x.shape[-2])
-        return lutjax.lut_attention(x, weights, arrays["anchors"], positions, **sight, **self._options)
+        options = {**self._edges(arrays), **sight, **self._options}
+        return lutjax.lut_attention(x, weights, arrays["anchors"], positions, **options)
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
@@ -689,7 +728,8 @@ class LUTAttentionSpec(_SequenceSpec):
             for d in (queries, keys)
         )
         position = None if positions is None else lutjax.detect_signs(positions)
-        return lutjax.lookup_attention(weights, query, key, position, **self._sums, **places)
+        options = {**self._edges(arrays), **self._sums, **places}
+        return lutjax.lookup_attention(weights, query, key, position, **options)
 
 
 LUTAttentionArguments.spec_type = LUTAttentionSpec
@@ -704,7 +744,8 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
     all, where "earlier" is then the key and "later" the query; outputs are sums.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features or n_targets]``, zeros at first.
+      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
@@ -713,7 +754,7 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
         implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode: as in
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, n_targets, targets_per, targets: as in
         `LUTAttention`.
       interleave: whether the joint vector takes one value of each part in turn, which needs
         ``n_position_bits == in_features``, or one part after the other.
@@ -751,8 +792,9 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
 
     def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
+        options = {**self._edges(arrays), **sight, **self._options}
         return lutjax.lut_pair_attention(
-            x, weights, arrays["anchors"], positions, interleave=self.interleave, **sight, **self._options
+            x, weights, arrays["anchors"], positions, interleave=self.interleave, **options
         )
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:

@@ -106,8 +106,8 @@ def _of_operands(op: type[Call], direction: Direction, args: tuple[Any, ...]) ->
     yield letters["output"]  # the cotangent
     if direction == "update":
         _, rate, factor, state = args[n:]
-        for _ in jax.tree.leaves((rate, factor)):
-            yield ()
+        for a in jax.tree.leaves((rate, factor)):
+            yield ("t", "r", "") if a.ndim else ()
         for _ in jax.tree.leaves(state):
             yield ("t", "r", "")
 

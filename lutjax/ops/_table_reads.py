@@ -30,6 +30,10 @@ class TableReads(abc.ABC):
         """Return the output of a call that reads a watched table."""
 
     @abc.abstractmethod
+    def stand_in(self, table: Any, made: jax.Array) -> None:
+        """Take an array that was made of a table, and whose gradient is that of the table, as the table itself."""
+
+    @abc.abstractmethod
     def scale(self, name: str, factor: Any) -> None:
         """Multiply the gradient of a table by one more factor."""
 

@@ -270,10 +270,11 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         n = len(op.arrays())
         given = op.of(args[:n], options[:-1]).prepared()
         parts = Layout.of(given).parts("update")
-        state = jax.tree.map(lambda a: parts.of_axes((), ("t",), a.shape), args[-1])
         of_call = parts.of_arrays(given)
-        rest = jax.tree.map(lambda _: PartitionSpec(), args[n:-1])
-        specs = (*of_call, *rest, state)
+        *rest, state = jax.tree.map(
+            lambda a: parts.of_axes((), ("t",), a.shape) if a.ndim else PartitionSpec(), args[n + 1 :]
+        )
+        specs = (*of_call, PartitionSpec(), *rest, state)
         update = _meshes.in_parts(functools.partial(call, parts.over), specs, (of_call[table], state))
         moved = update(*given.values(), *args[n:])
         return jax.tree.map(_meshes.laid_out, moved, jax.tree.map(_meshes.spec_of, (args[table], args[-1])))

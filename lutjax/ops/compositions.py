@@ -118,10 +118,12 @@ def sparse_lut(
 
 def lut_attention(
     x: Float[Array, "*batch length inputs"],
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows slots"],
     anchors: Anchors,
     positions: Positions | None = None,
     *,
+    targets: Int[Array, "#detectors #rows slots"] | None = None,
+    n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
@@ -142,6 +144,7 @@ def lut_attention(
     Args:
       x: ``[..., L, I]``. weights: ``[T, 2**(2C + N), O]``. anchors: int32 ``[T, C, 2]``.
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
+      targets, n_outputs: see `lutjax.lookup_attention`.
       causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
       window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
       sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`. Positions are those of whole
@@ -176,6 +179,8 @@ def lut_attention(
         detection,
         detection,
         position,
+        targets=targets,
+        n_outputs=n_outputs,
         causal=causal,
         window=window,
         query_segments=segments,

@@ -12,13 +12,14 @@ from lutjax import _quantised
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, as_jax
+from lutjax._quantised import QuantisedTables
 from lutjax._typing import Anchors, Array, Scalar
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _groups
+from lutjax.ops import _checks, _groups, _table_reads
 from lutjax.ops.detect import detect
 from lutjax.ops.lookup import lookup
 from lutjax.ops.margins import margins
-from lutjax.ops.scored_lut import _scalars
+from lutjax.ops.scored_lut import _scalars, scored_lut
 from lutjax.ops.weighted_lookup import weighted_lookup
 from lutjax.reads import Read, straight_through
 from lutjax.wiring._images import window_sizes
@@ -27,7 +28,7 @@ from lutjax.wiring._sizes import Size
 
 def conv_lut(
     images: Float[Array, "*batch height width channels"],
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
     anchors: Anchors,
     scalars: Mapping[str, Scalar] | None = None,
     *,
@@ -36,6 +37,7 @@ def conv_lut(
     padding: Size = 0,
     groups: int = 1,
     read: Read | None = None,
+    keep: Float[Array, "*leading detectors"] | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
@@ -53,12 +55,14 @@ def conv_lut(
         if read is None:
             y = lutjax.lut(patches, weights, anchors, groups=groups, epsilon=epsilon)
         else:
-            y = lutjax.scored_lut(patches, weights, anchors, scalars, read=read, groups=groups)
+            if keep is not None:  # the same at all places
+                keep = np.broadcast_to(keep[..., None, None, :], (*patches.shape[:-2], len(anchors)))
+            y = lutjax.scored_lut(patches, weights, anchors, scalars, read=read, groups=groups, keep=keep)
         y = y.reshape(*y.shape[:-2], -1)
 
     Args:
       images: ``[..., height, width, F]`` floats.
-      weights: ``[T, 2**C, O]``, floats.
+      weights: ``[T, 2**C, O]``, floats, or `lutjax.QuantisedTables`, which the read `lutjax.reads.PowersOfTwo` reads without a gradient.
       anchors: int32 ``[T, C, 2]``: ids of the values of a window, ``h * w * F / groups`` in the order row, column, channel. They do not
         depend on the size of images. Ids beyond the window are clamped.
       scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
@@ -68,6 +72,7 @@ def conv_lut(
       groups: groups of channels, ``G``: the first ``T / G`` detectors read the first ``F / G`` channels and add to the first ``O``
         outputs, and so on.
       read: how tables are read, one of `lutjax.reads`. None: one row each, as by `lutjax.lookup`.
+      keep: ``[..., T]``, factors of the coefficients of each table, for table dropout: of an image the same at all places. Only with a `read`.
       epsilon: dead zone of comparisons, as in `lutjax.detect`; not with a `read`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
@@ -77,7 +82,7 @@ def conv_lut(
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, a window larger than the padded image, groups that do not divide channels and
-        detectors, scalars without a read or other ones than it needs.
+        detectors, scalars, `keep` or tables of integers without a read, or other scalars than it needs.
 
     Source: docs/semantics.md, section 11.
 
@@ -96,33 +101,60 @@ def conv_lut(
     rule = f"it must divide the number of channels, {channels}"
     _checks.require(channels % n_groups == 0, op, "groups", n_groups, rule)
     _checks.require(channels > 0, op, "images", images, "there must be at least one channel")
-    _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
+    if not isinstance(weights, QuantisedTables):
+        _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     _check_read(op, read, scalars, epsilon, n_comparisons)
+    if read is None:
+        if isinstance(weights, QuantisedTables):
+            raise ValueError(
+                f"{op}: read is None, and tables of integers are read by lutjax.reads.PowersOfTwo."
+            )
+        rule = "read is None, and rows without coefficients have no factors; lutjax.reads.Hard() reads the same rows"
+        _checks.require(keep is None, op, "keep", keep, rule)
+    keep = _checked_keep(op, keep, images.shape[:-3], n_detectors)
     size, step, around = window_sizes(op, images.shape[-3:], kernel, stride, padding)
 
     padded, lead = _padded(as_jax(images), around), images.shape[:-3]
     ids, places = _ids_at_places(as_int32(anchors), padded.shape[-3:], size, step, n_groups)
     x = padded.reshape(*lead, padded.shape[-3] * padded.shape[-2] * channels)
     how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
-    weights = as_jax(weights)
 
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
 
     if read is None:
         d = jax.tree.map(by_place, detect(x, ids, epsilon=epsilon, **how))
-        y = lookup(weights, d, groups=n_groups, **how)
+        y = lookup(as_jax(weights), d, groups=n_groups, **how)
+    elif isinstance(weights, QuantisedTables):
+        # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
+        each = n_detectors // n_groups * n_comparisons
+        probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
+        y = scored_lut(
+            margins(x, ids, **how).reshape(*lead, *places, n_groups, each),
+            weights,
+            probes.reshape(n_detectors, n_comparisons),
+            scalars or {},
+            read=read,
+            groups=n_groups,
+            keep=keep,
+            **how,
+        )
     else:
+        weights = as_jax(weights)
 
         def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
             return read(margins(x, ids, **how), dict(zip(read.initial(), values, strict=True)))
 
         # Margins, one for each comparison and place, are not kept for the backward pass.
         index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
+        coefficients = by_place(coefficients, index.shape[-1])
+        if keep is not None:
+            at_places = keep.astype(coefficients.dtype).reshape(*lead, 1, 1, n_detectors, 1)
+            coefficients = coefficients * jnp.broadcast_to(at_places, coefficients.shape)
         y = weighted_lookup(
             _rounded(weights, n_groups) if read.rounds_tables else weights,
             by_place(index, index.shape[-1]),
-            by_place(coefficients, index.shape[-1]),
+            coefficients,
             groups=n_groups,
             valued=read.valued,
             **how,
@@ -143,6 +175,22 @@ def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons:
         not epsilon, op, "epsilon", epsilon, f"read is {read}, whose scores have no dead zone; use 0"
     )
     _checks.require(n_comparisons > 0, op, "read", read, "a score needs at least one comparison")
+
+
+def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -> jax.Array | None:
+    """Return factors of tables ``[..., T]`` of images."""
+    if keep is None:
+        return None
+    _checks.floats(op, "keep", keep, -1, "[..., detectors]")
+    sizes = ", ".join(map(str, (*lead, n_detectors)))
+    _checks.require(
+        keep.shape == (*lead, n_detectors),
+        op,
+        "keep",
+        keep,
+        f"expected [{sizes}], a factor for each image and table",
+    )
+    return as_jax(keep)
 
 
 def _padded(images: jax.Array, around: tuple[int, int]) -> jax.Array:
@@ -180,4 +228,8 @@ def _rounded(weights: jax.Array, groups: int) -> jax.Array:
     scale = _quantised.exponents(weights, groups)
     whole = _quantised.in_groups(_quantised.rounded(weights, scale), groups)
     scaled = whole * _quantised.power(scale[:, None], whole.dtype)
-    return straight_through(scaled.reshape(weights.shape).astype(weights.dtype), weights)
+    made = straight_through(scaled.reshape(weights.shape).astype(weights.dtype), weights)
+    reads = _table_reads.current()
+    if reads is not None:
+        reads.stand_in(weights, made)
+    return made

@@ -11,7 +11,7 @@ from lutjax._ids import as_jax
 from lutjax._typing import Array, Integer
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _nan, _sequences
+from lutjax.ops import _checks, _edges, _nan, _sequences
 from lutjax.ops._transforms import apply
 
 
@@ -60,11 +60,13 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
 
 
 def lookup_attention(
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows slots"],
     query: Detection,
     key: Detection,
     position: Detection | None = None,
     *,
+    targets: Int[Array, "#detectors #rows slots"] | None = None,
+    n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
     query_start: Integer = 0,
@@ -118,6 +120,10 @@ def lookup_attention(
       query: arrays ``[..., Lq, T]``. key: arrays ``[..., Lk, T]``, of the same leading axes; in
         self-attention the same detection. Indices out of range are clamped, each before they are put together.
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
+      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot: weights are then ``[T, R, K]``, and slot ``k`` of a row reaches output
+        ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is made for the call,
+        unless all rows share one list.
+      n_outputs: number of outputs, with targets.
       causal: whether a query sees earlier keys only. False: every query sees every key, and the distance of query ``j`` and key ``i``
         is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and
         places that start at 0.
@@ -153,6 +159,7 @@ def lookup_attention(
       Array([ 0., 10., 11.], dtype=float32)
     """
     op = "lookup_attention"
+    weights, finish = _edges.spread(op, weights, targets, n_outputs)
     query = _checks.detection(op, "query", query, 2, "[..., queries, detectors]")
     key = _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
     *batch, n_queries, n_detectors = query.shape
@@ -210,5 +217,5 @@ def lookup_attention(
         sequence_axis=sequence_axis,
         accumulate=accumulate,
     )
-    y = apply(call, implementation=implementation)
+    y = finish(apply(call, implementation=implementation))
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -10,7 +10,7 @@ from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _nan, _sequences
+from lutjax.ops import _checks, _edges, _nan, _sequences
 from lutjax.ops._transforms import apply
 
 
@@ -56,10 +56,12 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
 
 def lut_pair_attention(
     x: Float[Array, "*batch queries inputs"],
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows slots"],
     anchors: Anchors,
     positions: Positions | None = None,
     *,
+    targets: Int[Array, "#detectors #rows slots"] | None = None,
+    n_outputs: int | None = None,
     interleave: bool = False,
     causal: bool = True,
     window: int | None = None,
@@ -114,6 +116,7 @@ def lut_pair_attention(
       anchors: int32 ``[T, C, 2]``, ids of `z`: the key's inputs first, then the query's, then the positions;
         clamped to them.
       positions: ``[distances, T or 1, N]``; none: ``N = 0``.
+      targets, n_outputs: see `lutjax.lookup_attention`.
       interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
       causal, window, query_start, key_start: see `lutjax.lookup_attention`.
       segments: int32 ``[..., L]``; only pairs of one segment count.
@@ -143,6 +146,7 @@ def lut_pair_attention(
       Array([ 0.,  1., 11.], dtype=float32)
     """
     op = "lut_pair_attention"
+    weights, finish = _edges.spread(op, weights, targets, n_outputs)
     _checks.floats(op, "x", x, -2, "[..., length, inputs]")
     *batch, n_queries, n_inputs = x.shape
     if keys is None:
@@ -207,5 +211,5 @@ def lut_pair_attention(
         epsilon=_checks.finite_epsilon(op, epsilon),
         accumulate=_checks.accumulation(op, accumulate),
     )
-    y = apply(call, implementation=implementation)
+    y = finish(apply(call, implementation=implementation))
     return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))

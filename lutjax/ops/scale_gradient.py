@@ -2,14 +2,16 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from lutjax._typing import Array, Scalar
 from lutjax.kernels._xla import scaled_gradient
 from lutjax.ops import _checks, _table_reads
 
 
-def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array, "*shape"]:
+def scale_gradient(
+    x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]
+) -> Float[jax.Array, "*shape"]:
     """The identity, with its cotangent times `factor`.
 
     Scales a layer's learning rate without touching what flows through it: ``lookup(scale_gradient(weights, f), d)``
@@ -23,7 +25,8 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
 
     Args:
       x: any shape, float32, bfloat16, float16 or float64.
-      factor: a number, perhaps traced; it has no gradient.
+      factor: a number, perhaps traced, or an array of as many axes as `x` that broadcasts to it: factors of tables are ``[T, 1, 1]``.
+        It has no gradient.
 
     Returns:
       `x`.
@@ -40,6 +43,14 @@ def scale_gradient(x: Float[Array, "*shape"], factor: Scalar) -> Float[jax.Array
     """
     x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray may make another array of one
     _checks.floats("scale_gradient", "x", x, None, "[...]")
+    sizes = jnp.shape(factor)
+    _checks.require(
+        not sizes or (len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))),
+        "scale_gradient",
+        "factor",
+        factor,
+        f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, and has as many axes",
+    )
     reads = _table_reads.current()
     name = None if reads is None else reads.name(x)
     if reads is not None and name is not None:

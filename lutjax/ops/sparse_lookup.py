@@ -1,7 +1,6 @@
 """Summing rows that reach only some of the outputs."""
 
 import dataclasses
-import operator
 
 import jax
 from jaxtyping import Float, Int
@@ -12,7 +11,7 @@ from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
 from lutjax.kernels.contract import Call, batched, shared, static
 from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _groups, _nan
+from lutjax.ops import _checks, _edges, _groups, _nan
 from lutjax.ops._transforms import apply
 
 
@@ -99,16 +98,7 @@ def sparse_lookup(
     op = "sparse_lookup"
     detection = _checks.detection(op, "detection", detection, 1, "[..., detectors]")
     _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
-    _checks.integers(op, "targets", targets, 3, "[detectors or 1, rows or 1, slots]")
-    n_detectors, n_rows, n_slots = weights.shape
-    fits = (
-        targets.shape[0] in (1, n_detectors)
-        and targets.shape[1] in (1, n_rows)
-        and targets.shape[2] == n_slots
-    )
-    _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
-    n_outputs = operator.index(n_outputs)
-    _checks.require(n_outputs >= 0, op, "n_outputs", n_outputs, "it must not be negative")
+    n_outputs, n_detectors = _edges.checked(op, weights, targets, n_outputs), weights.shape[0]
     accumulate = _checks.accumulation(op, accumulate)
     n_groups = _groups.number(op, groups, n_detectors)
     call = SparseLookup(

@@ -1,6 +1,7 @@
 """Training of the byte language model: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int, UInt8
 
+import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
@@ -314,6 +316,33 @@ class Run(ModelRun[LanguageModel]):
           max_windows: takes only so many windows, spread evenly over the part.
         """
         return self._evaluation(state.params, state.others, part, max_windows=max_windows)
+
+    def usage(self, state: State, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
+        """Return how often windows of a part of a text read each row of each table, by the table's path in the model.
+
+        Args:
+          max_windows: see `evaluate`; the windows are whole batches, so the last batch may have some of them again.
+        """
+        # Nothing is differentiated, and reads inside of a jax.checkpoint cannot be counted.
+        config = (
+            dataclasses.replace(self.config, remat=False)
+            if isinstance(self.config, GPTConfig)
+            else self.config
+        )
+        structure, mesh = structure_of(config), self.mesh
+        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+
+        @functools.partial(jax.jit, **where)
+        def count(params: Any, others: Any, text: Array, starts: Array) -> dict[str, lutjax.Usage]:
+            inputs, _ = meshes.by_sample(_windows(text, starts, self.config.context), mesh)
+            return lutjax.usage(structure.model(params, others))(inputs, deterministic=True)
+
+        total: dict[str, lutjax.Usage] = {}
+        for starts in self._evaluation.windows(part.size, max_windows).starts:
+            for name, found in count(state.params, state.others, part, starts).items():
+                counts = lutjax.Usage(np.asarray(found.counts, np.int64))
+                total[name] = total[name] + counts if name in total else counts
+        return total
 
 
 class Evaluation:

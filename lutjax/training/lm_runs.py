@@ -1,6 +1,7 @@
 """Runs of language models: their record, their text, the work at their end, and loading their models."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import lm, meshes, models, presets, runs
+from lutjax.training import lm, meshes, models, presets, reports, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.lm import CONFIGS, Run, TrainingConfig, structure_of
@@ -21,6 +22,17 @@ EVALUATION_WINDOWS = 1024
 
 SAMPLE_BYTES = 300
 """Length of the text that is written at the end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Intervals):
+    """Options that may change while a run goes on.
+
+    Attributes:
+      usage: count at the end how often the test part reads each row of each table, in usage.json.
+    """
+
+    usage: bool = False
 
 
 @dataclasses.dataclass
@@ -88,7 +100,7 @@ def _run(record: Record, text: Text) -> Run:
 class LanguageModel(Experiment):
     """A language model on a text: an `Experiment`."""
 
-    configs = Configs(LUTTransformerConfig | GPTConfig, TrainingConfig, Intervals)
+    configs = Configs(LUTTransformerConfig | GPTConfig, TrainingConfig, Options)
     kept = Record
     refuses = TextError
     curves = ("training loss", "test loss")
@@ -113,7 +125,7 @@ class LanguageModel(Experiment):
           ValueError: the model has no such preset, or a field is one of another model.
         """
         name = model or presets.MODEL
-        known = [set(config.__dataclass_fields__) for config in (CONFIGS[name], TrainingConfig, Intervals)]
+        known = [set(config.__dataclass_fields__) for config in (CONFIGS[name], TrainingConfig, Options)]
         others = sorted(set(fields).difference(*known))
         if others:
             raise ValueError(f"{others[0]} is {fields[others[0]]}; the model {name} has no such option.")
@@ -171,6 +183,7 @@ class LanguageModel(Experiment):
             Part("test", "testing the whole test part", self._test),
             Part("loss.png", "drawing the losses", lambda state, path: self._draw_losses(path)),
             self.curves_part(),
+            *([Part("usage.json", "counting reads of tables", self._count)] if self.intervals.usage else []),
             Part("sample.txt", "writing a sample", self._sample),
         ]
 
@@ -190,6 +203,12 @@ class LanguageModel(Experiment):
             line,
             f"tested after {chosen.step} steps, where the validation loss is lowest: {chosen.loss:.4f}.",
         ]
+
+    def _count(self, state: State, path: Path) -> list[str]:
+        found = self.run.usage(self.run.selected(state), self.text.test, max_windows=EVALUATION_WINDOWS)
+        tables = reports.tables(found)
+        path.write_text(json.dumps([dataclasses.asdict(table) for table in tables], indent=1) + "\n")
+        return [table.line() for table in tables]
 
     def _draw_losses(self, path: Path) -> list[str]:
         from lutjax.training.pictures import plot_losses

@@ -1,12 +1,13 @@
-"""Facts about a trained classifier: its confusions, its gates by kind, and inputs that reach no vote. NumPy alone."""
+"""Facts about a trained classifier: its confusions, its gates by kind, and inputs that reach no vote; and the reads of tables. NumPy alone."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from lutjax._usage import Usage
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.samples import Samples
 
@@ -82,6 +83,60 @@ class Report:
             f"Gates by kind: {kinds}; no vote depends on {dead:,} of {sum(totals.values()):,}.",
             f"Dead inputs: no vote depends on {len(self.dead_bits):,} of {self.bits:,} bits.",
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """Reads of the tables of one look-up, as JSON can hold them.
+
+    Attributes:
+      name: path of the tables in the model.
+      tables, rows: the number of tables, and of the rows of each.
+      reads: reads of all tables.
+      never_read: rows of all tables that were never read.
+      entropy: entropy of the reads of each table, in bits.
+      largest_share: share of the most read row of each table in its reads.
+    """
+
+    name: str
+    tables: int
+    rows: int
+    reads: int
+    never_read: int
+    entropy: list[float]
+    largest_share: list[float]
+
+    def line(self) -> str:
+        """Return it in words, with means over the tables."""
+        rows, share = self.tables * self.rows, float(np.mean(self.largest_share or [0]))
+        return (
+            f"{self.name}: never read {self.never_read:,} of {rows:,} rows; entropy {np.mean(self.entropy or [0]):.2f} of "
+            f"{np.log2(max(self.rows, 1)):.0f} bits; the most read row of a table has {share:.1%} of its reads."
+        )
+
+
+def tables(usage: Mapping[str, Usage]) -> list[Tables]:
+    """Return what `lutjax.usage` found, for reports.
+
+    Example:
+      >>> import numpy as np, lutjax
+      >>> from lutjax.training import reports
+      >>> (found,) = reports.tables({"hidden/weights": lutjax.Usage(np.array([[3, 0, 1, 0], [2, 2, 0, 0]]))})
+      >>> found.line()
+      'hidden/weights: never read 4 of 8 rows; entropy 0.91 of 2 bits; the most read row of a table has 62.5% of its reads.'
+    """
+    return [
+        Tables(
+            name=name,
+            tables=found.counts.shape[0],
+            rows=found.counts.shape[1],
+            reads=int(found.reads.sum()),
+            never_read=int(found.never_read.sum()),
+            entropy=found.entropy.tolist(),
+            largest_share=found.largest_share.tolist(),
+        )
+        for name, found in usage.items()
+    ]
 
 
 def report(

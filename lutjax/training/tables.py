@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
@@ -29,7 +30,7 @@ from lutjax.factored.collect import (
     value_and_grad,
 )
 from lutjax.factored.gradient import TableGradient
-from lutjax.factored.update import check_devices, check_state, squared_norm, update_table
+from lutjax.factored.update import check_devices, check_state, of_edges, squared_norm, update_table
 
 with needed_by(__name__):
     import optax
@@ -50,6 +51,7 @@ __all__ = [
     "is_table",
     "microbatched",
     "normalised",
+    "scaled",
     "value_and_grad",
 ]
 
@@ -80,7 +82,8 @@ class Optimizer:
       rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
       rest: any optax optimiser, for all that is no table; by default SGD with the same rate. What it clips is theirs
         alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
-      rates: a factor of the rate for some tables, by name.
+      rates: factors of the rate for some tables, by name: a number, an array with one for each table, ``[T]``, or one for each edge,
+        ``[T or 1, R or 1, O or 1]`` (of `lutjax.sparse_lookup` ``[T or 1, R or 1, K or 1]``).
       tables: which parameters are tables, as for `value_and_grad`.
 
     Source: docs/semantics.md, section 8.
@@ -108,8 +111,19 @@ class Optimizer:
     rate: float | Callable[[Any], Any]
     _: dataclasses.KW_ONLY
     rest: optax.GradientTransformation | None = None
-    rates: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    rates: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     tables: IsTable = is_table
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Optimizer):
+            return NotImplemented
+
+        def values(optimizer: Optimizer) -> tuple[Any, ...]:
+            return tuple(
+                getattr(optimizer, f.name) for f in dataclasses.fields(optimizer) if f.name != "rates"
+            )
+
+        return values(self) == values(other) and _same_rates(self.rates, other.rates)
 
     @property
     def _rest(self) -> optax.GradientTransformation:
@@ -119,7 +133,7 @@ class Optimizer:
         """The state before the first step.
 
         Raises:
-          ValueError: `rates` names a table that is not there.
+          ValueError: `rates` names a table that is not there, or has factors of a wrong shape.
         """
         split = Split(params, self.tables)
         unknown = sorted(set(self.rates) - set(split.tables))
@@ -127,8 +141,14 @@ class Optimizer:
             raise ValueError(
                 f"Optimizer: rates names {unknown}; the tables are {sorted(split.tables) or 'none'}."
             )
+        for name in self.rates:
+            self._rates_of(name, split.tables[name])
         rows = {name: self.rule.init(table) for name, table in split.tables.items()}
         return OptimizerState(jnp.zeros((), jnp.int32), rows, self._rest.init(split.others))
+
+    def _rates_of(self, name: str, table: Any) -> Any:
+        dtype = accumulator(table.dtype)
+        return of_edges("Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype)
 
     def specs(self, params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) -> OptimizerState:
         """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
@@ -212,8 +232,12 @@ class Optimizer:
         moved = {}
         for name, table in split.tables.items():
             update = update_table if is_factored(of_tables[name]) else _update_all
-            rate_of = rate * self.rates.get(name, 1.0)
-            moved[name] = update(table, of_tables[name], rate_of, self.rule, state.rows[name])
+            factor, rates = self.rates.get(name, 1.0), None
+            if np.ndim(factor):
+                factor, rates = 1.0, self._rates_of(name, table)
+            moved[name] = update(
+                table, of_tables[name], rate * factor, self.rule, state.rows[name], rates=rates
+            )
         updates, rest = self._rest.update(others, state.rest, split.others)
         params = split.join(
             optax.apply_updates(split.others, updates), {n: table for n, (table, _) in moved.items()}
@@ -222,17 +246,75 @@ class Optimizer:
 
 
 def _update_all(
-    table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState
+    table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any
 ) -> tuple[jax.Array, RowState]:
     """A table after a step of a rule, from its gradient as an array."""
     dtype = accumulator(table.dtype)
     gradient = gradient.astype(dtype)
-    moved, new = rule.step(table.astype(dtype), gradient, state, jnp.asarray(rate, dtype))
+    rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates
+    moved, new = rule.step(table.astype(dtype), gradient, state, rate)
     touched = jnp.any(gradient != 0, -1, keepdims=True)
     result: tuple[jax.Array, RowState] = jax.tree.map(
         lambda n, o: jnp.where(touched, n.astype(o.dtype), o), (moved, new), (table, state)
     )
     return result
+
+
+def _same_rates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(a[n] is b[n] or np.array_equal(a[n], b[n]) for n in a)
+
+
+def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Multiplies the updates of some parameters by factors: learning-rate factors of any optax optimiser, for tables and others.
+
+    It comes after the optimiser in `optax.chain`. For tables that an `Optimizer` moves, its `rates` are the same factors.
+
+    Args:
+      rates: by the name of the parameter, a number, an array with one for each table, ``[T]``, or an array that broadcasts to
+        the parameter and has as many axes.
+
+    Raises:
+      ValueError, TypeError: on use: there is no such parameter, factors have a wrong shape, or a gradient is a `TableGradient`.
+
+    Source: docs/semantics.md, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from lutjax.training import tables
+      >>> tx = optax.chain(optax.sgd(1.0), tables.scaled({"weights": jnp.array([1.0, 0.5])}))
+      >>> params = {"bias": jnp.ones(3), "weights": jnp.ones((2, 1, 1))}
+      >>> updates, _ = tx.update(params, tx.init(params))
+      >>> updates["weights"].ravel(), updates["bias"]
+      (Array([-1. , -0.5], dtype=float32), Array([-1., -1., -1.], dtype=float32))
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        found = []
+
+        def multiply(path: Any, value: Any) -> Any:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            if name not in rates:
+                return value
+            found.append(name)
+            _refuse_factored("scaled", value)
+            return value * of_edges("scaled", f"rates[{name!r}]", rates[name], value.shape, value.dtype)
+
+        multiplied = jax.tree_util.tree_map_with_path(multiply, updates, is_leaf=is_factored)
+        unknown = sorted(set(rates) - set(found))
+        if unknown:
+            raise ValueError(f"scaled: rates names {unknown}, which are no parameters.")
+        return multiplied, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _refuse_factored(name: str, gradient: Any) -> None:
+    if is_factored(gradient):
+        raise TypeError(
+            f"{name}: a gradient is a TableGradient; use the dense gradient of this table (jax.grad, or "
+            "its to_dense())."
+        )
 
 
 def global_norm(gradients: Any) -> jax.Array:
@@ -317,11 +399,7 @@ def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
     """
 
     def divide(gradient: Any) -> jax.Array:
-        if is_factored(gradient):
-            raise TypeError(
-                "normalised: a gradient is a TableGradient; use the dense gradient of this table (jax.grad, or "
-                "its to_dense())."
-            )
+        _refuse_factored("normalised", gradient)
         largest = jnp.max(jnp.abs(gradient), initial=0)
         return jnp.divide(gradient, jnp.maximum(largest, jnp.asarray(eps, gradient.dtype)))
 

@@ -5,6 +5,7 @@ A look-up is seen here as hits: detector `t` read row ``index[t, i]``, whose gra
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,6 +35,9 @@ Visit = Callable[[Detectors, Body, Any], Any]
 
 Ids = Callable[[_pair_tiles.Tile], jax.Array]
 """Returns the row ids of the pairs of a tile, ``[group, n]``."""
+
+OfRows = Callable[[jax.Array], jax.Array]
+"""Takes the rates or factors of the rows that are moved, which broadcast to these, out of those of all rows."""
 
 Hits = tuple[Visit, int]
 """The hits of a call: how they are visited, and how many a detector has at most."""
@@ -91,19 +95,15 @@ def update(
 
         return visit(lambda a, axis=0: a, add, weights), state
 
-    rate = step.rate.astype(dtype)
-    factor = None if step.factor is None else step.factor.astype(dtype)
     # A row moves by the sum over all its hits. That is made for a group of detectors at a time, in an array as
     # long as their tables or as their hits, whatever is shorter.
     n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
     move = _move_all if _few_rows(weights, n_hits) else _move_hit
 
-    def moved(old: Any, total: jax.Array) -> Any:
+    def moved(old: Any, total: jax.Array, of_rows: OfRows) -> Any:
         rows, state = old
-        gradient = result(total, dtype, accumulate)
-        if factor is not None:
-            gradient = gradient * factor
-        new, state = rule.step(rows.astype(dtype), gradient, state, rate)
+        gradient = _scaled(result(total, dtype, accumulate), step.factor, of_rows)
+        new, state = rule.step(rows.astype(dtype), gradient, state, of_rows(step.rate).astype(dtype))
         return new.astype(rows.dtype), state
 
     def step_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
@@ -120,16 +120,30 @@ def update(
 def scale_of_additions(call: Reads, step: Step) -> jax.Array | None:
     """Return the factor of cotangents with which they are added to rows one by one; None where a row moves by their sum."""
     dtype = accumulator(call.weights.dtype)
-    if not step.rule.additive or call.accumulate is not None or dtype != call.weights.dtype:
+    if (
+        not step.rule.additive
+        or step.differs_by_row
+        or call.accumulate is not None
+        or dtype != call.weights.dtype
+    ):
         return None
     rate = step.rate.astype(dtype)
     return -rate if step.factor is None else -rate * step.factor.astype(dtype)
 
 
-def squared_norm(call: Reads, visit: Visit, n_hits: int, *, device: Device) -> jax.Array:
+def _scaled(gradient: jax.Array, factor: jax.Array | None, of_rows: "OfRows") -> jax.Array:
+    return gradient if factor is None else gradient * of_rows(factor).astype(gradient.dtype)
+
+
+def squared_norm(
+    call: Reads, visit: Visit, n_hits: int, factor: jax.Array | None = None, *, device: Device
+) -> jax.Array:
     """Return the sum of the squares of the gradient of a call's tables, of which only the shape matters.
 
     The sums over the hits of a row are made group by group as in `update`, and none of them is kept.
+
+    Args:
+      factor: of the gradient, see `lutjax.kernels.contract.Step`.
     """
     weights, accumulate = call.weights, call.accumulate
     dtype = accumulator(weights.dtype)
@@ -140,12 +154,28 @@ def squared_norm(call: Reads, visit: Visit, n_hits: int, *, device: Device) -> j
         group = _Group(first, size, n_rows, n_hits, accumulate, False)
         if _few_rows(weights, n_hits):
             sums, _ = _sums_of_all(group, weights, visit)
+            of_rows = group.of_all
         else:
-            sums, _, last_hit = _sums_of_hit(group, weights, last_hit, visit)
-        return (total + jnp.sum(jnp.square(result(sums, dtype, accumulate))), last_hit), None
+            sums, row_of, last_hit = _sums_of_hit(group, weights, last_hit, visit)
+            of_rows = functools.partial(group.of_hit, row_of)
+        gradient = _scaled(result(sums, dtype, accumulate), factor, of_rows)
+        return (total + jnp.sum(jnp.square(gradient)), last_hit), None
 
     start = zeros_varying(weights, (), dtype), _no_last_hit(weights, size, n_hits)
     return jax.lax.scan(add_group, start, _firsts(weights, size))[0][0]
+
+
+def counts(call: Reads, visit: Visit) -> jax.Array:
+    """Return the number of hits of each row of a call's tables, of which only the shape matters: int32 ``[T, R]``."""
+    n_detectors, n_rows, _ = call.weights.shape
+    group = _Group(jnp.int32(0), n_detectors, n_rows, 0, call.accumulate, False)
+
+    def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
+        return total.at[group.numbers, group.rows(index, counts)].add(jnp.int32(1), mode="drop")
+
+    start = zeros_varying(call.weights, (n_detectors, n_rows), jnp.int32)
+    result: jax.Array = visit(lambda a, axis=0: a, add, start)
+    return result
 
 
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
@@ -190,6 +220,17 @@ class _Group:
     def of(self, a: jax.Array, axis: int = 0) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(a, self.first, self.size, axis)
 
+    def of_all(self, a: jax.Array) -> jax.Array:
+        """Rates or factors, scalar or ``[T or 1, R or 1, O or 1]``, of all rows of the group."""
+        return self.of(a) if a.ndim and a.shape[0] > 1 else a
+
+    def of_hit(self, row_of: jax.Array, a: jax.Array) -> jax.Array:
+        """The same of some rows ``[group, n]``: scalar or ``[group or 1, n or 1, O or 1]``."""
+        a = self.of_all(a)
+        if not a.ndim or a.shape[1] == 1:
+            return a
+        return a.at[self.numbers if a.shape[0] > 1 else 0, row_of].get(mode="clip")
+
     def rows(self, index: jax.Array, counts: jax.Array | None) -> jax.Array:
         """Row ids that exist, or one past the last for hits that do not count."""
         rows = jnp.clip(index, 0, self.n_rows - 1)
@@ -212,12 +253,12 @@ def _move_all(
     tables: Any,
     last_hit: jax.Array,
     visit: Visit,
-    moved: Callable[[Any, jax.Array], Any],
+    moved: Callable[[Any, jax.Array, OfRows], Any],
 ) -> Any:
     """Gradients as arrays of the shape of the group's tables."""
     gradient, touched = _sums_of_all(group, tables[0], visit)
     old = jax.tree.map(group.of, tables)
-    new = moved(old, gradient)
+    new = moved(old, gradient, group.of_all)
     if touched is not None:
         new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
     new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
@@ -247,12 +288,13 @@ def _move_hit(
     tables: Any,
     last_hit: jax.Array,
     visit: Visit,
-    moved: Callable[[Any, jax.Array], Any],
+    moved: Callable[[Any, jax.Array, OfRows], Any],
 ) -> Any:
     """Gradients of the rows that were hit only."""
     gradient, row_of, last_hit = _sums_of_hit(group, tables[0], last_hit, visit)
     at = (group.first + group.numbers, row_of)
-    new = moved(jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables), gradient)
+    old = jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables)
+    new = moved(old, gradient, functools.partial(group.of_hit, row_of))
     return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
 
 

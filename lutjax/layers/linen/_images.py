@@ -1,26 +1,10 @@
 """Tables with geometry for Flax Linen; `lutjax.layers._images` has the arguments of the layers."""
 
-import jax
-from flax import linen as nn
-from jaxtyping import Float
-
-from lutjax._typing import Array
 from lutjax.layers import _images
-from lutjax.layers.linen._layer import Layer
+from lutjax.layers.linen._layer import Switched
 
 
-class _Image(Layer):
-    """Base of layers over images."""
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
-        """Return outputs for images."""
-        spec, arrays = self._bound()
-        y: jax.Array = spec(arrays, x)
-        return y
-
-
-class SpatialLUT(_Image, _images.SpatialLUTArguments):
+class SpatialLUT(Switched, _images.SpatialLUTArguments):
     """Layer of look-up tables between two maps.
 
     Example:
@@ -35,9 +19,9 @@ class SpatialLUT(_Image, _images.SpatialLUTArguments):
     """
 
 
-class WindowLUT(_Image, _images.WindowLUTArguments):
+class WindowLUT(Switched, _images.WindowLUTArguments):
     """Layer of look-up tables over windows of an image, each place with tables of its own."""
 
 
-class ConvLUT(_Image, _images.ConvLUTArguments):
+class ConvLUT(Switched, _images.ConvLUTArguments):
     """Layer of look-up tables over windows of an image, with the same tables at all places."""

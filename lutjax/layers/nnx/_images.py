@@ -2,25 +2,12 @@
 
 import dataclasses
 
-import jax
-from jaxtyping import Float
-
-from lutjax._typing import Array
 from lutjax.layers import _images
-from lutjax.layers.nnx._layer import Drawn
-
-
-class _Image(Drawn):
-    """Base of layers over images."""
-
-    def __call__(self, x: Float[Array, "..."]) -> Float[jax.Array, "..."]:
-        """Return outputs for images."""
-        y: jax.Array = self.spec(self._arrays(), x)
-        return y
+from lutjax.layers.nnx._layer import Scored
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class SpatialLUT(_Image, _images.SpatialLUTArguments):
+class SpatialLUT(Scored, _images.SpatialLUTArguments):
     """Layer of look-up tables between two maps.
 
     Example:
@@ -38,12 +25,12 @@ class SpatialLUT(_Image, _images.SpatialLUTArguments):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class WindowLUT(_Image, _images.WindowLUTArguments):
+class WindowLUT(Scored, _images.WindowLUTArguments):
     """Layer of look-up tables over windows of an image, each place with tables of its own."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class ConvLUT(_Image, _images.ConvLUTArguments):
+class ConvLUT(Scored, _images.ConvLUTArguments):
     """Layer of look-up tables over windows of an image, with the same tables at all places.
 
     Example:

@@ -224,6 +224,18 @@ class Random(Switched, Drawn):
         return self._run(x, deterministic, rngs)
 
 
+class Scored(Random):
+    """Base of layers of scored tables, which have a form of integers."""
+
+    def _quantise(self) -> None:
+        """Replace the tables by tables of integers."""
+        spec, arrays = self.spec.quantise(self.weights.get_value())
+        self._declared = spec
+        self.rngs = nnx.data(None)  # there is no dropout
+        for name, array in arrays.items():
+            setattr(self, name, Quantised(array))
+
+
 def check(model: nnx.Module) -> None:
     """Check every layer of this package in a model, for example after a checkpoint was read.
 

@@ -6,13 +6,13 @@ from typing import TypeVar
 from flax import nnx
 
 from lutjax.layers import _projection
-from lutjax.layers.nnx._layer import Quantised, Random
+from lutjax.layers.nnx._layer import Scored
 
 M = TypeVar("M", bound=nnx.Module)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class ProjectionLUT(Random, _projection.ProjectionLUTArguments):
+class ProjectionLUT(Scored, _projection.ProjectionLUTArguments):
     """Layer of look-up tables to put in place of a feed-forward layer.
 
     Tables are `Tables` and the read's scalars `Scalars`, both kinds of `nnx.Param`, so that an optimiser can tell them from the
@@ -30,17 +30,11 @@ class ProjectionLUT(Random, _projection.ProjectionLUTArguments):
       >>> deterministic = nnx.view(layer, deterministic=True)
     """
 
-    def _quantise(self) -> None:
-        """Replace the tables by tables of integers."""
-        spec, arrays = self.spec.quantise(self.weights.get_value())
-        self._declared = spec
-        self.rngs = nnx.data(None)  # there is no dropout
-        for name, array in arrays.items():
-            setattr(self, name, Quantised(array))
-
 
 def quantised(model: M) -> M:
-    """Return a model whose `ProjectionLUT` layers have tables of integers, for deployment: a quarter of the memory.
+    """Return a model whose layers of scored tables have tables of integers, for deployment: a quarter of the memory.
+
+    These are `ProjectionLUT`, and of `SpatialLUT`, `WindowLUT` and `ConvLUT` those that were trained with `lutjax.reads.PowersOfTwo`.
 
     It has no table of floats; all other arrays are shared with the model. Its layers are those that ``quantised=True`` makes,
     into which a checkpoint of it can be read.
@@ -49,7 +43,7 @@ def quantised(model: M) -> M:
       model: trained with `lutjax.reads.PowersOfTwo`, whose values it keeps up to the rounding of float sums.
 
     Raises:
-      ValueError: there is no `ProjectionLUT`, or one has another read.
+      ValueError: there is no such layer, or a `ProjectionLUT` has another read.
 
     Source: docs/semantics.md, section 12.
 
@@ -64,10 +58,16 @@ def quantised(model: M) -> M:
       (dtype('int8'), (4, 4), (2, 16))
     """
     model = nnx.merge(*nnx.split(model))
-    layers = [module for _, module in nnx.iter_modules(model) if isinstance(module, ProjectionLUT)]
+    layers = [module for _, module in nnx.iter_modules(model) if isinstance(module, Scored)]
+    layers = [
+        layer
+        for layer in layers
+        if isinstance(layer, ProjectionLUT) or (layer.read is not None and layer.read.rounds_tables)
+    ]
     if not layers:
         raise ValueError(
-            f"quantised: {type(model).__name__} has no ProjectionLUT, the layer with a form of integers."
+            f"quantised: {type(model).__name__} has no ProjectionLUT, and no layer of images with the read PowersOfTwo: the "
+            "layers with a form of integers."
         )
     for layer in layers:
         if not layer.quantised:

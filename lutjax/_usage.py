@@ -1,0 +1,201 @@
+"""Statistics of tables: how often each of their rows is read."""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Float, Int
+
+from lutjax import _compat, _meshes
+from lutjax._dtypes import FLOATS
+from lutjax._typing import Array
+from lutjax.factored.update import hits_of
+from lutjax.kernels.contract import Call
+from lutjax.kernels.registry import Device, devices_of
+from lutjax.ops import _table_reads
+from lutjax.ops._transforms import folded
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Counts of the reads of each row of some tables, made by `lutjax.usage`. A pytree.
+
+    Counts of two batches are added by ``+``, and over the devices of a `jax.shard_map` by `jax.lax.psum`. The statistics are
+    computed by NumPy, outside of jit.
+
+    Attributes:
+      counts: ``[T, R]``, int32. Make them int64 of NumPy, where a sum of batches may have more than ``2**31`` reads of one row.
+
+    Example:
+      >>> import numpy as np, lutjax
+      >>> found = lutjax.Usage(np.array([[2, 2, 0, 0], [0, 0, 0, 0]])) + lutjax.Usage(np.array([[2, 2, 0, 0], [0, 1, 0, 0]]))
+      >>> found.reads, found.never_read, found.entropy, found.largest_share
+      (array([8, 1]), array([2, 3]), array([1., 0.]), array([0.5, 1. ]))
+    """
+
+    counts: Int[Array, "detectors rows"]
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.counts + other.counts)
+
+    @property
+    def reads(self) -> Int[np.ndarray, " detectors"]:
+        """Number of reads of each table."""
+        return self._counts.sum(-1)
+
+    @property
+    def never_read(self) -> Int[np.ndarray, " detectors"]:
+        """Number of rows of each table that were never read."""
+        return (self._counts == 0).sum(-1)
+
+    @property
+    def entropy(self) -> Float[np.ndarray, " detectors"]:
+        """Entropy of the reads of each table in bits.
+
+        It is 0 where all reads are of one row, or there are none, and as many as the address has where all rows are read equally often.
+        """
+        share = self._shares
+        bits = -share * np.log2(share, out=np.zeros_like(share), where=share > 0)
+        return np.abs(bits.sum(-1))  # no -0
+
+    @property
+    def largest_share(self) -> Float[np.ndarray, " detectors"]:
+        """Share of the most read row of each table in its reads; 0 of a table without reads."""
+        return self._shares.max(-1, initial=0.0)
+
+    @property
+    def _counts(self) -> np.ndarray:
+        return np.asarray(self.counts).astype(np.int64)
+
+    @property
+    def _shares(self) -> np.ndarray:
+        shares: np.ndarray = self._counts / np.maximum(self.reads, 1)[:, None]
+        return shares
+
+
+jax.tree_util.register_dataclass(Usage, ["counts"], [])
+
+
+def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
+    """Return a function that counts the reads of all tables that `function` looks up, with the same arguments.
+
+    It takes any function of JAX, so also a model of any library::
+
+        counts = jax.jit(lutjax.usage(model))                      # Flax NNX: counts(x)
+        counts = jax.jit(lutjax.usage(model.apply))                # Flax Linen: counts(variables, x)
+        counts = jax.jit(lutjax.usage(transformed.apply))          # Haiku: counts(params, state, key, x)
+        total = jax.tree.map(jnp.add, counts(x), counts(other_x))  # of two batches
+
+    Under jit what `function` returns is not computed, unless a look-up depends on it. A look-up reads a row once for each sample, a
+    scored or weighted one each row whose coefficient is not 0, and attention one for each pair of a query and a key.
+
+    Args:
+      function: of arrays, with look-ups of its own level: not inside a `jax.jit`, `vmap`, `scan` or `checkpoint` within it.
+
+    Returns:
+      A function of the arguments of `function`. It returns a `lutjax.Usage` for each table, by the path of the table in the model or in
+      its argument, as in ``"layers/0/weights"``. The reads of a table that is looked up twice are added. Of a table that is no
+      argument, because it was cast or made by the function, the name is the op and a number, as in ``"lookup 1"``.
+
+    Raises:
+      ValueError: on a call: a look-up is inside of a transformation, or of an op from outside whose kernel in plain JAX has no ``hits``.
+
+    Source: docs/semantics.md, section 13.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=3)
+      >>> def model(params, x):
+      ...     return lutjax.lut(x, params["hidden"]["weights"], anchors)
+      >>> params = {"hidden": {"weights": jnp.zeros((4, 2**3, 5))}}
+      >>> found = jax.jit(lutjax.usage(model))(params, jax.random.normal(jax.random.key(1), (16, 8)))
+      >>> found["hidden/weights"].counts.shape, found["hidden/weights"].reads
+      ((4, 8), array([16, 16, 16, 16]))
+    """
+
+    def counted(*args: Any, **kwargs: Any) -> dict[str, Usage]:
+        reads = _Counts(_names((getattr(function, "__self__", function), *args, *kwargs.values())))
+        with _table_reads.reported_to(reads):
+            function(*args, **kwargs)
+        return {name: Usage(counts) for name, counts in reads.found.items()}
+
+    return counted
+
+
+def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """Return all arrays in arguments with their paths in these."""
+    found = []
+    for argument in arguments:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            found.append((name.removesuffix("/value"), leaf))  # what Flax NNX calls the array of a variable
+    return found
+
+
+class _Counts(_table_reads.TableReads):
+    """Tables whose reads are counted.
+
+    Attributes:
+      found: counts of each table so far, by name.
+    """
+
+    def __init__(self, names: list[tuple[str, Any]]):
+        self._names = {id(array): name for name, array in names if name}
+        self._arrays = names  # kept, so that an id stays that of one object
+        self._trace = _compat.trace_state()
+        self.found: dict[str, jax.Array] = {}
+
+    def name(self, table: Any) -> str:
+        return self._names.get(id(table), "")
+
+    def look_up(self, name: str, call: Call, run: _table_reads.Run) -> jax.Array:
+        name = name or f"{call.op} {1 + sum(n.startswith(f'{call.op} ') for n in self.found)}"
+        if _compat.trace_state() != self._trace:
+            raise ValueError(
+                f"usage: the table {name} is looked up inside a jit, vmap, scan, checkpoint or shard_map within the function, where its "
+                "reads cannot be counted. Count inside of the transformation, as in jax.jit(lutjax.usage(function)), or count the "
+                "function without it."
+            )
+        y = run(None, call)
+        device = devices_of(jax.tree.leaves(call))[0]
+        counts = _meshes.divided_by_compiler(
+            functools.partial(_counted, device=device), lambda *_: PartitionSpec()
+        )(call, y)
+        self.found[name] = self.found[name] + counts if name in self.found else counts
+        return y
+
+    def stand_in(self, table: Any, made: jax.Array) -> None:
+        """Take an array that was made of a table as the table itself."""
+        if id(table) in self._names:
+            self._names[id(made)] = self._names[id(table)]
+            self._arrays.append(("", made))
+
+    def scale(self, name: str, factor: Any) -> None:
+        """Gradients do not matter."""
+
+
+@functools.partial(jax.jit, static_argnames="device")
+def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
+    """Return how often each row of a call's tables is read, ``[T, R]``."""
+    hits = hits_of(call.op)
+    if hits is None:
+        raise ValueError(
+            f"usage: {call.op} reads a table, but its kernel in plain JAX has no function `hits`, which lists the reads."
+        )
+    updates = importlib.import_module("lutjax.kernels._xla._row_updates")
+    axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(call)))
+    weights = getattr(call, str(call.table_name))
+    dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
+    weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)  # their shape: no memory in the end
+    call, cotangent = folded(
+        call.replace(**{str(call.table_name): weights}), jnp.zeros_like(output, dtype=dtype)
+    )
+    visit, _ = hits(call, cotangent, device=device)
+    counts: jax.Array = updates.counts(call, visit)
+    return counts

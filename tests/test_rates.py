@@ -1,0 +1,200 @@
+"""Learning-rate factors of tables and of edges: steps against loops, by every form of a gradient, and on several devices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import slow
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import lutjax
+from lutjax.kernels.contract import Step
+from lutjax.kernels.registry import Backend, Device, KernelSpec, Platform, Request
+from lutjax.ops.lookup import Lookup
+from lutjax.testing import assert_close
+from lutjax.training import tables
+
+T, C, K, INPUTS, BATCH = 4, 5, 3, 6, 5
+ANCHORS = lutjax.sample_anchors(jax.random.key(0), INPUTS, T, C)
+FEW = lutjax.sample_anchors(jax.random.key(1), INPUTS, T, 2)
+TARGETS = jax.random.randint(jax.random.key(2), (T, 4, K), -1, 5, jnp.int32)
+X = jax.random.normal(jax.random.key(3), (BATCH, INPUTS))
+PARAMS = {
+    "lut": jax.random.normal(jax.random.key(4), (T, 2**C, K)),  # more rows than samples
+    "sparse": jax.random.normal(jax.random.key(5), (T, 4, K)),  # fewer
+}
+FACTORS = {
+    "table": ({"lut": (T,), "sparse": (T,)}, (tables.SGD(),)),
+    "edge": ({"lut": (T, 2**C, K), "sparse": (T, 4, K)}, (tables.RowAdam(b1=0.9),)),
+    "broadcast": ({"lut": (1, 2**C, 1), "sparse": (T, 1, K)}, (tables.RowAdagrad(weight_decay=0.25),)),
+}
+
+
+def is_table(name, array):
+    return name in PARAMS
+
+
+def factors(kind):
+    rng = np.random.default_rng(0)
+    return {name: rng.uniform(0.25, 2, shape).astype(np.float32) for name, shape in FACTORS[kind][0].items()}
+
+
+def loss(params, x):
+    y = lutjax.lut(x, params["lut"], ANCHORS)
+    z = lutjax.sparse_lut(x, params["sparse"], FEW, TARGETS, 5)
+    return jnp.mean((y - 1) ** 2) + jnp.mean((z + 1) ** 2)
+
+
+def rows_read(name):
+    pairs = {"lut": ANCHORS, "sparse": FEW}[name]
+    index = np.asarray(lutjax.detect(X, pairs).index)
+    return {(t, int(index[b, t])) for b in range(BATCH) for t in range(T)}
+
+
+def stepped(rule, name, table, gradient, rate, rates, state):
+    """The table after a step, edge by edge: the difference that the rule makes of it, times the factor."""
+    after, kept = rule.step(table, gradient, state, jnp.float32(rate))
+    moved, new_state = np.array(table), {n: np.array(a) for n, a in state.items()}
+    for t, r in rows_read(name):
+        for k in range(K):
+            factor = rates[t] if rates.ndim == 1 else np.broadcast_to(rates, table.shape)[t, r, k]
+            moved[t, r, k] = table[t, r, k] + factor * (after[t, r, k] - table[t, r, k])
+        for n, a in kept.items():
+            new_state[n][t, r] = a[t, r]
+    return moved, new_state
+
+
+@pytest.mark.parametrize("kind", [slow("table"), "edge", "broadcast"])
+def test_steps_by_loops(kind):
+    rates, value_and_grad = factors(kind), tables.value_and_grad(loss, tables=is_table)
+    dense, factored = (jax.jit(f)(PARAMS, X)[1] for f in (jax.value_and_grad(loss), value_and_grad))
+    for rule in FACTORS[kind][1]:
+        optimizer = tables.Optimizer(rule, 0.125, rates=rates, tables=is_table)
+        state = optimizer.init(PARAMS)
+        filled = {n: {m: jnp.full_like(a, 0.5) for m, a in rows.items()} for n, rows in state.rows.items()}
+        state = state._replace(rows=filled)
+        apply = jax.jit(optimizer.apply)
+        for name, gradients in (("factored", factored), ("dense", dense))[: 1 if kind == "edge" else 2]:
+            params, after = apply(PARAMS, gradients, state)
+            for table, of in PARAMS.items():
+                want, rows = stepped(rule, table, of, dense[table], 0.125, rates[table], filled[table])
+                assert_close(f"{rule} {name} {table}", params[table], want)
+                for part, a in rows.items():
+                    assert_close(f"{rule} {name} {table} {part}", after.rows[table][part], a)
+
+
+def test_other_optimisers_take_the_same_factors():
+    rates = factors("edge")
+    gradients = {name: table / 2 for name, table in PARAMS.items()}
+    for tx in (optax.sgd(0.125), optax.adam(0.125)):
+        with jax.numpy_dtype_promotion("standard"):
+            plain, _ = tx.update(gradients, tx.init(PARAMS))
+            chain = optax.chain(tx, tables.scaled(rates))
+            scaled, _ = chain.update(gradients, chain.init(PARAMS))
+        for name, step in plain.items():
+            np.testing.assert_array_equal(scaled[name], step * rates[name])
+    of_tables, _ = tables.scaled(factors("table")).update(gradients, None)
+    for t in range(T):
+        np.testing.assert_array_equal(of_tables["lut"][t], gradients["lut"][t] * factors("table")["lut"][t])
+
+
+def test_factors_of_gradients():
+    """`lutjax.scale_gradient` by table: dense and factored gradients, their norm and their steps; nothing else changes."""
+    factor, params = jnp.asarray(factors("table")["lut"].reshape(T, 1, 1)), {"lut": PARAMS["lut"]}
+
+    def plain(params, x):
+        return jnp.mean((lutjax.lut(x, params["lut"], ANCHORS) - 1) ** 2)
+
+    def scaled(params, x):
+        return plain({"lut": lutjax.scale_gradient(params["lut"], factor)}, x)
+
+    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.125, tables=is_table)
+
+    @jax.jit
+    def every(params, x):
+        state = optimizer.init(params)
+        dense = jax.grad(scaled, (0, 1))(params, x)
+        factored = tables.value_and_grad(scaled, tables=is_table)(params, x)[1]
+        unscaled, of_x = jax.grad(plain, (0, 1))(params, x)
+        want = {"lut": unscaled["lut"] * factor}, of_x
+        found = {"lut": factored["lut"].to_dense()}, dense[1]
+        return [
+            (g, tables.global_norm(of_table), optimizer.apply(params, of_table, state))
+            for g, of_table in ((want, want[0]), (dense, dense[0]), (found, factored))
+        ]
+
+    want, *others = every(params, X)
+    for found in others:
+        for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True):
+            assert_close(jax.tree_util.keystr(path), a, b)
+
+
+@pytest.mark.parametrize("kind", [slow("auto"), "explicit"])
+def test_tables_that_are_divided_by_detector(kind):
+    types = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
+    mesh = Mesh(np.array(jax.devices()[:T]), ("detectors",), axis_types=(types,))
+    params = {"lut": PARAMS["lut"]}
+    optimizer = tables.Optimizer(
+        tables.RowAdagrad(), 0.125, rates={"lut": factors("table")["lut"]}, tables=is_table
+    )
+
+    @jax.jit
+    def step(params, state, x):
+        of = lambda params: jnp.sum(lutjax.lut(x, params["lut"], ANCHORS) ** 2)  # noqa: E731
+        return optimizer.apply(params, tables.value_and_grad(of, tables=is_table)(params)[1], state)
+
+    expected = step(params, optimizer.init(params), X)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(params, NamedSharding(mesh, P("detectors")))
+        actual = step(divided, optimizer.init(divided), jax.device_put(X, NamedSharding(mesh, P())))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close("divided", a, b)
+
+
+def test_optimisers_are_values():
+    def optimizer(rates):
+        return tables.Optimizer(tables.SGD(), 0.5, rates=rates)
+
+    assert optimizer({"a": np.ones(3)}) == optimizer({"a": np.ones(3)})
+    assert optimizer({"a": np.ones(3)}) != optimizer({"a": np.zeros(3)})
+    assert optimizer({"a": 1.0}) != optimizer({"b": 1.0})
+    assert hash(optimizer({"a": np.ones(3)})) == hash(optimizer({"a": np.ones(3)}))
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_errors():
+    _, gradients = jax.jit(tables.value_and_grad(loss, tables=is_table))(PARAMS, X)
+    shapes = rf"has shape \[3\]; expected a number, one for each table \[{T}\], or one for each edge \[4 or 1, 32 or 1, 3 or 1\]"
+    with pytest.raises(ValueError, match="update_table: rates " + shapes):
+        lutjax.update_table(PARAMS["lut"], gradients["lut"], 1.0, rates=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"Optimizer: rates\['lut'\] " + shapes):
+        tables.Optimizer(tables.SGD(), 1.0, rates={"lut": np.ones(3)}, tables=is_table).init(PARAMS)
+    with pytest.raises(ValueError, match=r"scaled: rates\['lut'\] " + shapes):
+        tables.scaled({"lut": np.ones(3)}).update(PARAMS, None)
+    with pytest.raises(ValueError, match=r"scaled: rates names \['other'\]"):
+        tables.scaled({"other": 1.0}).update(PARAMS, None)
+    with pytest.raises(TypeError, match="scaled: a gradient is a TableGradient"):
+        tables.scaled({"lut": 1.0}).update(gradients, None)
+    with pytest.raises(ValueError, match=r"scale_gradient: factor .*broadcasts to x"):
+        lutjax.scale_gradient(PARAMS["lut"], jnp.ones(T))
+
+
+def test_kernels_of_one_rate_leave_it_to_plain_jax():
+    d = lutjax.detect(X, ANCHORS)
+    call, device = Lookup(PARAMS["lut"], d), Device(Backend.CPU, "cpu")
+    step = Step(jnp.float32(1))
+    for platform in (Platform.NATIVE, Platform.XLA):
+        spec = KernelSpec(
+            "lookup", platform, Backend.CPU, "lutjax.kernels._xla.lookup", directions=("update",)
+        )
+        ask = lambda step, spec=spec: spec.why_not(Request("update", call, device, X, step))  # noqa: E731
+        assert ask(step) is None
+        other = ask(dataclasses.replace(step, rate=jnp.ones((T, 1, 1))))
+        assert other == (
+            "moves all rows at one rate, and the rates or factors of these differ"
+            if platform == Platform.NATIVE
+            else None
+        )
