@@ -296,12 +296,9 @@ def on_part(
             shape = found.shape
         axis = axis_of("output", shape)
         if add_up and axis is not None and size == each:
-            typed = (
-                jax.sharding.get_abstract_mesh().manual_axes
-            )  # of a shard_map; in a rule for the compiler there are none
-            return jax.lax.all_gather(
-                found, over, axis=axis, tiled=True, to="invarying" if typed else "varying"
-            )
+            # In a shard_map types say what differs from device to device; in a rule for the compiler there are none.
+            to = "invarying" if jax.sharding.get_abstract_mesh().manual_axes else "varying"
+            return jax.lax.all_gather(found, over, axis=axis, tiled=True, to=to)
         found = of_all("output", shape, found)
         return jax.lax.psum(found, over) if add_up else found
     return tuple(
