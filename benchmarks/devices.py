@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -582,18 +583,21 @@ def measure_large(case: Case, go: Callable[[], None], folder: Path) -> dict[str,
         said(f"{case.name}: {what} {row[f'{what} s']:.2f} s")
         return result
 
-    program = timed("compilation", lambda: Program(case))
     fewer = dataclasses.replace(case, detectors=max(case.detectors // 2, 1))
-    half = timed("compilation for half the devices", lambda: Program(fewer))
+    with ThreadPoolExecutor() as threads:
+        program, half = timed("compilation", lambda: list(threads.map(Program, (case, fewer))))
     row |= {**program.plan(), "tables GB": program.bytes / 1e9}
     go()
     timed("init", lambda: (program.start(), program.params)[1])
     program.run(1)
     row["ms"] = 1e3 * float(np.median([program.run(10)[0] for _ in range(3)]))
-    said(f"{case.name}: {row['ms']:.2f} ms a step")
     stats = [device.memory_stats() or {} for device in program.mesh.devices.flat]
     row["peak GB"] = max(s.get("peak_bytes_in_use", 0) for s in stats) / 1e9
     row["over share"] = row["peak GB"] * 1e9 / (program.bytes / case.detectors)
+    said(
+        f"{case.name}: {row['tables GB']:.1f} GB of tables: {row['ms']:.2f} ms a step, {row['peak GB']:.2f} GB on each, "
+        f"{row['over share']:.2f} of its share"
+    )
     before = int(timed("digest", lambda: digest(program.params)))
     timed("checkpoint", lambda: checkpoints.save(folder, 1, {"model": program.params}, {}))
     done = program.done

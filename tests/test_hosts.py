@@ -410,6 +410,23 @@ def test_a_process_that_fails_where_others_wait_ends_them(
     check_same(tmp_path, whole)
 
 
+@pytest.mark.slow
+def test_two_processes_generate_together(whole: Path, compilation_cache_directory: Path) -> None:
+    words = ["generate", "--checkpoint", str(whole), "--prompt", "the ", "--bytes", "20"]
+    outputs = processes.run("lutjax", *words, "--speed", cache=compilation_cache_directory)
+    expected = command(*words)
+    assert expected.startswith("the ")
+    assert expected in outputs[0]
+    assert "the " not in outputs[1]
+    assert [len(re.findall("bytes a second", text)) for text in outputs] == [1, 0]
+    with processes.Processes("lutjax", *words, "--integers", "int16") as started:
+        (first, shown), (second, nothing) = started.wait()
+    assert first
+    assert second
+    assert "--integers computes as the C program does, on one device; start one process" in shown
+    assert "integers" not in nothing
+
+
 OTHERS = {
     "gpt": "lm --text {text} --model gpt --feed-forward lut --context 8 --features 8 --n-layers 1 --n-heads 1 --batch-size 4 "
     "--select-every 4 --validate --microbatches 2",

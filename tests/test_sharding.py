@@ -231,6 +231,26 @@ def test_plain_jit(name, accumulate, layout, kind):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
+@needs_devices
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_devices_send_the_outputs_of_their_own_groups(kind):
+    """With a group or more on each device nothing is summed: each sends what it has."""
+    params, _, op = GROUPED["lookup in groups"]
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("data", "detectors"), axis_types=mesh_of("both", kind).axis_types)
+    x, weights = jax.device_put(
+        (X_OF_GROUPS, params["weights"]),
+        tuple(NamedSharding(mesh, P(axis)) for axis in ("data", "detectors")),
+    )
+
+    def of_groups(x, weights):
+        return op(x, {"weights": weights}, {"anchors": ANCHORS})
+
+    compiled = jax.jit(of_groups).lower(x, weights).compile()
+    np.testing.assert_array_equal(compiled(x, weights), of_groups(X_OF_GROUPS, params["weights"]))
+    assert re.findall(r" (all-\w+|reduce-scatter|collective-permute)\(", compiled.as_text()) == ["all-gather"]
+
+
 GATES = normal(8, 16), normal(12, 16), jnp.asarray(RNG.integers(0, 8, (12, 2)), jnp.int32)
 
 

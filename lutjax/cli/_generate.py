@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from lutjax.cli._flags import MeshType
+from lutjax.cli._run import process_options, processes
 from lutjax.training.errors import RunError
 
 
@@ -58,17 +59,49 @@ def generate(
     integers: str | None,
     mesh: Mapping[str, int] | None,
     speed: bool,
+    coordinator: str | None,
+    n_processes: int | None,
+    process: int | None,
 ) -> None:
     """Continue a text with the model of a checkpoint."""
+    with processes(coordinator, n_processes, process):
+        _generate(folder, prompt, n_bytes, temperature, top_k, seed, integers, mesh, speed)
+
+
+generate.params += process_options("Divide the model over the devices of several processes")
+
+
+def _generate(
+    folder: Path,
+    prompt: str,
+    n_bytes: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    integers: str | None,
+    mesh: Mapping[str, int] | None,
+    speed: bool,
+) -> None:
+    """Continue a text; the first of several processes prints it."""
     if not prompt:
         raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint="--prompt")
 
     if integers is not None and mesh is not None:
         raise click.UsageError("--integers computes as the C program does, on one device; leave --mesh out.")
 
-    from lutjax.training import lm_runs, runs
+    import jax
 
-    step, record = runs.read(folder, lm_runs.Record, on_damage=lambda message: click.echo(message, err=True))
+    from lutjax.training import hosts, lm_runs, meshes, runs
+
+    if hosts.count() > 1:
+        if integers is not None:
+            raise click.UsageError(
+                "--integers computes as the C program does, on one device; start one process."
+            )
+        if mesh is None:
+            mesh = {meshes.DETECTORS: jax.device_count()}
+
+    step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
     try:
         model = lm_runs.language_model(folder, step, record, mesh)
     except RunError:
@@ -97,8 +130,19 @@ def generate(
 
 def _print(prompt: str, sample: Callable[[], str], n_bytes: int | None) -> None:
     """Print a prompt and what follows; if its number of bytes is given, also how many a second."""
-    click.echo(prompt + sample())
+    from lutjax.training import hosts
+
+    text = prompt + sample()
+    if hosts.is_first():
+        click.echo(text)
     if n_bytes is not None:
         start = time.perf_counter()
         sample()
-        click.echo(f"{n_bytes / (time.perf_counter() - start):,.0f} bytes a second.", err=True)
+        _say_error(f"{n_bytes / (time.perf_counter() - start):,.0f} bytes a second.")
+
+
+def _say_error(text: str) -> None:
+    from lutjax.training import hosts
+
+    if hosts.is_first():
+        click.echo(text, err=True)

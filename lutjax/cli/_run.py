@@ -66,25 +66,7 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
                 help="Devices, such as data=2,detectors=4: samples are divided over data, tables over detectors. They may be others with --resume; "
                 "what is learnt is the same. Default: all GPUs; detectors=1 takes one device.",
             ),
-            click.Option(
-                ["--coordinator"],
-                metavar="HOST:PORT",
-                envvar="JAX_COORDINATOR_ADDRESS",
-                help="Train with other processes, which are started with the same command: where the first one is, at a free port. Each "
-                "uses the devices of its host; --out is a folder that all of them see. Default: what SLURM and other clusters say.",
-            ),
-            click.Option(
-                ["--processes", "n_processes"],
-                type=click.IntRange(1),
-                envvar="JAX_NUM_PROCESSES",
-                help="Their number. Default: as the cluster says.",
-            ),
-            click.Option(
-                ["--process"],
-                type=click.IntRange(0),
-                envvar="JAX_PROCESS_ID",
-                help="The number of this one, from 0, which prints. Default: as the cluster says.",
-            ),
+            *process_options("Train with other processes"),
             click.Option(
                 ["--tensorboard"],
                 is_flag=True,
@@ -94,6 +76,35 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
         return command
 
     return decorate
+
+
+def process_options(does: str) -> list[click.Option]:
+    """Return the options of a command that several processes run together; they are arguments of `processes`.
+
+    Args:
+      does: the beginning of what is said of them.
+    """
+    return [
+        click.Option(
+            ["--coordinator"],
+            metavar="HOST:PORT",
+            envvar="JAX_COORDINATOR_ADDRESS",
+            help=f"{does}, which are started with the same command: where the first one is, at a free port. Each "
+            "uses the devices of its host; all of them see the folder of the run. Default: what SLURM and other clusters say.",
+        ),
+        click.Option(
+            ["--processes", "n_processes"],
+            type=click.IntRange(1),
+            envvar="JAX_NUM_PROCESSES",
+            help="Their number. Default: as the cluster says.",
+        ),
+        click.Option(
+            ["--process"],
+            type=click.IntRange(0),
+            envvar="JAX_PROCESS_ID",
+            help="The number of this one, from 0, which prints. Default: as the cluster says.",
+        ),
+    ]
 
 
 def train(
@@ -108,13 +119,13 @@ def train(
     Args:
       coordinator, n_processes, process: see `lutjax.training.hosts.initialize`.
     """
-    with _processes(coordinator, n_processes, process):
+    with processes(coordinator, n_processes, process):
         return _train(*arguments, **options)
 
 
 @contextmanager
-def _processes(coordinator: str | None, n_processes: int | None, process: int | None) -> Iterator[None]:
-    """Join the processes of a run. An error of any of them ends all, and is said once, if they can still agree on that."""
+def processes(coordinator: str | None, n_processes: int | None, process: int | None) -> Iterator[None]:
+    """Join the processes of a command. An error of any of them ends all, and is said once, if they can still agree on that."""
     from lutjax.training import hosts
 
     waiting = threading.Timer(

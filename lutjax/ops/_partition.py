@@ -66,7 +66,15 @@ def partitioned(
             return function(*args)
         operands = [*_of_operands(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
         results = _of_results(op, direction, needs, shapes)
-        run = _with_rule(of_leaves, closed.jaxpr, len(leaves), operands, results, _DIVIDED[direction])
+        run = _with_rule(
+            of_leaves,
+            closed.jaxpr,
+            len(leaves),
+            operands,
+            results,
+            _DIVIDED[direction],
+            direction == "forward",
+        )
         return jax.tree.unflatten(jax.tree.structure(shapes), run(*leaves, *closed.consts))
 
     return call
@@ -136,11 +144,13 @@ def _with_rule(
     operands: list[Axes],
     results: list[Axes],
     divided: Axes,
+    summed_by_kernel: bool,
 ) -> Callable[..., Any]:
     """Return the function of a jaxpr whose constants are its last operands, with the rule that divides it.
 
     Args:
       function: what the jaxpr was made of; parts are traced anew, with their own shapes.
+      summed_by_kernel: whether it sums its results over the devices.
     """
 
     def evaluate(*arrays: Any) -> Any:
@@ -193,7 +203,7 @@ def _with_rule(
             with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
             return tuple(
-                jax.lax.psum(y, over(one)) if over(one) else y
+                jax.lax.psum(y, over(one)) if over(one) and not summed_by_kernel else y
                 for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
             )
 
@@ -218,6 +228,9 @@ def on_part(
 ) -> Any:
     """Return what a kernel gives for the detectors of one device, in the groups of all devices.
 
+    Outputs without an axis of detectors are summed over the devices. Where no group is on two of them, devices send their own groups' outputs,
+    half of what a sum would send.
+
     Args:
       args: those of the kernel, with the device's part of each axis of detectors, and all groups.
       over: mesh axes over which detectors are divided. run: the kernel, of options and arguments.
@@ -225,9 +238,11 @@ def on_part(
     n = len(op.arrays())
     call = op.of(args[:n], options).of_part(jax.lax.axis_index(over))
     args, n_groups = (*call.values(), *args[n:]), dict(options).get("groups", 1)
-    if n_groups == 1:
-        return run(options, *args)
     letters = op.letters()
+    add_up = direction == "forward" and "t" not in letters["output"]
+    if n_groups == 1:
+        found = run(options, *args)
+        return jax.lax.psum(found, over) if add_up else found
     n_detectors = next(
         leaf.shape[axes.index("t")]
         for axes, array in zip(letters.values(), args, strict=False)
@@ -279,7 +294,13 @@ def on_part(
             )
         else:
             shape = found.shape
-        return of_all("output", shape, found)
+        axis = axis_of("output", shape)
+        if add_up and axis is not None and size == each:
+            # In a shard_map types say what differs from device to device; in a rule for the compiler there are none.
+            to = "invarying" if jax.sharding.get_abstract_mesh().manual_axes else "varying"
+            return jax.lax.all_gather(found, over, axis=axis, tiled=True, to=to)
+        found = of_all("output", shape, found)
+        return jax.lax.psum(found, over) if add_up else found
     return tuple(
         None if y is None else of_all(name, jax.tree.leaves(a)[0].shape, y)
         for name, a, y in zip(op.arrays(), call.values(), found, strict=True)

@@ -407,8 +407,6 @@ def _differentiable(
 
     def summed(kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         outputs = kernel(*args)
-        if over and "t" not in op.letters()["output"]:
-            outputs = jax.lax.psum(outputs, over)
         if accumulate is None or op.table_name is None or outputs.dtype != np.int32:
             return outputs
         # Kernels return integer totals: the parts of all devices are summed before they are divided.
