@@ -79,8 +79,8 @@ class LogicTreeNetConfig(Config):
 
     in_shape: tuple[int, int, int]
     n_classes: int
-    kernels: tuple[int, ...]
-    layers: tuple[int, ...]
+    kernels: tuple[int, ...] = (32, 128)
+    layers: tuple[int, ...] = (2560, 1280)
     n_thresholds: int = 1
     depth: int = 3
     kernel: PerLayer = 3
