@@ -42,12 +42,20 @@ TREES = {
     "trees, gumbel": {"estimator": "gumbel"},
     "trees, straight through": {"estimator": "straight_through"},
 }
-TREE_SIZES: dict[str, Any] = {"kernels": (16, 32), "layers": (640, 320), "padding": 1, "n_thresholds": 3, "tau": 4.0}
+TREE_SIZES: dict[str, Any] = {
+    "kernels": (16, 32),
+    "layers": (640, 320),
+    "padding": 1,
+    "n_thresholds": 3,
+    "tau": 4.0,
+}
 
 
 def main() -> None:
     """Train every variant on every split and print its accuracies."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", default="500,500")
     parser.add_argument("--splits", default="0,1,2")
     parser.add_argument("--steps", type=int, default=6000)
@@ -78,7 +86,10 @@ def main() -> None:
                     file.write(json.dumps({**row, "layers": layers, "steps": given.steps}) + "\n")
         hard, soft, seconds = np.asarray(found).T
         each = " ".join(f"{value:.1f}" for value in hard)
-        print(f"{name:28} hard {hard.mean():.2f} ({each})  gap {(soft - hard).mean():+.2f}  {seconds.mean():.0f} s", flush=True)
+        print(
+            f"{name:28} hard {hard.mean():.2f} ({each})  gap {(soft - hard).mean():+.2f}  {seconds.mean():.0f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -856,7 +856,9 @@ class ThermometerSpec(ThermometerArguments, Spec):
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         values = np.asarray(arrays[variable.name], np.float64)
         if variable.name == "widths" and not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError(f"{self.layer}: widths goes from {values.min()} to {values.max()}; all must be positive and finite.")
+            raise ValueError(
+                f"{self.layer}: widths goes from {values.min()} to {values.max()}; all must be positive and finite."
+            )
         if np.isnan(values).any():
             raise ValueError(f"{self.layer}: thresholds holds NaN, which no number exceeds.")
 

@@ -179,7 +179,9 @@ class Run(ModelRun[Model]):
         def loss_of(params: Any) -> Array:
             model = self.structure.model(params, state.others)
             images = x.reshape(-1, *self._shape)
-            logits = model(images, deterministic=False, temperature=temperature, rngs=nnx.Rngs(gates=gate_key))
+            logits = model(
+                images, deterministic=False, temperature=temperature, rngs=nnx.Rngs(gates=gate_key)
+            )
             loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
             if self.training.gate_cost:
                 loss += expected_gates(model, temperature) * (self.training.gate_cost / 1000)
@@ -206,7 +208,9 @@ class Run(ModelRun[Model]):
         temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
         size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts: one or two programs
         found = [
-            np.asarray(self._classes(state.params, state.others, x[first : first + size], temperature, hard=hard))
+            np.asarray(
+                self._classes(state.params, state.others, x[first : first + size], temperature, hard=hard)
+            )
             for first in range(0, len(x), size)
         ]
         return np.concatenate(found)

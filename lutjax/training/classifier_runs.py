@@ -18,7 +18,6 @@ from lutjax.training.classifier import (
     baselines,
     expected_gates,
     image_shape,
-    layers_of,
 )
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
@@ -101,7 +100,9 @@ class Classifier(Experiment):
         found = recipe_of(recipe) if recipe else None
         name = model or (found.model if found else "gates")
         if found is not None and found.model != name:
-            raise ValueError(f"model is {name}, but the recipe {found.name} is one of {found.model}; leave --model out.")
+            raise ValueError(
+                f"model is {name}, but the recipe {found.name} is one of {found.model}; leave --model out."
+            )
         config: Any = MODELS[name]
         presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
         data = datasets.load(path, target=target, test=test)
@@ -244,7 +245,9 @@ class Classifier(Experiment):
         model = self.run.structure.model(*meshes.local((state.params, state.others)))
         packed, trees = model.packed(), []
         if isinstance(model, LogicTreeNet):
-            trees = [reports.Trees(layer.spec, *map(np.asarray, layer.truth_tables())) for layer in model.trees]
+            trees = [
+                reports.Trees(layer.spec, *map(np.asarray, layer.truth_tables())) for layer in model.trees
+            ]
         thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
         hard, soft = (
             self.run.classes(state, self.test.x, hard=hard, steps=self._done()) for hard in (True, False)

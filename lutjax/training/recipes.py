@@ -53,7 +53,10 @@ class Published:
             f"{self.name}: {self._gates()}, published{result} on {self.data}",
             f"source: {self.source}",
             *([f"differs: {self.differs}"] if self.differs else []),
-            *("; ".join(f"{name} {_words(value)}" for name, value in v.items()) for v in (self.sizes(), self._rates())),
+            *(
+                "; ".join(f"{name} {_words(value)}" for name, value in v.items())
+                for v in (self.sizes(), self._rates())
+            ),
         ]
         return "\n  ".join(lines)
 
@@ -165,7 +168,9 @@ _DECAY = "Adam has no weight decay here (0.002 in the published runs)"
 _OTHER_BITS = "inputs are thresholds of pixels alone, without the published bits of edges and of curvature"
 
 
-def _tree(network: str, size: str, data: str, published: float, differs: str = "", **rates: Any) -> TreeRecipe:
+def _tree(
+    network: str, size: str, data: str, published: float, differs: str = "", **rates: Any
+) -> TreeRecipe:
     return TreeRecipe(
         name=f"logictreenet-{network}-{size.lower()}",
         source=_TREES,

@@ -213,7 +213,9 @@ def live_nodes(
     (height, width), (up, left) = spec.pooling
     at = np.repeat(np.repeat(alive.reshape(kernels, rows, columns), height, 1), width, 2)
     n_rows, n_columns = spec.places
-    below = at[:, up : up + n_rows, left : left + n_columns].reshape(kernels, -1)  # [nodes of a level, places]
+    below = at[:, up : up + n_rows, left : left + n_columns].reshape(
+        kernels, -1
+    )  # [nodes of a level, places]
     found, last = [], len(needed)
     for n_nodes in reversed(spec.levels):
         found.append(below.any(1))
@@ -242,12 +244,23 @@ def bit_names(
     """
     names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
     if channels_first:
-        planes = np.asarray(names, object).reshape(*part.shape[:2], -1).transpose(2, 0, 1).reshape(-1, math.prod(part.shape[:2]))
-        rows = [[""]] * len(planes) if thresholds is None else [[f" > {t:g}" for t in row] for row in thresholds]
-        return [name + end for plane, ends in zip(planes, rows, strict=True) for end in ends for name in plane]
+        planes = (
+            np.asarray(names, object)
+            .reshape(*part.shape[:2], -1)
+            .transpose(2, 0, 1)
+            .reshape(-1, math.prod(part.shape[:2]))
+        )
+        rows = (
+            [[""]] * len(planes) if thresholds is None else [[f" > {t:g}" for t in row] for row in thresholds]
+        )
+        return [
+            name + end for plane, ends in zip(planes, rows, strict=True) for end in ends for name in plane
+        ]
     if encoding is not None:
         names = encoding.features
-        if encoding.thresholds is not None and thresholds is not None:  # bits of columns have a threshold, too
+        if (
+            encoding.thresholds is not None and thresholds is not None
+        ):  # bits of columns have a threshold, too
             numbers = encoding.is_number
             return [
                 f"{name} > {t:g}" if number else name
