@@ -20,7 +20,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lutjax.cli._main import cli
-from lutjax.models import LogicClassifierConfig
 from lutjax.training import classifier, datasets, experiments, models, reports, runs
 from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import MODELS, Classifier

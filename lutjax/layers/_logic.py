@@ -158,9 +158,13 @@ class _LogicSpec(_LogicArguments, Spec):
             raise ValueError(
                 f"{self.layer}: temperature has shape {list(np.shape(temperature))}; expected one number."
             )
-        spec = copy.copy(self)  # no checks: a traced number cannot be compared
+        self._check_other_temperature()
+        spec = copy.copy(self)  # no further checks: a traced number cannot be compared
         spec.temperature = temperature
         return spec
+
+    def _check_other_temperature(self) -> None:
+        """Check that a call may take a temperature."""
 
     def _estimate(
         self,
@@ -565,12 +569,11 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
                 f"{self.estimator!r} and temperature is {self.temperature}; use 'light' or 'walsh'."
             )
 
-    def at(self, temperature: Any) -> "SoftLUTSpec":
-        if self.parametrisation == "raw" and not isinstance(temperature, int | float | None):
+    def _check_other_temperature(self) -> None:
+        if self.parametrisation == "raw":
             raise ValueError(
                 f"{self.layer}: parametrisation is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
             )
-        return super().at(temperature)
 
     def _trained_tables(self) -> Variable:
         init = self.table_init or residual_table(parametrisation=self.parametrisation)

@@ -218,7 +218,7 @@ class Classifier(Experiment):
 
     def _n_gates(self) -> int:
         """Return the number of gates, those of trees at all places."""
-        model: Any = self.record.model
+        model = self.record.model
         trees = model.tree_specs() if isinstance(model, LogicTreeNetConfig) else []
         return sum(sum(spec.levels) * math.prod(spec.places) for spec in trees) + sum(model.layers)
 

@@ -82,9 +82,10 @@ def annealed(annealing: str, *, first: float, last: float, steps: int) -> optax.
         raise ValueError(f"annealing is {annealing!r}; the known ones are {', '.join(ANNEALINGS)}.")
 
     def schedule_of(count: jax.typing.ArrayLike) -> jax.Array:
-        share = jnp.clip(jnp.asarray(count, jnp.float32) / steps, 0.0, 1.0)
+        share: jax.Array = jnp.clip(jnp.asarray(count, jnp.float32) / steps, 0.0, 1.0)
         if annealing == "exponential":
-            return jnp.float32(first) * jnp.float32(last / first) ** share
+            value: jax.Array = first * jnp.float32(last / first) ** share
+            return value
         if annealing == "cosine":
             share = (1 - jnp.cos(jnp.pi * share)) / 2
         return first + (last - first) * share
