@@ -347,7 +347,7 @@ def test_impossible(model: dict[str, Any], training: dict[str, Any], message: st
 
 
 def test_numbers_of_columns_give_the_same_bits(tmp_path: Path) -> None:
-    """With its first thresholds, a table whose thresholds are learned has the bits of one whose are not."""
+    """A table whose thresholds are learned starts with the bits of one whose thresholds are not."""
     rng = np.random.default_rng(5)
     cells = {
         "age": rng.integers(0, 90, 50).astype(str),

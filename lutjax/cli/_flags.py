@@ -108,7 +108,7 @@ class _Integers(click.ParamType):
 
 
 class _IntegerOrIntegers(_Integers):
-    """One number for all, or numbers with commas between them."""
+    """Type of one number for all, or of numbers with commas between them."""
 
     name = "integer or integers"
 

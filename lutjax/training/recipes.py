@@ -108,7 +108,7 @@ class TreeRecipe(Published):
     Example:
       >>> from lutjax.training.recipes import RECIPES
       >>> print(RECIPES["logictreenet-mnist-s"])
-      logictreenet-mnist-s: 39,312 gates that are trained, published with 98.46 % on MNIST
+      logictreenet-mnist-s: 37,296 gates that are trained, published with 98.46 % on MNIST
         source: Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024
         kernels 16,48,144; layers 20480,10240,5120; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; estimator soft; tau 6.5
         steps 200000; batch_size 128; learning_rate 0.01; cooldown 0.0; thresholds uniform; augment 0.0

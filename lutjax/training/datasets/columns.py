@@ -319,7 +319,7 @@ class Encoding:
 
     @property
     def is_number(self) -> list[bool]:
-        """Whether each feature is a number, and not a bit."""
+        """Flags of the features that are numbers, and not bits."""
         found: list[bool] = []
         for column in self.columns:
             is_number = isinstance(column, Number) and (column.numbers or column.thresholds is None)
