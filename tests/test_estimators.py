@@ -521,4 +521,8 @@ def test_recipes_of_trees() -> None:
         sizes = RECIPES[name].sizes()
         assert LogicTreeNetConfig(config.in_shape, 10, **sizes) == config
         assert f"{config.n_gates:,} gates that are trained" in str(RECIPES[name])
-    assert LogicTreeNetConfig.cifar10("G").n_gates == 64 * 83_552
+    # Outputs for a class, as published.
+    outputs = {"S": 1024, "M": 8192, "B": 32_768, "L": 65_536, "G": 81_920}
+    assert {size: LogicTreeNetConfig.cifar10(size).layers[-1] // 10 for size in outputs} == outputs
+    assert [LogicTreeNetConfig.mnist(size).layers[-1] // 10 for size in "SM"] == [1024, 4096]
+    assert LogicTreeNetConfig.cifar10("G").n_gates == 80 * 83_552

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 # Words of samples that go through all layers together.
 _WORDS = 4
-# Name: factor of all sizes, thresholds of a pixel, and temperature of the votes.
+# Name: factor of all sizes, thresholds of a pixel, temperature of the votes, and a further factor of the layers of gates.
 _CIFAR10 = {
-    "S": (32, 3, 20.0),
-    "M": (256, 3, 40.0),
-    "B": (512, 31, 280.0),
-    "L": (1024, 31, 340.0),
-    "G": (2048, 31, 450.0),
+    "S": (32, 3, 20.0, 1),
+    "M": (256, 3, 40.0, 1),
+    "B": (512, 31, 280.0, 2),
+    "L": (1024, 31, 340.0, 2),
+    "G": (2560, 31, 450.0, 1),
 }
-_MNIST = {"S": (16, 1, 6.5), "M": (64, 1, 28.0), "L": (1024, 1, 35.0)}
+_MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
 TABLES = ("gates", *PARAMETRISATIONS)
 PerLayer = int | tuple[int, ...]
@@ -126,12 +126,12 @@ class LogicTreeNetConfig(Config):
         Raises:
           ValueError: there is no such size.
         """
-        k, n_thresholds, tau = _published("cifar10", size, _CIFAR10)
+        k, n_thresholds, tau, n = _published("cifar10", size, _CIFAR10)
         return cls(
             (32, 32, 3),
             10,
             kernels=(k, 4 * k, 16 * k, 32 * k),
-            layers=(1280 * k, 640 * k, 320 * k),
+            layers=(1280 * k * n, 640 * k * n, 320 * k * n),
             n_thresholds=n_thresholds,
             padding=1,
             channels_per_kernel=2,
@@ -145,12 +145,12 @@ class LogicTreeNetConfig(Config):
         Raises:
           ValueError: there is no such size.
         """
-        k, n_thresholds, tau = _published("mnist", size, _MNIST)
+        k, n_thresholds, tau, n = _published("mnist", size, _MNIST)
         return cls(
             (28, 28, 1),
             10,
             kernels=(k, 3 * k, 9 * k),
-            layers=(1280 * k, 640 * k, 320 * k),
+            layers=(1280 * k * n, 640 * k * n, 320 * k * n),
             n_thresholds=n_thresholds,
             kernel=(5, 3, 3),
             pool_padding=(0, 1, 1),
@@ -197,7 +197,9 @@ class LogicTreeNetConfig(Config):
         return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
 
 
-def _published(name: str, size: str, sizes: dict[str, tuple[int, int, float]]) -> tuple[int, int, float]:
+def _published(
+    name: str, size: str, sizes: dict[str, tuple[int, int, float, int]]
+) -> tuple[int, int, float, int]:
     if size not in sizes:
         raise ValueError(f"LogicTreeNetConfig.{name}: size is {size!r}; expected one of {tuple(sizes)}.")
     return sizes[size]
