@@ -50,7 +50,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
       folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantised`` in it, of ``lutjax quantise``.
 
     Returns:
-      A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier` or `LogicCA`. Its attribute `record` says what decides the run
+      A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet` or `LogicCA`. Its attribute `record` says what decides the run
       (``model.record.training``), what was measured (``model.record.history``) and how many steps were done
       (``model.record.steps``).
 

@@ -20,10 +20,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lutjax.cli._main import cli
-from lutjax.models import LogicClassifierConfig
 from lutjax.training import classifier, datasets, experiments, models, reports, runs
 from lutjax.training.augment import warp
-from lutjax.training.classifier_runs import Classifier
+from lutjax.training.classifier_runs import MODELS, Classifier
 from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets._published import md5
 from lutjax.training.datasets.columns import Encoding, Table
@@ -484,11 +483,13 @@ def test_recipes() -> None:
     for name, one in RECIPES.items():
         assert one.name == name
         of_model, of_training = (
-            fields_of(config, one.fields()) for config in (LogicClassifierConfig, classifier.TrainingConfig)
+            fields_of(config, one.fields()) for config in (MODELS[one.model], classifier.TrainingConfig)
         )
         assert len(of_model) + len(of_training) == len(one.fields())
-        assert not one.layers[-1] % (2 if one.data == "Adult" else 10)
-        assert str(one).startswith(f"{name}: {sum(one.layers):,} ")
+        layers = one.sizes()["layers"]
+        assert not layers[-1] % (2 if one.data == "Adult" else 10)
+        assert str(one).startswith(f"{name}: ")
+        assert one.model == "tree" or f" {sum(layers):,} " in str(one)
     with pytest.raises(ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"):
         recipe("none")
 

@@ -31,7 +31,7 @@ class FieldsCommand(click.Command):
 
     The classes are asked for when options are needed, not when the command is defined: their modules import
     JAX. The command receives only the fields that were given, as ``fields``. A field without a default is no option:
-    it follows from something else.
+    it follows from something else, and so does one whose metadata says that it is none.
     """
 
     def __init__(self, *args: Any, configs: Callable[[], Sequence[type]], **kwargs: Any):
@@ -73,7 +73,7 @@ def _options(config: type) -> list[click.Option]:
         help_of |= _attributes(one.__doc__ or "")
     options = []
     for field in dataclasses.fields(config):
-        if field.default is dataclasses.MISSING:
+        if field.default is dataclasses.MISSING or not field.metadata.get("option", True):
             continue
         flag = field.name.replace("_", "-")
         kind = _type(hints[field.name])
@@ -88,6 +88,8 @@ def _type(hint: Any) -> Any:
     """The click type of an annotation: that of ``int | None`` is int, of ``float | int`` float."""
     if hint == tuple[int, ...]:
         return _Integers()
+    if hint == int | tuple[int, ...]:
+        return _IntegerOrIntegers()
     if isinstance(hint, types.UnionType):
         return next(a for a in typing.get_args(hint) if a is not type(None))
     return hint
@@ -103,6 +105,16 @@ class _Integers(click.ParamType):
             return value if isinstance(value, tuple) else tuple(int(word) for word in value.split(","))
         except ValueError:
             self.fail(f"{value!r} is not integers with commas between them, such as 200,100.", param, ctx)
+
+
+class _IntegerOrIntegers(_Integers):
+    """Type of one number for all, or of numbers with commas between them."""
+
+    name = "integer or integers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        return found[0] if isinstance(value, str) and len(found) == 1 else found
 
 
 def _attributes(docstring: str) -> dict[str, str]:

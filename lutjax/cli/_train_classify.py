@@ -30,6 +30,12 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     help="A table with the same columns that is the test part. Default: a fifth of --data, in which each class has its share.",
 )
 @click.option(
+    "--model",
+    type=click.Choice(["gates", "tree"]),
+    help="gates: layers of gates or tables over all numbers of a sample. tree: for images, layers of trees of gates that slide over them "
+    "(LogicTreeNet). Default: that of --recipe, or gates.",
+)
+@click.option(
     "--recipe",
     type=click.Choice(list(RECIPES)),
     help="A published network, whose sizes and rates are shown; the options below override them.",
@@ -39,6 +45,7 @@ def classify(
     path: Path | None,
     target: str | None,
     test: Path | None,
+    model: str | None,
     recipe: str | None,
     fields: Mapping[str, Any],
     resume: bool,
@@ -58,7 +65,7 @@ def classify(
         kind,
         fields,
         option="--data",
-        source={"path": path, "target": target, "test": test},
+        source={"path": path, "target": target, "test": test, "model": model},
         # The digits keep the split of their published figures.
         preset={"recipe": recipe, "stratified": path is not None},
         same=same,

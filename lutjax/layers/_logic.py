@@ -1,9 +1,10 @@
 """Layers of differentiable logic: arguments, variables, estimators and forward pass, for all libraries."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 
 INT32 = jnp.dtype("int32")
+S = TypeVar("S", bound="_LogicSpec")
 WIRINGS = ("balanced", "unique", "learnable")
 PARAMETRISATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
@@ -141,6 +143,28 @@ class _LogicSpec(_LogicArguments, Spec):
     @property
     def random(self) -> bool:
         return self.estimator == "gumbel"
+
+    def at(self: S, temperature: Any) -> S:
+        """Return the spec at another temperature: a number, or a scalar that may be traced. None: at its own.
+
+        Raises:
+          ValueError: the temperature is impossible.
+        """
+        if temperature is None:
+            return self
+        if isinstance(temperature, int | float):
+            return dataclasses.replace(self, temperature=temperature)
+        if np.shape(temperature):
+            raise ValueError(
+                f"{self.layer}: temperature has shape {list(np.shape(temperature))}; expected one number."
+            )
+        self._check_other_temperature()
+        spec = copy.copy(self)  # no further checks: a traced number cannot be compared
+        spec.temperature = temperature
+        return spec
+
+    def _check_other_temperature(self) -> None:
+        """Check that a call may take a temperature."""
 
     def _estimate(
         self,
@@ -288,11 +312,20 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         return sizes
 
     @names_layer
-    def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Any,
+        *,
+        deterministic: bool = False,
+        key: Any = None,
+        temperature: Any = None,
+    ) -> jax.Array:
+        spec = self.at(temperature)
         table_key, scores_key = (None, None) if key is None else jax.random.split(key)
-        x = _checked_features(self, x, self.in_features)
-        x, wires, readers = self._read(arrays, x, deterministic, scores_key)
-        return self._apply(arrays, x, wires, readers, deterministic, table_key)
+        x = _checked_features(spec, x, spec.in_features)
+        x, wires, readers = spec._read(arrays, x, deterministic, scores_key)
+        return spec._apply(arrays, x, wires, readers, deterministic, table_key)
 
     def _apply(
         self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
@@ -339,10 +372,10 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         raise NotImplementedError
 
     @names_layer
-    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
         """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
 
-        Tables are drawn with the probabilities that training has for them.
+        Tables are drawn with the probabilities that training has for them, at a temperature in place of the layer's own.
         """
         raise NotImplementedError
 
@@ -375,7 +408,8 @@ class LogicGatesArguments(_WiredArguments):
         on the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the
         key of `apply` in Haiku. ``"straight_through"``: the hard network
         forward; logits get the gradient that they have in a mixture of the same inputs.
-      temperature: logits and scores are divided by it.
+      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes another
+        one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
@@ -421,9 +455,9 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         return truth_of(jnp.argmax(arrays["logits"], -1))
 
     @names_layer
-    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
         logits = jnp.asarray(arrays["logits"])
-        shares = jax.nn.softmax(logits / jnp.asarray(self.temperature, logits.dtype))
+        shares = jax.nn.softmax(logits / jnp.asarray(self.at(temperature).temperature, logits.dtype))
         constant, one = (shares[:, ids].sum(-1) for ids in (_CONSTANTS, _OF_ONE_INPUT))
         return 2 * (1 - constant) - one, 1 - constant
 
@@ -465,8 +499,8 @@ class _TableSpec(_TableArguments, _WiredSpec):
         raise NotImplementedError
 
     @names_layer
-    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        ones = self._corners(arrays)
+    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+        ones = self.at(temperature)._corners(arrays)
         constant = ones.prod(-1) + (1 - ones).prod(-1)
         needed = jnp.zeros_like(constant)
         for bit in range(self.n_inputs):
@@ -533,6 +567,12 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
             raise ValueError(
                 f"{self.layer}: parametrisation is 'raw', which has no logits, but estimator is "
                 f"{self.estimator!r} and temperature is {self.temperature}; use 'light' or 'walsh'."
+            )
+
+    def _check_other_temperature(self) -> None:
+        if self.parametrisation == "raw":
+            raise ValueError(
+                f"{self.layer}: parametrisation is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
             )
 
     def _trained_tables(self) -> Variable:
@@ -722,6 +762,7 @@ class ThermometerArguments(Arguments):
 
     Variables:
       thresholds: ``[in_features, n_thresholds]``, trained only if learnable.
+      widths: ``[in_features]``, not trained; only where they are given.
 
     Args:
       in_features: numbers.
@@ -732,6 +773,7 @@ class ThermometerArguments(Arguments):
         sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
         ``deterministic=True``.
       temperature: width of that sigmoid, in units of `x`.
+      widths: ``[in_features]``, positive factors of `temperature`, where features have different units.
       feature_axis: -1, or 0 where features come first.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of the thresholds.
@@ -739,7 +781,7 @@ class ThermometerArguments(Arguments):
       deterministic: whether calls give bits.
 
     Raises:
-      ValueError: a size is impossible, thresholds do not fit, or are NaN.
+      ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not positive.
 
     Source: docs/logic.md, section 4.
     """
@@ -754,6 +796,7 @@ class ThermometerArguments(Arguments):
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     thresholds: Any = None
+    widths: Any = None
     deterministic: bool = False
 
 
@@ -766,7 +809,11 @@ class ThermometerSpec(ThermometerArguments, Spec):
 
     example = ("16, 3", (32, 16), (32, 48))
 
-    given: ClassVar[tuple[str, ...]] = ("thresholds",)
+    _: dataclasses.KW_ONLY
+    has_widths: bool = False
+
+    given: ClassVar[tuple[str, ...]] = ("thresholds", "widths")
+    implied: ClassVar[tuple[str, ...]] = ("has_widths",)
 
     def __post_init__(self) -> None:
         self._require_size("in_features", 1)
@@ -774,7 +821,15 @@ class ThermometerSpec(ThermometerArguments, Spec):
         self._require_one_of("gradient", GRADIENTS)
         self._require_one_of("feature_axis", (-1, 0))
         self._require_positive("temperature")
+        if self.has_widths and not self.learnable:
+            raise ValueError(
+                f"{self.layer}: widths are given, but learnable is False: thresholds that are not trained need no gradient."
+            )
         self._normalise_dtypes()
+
+    @classmethod
+    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+        return {"has_widths": "widths" in given}
 
     def variables(self) -> tuple[Variable, ...]:
         def init(key: Any) -> jax.Array:
@@ -783,7 +838,14 @@ class ThermometerSpec(ThermometerArguments, Spec):
 
         kind = "params" if self.learnable else "thresholds"
         shape = (self.in_features, self.n_thresholds)
-        return (Variable("thresholds", kind, shape, self.param_dtype, init),)
+        thresholds = Variable("thresholds", kind, shape, self.param_dtype, init)
+        if not self.has_widths:
+            return (thresholds,)
+
+        def ones(key: Any) -> jax.Array:
+            return jnp.ones((self.in_features,), self.param_dtype)
+
+        return thresholds, Variable("widths", "thresholds", (self.in_features,), self.param_dtype, ones)
 
     @property
     def out_features(self) -> int:
@@ -795,7 +857,12 @@ class ThermometerSpec(ThermometerArguments, Spec):
         return {"in_features": shape[0], "n_thresholds": shape[1]} if len(shape) == 2 else {}
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        if np.isnan(np.asarray(arrays[variable.name], np.float64)).any():
+        values = np.asarray(arrays[variable.name], np.float64)
+        if variable.name == "widths" and not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError(
+                f"{self.layer}: widths goes from {values.min()} to {values.max()}; all must be positive and finite."
+            )
+        if np.isnan(values).any():
             raise ValueError(f"{self.layer}: thresholds holds NaN, which no number exceeds.")
 
     @names_layer
@@ -808,7 +875,10 @@ class ThermometerSpec(ThermometerArguments, Spec):
         x = jnp.asarray(x).astype(wide).reshape(*leading, self.in_features, 1, *trailing)
         bits = (x > t).astype(dtype)
         if self.learnable:
-            soft = jax.nn.sigmoid((x - t) / jnp.asarray(self.temperature, wide)).astype(dtype)
+            width = jnp.asarray(self.temperature, wide)
+            if self.has_widths:
+                width = width * arrays["widths"].astype(wide).reshape(-1, 1, *(1,) * len(trailing))
+            soft = jax.nn.sigmoid((x - t) / width).astype(dtype)
             if self.gradient == "straight_through":
                 bits = with_derivative_of(bits, soft)
             elif not deterministic:

@@ -162,18 +162,19 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         """Return the spec of all nodes of all trees, without their wires."""
         n_nodes = sum(self.levels)
         options: dict[str, Any] = {
-            name: getattr(self, name) for name in ("estimator", "temperature", "param_dtype", "n_inputs")
+            name: getattr(self, name) for name in ("estimator", "param_dtype", "n_inputs")
         }
         if self.parametrisation == "gates":
             arity = options.pop("n_inputs")
-            return _Gates(arity, n_nodes, logits_init=self.logits_init, **options)
-        return _Tables(
+            return _Gates(arity, n_nodes, logits_init=self.logits_init, **options).at(self.temperature)
+        tables = _Tables(
             self.n_inputs,
             n_nodes,
             parametrisation=self.parametrisation,
             table_init=self.table_init,
             **options,
         )
+        return tables.at(self.temperature)
 
     @property
     def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -281,8 +282,16 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
     # ------------------------------------------------------------------------------------- forward pass
     @names_layer
-    def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
-        nodes, gates = self._nodes(), self.parametrisation == "gates"
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Any,
+        *,
+        deterministic: bool = False,
+        key: Any = None,
+        temperature: Any = None,
+    ) -> jax.Array:
+        nodes, gates = self.at(temperature)._nodes(), self.parametrisation == "gates"
         tables = nodes.relaxed(arrays, deterministic, key)
         axis = 1 if gates else 0
 
@@ -336,9 +345,9 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         return jnp.concatenate([wires, inner]), truth
 
     @names_layer
-    def expected_needs(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
         """Return for each node, which is at all places, what `LogicGates` returns for each gate."""
-        return self._nodes().expected_needs(arrays)
+        return self.at(temperature)._nodes().expected_needs(arrays)
 
     def _features_first(self, x: Any) -> jax.Array:
         """Return images as floats ``[channels, height, width, ...]``, checked and cast."""

@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 C = TypeVar("C")
 
+FOLLOWS = {"option": False}
+"""Metadata of a field that follows from something else in a training run, and so is no option of a command."""
+
 
 class Config:
     """A base of dataclasses of what JSON can hold and of tuples."""

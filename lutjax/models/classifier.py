@@ -13,8 +13,9 @@ from jaxtyping import Float
 from lutjax._typing import Array
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
-from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT, Thermometer
-from lutjax.models._config import Config
+from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
+from lutjax.models._config import FOLLOWS, Config
+from lutjax.models._encoder import encoder_of
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit, Format
@@ -33,7 +34,7 @@ class LogicClassifierConfig(Config):
       layers: gates (or tables) of each layer; those of the last vote for the classes and are a multiple of them.
       n_thresholds: bits that each number is made into; 0 where samples are bits already.
       n_inputs: inputs of a gate (2) or of a table (up to 8).
-      tables: what is trained of each. gates: 16 logits, for 2 inputs; light: the logit of each corner of a table;
+      tables: what is trained of each. gates: 16 logits, for 2 inputs; light: the logit of each corner of a table, 4 for a gate;
         walsh: their Walsh coefficients; raw: numbers from -1 to 1; binary: tables addressed by bits already while
         training. Default: gates for 2 inputs, else light.
       residual: what the first values have for passing on the first input: the logit of that gate, or of corners.
@@ -41,6 +42,7 @@ class LogicClassifierConfig(Config):
         own.
       noise: standard deviation of the first values.
       wiring: balanced, unique or learnable; see `lutjax.layers.nnx.LogicGates`.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
 
@@ -67,6 +69,7 @@ class LogicClassifierConfig(Config):
     wiring: str = "balanced"
     estimator: str = "soft"
     tau: float | int = 4.0
+    learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         where = "LogicClassifierConfig"
@@ -90,6 +93,8 @@ class LogicClassifierConfig(Config):
             raise ValueError(
                 f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
             )
+        if self.learned_thresholds and not self.n_thresholds:
+            raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
         # The layers check the rest; abstract ones cost nothing.
         nnx.eval_shape(lambda: LogicClassifier(self, rngs=nnx.Rngs(0)))
 
@@ -106,12 +111,14 @@ class LogicClassifier(nnx.Module):
     vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit of that many gates: with
     ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
 
-    State: what the layers hold; see `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates; thresholds and wires are
-    kept with them and not trained.
+    State: what the layers hold; see `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates, and thresholds if they are
+    learned; wires are kept with them and not trained.
 
     Args:
       config: the sizes.
       thresholds: ``[in_features, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
+      widths: ``[in_features]``, of the sigmoids through which thresholds are learned, in units of each number; by default the
+        distances between thresholds. See `lutjax.layers.nnx.Thermometer`.
       implementation: which implementation runs the ops; see `lutjax.logic_gates`.
       rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
 
@@ -138,21 +145,14 @@ class LogicClassifier(nnx.Module):
         config: LogicClassifierConfig,
         *,
         thresholds: Array | None = None,
+        widths: Array | None = None,
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
         self.config = config
         self.encoder: Any = nnx.data(None)
-        n_bits = config.in_features
-        if config.n_thresholds:
-            self.encoder = Thermometer(
-                config.in_features, config.n_thresholds, thresholds=thresholds, feature_axis=0
-            )
-            n_bits *= config.n_thresholds
-        elif thresholds is not None:
-            raise ValueError(
-                "LogicClassifier: thresholds are given, but n_thresholds is 0: samples are bits."
-            )
+        self.encoder = encoder_of("LogicClassifier", config, config.in_features, thresholds, widths)
+        n_bits = config.in_features * max(config.n_thresholds, 1)
         self.layers: Any = nnx.List()
         for number, size in enumerate(config.layers):
             last = number == len(config.layers) - 1
@@ -166,6 +166,7 @@ class LogicClassifier(nnx.Module):
         x: Float[Array, "*batch inputs"],
         *,
         deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[jax.Array, "*batch classes"]:
         """Logits of the classes: votes over tau.
@@ -174,6 +175,7 @@ class LogicClassifier(nnx.Module):
           x: ``[..., in_features]`` of a floating-point dtype; bits of 0 and 1 where there are no thresholds.
           deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
             `nnx.view` or `eval` changed it.
+          temperature: of all gates, in place of 1; it may be traced. See `lutjax.layers.nnx.LogicGates`.
           rngs: for the noise of the estimator gumbel, in place of the model's own.
 
         Raises:
@@ -184,7 +186,7 @@ class LogicClassifier(nnx.Module):
         if self.encoder is not None:
             y = self.encoder(y)
         for layer in self.layers:
-            y = layer(y, deterministic=deterministic, rngs=rngs)
+            y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         return jnp.moveaxis(self.votes(y), 0, -1)
 
     def packed(self) -> "PackedClassifier":

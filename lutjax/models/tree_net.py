@@ -14,11 +14,12 @@ from jaxtyping import Float, Int, Num
 
 import lutjax
 from lutjax._typing import Array
-from lutjax.layers._logic import LogicGatesSpec
+from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
-from lutjax.layers.initializers import residual_gates
-from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, Thermometer
-from lutjax.models._config import Config
+from lutjax.layers.initializers import residual_gates, residual_table
+from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
+from lutjax.models._config import FOLLOWS, Config
+from lutjax.models._encoder import encoder_of
 from lutjax.models.packed import bits_of, classes_of_bits
 
 if TYPE_CHECKING:
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 
 # Words of samples that go through all layers together.
 _WORDS = 4
-# Name: factor of all sizes, thresholds of a pixel, and temperature of the votes.
-_CIFAR10 = {"S": (32, 3, 20.0), "M": (256, 3, 40.0)}
-_MNIST = {"S": (16, 1, 6.5), "M": (64, 1, 28.0), "L": (1024, 1, 35.0)}
+# Name: factor of all sizes, thresholds of a pixel, temperature of the votes, and a further factor of the layers of gates.
+_CIFAR10 = {
+    "S": (32, 3, 20.0, 1),
+    "M": (256, 3, 40.0, 1),
+    "B": (512, 31, 280.0, 2),
+    "L": (1024, 31, 340.0, 2),
+    "G": (2560, 31, 450.0, 1),
+}
+_MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
+TABLES = ("gates", *PARAMETRISATIONS)
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("kernel", "padding", "pool", "pool_padding", "channels_per_kernel")
 
@@ -48,7 +56,10 @@ class LogicTreeNetConfig(Config):
       n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
       depth: levels of gates of a tree.
       kernel, padding, pool, pool_padding, channels_per_kernel: see `lutjax.layers.nnx.LogicConv`; here 0 channels are all.
+      tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
+        coefficients; raw: numbers from -1 to 1.
       residual: probability with which a gate starts by passing on its first input.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`.
       tau: the votes for a class are divided by it.
 
@@ -68,8 +79,8 @@ class LogicTreeNetConfig(Config):
 
     in_shape: tuple[int, int, int]
     n_classes: int
-    kernels: tuple[int, ...]
-    layers: tuple[int, ...]
+    kernels: tuple[int, ...] = (32, 128)
+    layers: tuple[int, ...] = (2560, 1280)
     n_thresholds: int = 1
     depth: int = 3
     kernel: PerLayer = 3
@@ -77,9 +88,11 @@ class LogicTreeNetConfig(Config):
     pool: PerLayer = 2
     pool_padding: PerLayer = 0
     channels_per_kernel: PerLayer = 0
-    residual: float = 0.9
+    tables: str = "gates"
+    residual: float | int = 0.9
     estimator: str = "soft"
     tau: float | int = 1.0
+    learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -97,24 +110,28 @@ class LogicTreeNetConfig(Config):
             raise ValueError(
                 f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} classes."
             )
+        if self.tables not in TABLES:
+            raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
+        if self.learned_thresholds and not self.n_thresholds:
+            raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
         for arguments in self.gate_arguments():  # the layers check the rest
-            LogicGatesSpec(**arguments)
+            (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)
 
     @classmethod
     def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
-        """Return the published network for CIFAR-10 of a size: ``"S"`` or ``"M"``.
+        """Return the published network for CIFAR-10 of a size: ``"S"``, ``"M"``, ``"B"``, ``"L"`` or ``"G"``.
 
-        The larger ones have inputs of another kind, edges and curvature.
+        The published B, L and G read bits of edges and of curvature, too; these read thresholds of pixels alone.
 
         Raises:
           ValueError: there is no such size.
         """
-        k, n_thresholds, tau = _published("cifar10", size, _CIFAR10)
+        k, n_thresholds, tau, n = _published("cifar10", size, _CIFAR10)
         return cls(
             (32, 32, 3),
             10,
             kernels=(k, 4 * k, 16 * k, 32 * k),
-            layers=(1280 * k, 640 * k, 320 * k),
+            layers=(1280 * k * n, 640 * k * n, 320 * k * n),
             n_thresholds=n_thresholds,
             padding=1,
             channels_per_kernel=2,
@@ -128,12 +145,12 @@ class LogicTreeNetConfig(Config):
         Raises:
           ValueError: there is no such size.
         """
-        k, n_thresholds, tau = _published("mnist", size, _MNIST)
+        k, n_thresholds, tau, n = _published("mnist", size, _MNIST)
         return cls(
             (28, 28, 1),
             10,
             kernels=(k, 3 * k, 9 * k),
-            layers=(1280 * k, 640 * k, 320 * k),
+            layers=(1280 * k * n, 640 * k * n, 320 * k * n),
             n_thresholds=n_thresholds,
             kernel=(5, 3, 3),
             pool_padding=(0, 1, 1),
@@ -154,23 +171,25 @@ class LogicTreeNetConfig(Config):
                 size = getattr(self, name)
                 sizes[name] = size if isinstance(size, int) else size[i]
             sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
-            every.append(
-                {"in_shape": shape, "n_kernels": n_kernels, "depth": self.depth, **sizes, **self._options()}
-            )
+            sizes |= {"depth": self.depth, "parametrisation": self.tables}
+            every.append({"in_shape": shape, "n_kernels": n_kernels, **sizes, **self._options()})
             shape = LogicConvSpec(**every[-1]).out_shape
         return every
 
     def gate_arguments(self) -> list[dict[str, Any]]:
-        """Return the arguments of each layer of gates."""
+        """Return the arguments of each layer of gates: of `LogicGates`, or of `SoftLUT` where gates are tables."""
+        kind = {} if self.tables == "gates" else {"n_inputs": 2, "parametrisation": self.tables}
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
         return [
-            {"in_features": n_in, "out_features": n_out, **self._options()}
+            {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
             for n_in, n_out in itertools.pairwise(sizes)
         ]
 
     def _options(self) -> dict[str, Any]:
-        init = residual_gates(self.residual)
-        return {"estimator": self.estimator, "feature_axis": 0, "logits_init": init}
+        options = {"estimator": self.estimator, "feature_axis": 0}
+        if self.tables == "gates":
+            return {**options, "logits_init": residual_gates(self.residual)}
+        return {**options, "table_init": residual_table(self.residual, self.tables)}
 
     @property
     def n_gates(self) -> int:
@@ -178,7 +197,9 @@ class LogicTreeNetConfig(Config):
         return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
 
 
-def _published(name: str, size: str, sizes: dict[str, tuple[int, int, float]]) -> tuple[int, int, float]:
+def _published(
+    name: str, size: str, sizes: dict[str, tuple[int, int, float, int]]
+) -> tuple[int, int, float, int]:
     if size not in sizes:
         raise ValueError(f"LogicTreeNetConfig.{name}: size is {size!r}; expected one of {tuple(sizes)}.")
     return sizes[size]
@@ -191,12 +212,13 @@ class LogicTreeNet(nnx.Module):
     read what is left and vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit: with
     ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
 
-    State: what the layers hold; see `lutjax.layers.nnx.LogicConv` and `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates; thresholds
-    and wires are kept with them and not trained.
+    State: what the layers hold; see `lutjax.layers.nnx.LogicConv` and `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates, and
+    thresholds if they are learned; wires are kept with them and not trained.
 
     Args:
       config: the sizes.
       thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
+      widths: ``[channels]``, of the sigmoids through which thresholds are learned; by default the distances between thresholds.
       implementation: which implementation runs the ops; see `lutjax.logic_gates`.
       rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
 
@@ -223,19 +245,17 @@ class LogicTreeNet(nnx.Module):
         config: LogicTreeNetConfig,
         *,
         thresholds: Array | None = None,
+        widths: Array | None = None,
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
         self.config = config
         self.encoder: Any = nnx.data(None)
-        if config.n_thresholds:
-            channels = config.in_shape[2]
-            self.encoder = Thermometer(channels, config.n_thresholds, thresholds=thresholds, feature_axis=0)
-        elif thresholds is not None:
-            raise ValueError("LogicTreeNet: thresholds are given, but n_thresholds is 0: samples are bits.")
+        self.encoder = encoder_of("LogicTreeNet", config, config.in_shape[2], thresholds, widths)
         options: dict[str, Any] = {"implementation": implementation, "rngs": rngs}
         self.trees: Any = nnx.List([LogicConv(**a, **options) for a in config.tree_arguments()])
-        self.gates: Any = nnx.List([LogicGates(**a, **options) for a in config.gate_arguments()])
+        gates = LogicGates if config.tables == "gates" else SoftLUT
+        self.gates: Any = nnx.List([gates(**a, **options) for a in config.gate_arguments()])
         self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)
 
     def __call__(
@@ -243,6 +263,7 @@ class LogicTreeNet(nnx.Module):
         x: Float[Array, "*batch height width channels"],
         *,
         deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[jax.Array, "*batch classes"]:
         """Logits of the classes: votes over tau.
@@ -251,6 +272,7 @@ class LogicTreeNet(nnx.Module):
           x: ``[..., height, width, channels]`` of a floating-point dtype; bits of 0 and 1 where there are no thresholds.
           deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
             `nnx.view` or `eval` changed it.
+          temperature: of all gates, in place of 1; it may be traced. See `lutjax.layers.nnx.LogicGates`.
           rngs: for the noise of the estimator gumbel, in place of the model's own.
 
         Raises:
@@ -260,10 +282,10 @@ class LogicTreeNet(nnx.Module):
         if self.encoder is not None:
             y = self.encoder(y)
         for layer in self.trees:
-            y = layer(y, deterministic=deterministic, rngs=rngs)
+            y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         y = y.reshape(-1, *y.shape[3:])
         for layer in self.gates:
-            y = layer(y, deterministic=deterministic, rngs=rngs)
+            y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         return jnp.moveaxis(self.votes(y), 0, -1)
 
     def packed(self) -> "PackedTreeNet":

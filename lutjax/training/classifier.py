@@ -1,6 +1,7 @@
-"""Training of a `LogicClassifier`: its config and its step; the loop itself is `lutjax.training.loop`."""
+"""Training of a `LogicClassifier` or a `LogicTreeNet`: config and step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Int32, Num
+from jaxtyping import Float, Int32, Num
 
 import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
-from lutjax.models import LogicClassifier, LogicClassifierConfig
+from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp
 from lutjax.training.configs import Training
@@ -25,7 +26,13 @@ with needed_by(__name__):
     from flax import nnx
 
 
-THRESHOLDS = ("uniform", "gaussian", "distributive")
+Config = LogicClassifierConfig | LogicTreeNetConfig
+Model = LogicClassifier | LogicTreeNet
+
+THRESHOLDS = ("uniform", "gaussian", "distributive", "learned")
+
+WIDTH = 0.1
+"""Width of the sigmoids of learned thresholds, and the unit of their rate, in standard deviations of a number."""
 
 AT_ONCE = 2048
 """Samples that are tested together at most."""
@@ -39,8 +46,11 @@ class TrainingConfig(Training):
       batch_size: samples of one step.
       learning_rate: of Adam, before the cool-down.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
-      thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive; see
-        lutjax.thermometer_thresholds.
+      thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive, see
+        lutjax.thermometer_thresholds; or learned, which starts as distributive.
+      temperature: of the gates: their logits are divided by it. See estimator.
+      final_temperature: after the last step; annealing says how it is reached. Default: temperature, in all steps.
+      annealing: linear, exponential or cosine.
       augment: how strongly images are moved, turned and stretched at random in each step: with 1 up to half a
         pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images stay as they are.
       gate_cost: what 1000 gates of the circuit add to the loss, in nats: as many as are expected to need two inputs, and a
@@ -57,6 +67,9 @@ class TrainingConfig(Training):
     batch_size: int = 100
     cooldown: float = 0.5
     thresholds: str = "uniform"
+    temperature: float | int = 1.0
+    final_temperature: float | int | None = None
+    annealing: str = "exponential"
     augment: float | int = 1.0
     gate_cost: float | int = 0.0
     column_bits: int = 8
@@ -70,6 +83,11 @@ class TrainingConfig(Training):
         self.check_seeds("split")
         if self.thresholds not in THRESHOLDS:
             raise ValueError(f"thresholds is {self.thresholds!r}; expected one of {THRESHOLDS}.")
+        for name in ("temperature", "final_temperature"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value}; it must be positive and finite.")
+        self.temperatures()  # checks the annealing
         if not 0 <= self.augment < float("inf"):
             raise ValueError(f"augment is {self.augment}; it must not be negative.")
         if not 0 <= self.gate_cost < float("inf"):
@@ -79,37 +97,67 @@ class TrainingConfig(Training):
         """Return the learning rate of every step, counted from 0."""
         return self.scheduled(cooldown=self.cooldown)
 
+    def temperatures(self) -> optax.Schedule | None:
+        """Return the temperature of every step, counted from 0; None if it is 1."""
+        last = self.temperature if self.final_temperature is None else self.final_temperature
+        schedule = optimizers.annealed(self.annealing, first=self.temperature, last=last, steps=self.steps)
+        return None if self.temperature == last == 1 else schedule
 
-class Run(ModelRun[LogicClassifier]):
+
+class Run(ModelRun[Model]):
     """A classifier and how it is trained, without the arrays that training changes.
 
     Args:
       model: sizes of the model.
       training: everything else that decides the run.
       train: what to train on.
+      thresholds: the first ones, instead of those of `first_thresholds`.
 
     Raises:
-      ValueError: samples are not of the size of the model, or have more classes.
+      ValueError: samples are not of the size of the model, or have more classes; or the model has no use for a temperature.
     """
 
-    def __init__(self, model: LogicClassifierConfig, training: TrainingConfig, train: Samples):
-        if train.x.shape[1] != model.in_features or train.n_classes > model.n_classes:
+    def __init__(
+        self,
+        model: Config,
+        training: TrainingConfig,
+        train: Samples,
+        thresholds: Float[np.ndarray, "features thresholds"] | None = None,
+    ):
+        self._shape = _checked_shape(model, train)  # of a sample
+        learned = training.thresholds == "learned"
+        if model.learned_thresholds != learned:
             raise ValueError(
-                f"samples have {train.x.shape[1]} numbers and {train.n_classes} classes, but in_features is "
-                f"{model.in_features} and n_classes is {model.n_classes}."
+                f"learned_thresholds of the model is {model.learned_thresholds}, but thresholds of the training is "
+                f"{training.thresholds!r}."
             )
-        self.config, self.training = model, training
-        thresholds = None
+        self._temperatures = training.temperatures()
+        if self._temperatures is not None and model.tables in ("raw", "binary"):
+            raise ValueError(
+                f"temperature is {training.temperature} and final_temperature {training.final_temperature}, but tables of the kind "
+                f"{model.tables} have no logits: leave them out, or choose gates, light or walsh."
+            )
+        self.config, self.training, self.thresholds = model, training, thresholds
+        given: dict[str, Any] = {}
         if model.n_thresholds:
-            thresholds = lutjax.thermometer_thresholds(
-                jnp.asarray(train.x), model.n_thresholds, method=training.thresholds
-            )
-        self._optimizer = optimizers.optimizer("adam", training.rate())
-        structure = Structure(lambda rngs: LogicClassifier(model, thresholds=thresholds, rngs=rngs))
+            if thresholds is None:
+                self.thresholds = first_thresholds(by_feature(model, train), training, model.n_thresholds)
+            given["thresholds"] = jnp.asarray(self.thresholds)
+        optimizer = optimizers.optimizer("adam", training.rate())
+        if learned:
+            widths, can_move = _widths(model, train)
+            given["widths"] = jnp.asarray(widths)
+            optimizer = optax.chain(optimizer, _rate_of_thresholds(jnp.asarray(widths * can_move)))
+        self._optimizer = optimizer
+        structure: Structure[Model] = Structure(lambda rngs: classifier_of(model, rngs=rngs, **given))
         super().__init__(structure, self._optimizer.init, training.seed, training.batch_size)
         self._image = train.shape if len(train.shape) > 1 and training.augment else None
         self._train = train
         self._place(None)
+
+    def temperature(self, step: int | Array) -> Array | None:
+        """Return the temperature of a step, counted from 0; None for the gates' own, 1."""
+        return None if self._temperatures is None else jnp.asarray(self._temperatures(step))
 
     def _place(self, mesh: Mesh | None) -> None:
         self.advance = self._repeated(self.step, (self._train.x, self._train.y))
@@ -126,12 +174,17 @@ class Run(ModelRun[LogicClassifier]):
         if self._image is not None:
             x = warp(image_key, x.reshape(-1, *self._image), self.training.augment).reshape(x.shape)
 
+        temperature = self.temperature(number)
+
         def loss_of(params: Any) -> Array:
             model = self.structure.model(params, state.others)
-            logits = model(x, deterministic=False, rngs=nnx.Rngs(gates=gate_key))
+            images = x.reshape(-1, *self._shape)
+            logits = model(
+                images, deterministic=False, temperature=temperature, rngs=nnx.Rngs(gates=gate_key)
+            )
             loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
             if self.training.gate_cost:
-                loss += expected_gates(model) * (self.training.gate_cost / 1000)
+                loss += expected_gates(model, temperature) * (self.training.gate_cost / 1000)
             return loss
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
@@ -140,43 +193,154 @@ class Run(ModelRun[LogicClassifier]):
         return State(optax.apply_updates(state.params, updates), state.others, optimizer), loss
 
     def classes(
-        self, state: State, x: Num[np.ndarray, "samples features"], *, hard: bool
+        self,
+        state: State,
+        x: Num[np.ndarray, "samples features"],
+        *,
+        hard: bool,
+        steps: int | None = None,
     ) -> Int32[np.ndarray, " samples"]:
-        """Return the classes that the soft or the hard network gives samples."""
+        """Return the classes that the soft or the hard network gives samples.
+
+        Args:
+          steps: the number that were done, for the temperature of the soft network; by default all.
+        """
+        temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
         size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts: one or two programs
         found = [
-            np.asarray(self._classes(state.params, state.others, x[first : first + size], hard=hard))
+            np.asarray(
+                self._classes(state.params, state.others, x[first : first + size], temperature, hard=hard)
+            )
             for first in range(0, len(x), size)
         ]
         return np.concatenate(found)
 
-    def accuracy(self, state: State, part: Samples, *, hard: bool) -> float:
-        """Share of the samples whose class is right."""
-        return float((self.classes(state, part.x, hard=hard) == part.y).mean())
+    def accuracy(self, state: State, part: Samples, *, hard: bool, steps: int | None = None) -> float:
+        """Share of the samples whose class is right; see `classes`."""
+        return float((self.classes(state, part.x, hard=hard, steps=steps) == part.y).mean())
 
-    def _classes_of(self, params: Any, others: Any, x: Array, *, hard: bool) -> Array:
+    def _classes_of(
+        self, params: Any, others: Any, x: Array, temperature: Array | None, *, hard: bool
+    ) -> Array:
         model = self.structure.model(params, others)
-        x = meshes.by_sample(x.astype(jnp.float32), self.mesh)
+        x = meshes.by_sample(x.astype(jnp.float32), self.mesh).reshape(-1, *self._shape)
         rngs = nnx.Rngs(gates=self.training.seed)
-        return model(x, deterministic=hard, rngs=rngs).argmax(-1).astype(jnp.int32)
+        logits = model(x, deterministic=hard, temperature=temperature, rngs=rngs)
+        return logits.argmax(-1).astype(jnp.int32)
 
 
-def expected_gates(model: LogicClassifier) -> Array:
+def classifier_of(model: Config, *, rngs: nnx.Rngs, **given: Any) -> Model:
+    """Return the model of a config, which is drawn. `given` are thresholds and their widths."""
+    if isinstance(model, LogicTreeNetConfig):
+        return LogicTreeNet(model, rngs=rngs, **given)
+    return LogicClassifier(model, rngs=rngs, **given)
+
+
+def image_shape(train: Samples) -> tuple[int, int, int]:
+    """Return height, width and channels of images.
+
+    Raises:
+      ValueError: samples are none.
+    """
+    if len(train.shape) < 2:
+        raise ValueError(
+            f"samples of {train.name} are {train.shape[0]} numbers each, not images, which trees of gates read: x must be [N, height, "
+            "width] or [N, height, width, channels]. Leave the model out, or choose gates."
+        )
+    height, width, *channels = train.shape
+    return height, width, channels[0] if channels else 1
+
+
+def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
+    """Return the shape that the model wants a sample in."""
+    shape: tuple[int, ...] = train.x.shape[1:]
+    wanted: tuple[int, ...]
+    if isinstance(model, LogicTreeNetConfig):
+        shape, name, wanted = image_shape(train), "in_shape", model.in_shape
+    else:
+        name, wanted = "in_features", (model.in_features,)
+    if shape != wanted or train.n_classes > model.n_classes:
+        raise ValueError(
+            f"samples have {' x '.join(map(str, shape))} numbers and {train.n_classes} classes, but {name} is "
+            f"{' x '.join(map(str, wanted))} and n_classes is {model.n_classes}."
+        )
+    return shape
+
+
+def first_thresholds(
+    x: Num[np.ndarray, "values features"], training: TrainingConfig, n_thresholds: int
+) -> Float[np.ndarray, "features thresholds"]:
+    """Return the thresholds of each feature before the first step."""
+    method = "distributive" if training.thresholds == "learned" else training.thresholds
+    return np.asarray(lutjax.thermometer_thresholds(jnp.asarray(x), n_thresholds, method=method))
+
+
+def by_feature(model: Config, train: Samples) -> Num[np.ndarray, "values features"]:
+    """Return the numbers that share thresholds as columns: each number of a sample, or each channel where trees read images."""
+    found: np.ndarray = train.x
+    return found.reshape(-1, model.in_shape[2]) if isinstance(model, LogicTreeNetConfig) else found
+
+
+def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Return widths of the sigmoids of thresholds, float32 ``[features]``, and 1 where thresholds can be better or worse, else 0.
+
+    For a number that has at most two values, all thresholds between them are the same.
+    """
+    x = by_feature(model, train)
+    deviation, low, high = x.std(0, dtype=np.float64), x.min(0), x.max(0)
+    can_move = ~((x == low) | (x == high)).all(0)
+    widths = np.where(can_move, WIDTH * deviation, 1.0)
+    return widths.astype(np.float32), can_move.astype(np.float32)
+
+
+def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
+    """Return a transformation that multiplies the updates of thresholds, as features have different units."""
+
+    def scaled(updates: Any, params: Any) -> Any:
+        del params
+        encoder = {**updates["encoder"], "thresholds": updates["encoder"]["thresholds"] * factors[:, None]}
+        return {**updates, "encoder": encoder}
+
+    return optax.stateless(scaled)
+
+
+def layers_of(model: Model) -> list[tuple[Any, int]]:
+    """Return the layers of gates of a model in their order, each with the number of places where its gates are."""
+    if isinstance(model, LogicTreeNet):
+        trees = [(layer, math.prod(layer.spec.places)) for layer in model.trees]
+        return [*trees, *((layer, 1) for layer in model.gates)]
+    return [(layer, 1) for layer in model.layers]
+
+
+def expected_gates(model: Model, temperature: Array | None = None) -> Array:
     """Return how many gates of two inputs the circuit of a classifier is expected to need: a scalar.
 
-    A table that needs n inputs counts as ``n - 1`` gates, and a vote that is not constant as one. Gates that nothing reads
-    count too; they become constants without changing a vote.
+    A table that needs n inputs counts as ``n - 1`` gates, one of a tree at each place, and a vote that is not constant as one.
+    Gates that nothing reads count too; they become constants without changing a vote. The or of neighbouring places does not.
+
+    Args:
+      temperature: of the gates, in place of 1.
     """
     gates = []
-    for layer in model.layers:
-        inputs, any_input = layer.expected_needs()
-        gates.append((inputs - any_input).sum())
+    for layer, n_places in layers_of(model):
+        inputs, any_input = layer.expected_needs(temperature)
+        needed = (inputs - any_input).sum()
+        gates.append(needed if n_places == 1 else needed * n_places)
     gates.append(any_input.sum())
     return jnp.stack(gates).astype(jnp.float32).sum()
 
 
-def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresholds: int) -> dict[str, float]:
-    """Accuracy of logistic regression and of a random forest on the bits that the classifier sees.
+def baselines(
+    train: Samples,
+    test: Samples,
+    training: TrainingConfig,
+    n_thresholds: int,
+    thresholds: Float[np.ndarray, "features thresholds"] | None = None,
+) -> dict[str, float]:
+    """Accuracy of logistic regression and of a random forest on the bits that the classifier sees, with its first thresholds.
+
+    Args:
+      thresholds: of each number; by default those that the method of the training gives.
 
     Source: docs/logic.md, section 6.
     """
@@ -189,9 +353,8 @@ def baselines(train: Samples, test: Samples, training: TrainingConfig, n_thresho
 
     bits, test_bits = train.x, test.x
     if n_thresholds:
-        thresholds = np.asarray(
-            lutjax.thermometer_thresholds(jnp.asarray(train.x), n_thresholds, method=training.thresholds)
-        )
+        if thresholds is None:
+            thresholds = first_thresholds(train.x, training, n_thresholds)
         bits, test_bits = ((x[:, :, None] > thresholds).reshape(len(x), -1) for x in (train.x, test.x))
     found = {}
     with warnings.catch_warnings():
@@ -219,7 +382,7 @@ class Record(runs.Record):
 
     kind: ClassVar[str] = "digits"
 
-    model: LogicClassifierConfig
+    model: LogicClassifierConfig | LogicTreeNetConfig
     training: TrainingConfig
     samples: runs.Source
     baselines: dict[str, float]
@@ -230,8 +393,9 @@ class Record(runs.Record):
     recipe: str | None = None
 
 
-def _classifier(folder: Path, step: int, record: Record) -> LogicClassifier:
-    return models.load(folder, step, Structure(lambda rngs: LogicClassifier(record.model, rngs=rngs)))
+def _classifier(folder: Path, step: int, record: Record) -> Model:
+    structure: Structure[Model] = Structure(lambda rngs: classifier_of(record.model, rngs=rngs))
+    return models.load(folder, step, structure)
 
 
 load_model = models.Loader(Record, _classifier)

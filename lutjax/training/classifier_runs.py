@@ -2,15 +2,23 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lutjax.models import LogicClassifierConfig
+from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.training import datasets, meshes, presets, reports, runs
-from lutjax.training.classifier import Record, Run, TrainingConfig, baselines, expected_gates
+from lutjax.training.classifier import (
+    Record,
+    Run,
+    TrainingConfig,
+    baselines,
+    expected_gates,
+    image_shape,
+)
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
@@ -20,6 +28,12 @@ from lutjax.training.samples import Samples, SamplesError
 
 MOST_BITS = 20_000_000
 """Bits of a training part to which baselines are fitted without being asked for."""
+
+MOST_GATES = 1_000_000
+"""Gates, at all places of an image, whose circuit is simplified after the last step."""
+
+MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}
+"""Configs of models by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Options(Intervals):
 class Classifier(Experiment):
     """A classifier on samples: an `Experiment`."""
 
-    configs = Configs(LogicClassifierConfig, TrainingConfig, Options)
+    configs = Configs(LogicClassifierConfig | LogicTreeNetConfig, TrainingConfig, Options)
     kept = Record
     refuses = SamplesError
     curves = ("training loss", "hard accuracy", "soft accuracy")
@@ -56,7 +70,8 @@ class Classifier(Experiment):
 
     def __init__(self, record: Record, train: Samples, test: Samples, encoding: Encoding | None = None):
         self.record, self.train, self.test, self.encoding = record, train, test, encoding
-        self.run = Run(record.model, record.training, train)
+        thresholds = None if encoding is None else encoding.thresholds
+        self.run = Run(record.model, record.training, train, thresholds)
 
     @classmethod
     def new(
@@ -67,6 +82,7 @@ class Classifier(Experiment):
         test: Path | None = None,
         recipe: str | None = None,
         stratified: bool = False,
+        model: str | None = None,
     ) -> "Classifier":
         """Return a run that has no step yet, on the data at a path, or on scikit-learn's digits.
 
@@ -76,7 +92,19 @@ class Classifier(Experiment):
           path, target, test: see `lutjax.training.datasets.load`.
           recipe: one of `lutjax.training.recipes.RECIPES`.
           stratified: whether a test part is split off so, where the fields do not say it.
+          model: one of `MODELS`; by default that of the recipe, or gates.
+
+        Raises:
+          ValueError: a field or the recipe is one of another model.
         """
+        found = recipe_of(recipe) if recipe else None
+        name = model or (found.model if found else "gates")
+        if found is not None and found.model != name:
+            raise ValueError(
+                f"model is {name}, but the recipe {found.name} is one of {found.model}; leave --model out."
+            )
+        config: Any = MODELS[name]
+        presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
         data = datasets.load(path, target=target, test=test)
         if data.test is not None:
             for name in ("split", "stratified"):
@@ -86,14 +114,15 @@ class Classifier(Experiment):
                     )
         values = {
             "stratified": stratified and data.test is None,
-            **(recipe_of(recipe).fields() if recipe else {}),
+            **(found.fields() if found else {}),
             **fields,
         }
         training = presets.make(TrainingConfig, values)
         parts = _parts(data, training)
-        model, training, options = cls.made({**_sizes(parts, training, values), **values})
+        sizes = _sizes(config, parts, training, values)
+        made, training, options = cls.made({**sizes, **values}, config)
         record = Record(
-            model=model,
+            model=made,
             training=training,
             samples=runs.Source.of(path, len(data), data.digest),
             baselines={},
@@ -112,8 +141,12 @@ class Classifier(Experiment):
         path: Path | None = None,
         target: str | None = None,
         test: Path | None = None,
+        model: str | None = None,
     ) -> "Classifier":
-        """Return the run of a record, with the samples at `path` or where they were."""
+        """Return the run of a record, with the samples at `path` or where they were; of this model, if one is named."""
+        if model is not None and not isinstance(record.model, MODELS[model]):
+            found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
+            raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         places = (path or record.samples.path, test or record.test)
         whole, other = (None if place is None else Path(place) for place in places)
         data = datasets.load(whole, target=target or record.target, test=other)
@@ -130,12 +163,20 @@ class Classifier(Experiment):
         n_bits = self.train.x.size * max(record.model.n_thresholds, 1)
         wanted = self.intervals.baselines
         if wanted or (wanted is None and n_bits <= MOST_BITS):
-            record.baselines = baselines(self.train, self.test, record.training, record.model.n_thresholds)
+            thresholds = self.run.thresholds
+            if thresholds is not None:  # a channel's are those of all its pixels
+                thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
+            record.baselines = baselines(
+                self.train, self.test, record.training, record.model.n_thresholds, thresholds
+            )
 
     def describe(self) -> str:
         model, training = self.record.model, self.record.training
-        layers = " + ".join(map(str, model.layers))
-        gates = "gates" if model.n_inputs == 2 else f"tables of {model.n_inputs} inputs"
+        layers, gates = " + ".join(map(str, model.layers)), "gates"
+        if isinstance(model, LogicTreeNetConfig):
+            layers = f"{' + '.join(map(str, model.kernels))} trees and {layers}"
+        elif model.n_inputs != 2:
+            gates = f"tables of {model.n_inputs} inputs"
         return (
             f"on {len(self.train.x)} samples of {self.train.name}, testing on {len(self.test.x)}: {layers} {gates}, "
             f"{self.run.structure.n_parameters():,} parameters, {training.steps} steps of {training.batch_size} samples"
@@ -145,13 +186,20 @@ class Classifier(Experiment):
         return self.run.accuracy(state, self.test, hard=True)
 
     def evaluate_other(self, state: State) -> float:
-        return self.run.accuracy(state, self.test, hard=False)
+        return self.run.accuracy(state, self.test, hard=False, steps=self._done())
+
+    def _done(self) -> int:
+        """Return the steps done at the latest test."""
+        return self.record.history.test[-1][0]
 
     def remark(self, state: State) -> str:
         words, history = [], self.record.history
         if history.test and history.other:
             hard, soft = history.test[-1][1], history.other[-1][1]
             words.append(f"soft accuracy {soft:.4f}, gap {soft - hard:+.4f}")
+            temperature = self.run.temperature(self._done())
+            if temperature is not None:
+                words.append(f"temperature {float(temperature):.3g}")
         if self.record.training.gate_cost:
             expected, survive = self._gates(state)
             words.append(
@@ -159,12 +207,20 @@ class Classifier(Experiment):
             )
         return "; ".join(words)
 
-    def _gates(self, state: State) -> tuple[float, int]:
-        """Return the gates that training expects, and those of the simplified circuit from bits to bits."""
-        from lutjax import circuits
-
+    def _gates(self, state: State) -> tuple[float, str]:
+        """Return the gates that training expects, and in words those of the simplified circuit from bits to bits."""
         model = self.run.structure.model(*meshes.local((state.params, state.others)))
-        return float(expected_gates(model)), len(circuits.of(model, inputs="bits", outputs="bits"))
+        expected = float(expected_gates(model, self.run.temperature(self._done())))
+        n_gates = self._n_gates()
+        if n_gates > MOST_GATES:
+            return expected, f"not counted, of {n_gates:,}"
+        return expected, f"{len(model.circuit(outputs='bits')):,}"
+
+    def _n_gates(self) -> int:
+        """Return the number of gates, those of trees at all places."""
+        model = self.record.model
+        trees = model.tree_specs() if isinstance(model, LogicTreeNetConfig) else []
+        return sum(sum(spec.levels) * math.prod(spec.places) for spec in trees) + sum(model.layers)
 
     def solved(self) -> str | None:
         patience = self.intervals.patience
@@ -186,9 +242,16 @@ class Classifier(Experiment):
 
     def _report(self, state: State, path: Path) -> list[str]:
         record = self.record
-        packed = self.run.structure.model(*meshes.local((state.params, state.others))).packed()
+        model = self.run.structure.model(*meshes.local((state.params, state.others)))
+        packed, trees = model.packed(), []
+        if isinstance(model, LogicTreeNet):
+            trees = [
+                reports.Trees(layer.spec, *map(np.asarray, layer.truth_tables())) for layer in model.trees
+            ]
         thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
-        hard, soft = (self.run.classes(state, self.test.x, hard=hard) for hard in (True, False))
+        hard, soft = (
+            self.run.classes(state, self.test.x, hard=hard, steps=self._done()) for hard in (True, False)
+        )
         report = reports.report(
             self.test.y,
             hard,
@@ -196,7 +259,8 @@ class Classifier(Experiment):
             classes=self._class_names(),
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
-            bits=reports.bit_names(self.test, thresholds, self.encoding),
+            trees=trees,
+            bits=reports.bit_names(self.test, thresholds, self.encoding, channels_first=bool(trees)),
         )
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())
@@ -204,13 +268,20 @@ class Classifier(Experiment):
             f"Hard network: {100 * report.hard:.1f} % of the test part"
             + (f"; on the same bits {others}." if others else "."),
             f"Soft network: {100 * report.soft:.1f} %.",
-            f"Circuit: {self._gates(state)[1]:,} of {sum(record.model.layers):,} gates survive simplification.",
+            self._circuit(state),
             *report.lines(),
         ]
         recipe = RECIPES.get(record.recipe or "")
         if recipe is not None and recipe.published is not None:
             lines.append(f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}).")
         return lines
+
+    def _circuit(self, state: State) -> str:
+        n_gates = self._n_gates()
+        if n_gates > MOST_GATES:
+            return f"Circuit: {n_gates:,} gates, too many to simplify here."
+        trees = ", those of trees at each place," if isinstance(self.record.model, LogicTreeNetConfig) else ""
+        return f"Circuit: {self._gates(state)[1]} of {n_gates:,} gates{trees} survive simplification."
 
     def _draw(self, state: State, path: Path) -> list[str]:
         from lutjax.training.pictures import plot_confusion
@@ -236,23 +307,49 @@ class Classifier(Experiment):
 
 
 def _parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:
-    return data.parts(split=training.split, stratified=training.stratified, bits=training.column_bits)
+    return data.parts(
+        split=training.split,
+        stratified=training.stratified,
+        bits=training.column_bits,
+        numbers=training.thresholds == "learned",
+    )
 
 
-def _sizes(parts: datasets.Parts, training: TrainingConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(
+    config: type, parts: datasets.Parts, training: TrainingConfig, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the sizes that the samples need."""
-    n_classes = parts.n_classes
-    *layers, last = LogicClassifierConfig.layers
-    sizes: dict[str, Any] = {
-        "in_features": parts.train.x.shape[1],
-        "n_classes": n_classes,
-        "layers": (*layers, -(-last // n_classes) * n_classes),
-    }
+    n_classes, learned = parts.n_classes, training.thresholds == "learned"
+    sizes: dict[str, Any] = {"n_classes": n_classes, "learned_thresholds": learned}
+    if config is LogicTreeNetConfig:
+        sizes |= _tree_sizes(image_shape(parts.train))
+    else:
+        sizes |= {"in_features": parts.train.x.shape[1], "layers": LogicClassifierConfig.layers}
+    *layers, last = sizes["layers"]
+    sizes["layers"] = (*layers, -(-last // n_classes) * n_classes)
     if parts.encoding is not None and training.column_bits:
-        sizes["n_thresholds"] = 0
+        sizes["n_thresholds"] = int(parts.encoding.thresholds is not None)
         if given.get("n_thresholds"):
             raise ValueError(
                 f"n_thresholds is {given['n_thresholds']}, but columns are made bits already: --column-bits says of how many, and 0 "
                 "leaves numbers for --n-thresholds."
             )
     return sizes
+
+
+def _tree_sizes(in_shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Return sizes for images: layers of trees while height and width can be halved, and at most four."""
+    height, width, _ = in_shape
+    halves = 0
+    while halves < 4 and not height % 2 and not width % 2 and min(height, width) >= 4:
+        height, width, halves = height // 2, width // 2, halves + 1
+    n = max(halves, 1)
+    return {
+        "in_shape": in_shape,
+        "kernels": tuple(32 * factor for factor in (1, 4, 16, 32)[:n]),
+        "layers": (2560, 1280),
+        "kernel": min(3, *in_shape[:2]),
+        "padding": min(1, *(size - 1 for size in in_shape[:2])),
+        "pool": 2 if halves else 1,
+        "tau": 8.0,
+    }

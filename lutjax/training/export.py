@@ -14,7 +14,7 @@ from lutjax import circuits
 from lutjax.circuits import deployment, proofs
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.circuits.deployment import Vectors
-from lutjax.models import LogicCA, PackedClassifier
+from lutjax.models import LogicCA, LogicTreeNet, PackedClassifier
 from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import RunError
@@ -271,6 +271,11 @@ def _of_classifier(
 ) -> Source:
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
+    if isinstance(model, LogicTreeNet):
+        raise RunError(
+            f"{folder} holds a run of the model tree, which is not exported as a whole: write the circuit of lutjax.load(...) by "
+            "its method circuit() and those of lutjax.circuits."
+        )
     test = Classifier.of(record).test
     packed = model.packed()
     if inputs is None:

@@ -125,10 +125,7 @@ class LanguageModel(Experiment):
           ValueError: the model has no such preset, or a field is one of another model.
         """
         name = model or presets.MODEL
-        known = [set(config.__dataclass_fields__) for config in (CONFIGS[name], TrainingConfig, Options)]
-        others = sorted(set(fields).difference(*known))
-        if others:
-            raise ValueError(f"{others[0]} is {fields[others[0]]}; the model {name} has no such option.")
+        presets.refuse_others(f"the model {name}", (CONFIGS[name], TrainingConfig, Options), fields)
         config, training, options = cls.made({**presets.preset(name, preset), **fields}, CONFIGS[name])
         text = load_text(path, context=config.context)
         record = Record(

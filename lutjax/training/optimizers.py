@@ -15,6 +15,7 @@ with needed_by(__name__):
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad", "row_adagrad")
 SCHEDULES = ("constant", "published", "cosine")
+ANNEALINGS = ("linear", "exponential", "cosine")
 
 TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
     "sgd": tables.SGD,
@@ -59,6 +60,35 @@ def learning_rate(
         if cooldown:
             value *= jnp.minimum(1.0, (steps - step) / (cooldown * steps))
         return value
+
+    return schedule_of
+
+
+def annealed(annealing: str, *, first: float, last: float, steps: int) -> optax.Schedule:
+    """Return a schedule from `first` before step 0 to `last` after all steps.
+
+    `linear` is ``first + (last - first) * s`` with the share ``s`` of the steps that are done, `exponential`
+    ``first * (last / first) ** s``, and `cosine` as linear with ``(1 - cos(pi s)) / 2`` for ``s``.
+
+    Raises:
+      ValueError: an unknown name.
+
+    Example:
+      >>> from lutjax.training.optimizers import annealed
+      >>> [float(annealed("exponential", first=4.0, last=1.0, steps=2)(step)) for step in (0, 1, 2)]
+      [4.0, 2.0, 1.0]
+    """
+    if annealing not in ANNEALINGS:
+        raise ValueError(f"annealing is {annealing!r}; the known ones are {', '.join(ANNEALINGS)}.")
+
+    def schedule_of(count: jax.typing.ArrayLike) -> jax.Array:
+        share: jax.Array = jnp.clip(jnp.asarray(count, jnp.float32) / steps, 0.0, 1.0)
+        if annealing == "exponential":
+            value: jax.Array = first * jnp.float32(last / first) ** share
+            return value
+        if annealing == "cosine":
+            share = (1 - jnp.cos(jnp.pi * share)) / 2
+        return first + (last - first) * share
 
     return schedule_of
 

@@ -1,7 +1,7 @@
 """Named sets of sizes and rates; every value can be overridden by name. `lutjax train --help` reads them without JAX."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _PUBLISHED = {
@@ -197,6 +197,14 @@ def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those values that are fields of a config."""
     names = {field.name for field in dataclasses.fields(config)}
     return {name: value for name, value in values.items() if name in names}
+
+
+def refuse_others(what: str, configs: Sequence[type], fields: Mapping[str, Any]) -> None:
+    """Raise ValueError if a field is one of none of these configs. `what` has them, for messages."""
+    known = {name for config in configs for name in config.__dataclass_fields__}  # type: ignore[attr-defined]
+    others = sorted(set(fields) - known)
+    if others:
+        raise ValueError(f"{others[0]} is {fields[others[0]]}; {what} has no such option.")
 
 
 def make(config: type, values: Mapping[str, Any]) -> Any:

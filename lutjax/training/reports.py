@@ -1,13 +1,16 @@
 """Facts about a trained classifier: its confusions, its gates by kind, and inputs that reach no vote; and the reads of tables. NumPy alone."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from lutjax import wiring
 from lutjax._usage import Usage
+from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.samples import Samples
 
@@ -33,13 +36,26 @@ Wires = Int[np.ndarray, "_ _"]
 """Wires of a layer, ``[gates, inputs]``."""
 
 
+class Trees(NamedTuple):
+    """A layer of trees of gates over an image, features first.
+
+    Attributes:
+      spec: its sizes.
+      wires, truth: of the trees of one window; see `truth_tables` of `lutjax.layers.nnx.LogicConv`.
+    """
+
+    spec: LogicConvSpec
+    wires: Wires
+    truth: Truth
+
+
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """Gates or tables of one layer.
 
     Attributes:
       kinds: the number of gates of each kind of `KINDS`, or of tables by the number of inputs that they need ("needs 2").
-      dead: gates that no vote depends on.
+      dead: gates that no vote depends on; of a tree those that are dead at each place.
     """
 
     kinds: dict[str, int]
@@ -148,6 +164,7 @@ def report(
     truth: Sequence[Truth],
     wires: Sequence[Wires],
     bits: Sequence[str],
+    trees: Sequence[Trees] = (),
 ) -> Report:
     """Return the report of a network.
 
@@ -156,8 +173,12 @@ def report(
       classes: names of all classes.
       truth, wires: of each layer; see `lutjax.models.PackedClassifier`.
       bits: names of the bits that the first layer can read.
+      trees: layers of trees before these.
     """
-    live, read = live_gates(truth, wires, len(bits))
+    live, read = live_gates(truth, wires, math.prod(trees[-1].spec.out_shape) if trees else len(bits))
+    for layer in reversed(trees):
+        alive, read = live_nodes(layer, read)
+        live, truth = [alive, *live], [layer.truth, *truth]
     return Report(
         hard=float((hard == labels).mean()),
         soft=float((soft == labels).mean()),
@@ -234,13 +255,72 @@ def live_gates(
     return found[-2::-1], found[-1]
 
 
+def live_nodes(
+    trees: Trees, alive: Bool[np.ndarray, " outputs"]
+) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " inputs"]]:
+    """Return the nodes that the outputs which matter depend on at some place, and the inputs that they do.
+
+    Args:
+      alive: the outputs that matter, in the order channel, row, column, as the inputs.
+    """
+    spec, needed = trees.spec, needs(trees.truth)
+    rows, columns, kernels = spec.out_shape
+    (height, width), (up, left) = spec.pooling
+    at = np.repeat(np.repeat(alive.reshape(kernels, rows, columns), height, 1), width, 2)
+    n_rows, n_columns = spec.places
+    below = at[:, up : up + n_rows, left : left + n_columns].reshape(
+        kernels, -1
+    )  # [nodes of a level, places]
+    found, last = [], len(needed)
+    for n_nodes in reversed(spec.levels):
+        found.append(below.any(1))
+        below = below[:, None] & needed[last - n_nodes : last, :, None]
+        last -= n_nodes
+        used, below = below, below.reshape(-1, below.shape[2])
+    size, stride, around = spec.geometry
+    windows = wiring.windows(spec.in_shape, size, stride, padding=around).reshape(-1, spec.window)
+    ids = windows.T[trees.wires[: spec.levels[0]]][used]
+    inputs = np.zeros(math.prod(spec.in_shape), bool)
+    inputs[ids[ids >= 0]] = True
+    return np.concatenate(found[::-1]), inputs.reshape(spec.in_shape).transpose(2, 0, 1).ravel()
+
+
 def bit_names(
-    part: Samples, thresholds: Shaped[np.ndarray, "features thresholds"] | None, encoding: Encoding | None
+    part: Samples,
+    thresholds: Shaped[np.ndarray, "features thresholds"] | None,
+    encoding: Encoding | None,
+    *,
+    channels_first: bool = False,
 ) -> list[str]:
-    """Return names of the bits that a network reads: pixels by row and column, columns of a table by name."""
+    """Return names of the bits that a network reads: pixels by row and column, columns of a table by name.
+
+    Args:
+      channels_first: whether thresholds are those of channels, and bits lie in the order channel, threshold, row, column.
+    """
     names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
+    if channels_first:
+        planes = (
+            np.asarray(names, object)
+            .reshape(*part.shape[:2], -1)
+            .transpose(2, 0, 1)
+            .reshape(-1, math.prod(part.shape[:2]))
+        )
+        rows = (
+            [[""]] * len(planes) if thresholds is None else [[f" > {t:g}" for t in row] for row in thresholds]
+        )
+        return [
+            name + end for plane, ends in zip(planes, rows, strict=True) for end in ends for name in plane
+        ]
     if encoding is not None:
         names = encoding.features
+        if (
+            encoding.thresholds is not None and thresholds is not None
+        ):  # bits of columns have a threshold, too
+            numbers = encoding.is_number
+            return [
+                f"{name} > {t:g}" if number else name
+                for name, number, t in zip(names, numbers, thresholds[:, 0], strict=True)
+            ]
     if thresholds is None:
         return names
     return [f"{name} > {t:g}" for name, row in zip(names, thresholds, strict=True) for t in row]

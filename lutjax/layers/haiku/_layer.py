@@ -76,8 +76,11 @@ class Switched(Layer):
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
+        return self._run(x, deterministic)
+
+    def _run(self, x: Any, deterministic: bool | None, **options: Any) -> jax.Array:
         arrays = self._arrays()
         calm = self.spec.deterministic if deterministic is None else deterministic
         noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
-        y: jax.Array = self.spec(arrays, x, deterministic=calm, **noise)
+        y: jax.Array = self.spec(arrays, x, deterministic=calm, **noise, **options)
         return y

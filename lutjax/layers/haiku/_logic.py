@@ -13,6 +13,22 @@ from lutjax.layers.haiku._layer import Layer, Switched
 class _Wired(Switched):
     """Base of layers of gates with wires."""
 
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs.
+
+        Args:
+          x: inputs.
+          deterministic: whether to run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; it may be traced.
+        """
+        return self._run(x, deterministic, temperature=temperature)
+
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
@@ -21,12 +37,17 @@ class _Wired(Switched):
         wires, tables = self.spec.truth_tables(self._arrays())
         return wires, tables
 
-    def expected_needs(self) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, temperature: Float[Array, ""] | float | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Return for each gate the expected number of inputs that it needs, and the probability that it needs any.
 
         See `lutjax.layers.nnx.LogicGates.expected_needs`.
+
+        Args:
+          temperature: in place of the layer's own.
         """
-        inputs, any_input = self.spec.expected_needs(self._arrays())
+        inputs, any_input = self.spec.expected_needs(self._arrays(), temperature)
         return inputs, any_input
 
 

@@ -77,10 +77,13 @@ class Switched(Layer):
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Return outputs for inputs; `deterministic` takes precedence over the field."""
+        return self._run(x, deterministic)
+
+    def _run(self, x: Any, deterministic: bool | None, **options: Any) -> jax.Array:
         spec, arrays = self._bound()
         calm = spec.deterministic if deterministic is None else deterministic
         noise = {"key": self.make_rng(spec.stream)} if spec.random and not calm else {}
-        y: jax.Array = spec(arrays, x, deterministic=calm, **noise)
+        y: jax.Array = spec(arrays, x, deterministic=calm, **noise, **options)
         return y
 
 

@@ -15,6 +15,23 @@ from lutjax.layers.linen._layer import Layer, Switched
 class _Wired(Switched):
     """Base of layers of gates with wires."""
 
+    @nn.compact
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs.
+
+        Args:
+          x: inputs.
+          deterministic: whether to run the hard network; takes precedence over the field.
+          temperature: in place of the field; it may be traced.
+        """
+        return self._run(x, deterministic, temperature=temperature)
+
     def truth_tables(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
@@ -27,16 +44,19 @@ class _Wired(Switched):
         wires, tables = spec.truth_tables(arrays)
         return wires, tables
 
-    def expected_needs(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, variables: Mapping[str, Any], temperature: Float[Array, ""] | float | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Return for each gate the expected number of inputs that it needs, and the probability that it needs any.
 
         See `lutjax.layers.nnx.LogicGates.expected_needs`.
 
         Args:
           variables: the layer's own part of them, ``params`` and ``wires``.
+          temperature: in place of the field.
         """
         spec, arrays = self._spec_and_arrays(variables)
-        inputs, any_input = spec.expected_needs(arrays)
+        inputs, any_input = spec.expected_needs(arrays, temperature)
         return inputs, any_input
 
 

@@ -180,14 +180,14 @@ class Switched(Layer):
         """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
         return self._run(x, deterministic)
 
-    def _run(self, x: Any, deterministic: bool | None, rngs: Any = None) -> jax.Array:
+    def _run(self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any) -> jax.Array:
         spec = self.spec
         calm, noise = spec.deterministic if deterministic is None else deterministic, {}
         if spec.random and not calm:
             stream = self.rngs if rngs is None else rngs
             if stream is not None:  # the spec says what is missing
                 noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
-        y: jax.Array = spec(self._arrays(), x, deterministic=calm, **noise)
+        y: jax.Array = spec(self._arrays(), x, deterministic=calm, **noise, **options)
         return y
 
     def set_view(self, deterministic: bool | None = None) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+from flax import nnx
 from jaxtyping import Float, Shaped, UInt32
 
 from lutjax._typing import Array
@@ -13,6 +14,24 @@ from lutjax.layers.nnx._layer import Layer, Random, Switched
 class _Wired(Random):
     """Base of layers of gates with wires."""
 
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs.
+
+        Args:
+          x: inputs.
+          deterministic: whether to run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; it may be traced.
+          rngs: for the noise, instead of the layer's own stream.
+        """
+        return self._run(x, deterministic, rngs, temperature=temperature)
+
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
@@ -21,14 +40,19 @@ class _Wired(Random):
         wires, tables = self.spec.truth_tables(self._arrays())
         return wires, tables
 
-    def expected_needs(self) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, temperature: Float[Array, ""] | float | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
 
         Tables are drawn with the probabilities that training has for them: a mixture of gates, or the values of slots. Both
         are differentiable. A circuit leaves out constants, and buffers and inverters, which need one input; a table that
         needs n inputs takes ``n - 1`` gates of two inputs or more.
+
+        Args:
+          temperature: in place of the layer's own.
         """
-        inputs, any_input = self.spec.expected_needs(self._arrays())
+        inputs, any_input = self.spec.expected_needs(self._arrays(), temperature)
         return inputs, any_input
 
 

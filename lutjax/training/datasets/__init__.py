@@ -73,13 +73,16 @@ class Data:
             return self.train.digest
         return hashlib.sha256((self.train.digest + self.test.digest).encode()).hexdigest()
 
-    def parts(self, *, split: int = 0, stratified: bool = False, bits: int = 0) -> Parts:
+    def parts(
+        self, *, split: int = 0, stratified: bool = False, bits: int = 0, numbers: bool = False
+    ) -> Parts:
         """Return the training and the test part.
 
         Args:
           split: the number of a random split, where there is no test part yet.
           stratified: whether each class has its share in both parts of that split.
           bits: most bits of a column of numbers of a table; 0 leaves them numbers.
+          numbers: whether there is a number for each of these bits instead, for thresholds that are learned.
 
         Raises:
           SamplesError: they cannot be split so, or a part has what the other lacks.
@@ -99,7 +102,8 @@ class Data:
             return Parts(train, test)
         assert isinstance(train, Table)
         assert isinstance(test, Table)
-        encoding = Encoding.fit(train, bits, columns.classes_of(whole) if isinstance(whole, Table) else None)
+        classes = columns.classes_of(whole) if isinstance(whole, Table) else None
+        encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding)
 
 

@@ -189,17 +189,21 @@ class Number:
       fill: the number that a missing one counts as: the median.
       thresholds: each is a bit, whether the number is above it. None: the number itself is a feature.
       missing: whether one more bit says that the number was missing.
+      numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
     """
 
     name: str
     fill: float
     thresholds: tuple[float, ...] | None
     missing: bool
+    numbers: bool = False
 
     @property
     def features(self) -> list[str]:
         """Names of the features."""
         bits = [self.name] if self.thresholds is None else [f"{self.name} > {t:g}" for t in self.thresholds]
+        if self.numbers:
+            bits = [self.name] * len(bits)
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
     def encode(self, cells: Cells) -> Float[np.ndarray, "rows features"]:
@@ -211,6 +215,8 @@ class Number:
         absent = missing(cells)
         numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name))[:, None]
         found = numbers if self.thresholds is None else numbers > np.asarray(self.thresholds)
+        if self.numbers:
+            found = np.repeat(numbers, found.shape[1], 1)
         return np.column_stack([found, absent] if self.missing else [found]).astype(np.float64)
 
 
@@ -266,7 +272,9 @@ class Encoding:
     classes: tuple[str, ...]
 
     @classmethod
-    def fit(cls, train: Table, bits: int, classes: Sequence[str] | None = None) -> "Encoding":
+    def fit(
+        cls, train: Table, bits: int, classes: Sequence[str] | None = None, *, numbers: bool = False
+    ) -> "Encoding":
         """Return the encoding that a training part gives.
 
         A column is of numbers if all its cells are, apart from missing ones. Its thresholds are quantiles; where many rows
@@ -276,12 +284,18 @@ class Encoding:
           train: the training part.
           bits: most bits of a column of numbers; 0 leaves numbers as they are.
           classes: labels by their number; by default those of the training part.
+          numbers: whether there is a number for each bit of a column of numbers, and a threshold to start with in `thresholds`.
 
         Raises:
           SamplesError: every column has the same cell in all rows.
         """
         fitted = [_fit(name, cells, bits) for name, cells in train.columns.items()]
         columns = tuple(column for column in fitted if column is not None)
+        if numbers and bits:
+            columns = tuple(
+                dataclasses.replace(column, numbers=True) if isinstance(column, Number) else column
+                for column in columns
+            )
         if not columns:
             raise SamplesError(
                 f"{train.name}: every column has the same cell in all rows; there is nothing to learn from."
@@ -292,6 +306,27 @@ class Encoding:
     def features(self) -> list[str]:
         """Names of the features."""
         return [feature for column in self.columns for feature in column.features]
+
+    @property
+    def thresholds(self) -> Float32[np.ndarray, "features 1"] | None:
+        """First thresholds of features, 1/2 for bits; None unless columns of numbers have a number for each threshold."""
+        numbers = [column for column in self.columns if isinstance(column, Number) and column.numbers]
+        if not numbers:
+            return None
+        found = np.full((len(self.features), 1), 0.5, np.float32)
+        found[self.is_number, 0] = [t for column in numbers for t in column.thresholds or ()]
+        return found
+
+    @property
+    def is_number(self) -> list[bool]:
+        """Flags of the features that are numbers, and not bits."""
+        found: list[bool] = []
+        for column in self.columns:
+            is_number = isinstance(column, Number) and (column.numbers or column.thresholds is None)
+            n_features = len(column.features)
+            n_numbers = (n_features - column.missing) if is_number else 0
+            found += [True] * n_numbers + [False] * (n_features - n_numbers)
+        return found
 
     def encode(self, table: Table) -> Float32[np.ndarray, "rows features"]:
         """Return the features of the rows of a table: bits of 0 and 1, or numbers.

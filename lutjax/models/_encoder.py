@@ -1,0 +1,39 @@
+"""The encoder of classifiers: numbers to bits, by thresholds that may be learned."""
+
+from typing import Any
+
+import numpy as np
+
+from lutjax._typing import Array
+from lutjax.layers.nnx import Thermometer
+
+
+def encoder_of(
+    where: str, config: Any, n_features: int, thresholds: Array | None, widths: Array | None
+) -> Thermometer | None:
+    """Return the encoder of features that come first; None where they are bits already.
+
+    Args:
+      where: the model, for messages.
+      config: has `n_thresholds` and `learned_thresholds`.
+      widths: by default the mean distance between neighbouring thresholds of a feature, and 1 where there is none.
+
+    Raises:
+      ValueError: something is given that the config has no use for, or does not fit.
+    """
+    if not config.n_thresholds:
+        if thresholds is not None:
+            raise ValueError(f"{where}: thresholds are given, but n_thresholds is 0: samples are bits.")
+        return None
+    if not config.learned_thresholds:
+        if widths is not None:
+            raise ValueError(f"{where}: widths are given, but learned_thresholds is False.")
+        return Thermometer(n_features, config.n_thresholds, thresholds=thresholds, feature_axis=0)
+    if widths is None:
+        widths = np.full(n_features, 1 / (config.n_thresholds + 1), np.float32)
+        if thresholds is not None:
+            span = np.ptp(np.asarray(thresholds, np.float64), axis=1) / max(config.n_thresholds - 1, 1)
+            widths = np.where(span > 0, span, 1.0).astype(np.float32)
+    return Thermometer(
+        n_features, config.n_thresholds, thresholds=thresholds, widths=widths, learnable=True, feature_axis=0
+    )
