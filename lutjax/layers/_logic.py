@@ -18,12 +18,14 @@ from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax._wires import check_wires
+from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 
 INT32 = jnp.dtype("int32")
-WIRINGS = ("balanced", "unique", "learnable")
+WIRINGS = ("balanced", "unique", "learnable", "top-k", "full")
+CHOSEN = ("top-k", "full")
 PARAMETRISATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
 
@@ -261,7 +263,10 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     def variables(self) -> tuple[Variable, ...]:
         shape: tuple[int, ...] = (self.out_features, self.arity)
         trained: tuple[Variable, ...] = (self._trained_tables(),)
-        if self.wiring == "learnable":
+        if self.wiring == "full":
+            shape = (*shape, self.in_features)
+            return self._trained("scores", shape, self.scores_init), *trained
+        if self.wiring in ("learnable", "top-k"):
             shape = (*shape, self.candidates)
             trained = (self._trained("scores", shape, self.scores_init), *trained)
 
@@ -271,6 +276,8 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
             wires = wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:]))
             return wires.reshape(shape)
 
+        if self.wiring == "top-k":
+            return Variable("wires", "wires", shape, INT32, draw), *trained
         return (*self._wires(self.in_features, shape, self.wires_fan_out, draw), *trained)
 
     def _trained_tables(self) -> Variable:
@@ -281,9 +288,10 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         return self.in_features
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        wires = np.shape(arrays["wires"])
         sizes = {"out_features": np.shape(arrays[self._trained_tables().name])[0]}
-        if self.wiring == "learnable" and len(wires) == 3:
+        if self.wiring == "full": return sizes
+        wires = np.shape(arrays["wires"])
+        if self.wiring in ("learnable", "top-k") and len(wires) == 3:
             sizes["candidates"] = wires[2]
         return sizes
 
@@ -291,6 +299,8 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None) -> jax.Array:
         table_key, scores_key = (None, None) if key is None else jax.random.split(key)
         x = _checked_features(self, x, self.in_features)
+        if self.wiring in CHOSEN:
+            return self._chosen(arrays, x, deterministic, table_key, scores_key)
         x, wires, readers = self._read(arrays, x, deterministic, scores_key)
         return self._apply(arrays, x, wires, readers, deterministic, table_key)
 
@@ -321,8 +331,26 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         places = jnp.arange(slots, dtype=jnp.int32)
         return x, places.reshape(-1, self.arity), places[:, None]
 
+    def _chosen(self, arrays: Arrays, x: Any, deterministic: bool, key: Any, scores_key: Any) -> jax.Array:
+        scores = jnp.asarray(arrays["scores"])
+        candidates = arrays.get("wires")
+        wires = self._chosen_wires({"scores": scores, "wires": candidates})
+        wires = jax.lax.optimization_barrier(wires)
+        tables = self.relaxed(arrays, deterministic, key)
+        y = lutjax.bilinear_gates(x, tables, wires, **self._options)
+        if deterministic:
+            return y
+        scaled = scores / jnp.asarray(self.temperature, scores.dtype)
+        return _choices.judged(self._slopes, y, scaled, *jax.lax.stop_gradient((x, wires, candidates, tables)))
+
+    def _slopes(self, tables: Any, inputs: jax.Array, dy: jax.Array) -> jax.Array:
+        _, c1, c2, c3 = (c[:, None].astype(dy.dtype) for c in tables)
+        return jnp.stack([dy * (c1 + c3 * inputs[:, 1]), dy * (c2 + c3 * inputs[:, 0])], 1)
+
     def _chosen_wires(self, arrays: Arrays) -> jax.Array:
         best = jnp.argmax(arrays["scores"], -1)[..., None]
+        if self.wiring == "full":
+            return best[..., 0].astype(INT32)
         return jnp.take_along_axis(jnp.asarray(arrays["wires"]), best, -1)[..., 0]
 
     @property
