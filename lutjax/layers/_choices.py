@@ -9,12 +9,15 @@ all samples where candidate `j` is judged: together one read for each input of a
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lutjax import _meshes
+from lutjax._compat import cast_varying, varying_axes
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla._row_gathers import read
 
@@ -22,45 +25,73 @@ Slopes = Callable[[Any, jax.Array, jax.Array], jax.Array]
 """Cotangents of the inputs of gates, from their tables, these inputs ``[G, n, B]``, and the cotangent of their outputs ``[G, B]``."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def judged(
-    slopes: Slopes, y: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any
+    y: jax.Array,
+    scores: jax.Array,
+    x: jax.Array,
+    wires: jax.Array,
+    candidates: jax.Array | None,
+    tables: Any,
+    *,
+    slopes: Slopes,
+    feature_axis: int,
 ) -> jax.Array:
     """Return `y`, what gates make of the wires that were chosen, with a gradient for the scores of all candidates.
 
     Args:
-      slopes: of the gates.
-      y: ``[G, B]``, features first.
+      y: ``[..., G]``, or ``[G, ...]`` with ``feature_axis=0``.
       scores: ``[G, n, k]``, after division by their temperature.
-      x: inputs ``[I, B]``.
+      x: inputs ``[..., I]``, or ``[I, ...]``.
       wires: the chosen ones, int32 ``[G, n]``.
       candidates: int32 ``[G, n, k]``, or None: all inputs in their order.
       tables: what `slopes` takes.
+      slopes: of the gates.
     """
+
+    def gradient(dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any) -> jax.Array:
+        if feature_axis:
+            dy, x = (jnp.moveaxis(a, -1, 0) for a in (dy, x))
+        dy, x = (a.reshape(len(a), math.prod(a.shape[1:])) for a in (dy, x))
+        return _gradient(slopes, dy, scores, x, wires, candidates, tables)
+
+    scores = cast_varying(scores, varying_axes(y))
+    rest = jax.lax.stop_gradient((x, wires, candidates, tables))
+    return _with_gradient(_meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores)), y, scores, rest)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _with_gradient(gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any) -> jax.Array:
+    """Return `y`; the gradient of scores is that of a function of the cotangent of `y`, of scores and the rest."""
     return y
 
 
-def _forward(slopes: Slopes, y: jax.Array, *rest: Any) -> tuple[jax.Array, Any]:
-    return y, rest
+def _forward(gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any) -> tuple[jax.Array, Any]:
+    return y, (scores, rest)
 
 
-def _backward(slopes: Slopes, kept: Any, dy: jax.Array) -> tuple[Any, ...]:
-    scores, x, wires, candidates, tables = kept
+def _backward(gradient: Callable[..., jax.Array], kept: Any, dy: jax.Array) -> tuple[Any, ...]:
+    scores, rest = kept
+    return dy, gradient(dy, scores, *rest), None
+
+
+_with_gradient.defvjp(_forward, _backward)
+
+
+def _gradient(
+    slopes: Slopes, dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any
+) -> jax.Array:
+    """Return the gradient of scores ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
     dtype = accumulator(x.dtype, scores.dtype)
     # XLA would compute each of them anew for every candidate that reads it.
-    x, wires, cotangent = jax.lax.optimization_barrier((x, wires, dy))
+    x, wires, dy = jax.lax.optimization_barrier((x, wires, dy))
     inputs = read(x, wires).astype(dtype)
-    slope = slopes(tables, inputs, cotangent.astype(dtype))
+    slope = slopes(tables, inputs, dy.astype(dtype))
     if candidates is None:
         gains = jnp.einsum("gnb,ib->gni", slope, x.astype(dtype), precision="highest")
     else:
-        gains = _gains(slope, inputs, x, candidates)
+        gains = _gains(slope, inputs, x, jnp.asarray(candidates))
     shares = jax.nn.softmax(scores.astype(dtype))
-    found = shares * (gains - jnp.sum(shares * gains, -1, keepdims=True))
-    return dy, found.astype(scores.dtype), None, None, None, None
-
-
-judged.defvjp(_forward, _backward)
+    return (shares * (gains - jnp.sum(shares * gains, -1, keepdims=True))).astype(scores.dtype)
 
 
 def _gains(slope: jax.Array, inputs: jax.Array, x: jax.Array, candidates: jax.Array) -> jax.Array:
