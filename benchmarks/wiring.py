@@ -50,7 +50,9 @@ def cost(given: argparse.Namespace) -> None:
     sizes: dict[str, Any] = {"in_features": given.inputs, "n_thresholds": 0, "layers": given.layers}
     x = jax.random.bernoulli(jax.random.key(0), 0.5, (given.batch, given.inputs)).astype(jnp.float32)
     labels = jax.random.randint(jax.random.key(1), (given.batch,), 0, 10)
-    print(f"{jax.devices()[0].device_kind}, {given.inputs} inputs, layers {given.layers}, batch {given.batch}")
+    print(
+        f"{jax.devices()[0].device_kind}, {given.inputs} inputs, layers {given.layers}, batch {given.batch}"
+    )
     for name in given.wirings:
         step, state = step_of(LogicClassifierConfig(n_classes=10, wiring=name, **sizes))
         found = measure.device_time(step, state, x, labels, in_place=True, repeats=10)
@@ -65,7 +67,13 @@ def accuracy(given: argparse.Namespace) -> None:
         for seed in range(given.seeds):
             train, test = split(whole, seed)
             training = TrainingConfig(split=seed, seed=seed, steps=given.steps, augment=given.augment)
-            sizes = {"layers": given.layers, "wiring": name, "n_thresholds": given.thresholds, "tau": given.tau, "candidates": given.candidates}
+            sizes = {
+                "layers": given.layers,
+                "wiring": name,
+                "n_thresholds": given.thresholds,
+                "tau": given.tau,
+                "candidates": given.candidates,
+            }
             run = Run(LogicClassifierConfig(train.x.shape[1], 10, **sizes), training, train)
             state, _ = run.advance(run.init(), 0, training.steps)
             found.append(100 * run.accuracy(state, test, hard=True))

@@ -1,5 +1,6 @@
 """Wirings by name, against loops in NumPy, and wires that scores choose: their network, the gradient of their scores, their cost."""
 
+import itertools
 import math
 import re
 from typing import Any
@@ -51,7 +52,7 @@ def inputs_of(case: Case, bits: bool = False) -> jax.Array:
 def depends(widths: list[int], arity: int) -> list[int]:
     """Return the fewest inputs on which an output depends, after each layer of butterfly wiring."""
     found, seen = [], [{i} for i in range(widths[0])]
-    for n_inputs, n_gates in zip(widths, widths[1:], strict=False):
+    for n_inputs, n_gates in itertools.pairwise(widths):
         wires = np.asarray(wiring.butterfly(None, n_inputs, n_gates, arity))
         seen = [set().union(*(seen[i] for i in gate)) for gate in wires.tolist()]
         found.append(min(map(len, seen)))
@@ -115,7 +116,10 @@ REFUSED = {
         r"image_shape is \(3, 3\), which has 9 values, but there are 27 inputs; bits of a pixel count as channels",
     ),
     "groups": (lambda: wiring.Groups(0), "n_groups is 0"),
-    "inputs": (lambda: wiring.Groups(3)(KEY, 7, 6, 2), "n_groups is 3, which does not divide 7 inputs; use 9"),
+    "inputs": (
+        lambda: wiring.Groups(3)(KEY, 7, 6, 2),
+        "n_groups is 3, which does not divide 7 inputs; use 9",
+    ),
     "gates": (lambda: wiring.Groups(3)(KEY, 6, 7, 2), "does not divide 7 gates; use 9"),
     "random": (lambda: wiring.random(KEY, 0, 7), "random: n_inputs is 0"),
     "butterfly": (lambda: wiring.butterfly(KEY, 3, 7, 0), "butterfly: arity is 0"),
@@ -144,7 +148,10 @@ def test_layers_have_drawn_wires(kind):
 
 
 LAYERS_REFUSED = {
-    "windows": ({"wiring": "windows"}, r"wiring is 'windows', which needs sizes: use lutjax.wiring.Windows\("),
+    "windows": (
+        {"wiring": "windows"},
+        r"wiring is 'windows', which needs sizes: use lutjax.wiring.Windows\(",
+    ),
     "groups": ({"wiring": "groups"}, r"wiring is 'groups', which needs sizes: use lutjax.wiring.Groups\(n\)"),
     "inputs": ({"wiring": wiring.Groups(3)}, "n_groups is 3, which does not divide 7 inputs; use 9"),
     "shape": (
@@ -152,7 +159,10 @@ LAYERS_REFUSED = {
         r"LogicGates: wiring returned int32\[6, 3\] for 7 inputs; expected int32 \[6, 2\]",
     ),
     "candidates": ({"wiring": "top-k", "candidates": 1}, "candidates is 1; it must be at least 2"),
-    "given": ({"wiring": "full", "wires": np.zeros((6, 2), int)}, "wiring is 'full', whose wires are learned"),
+    "given": (
+        {"wiring": "full", "wires": np.zeros((6, 2), int)},
+        "wiring is 'full', whose wires are learned",
+    ),
 }
 
 
@@ -169,7 +179,10 @@ def chosen_of(case: Case, arrays: Any) -> np.ndarray:
     scores = np.asarray(arrays["scores"])
     return np.array(
         [
-            [arrays["wires"][g, i, row.argmax()] if "wires" in arrays else row.argmax() for i, row in enumerate(pins)]
+            [
+                arrays["wires"][g, i, row.argmax()] if "wires" in arrays else row.argmax()
+                for i, row in enumerate(pins)
+            ]
             for g, pins in enumerate(scores)
         ]
     )
@@ -213,7 +226,9 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
     batch = x.shape[1]
     alone = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(n_gates, arity)
     options = {k: v for k, v in case.options.items() if k not in ("wiring", "candidates")}
-    fixed = Case(case.layer, {**options, "feature_axis": 0}, (n_gates * arity, batch), (n_gates * arity, n_gates))
+    fixed = Case(
+        case.layer, {**options, "feature_axis": 0}, (n_gates * arity, batch), (n_gates * arity, n_gates)
+    )
     trained = {k: v for k, v in arrays.items() if k not in ("scores", "wires")}
     read = jnp.asarray(x)[wires.reshape(-1)]
     _, back = jax.vjp(lambda x: fixed.spec({**trained, "wires": alone}, x), read)
@@ -247,14 +262,16 @@ def test_gradient_of_scores(name, batch):
 
     @jax.jit
     def gradient(scores: jax.Array, dy: jax.Array) -> jax.Array:
-        y, back = jax.vjp(lambda scores: case.spec({**arrays, "scores": scores}, x), scores)
+        _, back = jax.vjp(lambda scores: case.spec({**arrays, "scores": scores}, x), scores)
         return back(dy)[0]
 
     shape = (6, *x.shape[1:]) if first else (*x.shape[:-1], 6)
     dy = random(shape)
     got = gradient(arrays["scores"], dy)
     flat_x, flat_dy = ((a if first else jnp.moveaxis(a, -1, 0)) for a in (x, dy))
-    want = scores_gradient(case, arrays, np.asarray(flat_x.reshape(7, -1)), np.asarray(flat_dy.reshape(6, -1)))
+    want = scores_gradient(
+        case, arrays, np.asarray(flat_x.reshape(7, -1)), np.asarray(flat_dy.reshape(6, -1))
+    )
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
     assert np.abs(want).max() > 0.01
 
@@ -266,7 +283,7 @@ def test_parts_of_the_batch_have_the_expectation_of_all():
     every = Case("LogicGates", TOP, (1, 6, 7))
 
     def gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
-        y, back = jax.vjp(lambda scores: every.spec({**arrays, "scores": scores}, x[None]), arrays["scores"])
+        _, back = jax.vjp(lambda scores: every.spec({**arrays, "scores": scores}, x[None]), arrays["scores"])
         return back(dy[None])[0]
 
     one_by_one = sum(gradient(x[i : i + 1], dy[i : i + 1]) for i in range(6))
@@ -310,7 +327,9 @@ def test_memory_is_that_of_fixed_wires():
     n, batch, k = 64, 256, 16
 
     def step_of(kind: str) -> str:
-        layer = lutjax.layers.nnx.LogicGates(n, n, feature_axis=0, wiring=kind, candidates=k, rngs=nnx.Rngs(0))
+        layer = lutjax.layers.nnx.LogicGates(
+            n, n, feature_axis=0, wiring=kind, candidates=k, rngs=nnx.Rngs(0)
+        )
         graph, params, others = nnx.split(layer, nnx.Param, ...)
 
         def loss(params: Any, others: Any, x: jax.Array) -> jax.Array:
@@ -348,7 +367,11 @@ def test_meshes():
     # Each device judges candidates on parts of its own samples.
     of_parts = jax.jit(
         jax.shard_map(
-            gradient, mesh=mesh, in_specs=(P(), P(), P("batch"), P("batch")), out_specs=P(), axis_names={"batch"}
+            gradient,
+            mesh=mesh,
+            in_specs=(P(), P(), P("batch"), P("batch")),
+            out_specs=P(),
+            axis_names={"batch"},
         )
     )(arrays, wires, x, dy)
     parts = [gradient(arrays, wires, x[i : i + 3], dy[i : i + 3]) for i in range(0, 12, 3)]

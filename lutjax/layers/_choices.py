@@ -48,7 +48,9 @@ def judged(
       slopes: of the gates.
     """
 
-    def gradient(dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any) -> jax.Array:
+    def gradient(
+        dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any
+    ) -> jax.Array:
         if feature_axis:
             dy, x = (jnp.moveaxis(a, -1, 0) for a in (dy, x))
         dy, x = (a.reshape(len(a), math.prod(a.shape[1:])) for a in (dy, x))
@@ -56,16 +58,25 @@ def judged(
 
     scores = cast_varying(scores, varying_axes(y))
     rest = jax.lax.stop_gradient((x, wires, candidates, tables))
-    return _with_gradient(_meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores)), y, scores, rest)
+    return _with_gradient(
+        _meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores)),
+        y,
+        scores,
+        rest,
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _with_gradient(gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any) -> jax.Array:
+def _with_gradient(
+    gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
+) -> jax.Array:
     """Return `y`; the gradient of scores is that of a function of the cotangent of `y`, of scores and the rest."""
     return y
 
 
-def _forward(gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any) -> tuple[jax.Array, Any]:
+def _forward(
+    gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
+) -> tuple[jax.Array, Any]:
     return y, (scores, rest)
 
 
@@ -78,7 +89,13 @@ _with_gradient.defvjp(_forward, _backward)
 
 
 def _gradient(
-    slopes: Slopes, dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any
+    slopes: Slopes,
+    dy: jax.Array,
+    scores: jax.Array,
+    x: jax.Array,
+    wires: jax.Array,
+    candidates: Any,
+    tables: Any,
 ) -> jax.Array:
     """Return the gradient of scores ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
     dtype = accumulator(x.dtype, scores.dtype)

@@ -255,7 +255,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     def _check_sizes(self) -> None:
         if self.wiring in ("windows", "groups"):
             cure = {"windows": "lutjax.wiring.Windows(image_shape)", "groups": "lutjax.wiring.Groups(n)"}
-            raise ValueError(f"{self.layer}: wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}.")
+            raise ValueError(
+                f"{self.layer}: wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}."
+            )
         if not callable(self.wiring):
             self._require_one_of("wiring", (*wiring.FIXED, *wiring.LEARNED))
         if self.wiring == "unique" and self.arity != 2:
@@ -267,7 +269,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         if self.wiring == "learnable" and self.candidates % 2:
             raise ValueError(f"{self.layer}: candidates is {self.candidates}; it must be even.")
         if self.wiring == "full" and self.wires_fan_out is not None:
-            raise ValueError(f"{self.layer}: wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates.")
+            raise ValueError(
+                f"{self.layer}: wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates."
+            )
 
     def variables(self) -> tuple[Variable, ...]:
         shape: tuple[int, ...] = (self.out_features, self.arity)
@@ -291,7 +295,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     def _drawn_wires(self, key: Any, shape: tuple[int, ...]) -> jax.Array:
         """Return wires, or candidates, that are not given: of shape `shape`."""
         if self.wiring in wiring.LEARNED:
-            return wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:])).reshape(shape)
+            return wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:])).reshape(
+                shape
+            )
         return drawn(self.wiring, key, self.in_features, self.out_features, self.arity)
 
     def _trained_tables(self) -> Variable:
@@ -350,7 +356,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         scores = arrays["scores"]
         if not deterministic:
             scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)
-            if self.estimator == "gumbel" and scores_key is not None:  # else the estimate of tables says what is missing
+            if (
+                self.estimator == "gumbel" and scores_key is not None
+            ):  # else the estimate of tables says what is missing
                 scores = scores + jax.random.gumbel(scores_key, scores.shape, scores.dtype)
         # XLA would choose anew for every sample.
         wires = jax.lax.optimization_barrier(self._chosen_wires({**arrays, "scores": scores}))
@@ -359,7 +367,14 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
             return y
         tables = self.relaxed(arrays, deterministic, key)
         return _choices.judged(
-            y, scores, x, wires, arrays.get("wires"), tables, slopes=self._slopes, feature_axis=self.feature_axis
+            y,
+            scores,
+            x,
+            wires,
+            arrays.get("wires"),
+            tables,
+            slopes=self._slopes,
+            feature_axis=self.feature_axis,
         )
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
@@ -373,7 +388,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         wires, readers = own.reshape(n_gates, arity), own[:, None]
 
         def op(x: jax.Array) -> jax.Array:
-            return self.op(x, tables, wires, readers=readers, feature_axis=0, implementation=self.implementation)
+            return self.op(
+                x, tables, wires, readers=readers, feature_axis=0, implementation=self.implementation
+            )
 
         slopes: jax.Array = jax.vjp(op, inputs.reshape(-1, batch))[1](dy)[0]
         return slopes.reshape(inputs.shape)
@@ -546,7 +563,10 @@ class _TableSpec(_TableArguments, _WiredSpec):
         return needed, 1 - constant
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        sizes, read = super().sizes_of(arrays), np.shape(arrays["scores" if self.wiring == "full" else "wires"])
+        sizes, read = (
+            super().sizes_of(arrays),
+            np.shape(arrays["scores" if self.wiring == "full" else "wires"]),
+        )
         return {**sizes, "n_inputs": read[1]} if len(read) > 1 else sizes
 
 
