@@ -233,7 +233,7 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
     read = jnp.asarray(x)[wires.reshape(-1)]
     _, back = jax.vjp(lambda x: fixed.spec({**trained, "wires": alone}, x), read)
     slopes = np.asarray(back(jnp.asarray(dy))[0], np.float64).reshape(n_gates, arity, batch)
-    size = batch // n_candidates
+    size = min(batch // n_candidates, 64)
     found = np.zeros_like(scores)
     temperature = case.options.get("temperature", 1.0)
     for g in range(n_gates):
@@ -250,10 +250,15 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("batch", [None, 2])
+SIZES = [*((name, batch) for name in CASES for batch in (None, 2)), ("gates", 250)]
+
+
+@pytest.mark.parametrize(("name", "batch"), SIZES)
 def test_gradient_of_scores(name, batch):
-    """Nine samples or more are divided among candidates; two are too few, and all candidates are judged on both."""
+    """Nine samples or more are divided among candidates; two are too few, and all candidates are judged on both.
+
+    Of 250 samples, 64 judge each candidate.
+    """
     case = CASES[name]
     first = "feature_axis" in case.options
     if batch:
@@ -409,3 +414,28 @@ def test_classifiers(kind):
     np.testing.assert_array_equal(model.packed()(x), want)
     bits = np.asarray(model.encoder(x.T).T, np.int64)
     np.testing.assert_array_equal(model.circuit()(bits), want)
+
+
+def test_wirings_of_the_layers_of_a_classifier():
+    options = {"in_features": 12, "n_classes": 2, "layers": (30, 20, 10)}
+    shape = {"image_shape": (3, 4), "window": 2, "n_thresholds": 2}
+    config = LogicClassifierConfig(wiring="windows,butterfly", **shape, **options)
+    assert [config.wiring_of(n) for n in range(3)] == [wiring.Windows((3, 4, 2), 2), "butterfly", "butterfly"]
+    model = LogicClassifier(config, rngs=nnx.Rngs(0))
+    row, column, _ = np.unravel_index(model.layers[0].wires[...], (3, 4, 2))
+    assert np.abs(row[:, 0] - row[:, 1]).max() == np.abs(column[:, 0] - column[:, 1]).max() == 1
+    np.testing.assert_array_equal(model.layers[2].wires[...], wiring.butterfly(None, 20, 10))
+    mixed = LogicClassifier(LogicClassifierConfig(wiring="full,random", **options), rngs=nnx.Rngs(0))
+    assert mixed.layers[0].scores.shape == (30, 2, 36)
+    assert not hasattr(mixed.layers[1], "scores")
+    for wrong, message in (
+        ({"wiring": "balanced,windows", **shape}, "windows are for the first layer"),
+        ({"wiring": "full,full,full,full"}, "for 3 layers"),
+        (
+            {"wiring": "windows"},
+            r"image_shape is \(\); expected the height, width and perhaps channels of an image of in_features 12",
+        ),
+        ({"wiring": "dense"}, "wiring is 'dense'; expected one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LogicClassifierConfig(**options, **wrong)

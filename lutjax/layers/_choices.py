@@ -6,11 +6,12 @@ candidates by these shares, taken where the chosen wire is read instead of the m
 
 For each of `k` candidates that sum reads an input for all samples. Instead the batch is divided into `k` parts, and part `j` stands for
 all samples where candidate `j` is judged: together one read for each input of a gate, and the same expectation if samples are in random order.
+Parts of large batches are smaller still.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +22,11 @@ from lutjax._compat import cast_varying, varying_axes
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla._row_gathers import read
 
-Slopes = Callable[[Any, jax.Array, jax.Array], jax.Array]
-"""Cotangents of the inputs of gates, from their tables, these inputs ``[G, n, B]``, and the cotangent of their outputs ``[G, B]``."""
+Slopes = Callable[[Any, list[jax.Array], jax.Array], Sequence[jax.Array]]
+"""Cotangents of each input of gates, from their tables, these inputs, and the cotangent of their outputs: ``[G, B]`` each."""
+
+_JUDGES = 64
+"""Samples that judge a candidate, at most: more would cost more than they tell."""
 
 
 def judged(
@@ -101,29 +105,46 @@ def _gradient(
     dtype = accumulator(x.dtype, scores.dtype)
     # XLA would compute each of them anew for every candidate that reads it.
     x, wires, dy = jax.lax.optimization_barrier((x, wires, dy))
-    inputs = read(x, wires).astype(dtype)
-    slope = slopes(tables, inputs, dy.astype(dtype))
     if candidates is None:
-        gains = jnp.einsum("gnb,ib->gni", slope, x.astype(dtype), precision="highest")
+        inputs = [read(x, of_pin).astype(dtype) for of_pin in wires.T]
+        of_pins = slopes(tables, inputs, dy.astype(dtype))
+        gains = [jnp.matmul(slope, x.astype(dtype).T, precision="highest") for slope in of_pins]
     else:
-        gains = _gains(slope, inputs, x, jnp.asarray(candidates))
-    shares = jax.nn.softmax(scores.astype(dtype))
-    return (shares * (gains - jnp.sum(shares * gains, -1, keepdims=True))).astype(scores.dtype)
+        gains = _gains(slopes, dy.astype(dtype), x, wires, jnp.asarray(candidates), tables)
+    shares, gain = jax.nn.softmax(scores.astype(dtype)), jnp.stack(gains, 1)
+    return (shares * (gain - jnp.sum(shares * gain, -1, keepdims=True))).astype(scores.dtype)
 
 
-def _gains(slope: jax.Array, inputs: jax.Array, x: jax.Array, candidates: jax.Array) -> jax.Array:
-    """Return what each candidate adds to the loss if it is read instead of the chosen wire: ``[G, n, k]``."""
+def _gains(
+    slopes: Slopes, dy: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array, tables: Any
+) -> list[jax.Array]:
+    """Return for each input of gates what candidates add to the loss, read instead of the chosen wire: ``[G, k]`` each."""
     n_candidates, batch = candidates.shape[-1], x.shape[-1]
-    size = batch // n_candidates
-    if not size:  # too few samples to be divided
-        others = read(x, candidates).astype(slope.dtype)
-        return jnp.sum(slope[:, :, None] * (others - inputs[:, :, None]), -1)
+    size = min(batch // n_candidates, _JUDGES)
+    used = n_candidates * size or batch  # too few samples cannot be divided: all judge every candidate
+    x, dy = x[:, :used], dy[:, :used]
+    inputs = [read(x, of_pin).astype(dy.dtype) for of_pin in wires.T]
 
     def in_parts(values: jax.Array) -> jax.Array:
-        return values[..., : n_candidates * size].reshape(*values.shape[:-1], n_candidates, size)
+        return values.reshape(len(values), n_candidates if size else 1, size or batch)
 
-    part = jnp.arange(n_candidates, dtype=candidates.dtype)
-    others = read(in_parts(x), candidates, part[None, None]).astype(slope.dtype)
-    # A product with ones adds vectors; the compiler's own sum over the last axis adds one number after the other.
-    ones = jnp.full((size,), batch / size, slope.dtype)
-    return jnp.matmul(in_parts(slope) * (others - in_parts(inputs)), ones, precision="highest")
+    parts = in_parts(x)
+    part = jnp.arange(n_candidates, dtype=candidates.dtype) if size else jnp.zeros_like(candidates[0, 0])
+    gains = []
+    for pin, slope in enumerate(slopes(tables, inputs, dy)):
+        others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
+        gains.append(_summed(in_parts(slope) * (others - in_parts(inputs[pin]))) * (batch / (size or batch)))
+    return gains
+
+
+def _summed(values: jax.Array) -> jax.Array:
+    """Return sums over the last axis."""
+
+    def by_product(values: jax.Array) -> jax.Array:
+        return jnp.matmul(values, jnp.ones(values.shape[-1], values.dtype), precision="highest")
+
+    # On a CPU a sum over the last axis adds one number after the other; elsewhere it is a part of what makes the values.
+    found: jax.Array = jax.lax.platform_dependent(
+        values, cpu=by_product, default=lambda values: jnp.sum(values, -1)
+    )
+    return found

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -381,19 +381,18 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         """Return the tables of the estimator, or hard ones, as the op takes them."""
         raise NotImplementedError
 
-    def _slopes(self, tables: Any, inputs: jax.Array, dy: jax.Array) -> jax.Array:
-        """Return the cotangents of the inputs of gates, ``[G, n, B]``, from these inputs and the cotangent ``[G, B]`` of their outputs."""
-        n_gates, arity, batch = inputs.shape
-        own = jnp.arange(n_gates * arity, dtype=jnp.int32)
-        wires, readers = own.reshape(n_gates, arity), own[:, None]
+    def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
+        """Return the cotangents of each input of gates, from these inputs and the cotangent of their outputs: ``[G, B]`` each."""
+        arity, n_gates = len(inputs), len(dy)
+        wires = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(arity, n_gates).T
+        readers = jnp.argsort(wires.reshape(-1))[:, None].astype(INT32)
 
-        def op(x: jax.Array) -> jax.Array:
-            return self.op(
-                x, tables, wires, readers=readers, feature_axis=0, implementation=self.implementation
-            )
+        def op(*inputs: jax.Array) -> jax.Array:
+            options = {"readers": readers, "feature_axis": 0, "implementation": self.implementation}
+            return self.op(jnp.concatenate(inputs), tables, wires, **options)
 
-        slopes: jax.Array = jax.vjp(op, inputs.reshape(-1, batch))[1](dy)[0]
-        return slopes.reshape(inputs.shape)
+        slopes: Sequence[jax.Array] = jax.vjp(op, *inputs)[1](dy)
+        return slopes
 
     def _chosen_wires(self, arrays: Arrays) -> jax.Array:
         best = jnp.argmax(arrays["scores"], -1).astype(INT32)
@@ -499,10 +498,9 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         """Return the coefficients of the gates of the estimator, or of hard ones: ``[4, gates]``."""
         return self._coefficients(arrays["logits"], deterministic, key)
 
-    def _slopes(self, tables: Any, inputs: jax.Array, dy: jax.Array) -> jax.Array:
-        _, c1, c2, c3 = tables.astype(dy.dtype)[:, :, None]
-        a, b = inputs[:, 0], inputs[:, 1]
-        return jnp.stack([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], 1)
+    def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
+        (_, c1, c2, c3), (a, b) = tables.astype(dy.dtype)[:, :, None], inputs
+        return dy * (c1 + c3 * b), dy * (c2 + c3 * a)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return truth_of(jnp.argmax(arrays["logits"], -1))

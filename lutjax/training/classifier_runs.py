@@ -248,6 +248,8 @@ def _sizes(parts: datasets.Parts, training: TrainingConfig, given: Mapping[str, 
         "n_classes": n_classes,
         "layers": (*layers, -(-last // n_classes) * n_classes),
     }
+    if len(parts.train.shape) > 1 and "windows" in str(given.get("wiring")):
+        sizes["image_shape"] = parts.train.shape
     if parts.encoding is not None and training.column_bits:
         sizes["n_thresholds"] = 0
         if given.get("n_thresholds"):
