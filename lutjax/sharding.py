@@ -15,14 +15,14 @@ DETECTORS = "detectors"
 """Name of the mesh axis over which tables are divided, if nothing else is said."""
 
 # Arrays of layers by name: their rank, and the axis of it that counts detectors (or gates).
-_DIVIDED = {"weights": (3, 0), "positions": (3, 1), "logits": (2, 0), "table": (2, 0)}
+_DIVIDED = {"weights": (3, 0), "positions": (3, 1), "logits": (2, 0), "table": (2, 0), "scores": (3, 0)}
 
 
 def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) -> Any:
     """Return for each array of a model how it is divided over a mesh: a pytree of `jax.sharding.PartitionSpec`.
 
-    Tables of look-ups (``weights``, ``[T, R, O]``), position bits of attention with a table for each detector, logits and tables of gates
-    are divided by detector, and so is what optimisers keep beside them. All else is the same on all devices. Blocks that are stacked for a scan
+    Tables of look-ups (``weights``, ``[T, R, O]``), position bits of attention with a table for each detector, logits, tables and scores of
+    gates are divided by detector, and so is what optimisers keep beside them. All else is the same on all devices. Blocks that are stacked for a scan
     have one axis more in front, which is not divided.
 
     Args:

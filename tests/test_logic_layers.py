@@ -562,8 +562,8 @@ IMPOSSIBLE = {
         "SoftLUT: parametrisation is 'raw', which has no logits",
     ),
     "unknown wiring": (
-        Case("LogicGates", {"wiring": "random"}, (2, 7)),
-        "wiring is 'random'; expected one of",
+        Case("LogicGates", {"wiring": "dense"}, (2, 7)),
+        "wiring is 'dense'; expected one of",
     ),
     "too many pairs": (
         Case("LogicGates", {"wiring": "unique"}, (2, 4), (4, 7)),

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -19,13 +19,16 @@ from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax._wires import check_wires
+from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
+from lutjax.wiring._names import Wiring, drawn
 
 INT32 = jnp.dtype("int32")
 S = TypeVar("S", bound="_LogicSpec")
-WIRINGS = ("balanced", "unique", "learnable")
+CHOSEN = ("top-k", "full")  # wirings of which a soft layer, too, reads one wire for each input of a gate
+_WITH_CANDIDATES = ("top-k", "learnable")
 PARAMETRISATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
 
@@ -252,7 +255,7 @@ class _WiredArguments(_LogicArguments):
     in_features: int
     out_features: int
     _: dataclasses.KW_ONLY
-    wiring: str = "balanced"
+    wiring: str | Wiring = "balanced"
     candidates: int = 8
     scores_init: Initializer = GAUSSIAN
 
@@ -261,10 +264,12 @@ class _WiredArguments(_LogicArguments):
 class _WiredSpec(_WiredArguments, _LogicSpec):
     """Base of specs whose gates or tables read inputs of a vector.
 
-    The candidates of learnable wiring are drawn, and trained scores mix them.
+    Trained scores choose among the candidates of learned wirings (`CHOSEN`), or mix them.
     """
 
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
+
+    op: ClassVar[Callable[..., jax.Array]]
 
     @property
     def arity(self) -> int:
@@ -272,30 +277,52 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         raise NotImplementedError
 
     def _check_sizes(self) -> None:
-        self._require_one_of("wiring", WIRINGS)
+        if self.wiring in ("windows", "groups"):
+            cure = {"windows": "lutjax.wiring.Windows(image_shape)", "groups": "lutjax.wiring.Groups(n)"}
+            raise ValueError(
+                f"{self.layer}: wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}."
+            )
+        if not callable(self.wiring):
+            self._require_one_of("wiring", (*wiring.FIXED, *wiring.LEARNED))
         if self.wiring == "unique" and self.arity != 2:
             raise ValueError(
-                f"{self.layer}: wiring is 'unique', which draws pairs, but n_inputs is {self.arity}."
+                f"{self.layer}: wiring is 'unique', which draws pairs, but n_inputs is {self.arity}; use 'balanced'."
             )
-        if self.wiring == "learnable":
+        if self.wiring in _WITH_CANDIDATES:
             self._require_size("candidates", 2)
-            if self.candidates % 2:
-                raise ValueError(f"{self.layer}: candidates is {self.candidates}; it must be even.")
+        if self.wiring == "learnable" and self.candidates % 2:
+            raise ValueError(f"{self.layer}: candidates is {self.candidates}; it must be even.")
+        if self.wiring == "full" and self.wires_fan_out is not None:
+            raise ValueError(
+                f"{self.layer}: wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates."
+            )
 
     def variables(self) -> tuple[Variable, ...]:
         shape: tuple[int, ...] = (self.out_features, self.arity)
         trained: tuple[Variable, ...] = (self._trained_tables(),)
-        if self.wiring == "learnable":
-            shape = (*shape, self.candidates)
+        if self.wiring in wiring.LEARNED:
+            shape = (*shape, self.in_features if self.wiring == "full" else self.candidates)
             trained = (self._trained("scores", shape, self.scores_init), *trained)
+        if self.wiring == "full":
+            return trained
 
         def draw(key: Any) -> jax.Array:
-            if self.wiring == "unique":
-                return wiring.unique_pairs(key, self.in_features, self.out_features)
-            wires = wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:]))
-            return wires.reshape(shape)
+            return self._drawn_wires(key, shape)
 
+        # Scores choose other wires in each step, and other wirings do not say how often they read an input.
+        even = self.wiring in ("balanced", "unique", "butterfly", "learnable")
+        if self.wiring in CHOSEN or not (even or self.wires_fan_out):
+            return Variable("wires", "wires", shape, INT32, draw), *trained
         return (*self._wires(self.in_features, shape, self.wires_fan_out, draw), *trained)
+
+    @names_layer
+    def _drawn_wires(self, key: Any, shape: tuple[int, ...]) -> jax.Array:
+        """Return wires, or candidates, that are not given: of shape `shape`."""
+        if self.wiring in wiring.LEARNED:
+            return wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:])).reshape(
+                shape
+            )
+        return drawn(self.wiring, key, self.in_features, self.out_features, self.arity)
 
     def _trained_tables(self) -> Variable:
         raise NotImplementedError
@@ -305,10 +332,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         return self.in_features
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        wires = np.shape(arrays["wires"])
         sizes = {"out_features": np.shape(arrays[self._trained_tables().name])[0]}
-        if self.wiring == "learnable" and len(wires) == 3:
-            sizes["candidates"] = wires[2]
+        if self.wiring in _WITH_CANDIDATES and np.ndim(arrays["wires"]) == 3:
+            sizes["candidates"] = np.shape(arrays["wires"])[2]
         return sizes
 
     @names_layer
@@ -324,6 +350,8 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         spec = self.at(temperature)
         table_key, scores_key = (None, None) if key is None else jax.random.split(key)
         x = _checked_features(spec, x, spec.in_features)
+        if spec.wiring in CHOSEN:
+            return spec._of_chosen_wires(arrays, x, deterministic, table_key, scores_key)
         x, wires, readers = spec._read(arrays, x, deterministic, scores_key)
         return spec._apply(arrays, x, wires, readers, deterministic, table_key)
 
@@ -354,9 +382,56 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         places = jnp.arange(slots, dtype=jnp.int32)
         return x, places.reshape(-1, self.arity), places[:, None]
 
+    def _of_chosen_wires(
+        self, arrays: Arrays, x: Any, deterministic: bool, key: Any, scores_key: Any
+    ) -> jax.Array:
+        """Run the op on the wires with the highest scores; in training with a gradient for all scores."""
+        scores = arrays["scores"]
+        if not deterministic:
+            scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)
+            if (
+                self.estimator == "gumbel" and scores_key is not None
+            ):  # else the estimate of tables says what is missing
+                scores = scores + jax.random.gumbel(scores_key, scores.shape, scores.dtype)
+        # XLA would choose anew for every sample.
+        wires = jax.lax.optimization_barrier(self._chosen_wires({**arrays, "scores": scores}))
+        y = self._apply(arrays, x, wires, None, deterministic, key)
+        if deterministic:
+            return y
+        tables = self.relaxed(arrays, deterministic, key)
+        return _choices.judged(
+            y,
+            scores,
+            x,
+            wires,
+            arrays.get("wires"),
+            tables,
+            slopes=self._slopes,
+            feature_axis=self.feature_axis,
+        )
+
+    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+        """Return the tables of the estimator, or hard ones, as the op takes them."""
+        raise NotImplementedError
+
+    def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
+        """Return the cotangents of each input of gates, from these inputs and the cotangent of their outputs: ``[G, B]`` each."""
+        arity, n_gates = len(inputs), len(dy)
+        wires = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(arity, n_gates).T
+        readers = jnp.argsort(wires.reshape(-1))[:, None].astype(INT32)
+
+        def op(*inputs: jax.Array) -> jax.Array:
+            options = {"readers": readers, "feature_axis": 0, "implementation": self.implementation}
+            return self.op(jnp.concatenate(inputs), tables, wires, **options)
+
+        slopes: Sequence[jax.Array] = jax.vjp(op, *inputs)[1](dy)
+        return slopes
+
     def _chosen_wires(self, arrays: Arrays) -> jax.Array:
-        best = jnp.argmax(arrays["scores"], -1)[..., None]
-        return jnp.take_along_axis(jnp.asarray(arrays["wires"]), best, -1)[..., 0]
+        best = jnp.argmax(arrays["scores"], -1).astype(INT32)
+        if self.wiring == "full":
+            return best
+        return jnp.take_along_axis(jnp.asarray(arrays["wires"]), best[..., None], -1)[..., 0]
 
     @property
     def scores_estimator(self) -> str:
@@ -365,7 +440,8 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
-        wires = self._chosen_wires(arrays) if self.wiring == "learnable" else jnp.asarray(arrays["wires"])
+        learned = self.wiring in wiring.LEARNED
+        wires = self._chosen_wires(arrays) if learned else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
@@ -389,18 +465,22 @@ class LogicGatesArguments(_WiredArguments):
 
     Variables:
       logits: trained, ``[out_features, 16]``.
-      wires: int32 ids of inputs ``[out_features, 2]``; with learnable wiring ``[out_features, 2, candidates]``.
+      wires: int32 ids of inputs ``[out_features, 2]``; of candidates ``[out_features, 2, candidates]``. Wiring ``"full"`` has none.
       readers: int32 ``[in_features, fan-out]``: which places in `wires` read each input, for the gradient. Left out
-        where a few inputs of explicit wires are read by so many gates that the list would be mostly empty.
-      scores: trained, of the shape of `wires`; only with learnable wiring.
+        where it is not known how often inputs are read, where scores choose, and where a few inputs of explicit wires are read by so many gates that
+        the list would be mostly empty.
+      scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only where wires are learned.
 
     Args:
       in_features: inputs, numbers from 0 to 1 or bits.
       out_features: gates, with one output each.
-      wiring: ``"balanced"``: every input is read about equally often (`lutjax.wiring.balanced`). ``"unique"``: likewise,
-        and no pair of inputs is read twice (`lutjax.wiring.unique_pairs`). ``"learnable"``: each input of a gate is a
-        mixture of `candidates` by trained scores, and in the hard network the one with the highest score.
-      candidates: number of candidates of each input of a gate with learnable wiring, an even number.
+      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every input is read about
+        equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs of several layers
+        depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`, `lutjax.wiring.Groups`: windows of an
+        image, groups of inputs. Learned, by trained scores, with the highest in the hard network: ``"top-k"``: for each input of a gate one
+        of `candidates`; a soft layer, too, reads that one, at about the cost of fixed wires. ``"full"``: one of all inputs,
+        with a product of matrices in the backward pass. ``"learnable"``: a soft layer reads the mixture of all candidates.
+      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
       scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
       logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
         input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
@@ -414,7 +494,7 @@ class LogicGatesArguments(_WiredArguments):
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, instead of drawn ones. A gate may read one input twice.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may read one input twice.
       deterministic: whether calls run the hard network.
 
     Raises:
@@ -436,6 +516,7 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
 
     example = ("16, 40", (32, 16), (32, 40))
 
+    op = staticmethod(lutjax.bilinear_gates)
     arity = 2
 
     def _trained_tables(self) -> Variable:
@@ -450,6 +531,10 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         """Return the coefficients of the gates of the estimator, or of hard ones: ``[4, gates]``."""
         return self._coefficients(arrays["logits"], deterministic, key)
+
+    def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
+        (_, c1, c2, c3), (a, b) = tables.astype(dy.dtype)[:, :, None], inputs
+        return dy * (c1 + c3 * b), dy * (c2 + c3 * a)
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return truth_of(jnp.argmax(arrays["logits"], -1))
@@ -510,8 +595,11 @@ class _TableSpec(_TableArguments, _WiredSpec):
         return needed, 1 - constant
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        sizes, wires = super().sizes_of(arrays), np.shape(arrays["wires"])
-        return {**sizes, "n_inputs": wires[1]} if len(wires) > 1 else sizes
+        sizes, read = (
+            super().sizes_of(arrays),
+            np.shape(arrays["scores" if self.wiring == "full" else "wires"]),
+        )
+        return {**sizes, "n_inputs": read[1]} if len(read) > 1 else sizes
 
 
 @dataclasses.dataclass(eq=False)
@@ -559,6 +647,8 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
     """
 
     example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
+
+    op = staticmethod(lutjax.soft_lut)
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -667,6 +757,8 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
 
     example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
 
+    op = staticmethod(lutjax.binary_lut)
+
     estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
 
     def _trained_tables(self) -> Variable:
@@ -679,13 +771,16 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
     def _apply(
         self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
     ) -> jax.Array:
-        table = _within(jnp.asarray(arrays["table"]))
-        if deterministic:
-            table = (table > 0).astype(table.dtype)
+        table = self.relaxed(arrays, deterministic, key)
         y = lutjax.binary_lut(x, table, wires, readers=readers, **self._options)
         if deterministic or self.estimator == "soft":
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)
+
+    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+        """Return the values of slots, or hard ones: ``[tables, 2**n_inputs]``."""
+        table = _within(jnp.asarray(arrays["table"]))
+        return (table > 0).astype(table.dtype) if deterministic else table
 
     def _corners(self, arrays: Arrays) -> jax.Array:
         return (_within(jnp.asarray(arrays["table"])) + 1) / 2

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from lutjax import wiring as wirings
 from lutjax._typing import Array
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
@@ -41,7 +42,12 @@ class LogicClassifierConfig(Config):
         Deep networks need more of it. Default: 2 for gates, 0 for tables. Binary tables have first values of their
         own.
       noise: standard deviation of the first values.
-      wiring: balanced, unique or learnable; see `lutjax.layers.nnx.LogicGates`.
+      wiring: which inputs gates read: balanced, unique, butterfly, random, top-k, full or learnable, see
+        `lutjax.layers.nnx.LogicGates`; or windows of an image, see `lutjax.wiring.Windows`. Several with commas are those of the first
+        layers, and the last of them is that of all further layers, such as windows,balanced.
+      candidates: for each input of a gate where wiring is top-k or learnable.
+      image_shape: height, width and perhaps channels of a sample, for windows.
+      window: height and width of windows.
       learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
@@ -67,6 +73,9 @@ class LogicClassifierConfig(Config):
     residual: float | int | None = None
     noise: float | int = 1.0
     wiring: str = "balanced"
+    candidates: int = 8
+    image_shape: tuple[int, ...] = ()
+    window: int = 5
     estimator: str = "soft"
     tau: float | int = 4.0
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
@@ -95,8 +104,30 @@ class LogicClassifierConfig(Config):
             )
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
+            raise ValueError(
+                f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are for the first layer, and each layer has one "
+                "wiring, such as windows,balanced."
+            )
+        if self._wirings[0] == "windows" and math.prod(self.image_shape or (0,)) != self.in_features:
+            raise ValueError(
+                f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; expected the height, width and perhaps channels "
+                f"of an image of in_features {self.in_features} values."
+            )
         # The layers check the rest; abstract ones cost nothing.
         nnx.eval_shape(lambda: LogicClassifier(self, rngs=nnx.Rngs(0)))
+
+    @property
+    def _wirings(self) -> list[str]:
+        return self.wiring.split(",")
+
+    def wiring_of(self, layer: int) -> str | wirings.Windows:
+        """Return the wiring of a layer of gates, counted from 0, as `lutjax.layers.nnx.LogicGates` takes it."""
+        name = self._wirings[min(layer, len(self._wirings) - 1)]
+        if name != "windows":
+            return name
+        height, width, channels = (*self.image_shape, 1)[:3]
+        return wirings.Windows((height, width, channels * max(self.n_thresholds, 1)), self.window)
 
     @property
     def kind(self) -> str:
@@ -156,7 +187,8 @@ class LogicClassifier(nnx.Module):
         self.layers: Any = nnx.List()
         for number, size in enumerate(config.layers):
             last = number == len(config.layers) - 1
-            options = {"implementation": implementation, "feature_axis": 0, "wiring": config.wiring}
+            options = {"implementation": implementation, "feature_axis": 0, "candidates": config.candidates}
+            options["wiring"] = config.wiring_of(number)
             self.layers.append(_layer(config, n_bits, size, last=last, rngs=rngs, **options))
             n_bits = size
         self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)

@@ -325,6 +325,8 @@ def _sizes(
         sizes |= _tree_sizes(image_shape(parts.train))
     else:
         sizes |= {"in_features": parts.train.x.shape[1], "layers": LogicClassifierConfig.layers}
+        if len(parts.train.shape) > 1 and "windows" in str(given.get("wiring")):
+            sizes["image_shape"] = parts.train.shape
     *layers, last = sizes["layers"]
     sizes["layers"] = (*layers, -(-last // n_classes) * n_classes)
     if parts.encoding is not None and training.column_bits:

@@ -66,7 +66,7 @@ class Recipe(Published):
     """Sizes and rates of a published network of layers of gates or tables. `print` shows them.
 
     Attributes:
-      layers, n_thresholds, n_inputs, tables, residual, noise, wiring, tau: see `lutjax.models.LogicClassifierConfig`.
+      layers, n_thresholds, n_inputs, tables, residual, noise, wiring, candidates, tau: see `lutjax.models.LogicClassifierConfig`.
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
@@ -74,7 +74,7 @@ class Recipe(Published):
       difflogic-mnist-small: 48,000 gates, published with 97.69 % on MNIST
         source: Petersen et al., Deep Differentiable Logic Gate Networks, 2022
         differs: pixels are bits while training, too; the published network reads 20 x 20 pixels of each image
-        layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; residual 0.0; noise 1.0; wiring unique; tau 10.0
+        layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; residual 0.0; noise 1.0; wiring unique; candidates 8; tau 10.0
         steps 200000; batch_size 100; learning_rate 0.01; cooldown 0.0; thresholds uniform; augment 0.0
     """
 
@@ -87,6 +87,7 @@ class Recipe(Published):
     residual: float = 0.0
     noise: float = 1.0
     wiring: str = "unique"
+    candidates: int = 8
     tau: float
 
     def sizes(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def _words(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_MODEL = ("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise", "wiring", "tau")
+_MODEL = ("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise", "wiring", "candidates", "tau")
 _TRAINING = ("steps", "batch_size", "learning_rate", "cooldown", "thresholds", "augment")
 _OF_SAMPLES = ("in_shape", "n_classes", "learned_thresholds")
 
@@ -186,6 +187,29 @@ def _tree(
     )
 
 
+def _lilogic(
+    data: str, size: str, n_gates: int, published: float, tau: float, n_thresholds: int, differs: str = ""
+) -> Recipe:
+    return Recipe(
+        name=f"lilogic-{data.lower().replace('-', '')}-{size}",
+        source="Fojcik et al., LILogic Net, 2025 (arXiv 2511.12340)",
+        data=data,
+        published=published,
+        differs="a gate reads its best candidates while training, too, and not their mixture; two equal layers, thresholds and no "
+        f"augmentation are choices of this package{differs}",
+        layers=(n_gates // 2,) * 2,
+        n_thresholds=n_thresholds,
+        wiring="top-k",
+        candidates=32,
+        tau=tau,
+        steps=200 * (50_000 if data == "CIFAR-10" else 60_000) // 256,
+        batch_size=256,
+        learning_rate=0.075,
+    )
+
+
+_OWN_RATES = ", and so are tau and the rate, batch and 200 epochs of the networks for CIFAR-10"
+
 RECIPES: dict[str, Published] = {
     recipe.name: recipe
     for recipe in (
@@ -227,13 +251,13 @@ RECIPES: dict[str, Published] = {
             source="Bacellar et al., Differentiable Weightless Neural Networks, 2024: the example of its package",
             data="MNIST",
             published=None,
-            differs="both layers learn their wires, and each among 8 drawn inputs; the published first layer chooses among all inputs, "
-            "the second has random ones; the rate falls linearly at the end, not by a tenth after 14 and 28 of 30 epochs",
+            differs="the gradient of an input passes through the chosen wires alone; the rate falls linearly at the end, not by a tenth after "
+            "14 and 28 of 30 epochs",
             layers=(2000, 1000),
             n_thresholds=3,
             n_inputs=6,
             tables="binary",
-            wiring="learnable",
+            wiring="full,random",
             thresholds="distributive",
             tau=1 / 0.3,
             steps=56_250,
@@ -248,6 +272,12 @@ RECIPES: dict[str, Published] = {
         _tree("cifar10", "B", "CIFAR-10", 80.17, _OTHER_BITS, _DECAY, rate=0.02),
         _tree("cifar10", "L", "CIFAR-10", 84.99, _OTHER_BITS, _DECAY, rate=0.02),
         _tree("cifar10", "G", "CIFAR-10", 86.29, _OTHER_BITS, _DECAY.replace("0.002", "0.001"), rate=0.02),
+        _lilogic("MNIST", "small", 4000, 97.96, 30.0, 1, _OWN_RATES),
+        _lilogic("MNIST", "medium", 8000, 98.45, 30.0, 1, _OWN_RATES),
+        _lilogic("MNIST", "large", 32_000, 98.95, 30.0, 1, _OWN_RATES),
+        _lilogic("CIFAR-10", "small", 8000, 55.11, 90.0, 3, ", and so is tau"),
+        _lilogic("CIFAR-10", "medium", 64_000, 57.66, 90.0, 3),
+        _lilogic("CIFAR-10", "large", 256_000, 60.98, 100.0, 3),
     )
 }
 """The known recipes by name."""

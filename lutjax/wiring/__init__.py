@@ -8,15 +8,22 @@ Of images, ids count values in the order row, column, channel. `projections`, `w
 detectors with the inputs that they may compare, and the outputs that their tables reach. It is data in NumPy: ops know nothing of images.
 """
 
-from lutjax.wiring._gates import balanced, trees, unique_pairs
+from lutjax.wiring._gates import balanced, butterfly, random, trees, unique_pairs
 from lutjax.wiring._images import Connectivity, full, projections, window_groups, windows
+from lutjax.wiring._names import FIXED, LEARNED, Groups, Windows
 from lutjax.wiring._show import show
 
 __all__ = [
+    "FIXED",
+    "LEARNED",
     "Connectivity",
+    "Groups",
+    "Windows",
     "balanced",
+    "butterfly",
     "full",
     "projections",
+    "random",
     "show",
     "trees",
     "unique_pairs",

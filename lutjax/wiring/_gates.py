@@ -142,3 +142,95 @@ def trees(
     """
     require("trees", depth=depth, arity=arity)
     return balanced(key, n_inputs, n_trees, arity**depth)
+
+
+def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
+    """Draws every wire by itself: some inputs are read often, some by no gate.
+
+    The inputs of a gate differ if there are at least `arity` of them.
+
+    Args:
+      key: a key of `jax.random`.
+      n_inputs: inputs to choose from.
+      n_gates: gates.
+      arity: inputs that a gate reads.
+
+    Returns:
+      int32 ``[n_gates, arity]``.
+
+    Raises:
+      ValueError: a size is less than 1.
+
+    Source: docs/logic.md, section 9.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax import wiring
+      >>> wires = wiring.random(jax.random.key(0), n_inputs=8, n_gates=12)
+      >>> wires.shape, bool((wires[:, 0] != wires[:, 1]).all())
+      ((12, 2), True)
+    """
+    require("random", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    return _random(key, n_inputs, n_gates, arity)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _random(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+    # Input number i is one of those that are left: drawn among n - i, and moved past those drawn before, in ascending order.
+    found: list[jax.Array] = []
+    for number, place_key in enumerate(jax.random.split(key, arity)):
+        left = n_inputs - number if n_inputs >= arity else n_inputs
+        drawn = jax.random.randint(place_key, (n_gates,), 0, left, jnp.int32)
+        if n_inputs >= arity and found:
+            for before in jnp.sort(jnp.stack(found), 0):
+                drawn = jnp.where(drawn >= before, drawn + 1, drawn)
+        found.append(drawn)
+    return jnp.stack(found, -1)
+
+
+def butterfly(
+    key: Array | None, n_inputs: int, n_gates: int, arity: int = 2
+) -> Int[jax.Array, "{n_gates} {arity}"]:
+    """Wires layers so that each output depends on as many inputs as possible.
+
+    After ``k`` layers of equal width an output depends on ``arity**k`` inputs, and on all of them as soon as that is the width: after
+    ``ceil(log(width) / log(arity))`` layers. In other wirings the inputs of a gate soon depend on the same inputs. Fan-outs of
+    two inputs differ by at most one.
+
+    Gates of a layer are numbered from 0 in an order that is drawn; number `p` reads the inputs ``arity * p`` to ``arity * p + arity - 1``, counted
+    modulo the width in the order of their own layer: the network of the fast Fourier transform, for every width. So orders depend on widths
+    alone and not on `key`, or layers would not fit together.
+
+    Args:
+      key: not used; other wirings have it.
+      n_inputs: inputs to choose from.
+      n_gates: gates.
+      arity: inputs that a gate reads.
+
+    Returns:
+      int32 ``[n_gates, arity]``.
+
+    Raises:
+      ValueError: a size is less than 1.
+
+    Source: docs/logic.md, section 9.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax import wiring
+      >>> wires = wiring.butterfly(None, n_inputs=8, n_gates=8)
+      >>> depends = jnp.eye(8, dtype=bool)
+      >>> for _ in range(3):
+      ...     depends = depends[wires].any(1)
+      >>> bool(depends.all())
+      True
+    """
+    require("butterfly", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    number = np.argsort(_order(n_gates))
+    reads = (number[:, None] * arity + np.arange(arity)) % n_inputs
+    return jnp.asarray(_order(n_inputs)[reads], jnp.int32)
+
+
+def _order(width: int) -> np.ndarray:
+    """Return the order of the gates of a layer, the same for all layers of this width."""
+    return np.random.default_rng(width).permutation(width)

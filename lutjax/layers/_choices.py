@@ -1,0 +1,150 @@
+"""Wires that scores choose: a gate reads one wire for each of its inputs, and all candidates for it get a gradient.
+
+To read candidate `j` instead of the chosen wire changes the loss, to first order, by the sum over samples of ``slope * (x[j] - x[chosen])``, where
+`slope` is the cotangent of that input of the gate. With shares ``p = softmax(scores)`` the scores get the gradient of a mixture of the
+candidates by these shares, taken where the chosen wire is read instead of the mixture.
+
+For each of `k` candidates that sum reads an input for all samples. Instead the batch is divided into `k` parts, and part `j` stands for
+all samples where candidate `j` is judged: together one read for each input of a gate, and the same expectation if samples are in random order.
+Parts of large batches are smaller still.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax import _meshes
+from lutjax._compat import cast_varying, varying_axes
+from lutjax._dtypes import accumulator
+from lutjax.kernels._xla._row_gathers import read
+
+Slopes = Callable[[Any, list[jax.Array], jax.Array], Sequence[jax.Array]]
+"""Cotangents of each input of gates, from their tables, these inputs, and the cotangent of their outputs: ``[G, B]`` each."""
+
+_JUDGES = 64
+"""Samples that judge a candidate, at most: more would cost more than they tell."""
+
+
+def judged(
+    y: jax.Array,
+    scores: jax.Array,
+    x: jax.Array,
+    wires: jax.Array,
+    candidates: jax.Array | None,
+    tables: Any,
+    *,
+    slopes: Slopes,
+    feature_axis: int,
+) -> jax.Array:
+    """Return `y`, what gates make of the wires that were chosen, with a gradient for the scores of all candidates.
+
+    Args:
+      y: ``[..., G]``, or ``[G, ...]`` with ``feature_axis=0``.
+      scores: ``[G, n, k]``, after division by their temperature.
+      x: inputs ``[..., I]``, or ``[I, ...]``.
+      wires: the chosen ones, int32 ``[G, n]``.
+      candidates: int32 ``[G, n, k]``, or None: all inputs in their order.
+      tables: what `slopes` takes.
+      slopes: of the gates.
+    """
+
+    def gradient(
+        dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any
+    ) -> jax.Array:
+        if feature_axis:
+            dy, x = (jnp.moveaxis(a, -1, 0) for a in (dy, x))
+        dy, x = (a.reshape(len(a), math.prod(a.shape[1:])) for a in (dy, x))
+        return _gradient(slopes, dy, scores, x, wires, candidates, tables)
+
+    scores = cast_varying(scores, varying_axes(y))
+    rest = jax.lax.stop_gradient((x, wires, candidates, tables))
+    return _with_gradient(
+        _meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores)),
+        y,
+        scores,
+        rest,
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _with_gradient(
+    gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
+) -> jax.Array:
+    """Return `y`; the gradient of scores is that of a function of the cotangent of `y`, of scores and the rest."""
+    return y
+
+
+def _forward(
+    gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
+) -> tuple[jax.Array, Any]:
+    return y, (scores, rest)
+
+
+def _backward(gradient: Callable[..., jax.Array], kept: Any, dy: jax.Array) -> tuple[Any, ...]:
+    scores, rest = kept
+    return dy, gradient(dy, scores, *rest), None
+
+
+_with_gradient.defvjp(_forward, _backward)
+
+
+def _gradient(
+    slopes: Slopes,
+    dy: jax.Array,
+    scores: jax.Array,
+    x: jax.Array,
+    wires: jax.Array,
+    candidates: Any,
+    tables: Any,
+) -> jax.Array:
+    """Return the gradient of scores ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
+    dtype = accumulator(x.dtype, scores.dtype)
+    # XLA would compute each of them anew for every candidate that reads it.
+    x, wires, dy = jax.lax.optimization_barrier((x, wires, dy))
+    if candidates is None:
+        inputs = [read(x, of_pin).astype(dtype) for of_pin in wires.T]
+        of_pins = slopes(tables, inputs, dy.astype(dtype))
+        gains = [jnp.matmul(slope, x.astype(dtype).T, precision="highest") for slope in of_pins]
+    else:
+        gains = _gains(slopes, dy.astype(dtype), x, wires, jnp.asarray(candidates), tables)
+    shares, gain = jax.nn.softmax(scores.astype(dtype)), jnp.stack(gains, 1)
+    return (shares * (gain - jnp.sum(shares * gain, -1, keepdims=True))).astype(scores.dtype)
+
+
+def _gains(
+    slopes: Slopes, dy: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array, tables: Any
+) -> list[jax.Array]:
+    """Return for each input of gates what candidates add to the loss, read instead of the chosen wire: ``[G, k]`` each."""
+    n_candidates, batch = candidates.shape[-1], x.shape[-1]
+    size = min(batch // n_candidates, _JUDGES)
+    used = n_candidates * size or batch  # too few samples cannot be divided: all judge every candidate
+    x, dy = x[:, :used], dy[:, :used]
+    inputs = [read(x, of_pin).astype(dy.dtype) for of_pin in wires.T]
+
+    def in_parts(values: jax.Array) -> jax.Array:
+        return values.reshape(len(values), n_candidates if size else 1, size or batch)
+
+    parts = in_parts(x)
+    part = jnp.arange(n_candidates, dtype=candidates.dtype) if size else jnp.zeros_like(candidates[0, 0])
+    gains = []
+    for pin, slope in enumerate(slopes(tables, inputs, dy)):
+        others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
+        gains.append(_summed(in_parts(slope) * (others - in_parts(inputs[pin]))) * (batch / (size or batch)))
+    return gains
+
+
+def _summed(values: jax.Array) -> jax.Array:
+    """Return sums over the last axis."""
+
+    def by_product(values: jax.Array) -> jax.Array:
+        return jnp.matmul(values, jnp.ones(values.shape[-1], values.dtype), precision="highest")
+
+    # On a CPU a sum over the last axis adds one number after the other; elsewhere it is a part of what makes the values.
+    found: jax.Array = jax.lax.platform_dependent(
+        values, cpu=by_product, default=lambda values: jnp.sum(values, -1)
+    )
+    return found

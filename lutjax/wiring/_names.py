@@ -1,0 +1,155 @@
+"""Wirings by name, and those that need sizes of their own: what the argument `wiring` of layers takes."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax.wiring._gates import balanced, butterfly, random, unique_pairs
+from lutjax.wiring._images import windows
+from lutjax.wiring._sizes import Size, as_image, require, shape_of
+
+Wiring = Callable[[Any, int, int, int], Any]
+"""Draws wires: from a key and the numbers of inputs, of gates, and of inputs of a gate, ids ``[gates, inputs of a gate]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Wiring of gates that each read a window of an image, for the first layer of gates.
+
+    Windows have all positions in the image, and each of them as many gates as another, or one more.
+
+    Args:
+      image_shape: height, width and, if there are several, channels of the image that was made a row: the bits of a pixel are channels.
+      kernel: height and width of a window.
+      channels: channels that a gate reads, drawn for each gate. None: all.
+
+    Raises:
+      ValueError: the window is larger than the image, or there are fewer channels; when wires are drawn: the image has another number of values
+        than there are inputs.
+
+    Source: docs/logic.md, section 9.
+
+    Example:
+      >>> import jax
+      >>> from lutjax import wiring
+      >>> wires = wiring.Windows((8, 8), kernel=3)(jax.random.key(0), 64, 100, 2)
+      >>> rows, columns = wires // 8, wires % 8
+      >>> int(abs(rows[:, 0] - rows[:, 1]).max()), int(abs(columns[:, 0] - columns[:, 1]).max())
+      (2, 2)
+    """
+
+    image_shape: tuple[int, ...]
+    kernel: Size = 5
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        n_channels = self._shape[2]
+        windows(self._shape, self.kernel)  # checks the kernel
+        if self.channels is not None and not 0 < self.channels <= n_channels:
+            raise ValueError(
+                f"Windows: channels is {self.channels}, but the image has {n_channels}; expected 1 to {n_channels}."
+            )
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return as_image(shape_of("Windows", "image_shape", self.image_shape, (2, 3)))
+
+    def __call__(self, key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
+        height, width, n_channels = self._shape
+        if height * width * n_channels != n_inputs:
+            raise ValueError(
+                f"Windows: image_shape is {self.image_shape}, which has {height * width * n_channels} values, but there are {n_inputs} inputs; "
+                "bits of a pixel count as channels."
+            )
+        found = windows(self._shape, self.kernel)
+        ids = jnp.asarray(found.reshape(-1, found.shape[-1]))
+        window_key, value_key, channel_key = jax.random.split(key, 3)
+        window = balanced(window_key, len(ids), n_gates, 1)
+        own = n_channels if self.channels is None else self.channels
+        value = balanced(value_key, ids.shape[1] // n_channels * own, n_gates, arity)
+        if self.channels is not None:
+            channel = balanced(channel_key, n_channels, n_gates, own)
+            value = value // own * n_channels + jnp.take_along_axis(channel, value % own, 1)
+        wires: jax.Array = ids[window, value]
+        return wires
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Wiring of gates in groups that read a group of inputs each, such as channels that come first.
+
+    Inputs and gates are divided into as many contiguous groups; gates of a group read its inputs, balanced.
+
+    Args:
+      n_groups: groups; it divides inputs and gates.
+
+    Raises:
+      ValueError: there are none; when wires are drawn: groups do not divide inputs or gates.
+
+    Source: docs/logic.md, section 9.
+
+    Example:
+      >>> import jax
+      >>> from lutjax import wiring
+      >>> wires = wiring.Groups(3)(jax.random.key(0), 12, 30, 2)
+      >>> (wires // 4).reshape(3, 10, 2).min((1, 2)), (wires // 4).reshape(3, 10, 2).max((1, 2))
+      (Array([0, 1, 2], dtype=int32), Array([0, 1, 2], dtype=int32))
+    """
+
+    n_groups: int
+
+    def __post_init__(self) -> None:
+        require("Groups", n_groups=self.n_groups)
+
+    def __call__(self, key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
+        for name, size in (("inputs", n_inputs), ("gates", n_gates)):
+            if size % self.n_groups:
+                raise ValueError(
+                    f"Groups: n_groups is {self.n_groups}, which does not divide {size} {name}; use "
+                    f"{-(-size // self.n_groups) * self.n_groups} {name}, or another number of groups."
+                )
+        size, each = n_inputs // self.n_groups, n_gates // self.n_groups
+        keys = jax.random.split(key, self.n_groups)
+        wires = jax.vmap(lambda key: balanced(key, size, each, arity))(keys)
+        first = jnp.arange(self.n_groups, dtype=jnp.int32) * size
+        return (wires + first[:, None, None]).reshape(n_gates, arity)
+
+
+def _unique(key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
+    if arity != 2:
+        raise ValueError(f"unique_pairs: draws pairs, but a gate has {arity} inputs; use balanced wiring.")
+    return unique_pairs(key, n_inputs, n_gates)
+
+
+FIXED: dict[str, Wiring] = {
+    "balanced": balanced,
+    "random": random,
+    "unique": _unique,
+    "butterfly": butterfly,
+}
+"""Wirings that are drawn once, by their names."""
+
+LEARNED = ("top-k", "full", "learnable")
+"""Names of wirings whose layers have scores."""
+
+EVEN = ("balanced", "unique", "butterfly", "top-k", "learnable")
+"""Those whose ids are read equally often, or once more."""
+
+
+def drawn(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+    """Return the wires of a fixed wiring: int32 ``[n_gates, arity]``.
+
+    Raises:
+      ValueError: it cannot have these sizes, or returns another shape.
+    """
+    draw = FIXED[wiring] if isinstance(wiring, str) else wiring
+    wires = jnp.asarray(draw(key, n_inputs, n_gates, arity))
+    if wires.shape != (n_gates, arity) or not jnp.issubdtype(wires.dtype, jnp.integer):
+        raise ValueError(
+            f"wiring returned {wires.dtype}{list(wires.shape)} for {n_inputs} inputs; expected int32 [{n_gates}, {arity}]: the inputs of "
+            "each gate."
+        )
+    return wires.astype(jnp.int32)
