@@ -648,7 +648,7 @@ def _by_platform(
     # Traced in a process with several backends: the branch is taken when the function is lowered. Branches return the same
     # dtypes, but kernels may give cotangents in wider ones than their arguments' (see the contract).
     outlines = [jax.eval_shape(function, *args) for _, function in functions]
-    wide = jax.tree.map(lambda *found: functools.reduce(_wider, (a.dtype for a in found)), *outlines)
+    wide = jax.tree.map(lambda *found: max((a.dtype for a in found), key=lambda d: d.itemsize), *outlines)
 
     def widened(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: jax.tree.map(lambda a, dtype: a.astype(dtype), function(*args), wide)
@@ -656,10 +656,6 @@ def _by_platform(
     return jax.lax.platform_dependent(
         *args, **{name: widened(function) for device, function in functions for name in device.lowering_names}
     )
-
-
-def _wider(a: np.dtype, b: np.dtype) -> np.dtype:
-    return a if a == b else np.dtype(jnp.promote_types(a, b))
 
 
 def _run(
