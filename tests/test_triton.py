@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import case_of, fast_size, ops, ops_that_add, slow, slow_op, split, typed_size
+from flax import nnx
 
 import lutjax
 from lutjax import _ahead_of_time, reads, testing, tuning
 from lutjax.cases import Tag
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
-from lutjax.kernels.registry import Device, Request
+from lutjax.kernels.registry import Backend, Device, Request
+from lutjax.layers.nnx import LogicConv
 from lutjax.ops.lookup import Lookup
 from lutjax.training import tables
 
@@ -657,6 +659,38 @@ def jax_triton(monkeypatch):
 def test_lowers_through_jax_triton(op):
     """Lower with the package itself, and its kernels in the lowered module."""
     testing.check_lowering(split(op), "triton", platform="cuda", device_kind=GPUS[90])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float16")])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("launches")
+def test_several_backends_in_one_process(op, dtype, monkeypatch):
+    """Where GPU and CPU are both there, kernels of both are traced, and give the same shapes and dtypes."""
+    devices = (Device(Backend.GPU, GPUS[90]), Device(Backend.CPU, "cpu"))
+    monkeypatch.setattr("lutjax.kernels.registry._default_devices", lambda: devices)
+    of_op = testing.program(testing.case(op, typed_size(op), dtype), ("triton", "xla"))
+    traced = jax.jit(of_op.function).trace(*of_op.shapes())
+    assert "platform_index" in str(traced.jaxpr)
+    assert traced.out_info == jax.eval_shape(of_op.expected, *of_op.shapes())
+
+
+@pytest.mark.usefixtures("kernel_cache")
+def test_layers_of_trees_compile(launches):
+    """The layer chooses one kernel for whole trees and their pools on a GPU."""
+    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
+        layer = nnx.eval_shape(
+            lambda: LogicConv((6, 6, 2), 3, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
+        )
+        graph, params, others = nnx.split(layer, nnx.Param, ...)
+
+        def loss(params, others, x):
+            return nnx.merge(graph, params, others)(x).sum()
+
+        jax.eval_shape(
+            jax.grad(loss, argnums=(0, 2)), params, others, jax.ShapeDtypeStruct((2, 6, 6, 32), jnp.float32)
+        )
+    assert {kernel.fn.__name__ for kernel, _ in launches} == {"_apply", "_reduce"}
+    check_compilation(launches, 90)
 
 
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")

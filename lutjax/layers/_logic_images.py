@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from jaxtyping import UInt32
 import lutjax
 from lutjax import _meshes, wiring
 from lutjax._typing import Array
+from lutjax.kernels.registry import Backend, Platform, Request, devices_of
 from lutjax.layers._logic import (
     INT32,
     PARAMETRISATIONS,
@@ -26,6 +28,7 @@ from lutjax.layers._logic import (
     _LogicSpec,
 )
 from lutjax.layers._spec import Arrays, Example, Initializer, Variable, names_layer
+from lutjax.ops.logic_trees import MAX_LEAVES, LogicTrees, Places, logic_trees
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, pair, shape_of
 
@@ -300,8 +303,12 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
             op = lutjax.bilinear_gates if gates else lutjax.soft_lut
             return op(x, own, wires, readers=readers, feature_axis=0, implementation=self.implementation)
 
-        y = self._in_trees(self._features_first(x), arrays["wires"], arrays.get("readers"), level)
-        y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
+        x = self._features_first(x)
+        if gates and self._in_one_kernel(x, tables):
+            y = self._whole_trees(x, tables, arrays["wires"])
+        else:
+            y = self._in_trees(x, arrays["wires"], arrays.get("readers"), level)
+            y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
 
     @names_layer
@@ -362,13 +369,52 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         x = jnp.asarray(self._cast(x))
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 
+    def _in_one_kernel(self, x: jax.Array, coefficients: jax.Array) -> bool:
+        """Return whether one kernel evaluates whole trees of gates, and their pools."""
+        n_leaves = self.n_inputs**self.depth
+        gpu = next((d for d in devices_of([x, coefficients]) if d.backend == Backend.GPU), None)
+        if gpu is None or n_leaves > MAX_LEAVES or any(map(_meshes.explicit_axes, (x, coefficients))):
+            return False
+        shapes = (
+            jax.ShapeDtypeStruct((math.prod(self.padded), math.prod(x.shape[3:])), x.dtype),
+            coefficients,
+            jax.ShapeDtypeStruct((self.n_kernels, n_leaves), INT32),
+        )
+        call = LogicTrees.of(shapes, [("places", self._places)])
+        names = lutjax.kernel_registry.request(LogicTrees.op, self.implementation)
+        try:
+            spec = lutjax.kernel_registry.resolve_request(Request("forward", call, gpu), names)
+        except lutjax.NoImplementationError:  # another one is asked for by name
+            return False
+        return spec.platform == Platform.TRITON
+
+    def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any) -> jax.Array:
+        """Return what `_in_trees` and `_pooled` return."""
+        leaves = self._ids_of_first_place(wires).reshape(self.n_kernels, -1)
+        y = logic_trees(
+            self._padded_rows(x),
+            coefficients,
+            leaves,
+            places=self._places,
+            implementation=self.implementation,
+        )
+        return y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
+
+    @property
+    def _places(self) -> Places:
+        _, stride, _ = self.geometry
+        return Places(self.padded[1], stride, self.places, *self.pooling)
+
+    def _padded_rows(self, x: jax.Array) -> jax.Array:
+        """Return the padded image as a list of inputs: ``[channels, height, width, ...]`` -> ``[channels * height * width, ...]``."""
+        around = [(p, p) for p in self.geometry[2]]
+        x = jnp.pad(x, ((0, 0), *around, *((0, 0),) * (x.ndim - 3)))
+        return x.reshape(math.prod(self.padded), *x.shape[3:])
+
     def _in_trees(self, x: jax.Array, wires: Any, readers: Any, level: Level) -> jax.Array:
         """Return the outputs of trees at all places: ``[channels, height, width, ...]`` -> ``[kernels, rows, columns, ...]``."""
-        height, width, channels = self.padded
         batch, n, (rows, columns) = x.shape[3:], self.n_inputs, self.places
-        around = [(p, p) for p in self.geometry[2]]
-        x = jnp.pad(x, ((0, 0), *around, *((0, 0),) * len(batch)))
-        x = x.reshape(channels * height * width, *batch)
+        x = self._padded_rows(x)
         if readers is not None:
             readers = self._readers_of_image(readers, wires)
         # Leaves of all places are gates of one image, place by place; of what they give, places are a part of the batch.
@@ -383,14 +429,18 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
     def _wires_of_image(self, wires: Any) -> jax.Array:
         """Return the wires of leaves at all places, ids of the padded image with channels first: ``[leaves * places, n_inputs]``."""
-        height, width, channels = self.padded
-        (_, kernel_width), stride, _ = self.geometry
-        pixel, channel = jnp.divmod(jnp.asarray(wires, INT32), channels)
-        row, column = jnp.divmod(pixel, kernel_width)
-        ids = (channel * height + row) * width + column
+        width, stride = self.padded[1], self.geometry[1]
+        ids = self._ids_of_first_place(wires)
         down, right = (np.arange(n, dtype=np.int32) * s for n, s in zip(self.places, stride, strict=True))
         shifts = (down[:, None] * width + right[None]).reshape(1, -1, 1)
         return (ids[:, None] + shifts).reshape(-1, self.n_inputs)
+
+    def _ids_of_first_place(self, wires: Any) -> jax.Array:
+        """Return the wires of leaves at the first place, ids of the padded image with channels first: ``[leaves, n_inputs]``."""
+        height, width, channels = self.padded
+        pixel, channel = jnp.divmod(jnp.asarray(wires, INT32), channels)
+        row, column = jnp.divmod(pixel, self.geometry[0][1])
+        return (channel * height + row) * width + column
 
     def _readers_of_image(self, readers: Any, wires: Any) -> jax.Array:
         """Return the readers of each value of the padded image by those of its channel: ``[channels * height * width, F]``.

@@ -644,9 +644,16 @@ def _by_platform(
     ]
     if len(functions) == 1:
         return functions[0][1](*args)
-    # Traced in a process with several backends: the branch is taken when the function is lowered.
+    # Traced in a process with several backends: the branch is taken when the function is lowered. Branches return the same
+    # dtypes, but kernels may give cotangents in wider ones than their arguments' (see the contract).
+    outlines = [jax.eval_shape(function, *args) for _, function in functions]
+    wide = jax.tree.map(lambda *found: max((a.dtype for a in found), key=lambda d: d.itemsize), *outlines)
+
+    def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: jax.tree.map(lambda a, dtype: a.astype(dtype), function(*args), wide)
+
     return jax.lax.platform_dependent(
-        *args, **{name: function for device, function in functions for name in device.lowering_names}
+        *args, **{name: widened(function) for device, function in functions for name in device.lowering_names}
     )
 
 
