@@ -4,17 +4,19 @@ Adult comes with a test part. Split s leaves out a stratified fifth of its train
 the rest; the hard network is tested once, on the test part, after the last step. Digits: the test part of split s is a
 stratified fifth, drawn with seed s.
 
-Sizes and rates were chosen with ``--validate``, which never reads a test part: on Adult it tests on the fifth that is left
-out; on digits it leaves out parts of the images that are in none of the five test parts. ``--tune NAME=VALUE`` changes a field.
+Sizes and rates were chosen on validation parts (``--parts validation``, which tests on nothing else): on Adult the fifth that
+is left out; on digits a fifth of the images that are in none of the five test parts, with as many others to train on as a
+split has. ``--tune NAME=VALUE`` changes a field.
 
 The networks of all splits train at the same time, in one program. ``--others`` measures those of scikit-learn on the same rows.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import lutjax
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import datasets
 from lutjax.training.classifier import Run, TrainingConfig
@@ -29,25 +32,30 @@ from lutjax.training.loop import Repeated
 from lutjax.training.samples import Samples, part, split_ids
 
 SPLITS = 5
+PARTS = ("validation", "test")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
 PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 
 # Fields of LogicClassifierConfig and TrainingConfig that differ from their defaults.
+_COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
-        "1280 gates": {
-            "layers": (1280,),
-            "wiring": "learnable",
-            "estimator": "straight_through",
-            "tau": 12.0,
-            "column_bits": 32,
-            "steps": 3000,
-            "batch_size": 256,
-            "learning_rate": 0.05,
-        },
+        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 12.0, "steps": 12_000},
+        "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 20_000},
+        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 25.0, "steps": 9000},
+        "4000 gates": {**_COLUMNS, "layers": (4000,), "candidates": 16, "tau": 20.0, "steps": 9000},
     },
     "digits": {
-        "12000 gates": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
+        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 10_000},
+        "3 x 4000 gates, 7 thresholds": {
+            "layers": (4000,) * 3,
+            "wiring": "learnable",
+            "tau": 8.0,
+            "steps": 10_000,
+            "n_thresholds": 7,
+        },
+        "2 x 6000 gates": {"layers": (6000,) * 2, "wiring": "learnable", "tau": 10.0, "steps": 10_000},
+        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 6.0, "steps": 10_000},
     },
 }
 
@@ -59,26 +67,22 @@ class Row:
     Attributes:
       data, name: what was learnt, and by what.
       gates: gates of the network; None of others.
-      hard: accuracy of the hard network on each split, in percent, or that of another learner.
-      soft: of the soft network.
+      reached: percent right on each split: "test" and "validation" of the hard network or of another learner, "soft test" and
+        "soft validation" of the soft network.
       seconds: that all splits took together, with compilation.
       device: that trained.
-      validation: whether these are accuracies on validation parts.
     """
 
     data: str
     name: str
     gates: int | None
-    hard: tuple[float, ...]
-    soft: tuple[float, ...] | None
+    reached: dict[str, list[float]]
     seconds: float
     device: str
-    validation: bool
 
     def __str__(self) -> str:
-        each = " ".join(f"{value:.2f}" for value in self.hard)
-        soft = "" if self.soft is None else f", soft {np.mean(self.soft):.2f}"
-        return f"{self.data}, {self.name}: {mean_and_error(self.hard)} ({each}){soft}, {self.seconds:.0f} s"
+        each = [f"{kind} {mean_and_error(values)}" for kind, values in self.reached.items()]
+        return f"{self.data}, {self.name}: {', '.join(each)}; {self.seconds:.0f} s"
 
 
 def mean_and_error(values: Sequence[float]) -> str:
@@ -87,27 +91,32 @@ def mean_and_error(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f} ± {error:.2f}"
 
 
-def parts(data: datasets.Data, split: int, bits: int, *, validate: bool) -> tuple[Samples, Samples]:
-    """Return what a split trains and tests on."""
-    if data.test is None:
-        assert isinstance(data.train, Samples)
-        labels = data.train.y
-        if not validate:
-            train, test = split_ids(labels, split, stratified=True)
-        else:
-            tests = [split_ids(labels, number, stratified=True)[1] for number in range(SPLITS)]
-            untested = np.setdiff1d(np.arange(len(labels)), np.concatenate(tests))
-            untested = np.random.default_rng(0).permutation(untested)
-            size = len(untested) // SPLITS
-            test = untested[split * size : (split + 1) * size]
-            rest = np.setdiff1d(np.arange(len(labels)), test)
-            train = np.random.default_rng(split).permutation(rest)[: len(labels) - len(tests[0])]
-        return part(data.train, train), part(data.train, test)
-    table = data.train
-    train, left_out = split_ids(table.labels, split, stratified=True)
-    test = table.rows(left_out) if validate else data.test
-    found = datasets.Data(table.rows(train), test).parts(bits=bits)
-    return found.train, found.test
+def of_adult(data: datasets.Data, split: int, bits: int) -> dict[str, tuple[Samples, Samples]]:
+    """Return what a split trains on, and its two test parts: those rows are the same for both."""
+    assert isinstance(data.train, datasets.Table)
+    train, left_out = (data.train.rows(ids) for ids in split_ids(data.train.labels, split, stratified=True))
+    encoding = datasets.Encoding.fit(train, bits)
+    parts = [
+        Samples(encoding.encode(rows), encoding.labels(rows), (len(encoding.features),), rows.name)
+        for rows in (train, data.test, left_out)
+    ]
+    return {"test": (parts[0], parts[1]), "validation": (parts[0], parts[2])}
+
+
+def of_digits(data: datasets.Data, split: int) -> dict[str, tuple[Samples, Samples]]:
+    """Return what a split trains and tests on, and a part of the images that are in no test part with as many others."""
+    assert isinstance(data.train, Samples)
+    labels = data.train.y
+    train, test = split_ids(labels, split, stratified=True)
+    tests = [split_ids(labels, number, stratified=True)[1] for number in range(SPLITS)]
+    untested = np.setdiff1d(np.arange(len(labels)), np.concatenate(tests))
+    untested = np.random.default_rng(0).permutation(untested)
+    size = len(untested) // SPLITS
+    held = untested[split * size : (split + 1) * size]
+    rest = np.setdiff1d(np.arange(len(labels)), held)
+    others = np.random.default_rng(split).permutation(rest)[: len(train)]
+    ids = {"test": (train, test), "validation": (others, held)}
+    return {kind: (part(data.train, a), part(data.train, b)) for kind, (a, b) in ids.items()}
 
 
 def padded(samples: Samples, size: int) -> Samples:
@@ -124,50 +133,51 @@ def measure(
     data: datasets.Data,
     fields: dict[str, Any],
     splits: Sequence[int],
-    *,
-    validate: bool,
+    wanted: Sequence[str],
 ) -> Row:
-    """Train a network on each split, all at the same time, and test the hard networks."""
+    """Train a network on each split, all at the same time, and test the hard networks on the wanted parts."""
     start = time.perf_counter()
     own = {field.name for field in dataclasses.fields(LogicClassifierConfig)}
-    trainings = [
-        TrainingConfig(**{key: value for key, value in fields.items() if key not in own}, seed=split)
+    training = TrainingConfig(**{key: value for key, value in fields.items() if key not in own})
+    found = [
+        of_adult(data, split, training.column_bits) if kind == "adult" else of_digits(data, split)
         for split in splits
     ]
-    divided = [parts(data, split, trainings[0].column_bits, validate=validate) for split in splits]
-    size = max(train.x.shape[1] for train, _ in divided)
-    divided = [(padded(train, size), padded(test, size)) for train, test in divided]
-    sizes = {"n_thresholds": 0} if data.test is not None else {}
+    # Adult has the same rows to train on for both parts.
+    divided = [split[part][0] for part in (wanted[:1] if kind == "adult" else wanted) for split in found]
+    size = max(train.x.shape[1] for train in divided)
+    divided = [padded(train, size) for train in divided]
+    sizes = {"n_thresholds": 0} if kind == "adult" else {}
     sizes |= {key: value for key, value in fields.items() if key in own}
-    n_classes = max(train.n_classes for train, _ in divided)
-    model = LogicClassifierConfig(size, n_classes, **sizes)
-    runs = [Run(model, training, train) for training, (train, _) in zip(trainings, divided, strict=True)]
-    samples = tuple(jnp.stack([getattr(train, array) for train, _ in divided]) for array in ("x", "y"))
+    model = LogicClassifierConfig(size, max(train.n_classes for train in divided), **sizes)
+    runs = [
+        Run(model, dataclasses.replace(training, seed=seed), train)
+        for seed, train in zip(itertools.cycle(splits), divided, strict=False)
+    ]
+    samples = tuple(jnp.stack([getattr(train, array) for train in divided]) for array in ("x", "y"))
 
     def step(states: Any, number: Any, samples: Any) -> Any:
         states, losses = jax.vmap(runs[0].step, (0, None, 0))(states, number, samples)
         return states, losses.mean()
 
     states = jax.tree.map(lambda *arrays: jnp.stack(arrays), *[run.init() for run in runs])
-    states, _ = Repeated(step, samples)(states, 0, trainings[0].steps)
-    found: dict[bool, list[float]] = {True: [], False: []}
-    for i, (_, test) in enumerate(divided):
-        state = jax.tree.map(lambda array, i=i: array[i], states)
-        for hard, accuracies in found.items():
-            accuracies.append(round(100 * runs[0].accuracy(state, test, hard=hard), 3))
-    return Row(
-        kind,
-        name,
-        sum(model.layers) if model.n_inputs == 2 else None,
-        tuple(found[True]),
-        tuple(found[False]),
-        round(time.perf_counter() - start, 1),
-        jax.devices()[0].device_kind,
-        validate,
-    )
+    with lutjax.use_implementation("xla"):  # under vmap other kernels run for one network after the other
+        states, _ = Repeated(step, samples)(states, 0, training.steps)
+    reached: dict[str, list[float]] = {}
+    for number, part_name in enumerate(wanted):
+        for hard in (True, False):
+            accuracies = []
+            for i, split in enumerate(found):
+                i += 0 if kind == "adult" else number * len(found)
+                state = jax.tree.map(lambda array, i=i: array[i], states)
+                accuracies.append(100 * runs[0].accuracy(state, padded(split[part_name][1], size), hard=hard))
+            reached[part_name if hard else f"soft {part_name}"] = [round(value, 3) for value in accuracies]
+    n_gates = sum(model.layers) if model.n_inputs == 2 else None
+    took = round(time.perf_counter() - start, 1)
+    return Row(kind, name, n_gates, reached, took, jax.devices()[0].device_kind)
 
 
-def others(kind: str, data: datasets.Data, splits: Sequence[int], *, validate: bool) -> list[Row]:
+def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequence[str]) -> Iterator[Row]:
     """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks."""
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
@@ -175,23 +185,26 @@ def others(kind: str, data: datasets.Data, splits: Sequence[int], *, validate: b
     learners: dict[str, Any] = {
         "logistic regression": lambda seed: LogisticRegression(C=0.3, max_iter=300),
         "random forest": lambda seed: RandomForestClassifier(
-            300, min_samples_leaf=LEAF[kind], random_state=seed
+            300, min_samples_leaf=LEAF[kind], n_jobs=4, random_state=seed
         ),
         "gradient boosting": lambda seed: HistGradientBoostingClassifier(
             max_iter=300, learning_rate=0.06, random_state=seed
         ),
     }
     bits = next(iter(NETWORKS[kind].values())).get("column_bits", 0)
-    rows = []
     for name, learner in learners.items():
-        start, found = time.perf_counter(), []
+        start = time.perf_counter()
+        reached: dict[str, list[float]] = {part_name: [] for part_name in wanted}
         for split in splits:
-            train, test = parts(data, split, bits if "regression" in name else 0, validate=validate)
-            fitted = learner(split).fit(train.x, train.y)
-            found.append(round(100 * float(fitted.score(test.x, test.y)), 3))
-        took = round(time.perf_counter() - start, 1)
-        rows.append(Row(kind, name, None, tuple(found), None, took, "CPU", validate))
-    return rows
+            n_bits = bits if name == "logistic regression" else 0
+            found = of_adult(data, split, n_bits) if kind == "adult" else of_digits(data, split)
+            fitted = None
+            for part_name in wanted:
+                train, test = found[part_name]
+                if fitted is None or kind != "adult":
+                    fitted = learner(split).fit(train.x, train.y)
+                reached[part_name].append(round(100 * float(fitted.score(test.x, test.y)), 3))
+        yield Row(kind, name, None, reached, round(time.perf_counter() - start, 1), "CPU")
 
 
 LEAF = {"adult": 5, "digits": 1}
@@ -200,18 +213,21 @@ LEAF = {"adult": 5, "digits": 1}
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table of a page."""
-    lines = ["| | % right on the test part | each split | soft network |", "| --- | --: | --- | --: |"]
+    lines = [
+        "| | validation parts | % right on the test part | each split | soft network |",
+        "| --- | --: | --: | --- | --: |",
+    ]
     for row in rows:
-        each = " ".join(f"{value:.2f}" for value in row.hard)
-        soft = "" if row.soft is None else f"{np.mean(row.soft):.2f}"
-        lines.append(f"| {row.name} | {mean_and_error(row.hard)} | {each} | {soft} |")
+        each = " ".join(f"{value:.2f}" for value in row.reached["test"])
+        soft = f"{np.mean(row.reached['soft test']):.2f}" if "soft test" in row.reached else ""
+        validation, test = (mean_and_error(row.reached[kind]) for kind in ("validation", "test"))
+        lines.append(f"| {row.name} | {validation} | {test} | {each} | {soft} |")
     return "\n".join(lines) + "\n"
 
 
 def read(path: Path = ROWS) -> list[Row]:
     """Return the rows that a run has written."""
-    found = json.loads(path.read_text())
-    return [Row(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}) for row in found]
+    return [Row(**row) for row in json.loads(path.read_text())]
 
 
 def written(page: str, rows: Sequence[Row]) -> str:
@@ -229,23 +245,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--adult", type=Path, help="x_train, y_train, x_test, y_test and names of Adult as a .npz file"
+        "--adult", type=Path, help="Adult as a .npz file: x_train, y_train, x_test, y_test and names"
     )
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--others", action="store_true", help="also the learners of scikit-learn")
     parser.add_argument("--splits", nargs="+", type=int, default=list(range(SPLITS)))
-    parser.add_argument("--validate", action="store_true", help="on validation parts; no test part is read")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
         "--tune", nargs="*", default=[], metavar="NAME=VALUE", help="fields that differ, as JSON"
     )
     parser.add_argument(
-        "--output", type=Path, help="a file that gets the rows, one JSON object a line, as they come"
+        "--output", type=Path, help="file that gets each row as a line of JSON as soon as it is there"
     )
     parser.add_argument(
-        "--write",
-        type=Path,
-        nargs="+",
-        help="write the rows of such files into the page, and do nothing else",
+        "--write", type=Path, nargs="+", help="write the rows of such files into the page, and end"
     )
     arguments = parser.parse_args()
     if arguments.write:
@@ -256,18 +269,16 @@ def main() -> None:
     tuned = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.tune)}
     tuned = {key: tuple(value) if isinstance(value, list) else value for key, value in tuned.items()}
     for kind, networks in NETWORKS.items():
-        if kind == "adult" and arguments.adult is None:
+        chosen = {name: {**fields, **tuned} for name, fields in networks.items() if name in arguments.only}
+        if (kind == "adult" and arguments.adult is None) or not (chosen or arguments.others):
             continue
         data = datasets.load(arguments.adult if kind == "adult" else None)
-        chosen = {name: fields for name, fields in networks.items() if name in arguments.only}
-        rows = others(kind, data, arguments.splits, validate=arguments.validate) if arguments.others else []
-        for row in rows:
-            report(row, arguments.output)
         for name, fields in chosen.items():
-            report(
-                measure(kind, name, data, {**fields, **tuned}, arguments.splits, validate=arguments.validate),
-                arguments.output,
-            )
+            row = measure(kind, name, data, fields, arguments.splits, arguments.parts)
+            report(row, arguments.output)
+        if arguments.others:
+            for row in others(kind, data, arguments.splits, arguments.parts):
+                report(row, arguments.output)
 
 
 def report(row: Row, output: Path | None) -> None:

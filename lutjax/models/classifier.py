@@ -41,6 +41,7 @@ class LogicClassifierConfig(Config):
         own.
       noise: standard deviation of the first values.
       wiring: balanced, unique or learnable; see `lutjax.layers.nnx.LogicGates`.
+      candidates: for each input of a gate where wiring is learnable.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
 
@@ -65,6 +66,7 @@ class LogicClassifierConfig(Config):
     residual: float | int | None = None
     noise: float | int = 1.0
     wiring: str = "balanced"
+    candidates: int = 8
     estimator: str = "soft"
     tau: float | int = 4.0
 
@@ -157,6 +159,7 @@ class LogicClassifier(nnx.Module):
         for number, size in enumerate(config.layers):
             last = number == len(config.layers) - 1
             options = {"implementation": implementation, "feature_axis": 0, "wiring": config.wiring}
+            options["candidates"] = config.candidates
             self.layers.append(_layer(config, n_bits, size, last=last, rngs=rngs, **options))
             n_bits = size
         self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)
