@@ -181,9 +181,13 @@ def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequen
     """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks."""
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MinMaxScaler
 
     learners: dict[str, Any] = {
-        "logistic regression": lambda seed: LogisticRegression(C=0.3, max_iter=300),
+        "logistic regression": lambda seed: make_pipeline(
+            MinMaxScaler(), LogisticRegression(C=0.3, max_iter=300)
+        ),
         "random forest": lambda seed: RandomForestClassifier(
             300, min_samples_leaf=LEAF[kind], n_jobs=4, random_state=seed
         ),
