@@ -41,7 +41,7 @@ _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
         "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 12.0, "steps": 12_000},
-        "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 20_000},
+        "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 12_000},
         "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 25.0, "steps": 9000},
         "4000 gates": {**_COLUMNS, "layers": (4000,), "candidates": 16, "tau": 20.0, "steps": 9000},
     },
@@ -54,8 +54,8 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
             "steps": 10_000,
             "n_thresholds": 7,
         },
-        "2 x 6000 gates": {"layers": (6000,) * 2, "wiring": "learnable", "tau": 10.0, "steps": 10_000},
         "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 6.0, "steps": 10_000},
+        "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
     },
 }
 
