@@ -529,6 +529,18 @@ def test_gates_by_kind() -> None:
     np.testing.assert_array_equal(reports.needs(of_three).sum(0), [3, 2, 1])
 
 
+def test_gates_in_words_mean_what_they_say() -> None:
+    meaning = {"differs from": "!=", "equals": "==", "true": "True", "false": "False"}
+    answers = (np.arange(16)[:, None] >> np.arange(4) & 1).astype(bool)
+    for words, truth in zip(reports.in_words(answers, np.tile([1, 0], (16, 1)), "ba"), answers, strict=True):
+        for word, operator in meaning.items():
+            words = words.replace(word, operator)
+        found = [eval(words, {"a": bool(address & 1), "b": address > 1}) for address in range(4)]
+        assert found == truth.tolist(), words
+    with pytest.raises(ValueError, match="truth has 8 answers"):
+        reports.in_words(np.zeros((1, 8), bool), np.zeros((1, 3), int), "abc")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_dead_bits_change_no_vote(seed: int) -> None:
     """Compare with the network on all inputs: a bit that is said to be dead changes nothing."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from cases import slow
 
-import lutjax
 from lutjax.layers._logic_images import first_maximum
 from lutjax.ops.logic_trees import Places, logic_trees
 

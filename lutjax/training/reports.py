@@ -285,6 +285,40 @@ def live_nodes(
     return np.concatenate(found[::-1]), inputs.reshape(spec.in_shape).transpose(2, 0, 1).ravel()
 
 
+_WORDS = (
+    "false", "not ({0} or {1})", "{0} and not {1}", "not {1}", "{1} and not {0}", "not {0}", "{0} differs from {1}", "not ({0} and {1})",
+    "{0} and {1}", "{0} equals {1}", "{0}", "{0} or not {1}", "{1}", "{1} or not {0}", "{0} or {1}", "true",
+)  # fmt: skip
+"""A gate of two inputs in words, by its truth table as in `KINDS`."""
+
+
+def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
+    """Return each gate of a layer in words. Those of a layer are the names for the next one.
+
+    Args:
+      truth, wires: of the layer, whose gates have two inputs; see `lutjax.models.PackedClassifier`.
+      names: of what it reads.
+
+    Raises:
+      ValueError: tables have another number of inputs.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.training.reports import in_words
+      >>> in_words(np.array([[0, 0, 0, 1], [0, 1, 0, 0]], bool), np.array([[0, 1], [2, 0]]), ["age > 40", "job = nurse", "sex = f"])
+      ['(age > 40) and (job = nurse)', '(sex = f) and not (age > 40)']
+    """
+    if truth.shape[1] != 4:
+        raise ValueError(
+            f"truth has {truth.shape[1]} answers for each table; gates of two inputs have 4, and only they are put into words."
+        )
+    codes = truth @ (1 << np.arange(4))
+    return [
+        _WORDS[code].format(*(f"({names[wire]})" for wire in pair))
+        for code, pair in zip(codes, wires, strict=True)
+    ]
+
+
 def bit_names(
     part: Samples,
     thresholds: Shaped[np.ndarray, "features thresholds"] | None,
