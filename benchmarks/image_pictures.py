@@ -6,6 +6,7 @@ layer, and `image-learned.png`, its classes.
 
 import argparse
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ PATCH = 4  # pixels along each side of what is erased
 
 
 def influence(wires: np.ndarray, truth: np.ndarray, kernel: int, n_kernels: int, window: int) -> np.ndarray:
-    """Return how often each value of the window decides what a tree says, with the sign of its direction: ``[window]``.
+    """Return how much oftener a tree says 1 where a value of its window is 1 than where it is 0: ``[window]``.
 
-    Averages over all bits of the values that the tree reads.
+    Every combination of the bits that it reads counts as often as any other.
     """
 
     def nodes(node: int) -> list[int]:
@@ -43,18 +44,22 @@ def influence(wires: np.ndarray, truth: np.ndarray, kernel: int, n_kernels: int,
     for place, value in enumerate(read):
         one = bits[:, place] == 1
         found[value] = said[one].mean() - said[~one].mean()
-        found[value] = np.sign(found[value]) * np.abs(said[one].astype(int) - said[~one]).mean()
     return found
 
 
 def trees(model: LogicTreeNet, images: np.ndarray, n_trees: int) -> Figure:
-    """Draw the trees of the first layer that differ most from place to place: what they read, and what they say of images."""
+    """Draw trees of the first layer that read most and differ most from place to place: what they read, and what they say of images."""
     layer = model.trees[0]
     wires, truth = (np.asarray(a) for a in layer.truth_tables())
     window = layer.spec.window
     encoded = model.encoder(jnp.moveaxis(jnp.asarray(images), (-1, -3, -2), (0, 1, 2)))
-    said = np.moveaxis(np.asarray(layer(encoded, deterministic=True)), -1, 0)  # [images, kernels, rows, columns]
-    picked = np.sort(said.std((0, 2, 3)).argsort()[::-1][:n_trees])
+    said = np.moveaxis(
+        np.asarray(layer(encoded, deterministic=True)), -1, 0
+    )  # [images, kernels, rows, columns]
+    kernels = range(layer.spec.n_kernels)
+    fields = np.stack([influence(wires, truth, k, len(kernels), window) for k in kernels])
+    worth = said.std((0, 2, 3)) * np.minimum((fields != 0).sum(1), 4)
+    picked = np.sort(worth.argsort()[::-1][:n_trees])
     n = min(len(images), 8)
     figure = Figure(figsize=(1.0 * (n + 1), 1.05 * (len(picked) + 1)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -65,7 +70,7 @@ def trees(model: LogicTreeNet, images: np.ndarray, n_trees: int) -> Figure:
         axes[0, column + 1].imshow(images[column, :, :, 0], cmap="gray_r")
     height, width = layer.spec.geometry[0]
     for row, kernel in zip(axes[1:], picked, strict=True):
-        field = influence(wires, truth, int(kernel), layer.spec.n_kernels, window).reshape(height, width, -1).sum(2)
+        field = fields[kernel].reshape(height, width, -1).sum(2)
         row[0].imshow(field, cmap="RdBu", vmin=-1, vmax=1)
         row[0].set_title(f"tree {kernel}", fontsize=7)
         for column in range(n):
@@ -105,8 +110,12 @@ def classes(votes: Any, images: np.ndarray, labels: np.ndarray) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a .npz file of images x [N, H, W] and labels y [N]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="a .npz file of images x [N, H, W] and labels y [N]"
+    )
     parser.add_argument("--folder", type=Path, required=True, help="for the pictures")
     parser.add_argument("--size", type=int, default=16, help="of the network: trees of its first layer")
     parser.add_argument("--steps", type=int, default=4000)
@@ -119,9 +128,12 @@ def main() -> None:
     params, others, found = program.run(
         jax.random.key(0), rates_of(rates), images[train], whole.y[train], images[test]
     )
-    print(f"hard network: {100 * float((np.asarray(found[0]) == whole.y[test]).mean()):.1f} % of the test part")
+    print(
+        f"hard network: {100 * float((np.asarray(found[0]) == whole.y[test]).mean()):.1f} % of the test part"
+    )
     model: Any = program.structure.model(params, others)
-    votes = jax.jit(lambda x: model(x, deterministic=True))
+    logits = jax.jit(lambda params, others, x: program.structure.model(params, others)(x, deterministic=True))
+    votes = functools.partial(logits, params, others)
     _, examples = np.unique(whole.y[test], return_index=True)
     given.folder.mkdir(parents=True, exist_ok=True)
     trees(model, images[test][examples], 8).savefig(given.folder / "image-trees.png", dpi=80)

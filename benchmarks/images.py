@@ -178,7 +178,9 @@ class Program:
         self.structure = Structure(lambda rngs: network.build(in_shape, n_classes, rngs))
         self.run = jax.jit(self._run)
 
-    def _run(self, key: jax.Array, rates: dict[str, jax.Array], x: jax.Array, y: jax.Array, test: jax.Array) -> Any:
+    def _run(
+        self, key: jax.Array, rates: dict[str, jax.Array], x: jax.Array, y: jax.Array, test: jax.Array
+    ) -> Any:
         """Return parameters, other arrays, and the classes that the hard and the soft network give the test part."""
         adam = optax.scale_by_adam(b1=0.9, b2=0.99)
         params, others = self.structure.drawn(jax.random.fold_in(key, 0))
@@ -189,9 +191,7 @@ class Program:
             own = jax.random.fold_in(jax.random.wrap_key_data(keys), number)
             choice, changes, noise = jax.random.split(own, 3)
             chosen = jax.random.randint(choice, (self._batch,), 0, len(x))
-            images = warp(
-                changes, x[chosen], rates["strength"], shift=rates["shift"], bend=rates["bend"]
-            )
+            images = warp(changes, x[chosen], rates["strength"], shift=rates["shift"], bend=rates["bend"])
             labels = optax.smooth_labels(jax.nn.one_hot(y[chosen], self._n_classes), rates["smooth"])
 
             def loss(params: Any) -> jax.Array:
@@ -199,7 +199,9 @@ class Program:
                 return optax.softmax_cross_entropy(logits, labels).mean()
 
             done = number / rates["steps"]
-            rate = rates["rate"] * jnp.minimum(jnp.minimum(1, (1 - done) / rates["cooldown"]), (number + 1) / 100)
+            rate = rates["rate"] * jnp.minimum(
+                jnp.minimum(1, (1 - done) / rates["cooldown"]), (number + 1) / 100
+            )
             with jax.numpy_dtype_promotion("standard"):
                 updates, moments = adam.update(jax.grad(loss)(params), moments)
             params = jax.tree.map(lambda p, u: p - rate * (u + rates["decay"] * p), params, updates)
@@ -207,17 +209,31 @@ class Program:
             average = jax.tree.map(lambda a, p: stays * a + (1 - stays) * p, average, params)
             return params, moments, average
 
-        state = jax.lax.fori_loop(0, rates["steps"].astype(jnp.int32), step, (params, adam.init(params), params))
-        parts = jnp.minimum(jnp.arange(-(-len(test) // AT_ONCE) * AT_ONCE), len(test) - 1).reshape(-1, AT_ONCE)
+        state = jax.lax.fori_loop(
+            0, rates["steps"].astype(jnp.int32), step, (params, adam.init(params), params)
+        )
+        parts = jnp.minimum(jnp.arange(-(-len(test) // AT_ONCE) * AT_ONCE), len(test) - 1).reshape(
+            -1, AT_ONCE
+        )
 
         def classes(ids: jax.Array) -> list[jax.Array]:
-            logits = [self._logits(state[2], others, test[ids], rates, deterministic=hard) for hard in (True, False)]
+            logits = [
+                self._logits(state[2], others, test[ids], rates, deterministic=hard) for hard in (True, False)
+            ]
             return [each.argmax(-1).astype(jnp.int8) for each in logits]
 
         found = [each.reshape(-1)[: len(test)] for each in jax.lax.map(classes, parts)]
         return state[2], others, found
 
-    def _logits(self, params: Any, others: Any, images: jax.Array, rates: Any, rngs: Any = None, deterministic: bool = False) -> jax.Array:
+    def _logits(
+        self,
+        params: Any,
+        others: Any,
+        images: jax.Array,
+        rates: Any,
+        rngs: Any = None,
+        deterministic: bool = False,
+    ) -> jax.Array:
         model: Any = self.structure.model(params, others)
         more = {} if rngs is None or not isinstance(model, LogicTreeNet) else {"rngs": rngs}
         logits = model(images.astype(self._dtype), deterministic=deterministic, **more)
@@ -235,7 +251,7 @@ def learners() -> dict[str, Callable[[int], Any]]:
     from sklearn.linear_model import LogisticRegression
 
     return {
-        "logistic regression": lambda seed: LogisticRegression(C=0.1, max_iter=1000),
+        "logistic regression": lambda seed: LogisticRegression(C=0.3, max_iter=1000),
         "random forest": lambda seed: RandomForestClassifier(500, random_state=seed),
         "gradient boosting": lambda seed: HistGradientBoostingClassifier(
             max_iter=200, learning_rate=0.15, max_features=0.1, early_stopping=False, random_state=seed
@@ -253,18 +269,24 @@ def parts(whole: Samples, split: int | None) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(in_test), np.flatnonzero(~in_test)
 
 
-def figures(whole: Samples, wanted: Sequence[tuple[str, int | None]], steps: int | None) -> Iterator[dict[str, Any]]:
+def figures(
+    whole: Samples, wanted: Sequence[tuple[str, int | None]], steps: int | None
+) -> Iterator[dict[str, Any]]:
     """Train learners on splits, and yield a row for each pair as soon as it is there."""
     images = whole.x.reshape(-1, *whole.shape, *([1] if len(whole.shape) == 2 else []))
     images = images.astype(np.float32) / max(float(images.max()), 1.0)
     data = {split: parts(whole, split) for _, split in wanted}
     names = list(dict.fromkeys(name for name, _ in wanted))
-    with ThreadPoolExecutor(len(names) or 1) as pool:  # programs are compiled side by side, and run one after the other
+    with ThreadPoolExecutor(
+        len(names) or 1
+    ) as pool:  # programs are compiled side by side, and run one after the other
         compiled: dict[tuple[str, int], Any] = {}
         for name, split in wanted:
             size = len(data[split][1])
             if name in NETWORKS and (name, size) not in compiled:
-                compiled[name, size] = pool.submit(_compiled, NETWORKS[name], images, whole.n_classes, *map(len, data[split]))
+                compiled[name, size] = pool.submit(
+                    _compiled, NETWORKS[name], images, whole.n_classes, *map(len, data[split])
+                )
         for name, split in wanted:
             train, test = data[split]
             row: dict[str, Any] = {"learner": name, "split": split}
@@ -278,7 +300,13 @@ def figures(whole: Samples, wanted: Sequence[tuple[str, int | None]], steps: int
                 )
                 hard, soft = (100 * float((np.asarray(each) == whole.y[test]).mean()) for each in found)
                 device = jax.devices()[0].device_kind
-                row |= {"right": hard, "soft": soft, "parameters": parameters, "steps": rates.steps, "device": device}
+                row |= {
+                    "right": hard,
+                    "soft": soft,
+                    "parameters": parameters,
+                    "steps": rates.steps,
+                    "device": device,
+                }
             else:
                 model, flat = learners()[name](split or 0), images.reshape(len(images), -1)
                 start = time.perf_counter()
@@ -287,7 +315,9 @@ def figures(whole: Samples, wanted: Sequence[tuple[str, int | None]], steps: int
             yield row | {"tested": len(test), "seconds": round(time.perf_counter() - start, 1)}
 
 
-def _compiled(network: Network, images: np.ndarray, n_classes: int, n_train: int, n_test: int) -> tuple[Any, int]:
+def _compiled(
+    network: Network, images: np.ndarray, n_classes: int, n_train: int, n_test: int
+) -> tuple[Any, int]:
     """Return the program of a network for parts of these sizes, and the number of its parameters."""
     program = Program(network, images.shape[1:], n_classes)
     shapes = [jax.ShapeDtypeStruct((n, *images.shape[1:]), np.float32) for n in (n_train, n_test)]
@@ -299,7 +329,9 @@ def _compiled(network: Network, images: np.ndarray, n_classes: int, n_train: int
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a table in Markdown: for each learner its parameters, mean and standard error, and each split."""
     lines = [
-        "| % right on the test part | parameters | mean | " + " | ".join(f"split {split}" for split in SPLITS) + " |",
+        "| % right on the test part | parameters | mean | "
+        + " | ".join(f"split {split}" for split in SPLITS)
+        + " |",
         "| --- | --: | --: |" + " --: |" * len(SPLITS),
     ]
     for name in (*learners(), *NETWORKS):
@@ -317,9 +349,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [*learners(), *NETWORKS]
-    parser.add_argument("--data", type=Path, help="a .npz file of images x [N, H, W] or [N, H, W, C] and labels y [N]")
+    parser.add_argument(
+        "--data", type=Path, help="a .npz file of images x [N, H, W] or [N, H, W, C] and labels y [N]"
+    )
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines, read and added to")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--splits", nargs="+", type=int, choices=SPLITS, default=list(SPLITS))
