@@ -10,6 +10,7 @@ Rows that the file of `--rows` has are not made again. `--page` writes the table
 
 import argparse
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from lutjax.training.samples import Samples, load_samples, split_ids
 
 SPLITS = range(5)
 AT_ONCE = 250
+READ = lutjax.reads.Confidence()
 
 
 # ----------------------------------------------------------------------------------------- networks
@@ -42,7 +44,7 @@ class CNN(nnx.Module):
         height, wide, channels = in_shape
         sizes = (channels, width, width, 2 * width, 2 * width)
         self.convolutions = nnx.List(
-            [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in zip(sizes, sizes[1:], strict=False)]
+            [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in itertools.pairwise(sizes)]
         )
         self.norms = nnx.List([nnx.LayerNorm(size, rngs=rngs) for size in sizes[1:]])
         self.classes = nnx.Linear((height // 4) * (wide // 4) * 2 * width, n_classes, rngs=rngs)
@@ -68,7 +70,7 @@ class TableNet(nnx.Module):
         n_anchors: int,
         blocks: Sequence[int] = (1, 1),
         kernel: int = 5,
-        read: lutjax.reads.Read | None = lutjax.reads.Confidence(),
+        read: lutjax.reads.Read | None = READ,
         rngs: nnx.Rngs,
     ):
         def tables(shape: tuple[int, ...], out: int, kernel: int, **how: Any) -> ConvLUT:
