@@ -80,13 +80,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         published = f"{recipe.published:g}" if recipe.published is not None and recipe.data == data else ""
         here = "not run here"
         if row := there.get((data, name)):
-            here = (
-                (
-                    f"{row['hard']:.1f} % of {row['tested']:,} images, trained on {row['trained']:,} for {row['steps']:,} steps"
-                )
-                .replace(",", " ")
-                .replace("images  trained", "images, trained")
+            tested, trained, steps = (
+                f"{row[name]:,}".replace(",", " ") for name in ("tested", "trained", "steps")
             )
+            here = f"{row['hard']:.1f} % of {tested} images, trained on {trained} for {steps} steps"
         lines.append(f"| `--data {FOLDERS[data]} --recipe {name}` | {published} | {here} |")
     return "\n".join(lines) + "\n"
 
