@@ -128,9 +128,7 @@ def main() -> None:
     params, others, found = program.run(
         jax.random.key(0), rates_of(rates), images[train], whole.y[train], images[test]
     )
-    print(
-        f"hard network: {100 * float((np.asarray(found[0]) == whole.y[test]).mean()):.1f} % of the test part"
-    )
+    print(f"hard network: {100 * float((np.asarray(found) == whole.y[test]).mean()):.1f} % of the test part")
     model: Any = program.structure.model(params, others)
     logits = jax.jit(lambda params, others, x: program.structure.model(params, others)(x, deterministic=True))
     votes = functools.partial(logits, params, others)

@@ -60,7 +60,7 @@ def run(data: str, folder: Path, recipe: str, steps: int | None, out: Path) -> d
     report = json.loads((out / "report.json").read_text())
     assert loaded.test is not None
     sizes = {"trained": len(loaded) - len(loaded.test.y), "tested": len(loaded.test.y)}
-    right = {"hard": 100 * report["hard"], "soft": 100 * report["soft"]}
+    right = {name: round(100 * report[name], 2) for name in ("hard", "soft")}
     return {
         "data": data,
         "recipe": recipe,
