@@ -196,6 +196,18 @@ def test_warp() -> None:
     assert abs(np.corrcoef(down, right)[0, 1]) < 0.5
 
 
+def test_warp_shifts_and_bends() -> None:
+    image = jnp.zeros((64, 9, 9)).at[:, 3:6, 3:6].set(1.0)
+    key = jax.random.key(0)
+    shifted, bent = (np.asarray(warp(key, image, 0, **how)) for how in ({"shift": 2}, {"bend": 1.0}))
+    moved, curved = ((a * np.arange(9)[:, None]).sum((1, 2)) / a.sum((1, 2)) - 4 for a in (shifted, bent))
+    np.testing.assert_allclose(shifted.sum((1, 2)), 9, atol=1e-4)  # as a whole
+    assert 1.5 < np.abs(moved).max() <= 2.001
+    assert np.ptp(bent.sum((1, 2))) > 2  # some parts are squeezed, others stretched
+    assert 0.2 < np.abs(curved).std() < 1.5
+    assert np.array_equal(warp(key, image, 1, bend=0), warp(key, image))
+
+
 def test_split_has_every_sample_once() -> None:
     whole = blobs(33)
     train, test = split(whole, 0)

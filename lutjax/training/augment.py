@@ -10,15 +10,27 @@ SHIFT, TURN, STRETCH = 0.5, 0.15, 0.1
 """Pixels, radians and the logarithm of a factor: the most that `warp` does with strength 1."""
 
 
+KNOTS = 5
+"""Points along each side of an image at which `warp` draws how it is bent."""
+
+
 def warp(
-    key: Array, images: Float[Array, "batch rows columns *channels"], strength: float | int = 1.0
+    key: Array,
+    images: Float[Array, "batch rows columns *channels"],
+    strength: float | int = 1.0,
+    *,
+    shift: float | int = 0.0,
+    bend: float | int = 0.0,
 ) -> Float[jax.Array, "batch rows columns *channels"]:
-    """Moves, turns and stretches each image about its centre, by linear interpolation; what comes in is 0.
+    """Moves, turns, stretches and bends each image about its centre, by linear interpolation; what comes in is 0.
 
     Args:
       key: a key of `jax.random`.
       images: float32 ``[B, H, W]``, or ``[B, H, W, C]``, whose channels move together.
       strength: with 1 up to half a pixel, 0.15 radians and 10 % in each direction, uniformly; 0 changes nothing.
+      shift: pixels that it is moved by in each direction beyond that, at most.
+      bend: pixels that 5 by 5 points of the image are moved by, each in its own direction, as a standard deviation; the pixels
+        between them follow smoothly. 0: an affine map.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -28,22 +40,33 @@ def warp(
       True
     """
     batch = images.shape[0]
-    random = strength * jax.random.uniform(key, (5, batch, 1, 1), images.dtype, -1, 1)
+    random = strength * jax.random.uniform(key, (5, batch, 1, 1), images.dtype, -1, 1)[:, :, 0, 0]
+    shift_key, bend_key = jax.random.split(jax.random.fold_in(key, 1))
+    shifts = SHIFT * random[:2] + shift * jax.random.uniform(shift_key, (2, batch), images.dtype, -1, 1)
+    changes = [images, shifts.T, random[2:].T]
+    if not (isinstance(bend, (int, float)) and bend == 0):
+        changes.append(bend * jax.random.normal(bend_key, (batch, 2, KNOTS, KNOTS), images.dtype))
     # In two parts, one after the other: XLA would compute a pixel anew wherever it is read after a single one.
-    moved = jax.lax.map(lambda of: _moved(*of), (images, random[:, :, 0, 0].T), batch_size=-(-batch // 2))
-    return jnp.asarray(moved)
+    return jnp.asarray(jax.lax.map(lambda of: _moved(*of), changes, batch_size=-(-batch // 2)))
 
 
-def _moved(image: jax.Array, random: jax.Array) -> jax.Array:
-    """Return an image ``[H, W]`` or ``[H, W, C]`` that is changed by five numbers from minus to plus the strength."""
+def _moved(
+    image: jax.Array, shift: jax.Array, random: jax.Array, knots: jax.Array | None = None
+) -> jax.Array:
+    """Return an image ``[H, W]`` or ``[H, W, C]`` that is moved by pixels, changed by three numbers from minus to plus the strength,
+    and bent by the pixels of knots ``[2, KNOTS, KNOTS]``.
+    """
     height, width, *channels = image.shape
-    down, right, turn = SHIFT * random[0], SHIFT * random[1], TURN * random[2]
+    (down, right), turn = shift, TURN * random[0]
     y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2
     x = jnp.arange(width, dtype=image.dtype)[None, :] - (width - 1) / 2
     cos, sin = jnp.cos(turn), jnp.sin(turn)
     # Where each pixel comes from.
-    from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[3]) + down + (height - 1) / 2
-    from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[4]) + right + (width - 1) / 2
+    from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[1]) + down + (height - 1) / 2
+    from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[2]) + right + (width - 1) / 2
+    if knots is not None:
+        bent = jax.image.resize(knots, (2, height, width), "cubic")
+        from_y, from_x = from_y + bent[0], from_x + bent[1]
 
     def plane(image: jax.Array) -> jax.Array:
         moved: jax.Array = jax.scipy.ndimage.map_coordinates(image, [from_y, from_x], 1, "constant")

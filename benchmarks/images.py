@@ -1,0 +1,378 @@
+"""Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows rows.jsonl [--page docs/images.md]`.
+
+Logistic regression, a random forest and gradient boosting of scikit-learn, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
+convolutions of tables (`ConvLUT`) are trained on each of five splits, four fifths to one fifth of each class
+(`lutjax.training.samples.split_ids`, stratified), and tested once, after the last step. All networks see the same random changes of the
+images. Recipes were chosen with `--choose`, which tests on images that are in none of the five test parts.
+
+Rows that the file of `--rows` has are not made again. `--page` writes the table of all rows to a page, between its markers.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import lutjax
+from lutjax.layers.nnx import ConvLUT
+from lutjax.models import LogicTreeNet, LogicTreeNetConfig
+from lutjax.training.augment import warp
+from lutjax.training.models import Structure
+from lutjax.training.samples import Samples, load_samples, split_ids
+
+SPLITS = range(5)
+AT_ONCE = 250
+READ = lutjax.reads.Confidence()
+
+
+# ----------------------------------------------------------------------------------------- networks
+class CNN(nnx.Module):
+    """Two blocks of two convolutions with layer norm, each block with the maximum of 2 by 2 places, and a linear head."""
+
+    def __init__(self, in_shape: tuple[int, int, int], n_classes: int, width: int, *, rngs: nnx.Rngs):
+        height, wide, channels = in_shape
+        sizes = (channels, width, width, 2 * width, 2 * width)
+        self.convolutions = nnx.List(
+            [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in itertools.pairwise(sizes)]
+        )
+        self.norms = nnx.List([nnx.LayerNorm(size, rngs=rngs) for size in sizes[1:]])
+        self.classes = nnx.Linear((height // 4) * (wide // 4) * 2 * width, n_classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            x = jax.nn.relu(norm(convolution(x)))
+            if number % 2:
+                x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+        return self.classes(x.reshape(len(x), -1))
+
+
+class TableNet(nnx.Module):
+    """Convolutions of tables with scored reads: a stem, blocks that add to their input, averages of 2 by 2 places, and a linear head."""
+
+    def __init__(
+        self,
+        in_shape: tuple[int, int, int],
+        n_classes: int,
+        width: int,
+        *,
+        n_detectors: int,
+        n_anchors: int,
+        blocks: Sequence[int] = (1, 1),
+        kernel: int = 5,
+        read: lutjax.reads.Read | None = READ,
+        rngs: nnx.Rngs,
+    ):
+        def tables(shape: tuple[int, ...], out: int, kernel: int, **how: Any) -> ConvLUT:
+            init = jax.nn.initializers.normal(1 / (n_anchors * n_detectors**0.5))
+            sizes = {"n_detectors": n_detectors, "n_anchors": n_anchors, "weights_init": init, "read": read}
+            return ConvLUT(shape, out, kernel=kernel, padding=kernel // 2, **sizes, **how, rngs=rngs)
+
+        stages, shape = [], in_shape
+        for number, n_blocks in enumerate(blocks):
+            first = {"stride": 2} if number == 0 else {"pool": 2}
+            stages.append([tables(shape, width, 3 if number else kernel, **first)])
+            shape = stages[-1][0].out_shape
+            stages[-1] += [tables(shape, width, 3) for _ in range(n_blocks)]
+            if number < len(blocks) - 1:
+                width *= 2
+        self.stages = nnx.List([nnx.List(stage) for stage in stages])
+        self.norms = nnx.List(
+            [nnx.List([nnx.LayerNorm(layer.out_shape[-1], rngs=rngs) for layer in s]) for s in stages]
+        )
+        self.classes = nnx.Linear(int(np.prod(shape)), n_classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        for stage, norms in zip(self.stages, self.norms, strict=True):
+            x = stage[0](x)
+            for layer, norm in zip(list(stage)[1:], list(norms)[:-1], strict=True):
+                x = x + layer(norm(x))
+            x = norms[len(norms) - 1](x)
+        return self.classes(x.reshape(len(x), -1))
+
+
+# ----------------------------------------------------------------------------------------- recipes
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Numbers that a training takes without another compilation.
+
+    Attributes:
+      steps: batches. rate: of Adam, after a warm-up; over the last `cooldown` of the steps it falls linearly to 0.
+      decay: of weights, times the rate, in each step. tau: logits are divided by it. smooth: of labels, the share of all classes.
+      average: share of the last average of all parameters that stays in each step; the average is tested.
+      strength, shift, bend: see `lutjax.training.augment.warp`.
+    """
+
+    steps: int = 4000
+    rate: float = 0.002
+    cooldown: float = 0.5
+    decay: float = 0.0
+    tau: float = 1.0
+    smooth: float = 0.0
+    average: float = 0.99
+    strength: float = 1.0
+    shift: float = 1.5
+    bend: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network and its rates: `build` makes it of images' shape, classes and `nnx.Rngs`."""
+
+    build: Callable[[tuple[int, int, int], int, nnx.Rngs], nnx.Module]
+    rates: Rates
+    batch: int = 128
+
+
+def _cnn(width: int) -> Callable[..., nnx.Module]:
+    return lambda shape, n_classes, rngs: CNN(shape, n_classes, width, rngs=rngs)
+
+
+def _tables(width: int, **sizes: Any) -> Callable[..., nnx.Module]:
+    return lambda shape, n_classes, rngs: TableNet(shape, n_classes, width, **sizes, rngs=rngs)
+
+
+def _trees(k: int, n_thresholds: int, **changes: Any) -> Callable[..., nnx.Module]:
+    def build(shape: tuple[int, int, int], n_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+        config = LogicTreeNetConfig(
+            shape,
+            n_classes,
+            **{
+                "kernels": (k, 3 * k, 9 * k),
+                "layers": (1280 * k, 640 * k, 320 * k),
+                "n_thresholds": n_thresholds,
+                "kernel": (5, 3, 3),
+                "pool_padding": (0, 1, 1),
+                **changes,
+            },
+        )
+        return LogicTreeNet(config, rngs=rngs)
+
+    return build
+
+
+NETWORKS = {
+    "CNN": Network(build=_cnn(38), rates=Rates(steps=3000)),
+    "convolutions of tables": Network(
+        build=_tables(32, n_detectors=32, n_anchors=4), rates=Rates(steps=3000, rate=0.01)
+    ),
+    "logic trees": Network(
+        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=3000, rate=0.02, tau=28.0)
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------- training
+class Program:
+    """A whole training in one program, and the test after it."""
+
+    def __init__(self, network: Network, in_shape: tuple[int, int, int], n_classes: int):
+        self._n_classes, self._batch = n_classes, network.batch
+        self.structure = Structure(lambda rngs: network.build(in_shape, n_classes, rngs))
+        self.run = jax.jit(self._run)
+
+    def _run(
+        self, key: jax.Array, rates: dict[str, jax.Array], x: jax.Array, y: jax.Array, test: jax.Array
+    ) -> Any:
+        """Return parameters, other arrays, and the classes of the test part, of logic by the hard network."""
+        adam = optax.scale_by_adam(b1=0.9, b2=0.99)
+        params, others = self.structure.drawn(jax.random.fold_in(key, 0))
+        keys = jax.random.key_data(jax.random.fold_in(key, 1))
+
+        def step(number: jax.Array, state: Any) -> Any:
+            params, moments, average = state
+            own = jax.random.fold_in(jax.random.wrap_key_data(keys), number)
+            choice, changes = jax.random.split(own)
+            chosen = jax.random.randint(choice, (self._batch,), 0, len(x))
+            images = warp(changes, x[chosen], rates["strength"], shift=rates["shift"], bend=rates["bend"])
+            labels = optax.smooth_labels(jax.nn.one_hot(y[chosen], self._n_classes), rates["smooth"])
+
+            def loss(params: Any) -> jax.Array:
+                logits = self._logits(params, others, images, rates)
+                return optax.softmax_cross_entropy(logits, labels).mean()
+
+            done = number / rates["steps"]
+            rate = rates["rate"] * jnp.minimum(
+                jnp.minimum(1, (1 - done) / rates["cooldown"]), (number + 1) / 100
+            )
+            with jax.numpy_dtype_promotion("standard"):
+                updates, moments = adam.update(jax.grad(loss)(params), moments)
+            params = jax.tree.map(lambda p, u: p - rate * (u + rates["decay"] * p), params, updates)
+            stays = jnp.minimum(rates["average"], number / (number + 10))
+            average = jax.tree.map(lambda a, p: stays * a + (1 - stays) * p, average, params)
+            return params, moments, average
+
+        state = jax.lax.fori_loop(
+            0, rates["steps"].astype(jnp.int32), step, (params, adam.init(params), params)
+        )
+        n_parts = -(-len(test) // AT_ONCE)
+        parts = jnp.minimum(jnp.arange(n_parts * AT_ONCE), len(test) - 1).reshape(n_parts, AT_ONCE)
+
+        def classes(ids: jax.Array) -> jax.Array:
+            return self._logits(state[2], others, test[ids], rates, hard=True).argmax(-1).astype(jnp.int8)
+
+        found = jax.lax.map(classes, parts).reshape(-1)[: len(test)]
+        return state[2], others, found
+
+    def _logits(
+        self, params: Any, others: Any, images: jax.Array, rates: Any, *, hard: bool = False
+    ) -> jax.Array:
+        model: Any = self.structure.model(params, others)
+        logits: jax.Array = model(images, deterministic=hard) / rates["tau"]
+        return logits
+
+
+def rates_of(rates: Rates) -> dict[str, jax.Array]:
+    return {name: jnp.float32(value) for name, value in dataclasses.asdict(rates).items()}
+
+
+# ----------------------------------------------------------------------------------------- figures
+def learners() -> dict[str, Callable[[int], Any]]:
+    """Return learners of scikit-learn by name, each made for a seed."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    return {
+        "logistic regression": lambda seed: LogisticRegression(C=0.3, max_iter=1000),
+        "random forest": lambda seed: RandomForestClassifier(500, random_state=seed),
+        "gradient boosting": lambda seed: HistGradientBoostingClassifier(
+            max_iter=100, learning_rate=0.15, max_features=0.1, early_stopping=False, random_state=seed
+        ),
+    }
+
+
+def parts(whole: Samples, split: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of images to train on and to test: those of a split, or, for None, in any test part and in none."""
+    if split is not None:
+        return split_ids(whole.y, split, stratified=True)
+    in_test = np.zeros(len(whole.y), bool)
+    for each in SPLITS:
+        in_test[split_ids(whole.y, each, stratified=True)[1]] = True
+    return np.flatnonzero(in_test), np.flatnonzero(~in_test)
+
+
+def figures(
+    whole: Samples, wanted: Sequence[tuple[str, int | None]], steps: int | None
+) -> Iterator[dict[str, Any]]:
+    """Train learners on splits, and yield a row for each pair as soon as it is there."""
+    images = whole.x.reshape(-1, *whole.shape, *([1] if len(whole.shape) == 2 else []))
+    images = images.astype(np.float32) / max(float(images.max()), 1.0)
+    data = {split: parts(whole, split) for _, split in wanted}
+    names = list(dict.fromkeys(name for name, _ in wanted))
+    with ThreadPoolExecutor(
+        len(names) or 1
+    ) as pool:  # programs are compiled side by side, and run one after the other
+        compiled: dict[tuple[str, int], Any] = {}
+        for name, split in wanted:
+            size = len(data[split][1])
+            if name in NETWORKS and (name, size) not in compiled:
+                compiled[name, size] = pool.submit(
+                    _compiled, NETWORKS[name], images, whole.n_classes, *map(len, data[split])
+                )
+        for name, split in wanted:
+            train, test = data[split]
+            row: dict[str, Any] = {"learner": name, "split": split}
+            if name in NETWORKS:
+                program, parameters = compiled[name, len(test)].result()
+                rates = NETWORKS[name].rates
+                rates = dataclasses.replace(rates, steps=steps or rates.steps)
+                start = time.perf_counter()
+                _, _, found = program(
+                    jax.random.key(split or 0), rates_of(rates), images[train], whole.y[train], images[test]
+                )
+                right = round(100 * float((np.asarray(found) == whole.y[test]).mean()), 2)
+                device = jax.devices()[0].device_kind
+                row |= {
+                    "right": right,
+                    "parameters": parameters,
+                    "steps": rates.steps,
+                    "device": device,
+                }
+            else:
+                model, flat = learners()[name](split or 0), images.reshape(len(images), -1)
+                start = time.perf_counter()
+                model.fit(flat[train], whole.y[train])
+                row |= {"right": round(100 * float(model.score(flat[test], whole.y[test])), 2)}
+            yield row | {"tested": len(test), "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _compiled(
+    network: Network, images: np.ndarray, n_classes: int, n_train: int, n_test: int
+) -> tuple[Any, int]:
+    """Return the program of a network for parts of these sizes, and the number of its parameters."""
+    program = Program(network, images.shape[1:], n_classes)
+    shapes = [jax.ShapeDtypeStruct((n, *images.shape[1:]), np.float32) for n in (n_train, n_test)]
+    labels = jax.ShapeDtypeStruct((n_train,), np.int32)
+    lowered = program.run.lower(jax.random.key(0), rates_of(network.rates), shapes[0], labels, shapes[1])
+    return lowered.compile(), program.structure.n_parameters()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table in Markdown: for each learner its parameters, mean and standard error, and each split."""
+    lines = [
+        "| % right on the test part | parameters | mean | "
+        + " | ".join(f"split {split}" for split in SPLITS)
+        + " |",
+        "| --- | --: | --: |" + " --: |" * len(SPLITS),
+    ]
+    for name in (*learners(), *NETWORKS):
+        found = {row["split"]: row for row in rows if row["learner"] == name and row["split"] is not None}
+        if not found:
+            continue
+        right = [row["right"] for row in found.values()]
+        error = f" ± {np.std(right, ddof=1) / len(right) ** 0.5:.2f}" if len(right) > 1 else ""
+        parameters = next(iter(found.values())).get("parameters")
+        cells = [f"{found[split]['right']:.1f}" if split in found else "" for split in SPLITS]
+        lines.append(
+            f"| {name} | {'' if parameters is None else f'{parameters:,}'} | {np.mean(right):.2f}{error} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*learners(), *NETWORKS]
+    parser.add_argument(
+        "--data", type=Path, help="a .npz file of images x [N, H, W] or [N, H, W, C] and labels y [N]"
+    )
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, read and added to")
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--splits", nargs="+", type=int, choices=SPLITS, default=list(SPLITS))
+    parser.add_argument("--choose", action="store_true", help="test on images that are in no test part")
+    parser.add_argument("--steps", type=int, help="of every network, instead of those of its recipe")
+    parser.add_argument("--page", type=Path, help="put the table into this page")
+    given = parser.parse_args(arguments)
+    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    there = {(row["learner"], row["split"]) for row in rows}
+    splits: list[int | None] = [None] if given.choose else given.splits
+    wanted = [(name, split) for split in splits for name in given.only if (name, split) not in there]
+    if given.data:
+        with given.rows.open("a") as file:
+            for row in figures(load_samples(given.data), wanted, given.steps):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                rows.append(row)
+                print(row, flush=True)
+    print(table(rows))
+    if given.page:
+        text = given.page.read_text()
+        start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+        given.page.write_text(f"{text[:start]}\n{table(rows)}{text[end:]}")
+
+
+MARKS = "<!-- figures -->", "<!-- end of figures -->"
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Published logic networks, and what the same commands reach here: `python benchmarks/published.py --rows rows.jsonl [--mnist FOLDER] ...`.
+
+Runs `lutjax train classify` with each recipe of `lutjax.training.recipes.RECIPES` for images whose data are given. `--few` stands in for
+MNIST: a .npz file of a few thousand of its images, which is written as IDX files, four fifths to train on. Rows that the file of `--rows` has
+are not made again. `--page` writes the table of all recipes to a page, between its markers.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lutjax.training import datasets
+from lutjax.training.datasets import idx
+from lutjax.training.recipes import RECIPES
+from lutjax.training.samples import load_samples, part, split_ids
+
+MARKS = "<!-- published -->", "<!-- end of published -->"
+FOLDERS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar-10"}
+FASHION = ("difflogic-mnist-small",)
+
+
+def write_idx(path: Path, folder: Path) -> None:
+    """Write a split of the images of a .npz file as the four files of MNIST."""
+    whole = load_samples(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [part(whole, ids) for ids in split_ids(whole.y, 0, stratified=True)]
+    for samples, (images, labels) in zip(parts, (idx.FILES[:2], idx.FILES[2:]), strict=True):
+        pixels = samples.x.reshape(-1, *samples.shape).astype(np.uint8)
+        for name, values in ((images, pixels), (labels, samples.y.astype(np.uint8))):
+            head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
+            (folder / name).write_bytes(head + values.tobytes())
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return data and recipe of every command."""
+    found = []
+    for data in FOLDERS:
+        for recipe in RECIPES.values():
+            if recipe.data == data or (data == "Fashion-MNIST" and recipe.name in FASHION):
+                found.append((data, recipe.name))
+    return found
+
+
+def run(data: str, folder: Path, recipe: str, steps: int | None, out: Path) -> dict[str, Any]:
+    """Run a command whose results go to a folder, and return its row."""
+    loaded = datasets.load(folder)
+    options = ["--data", str(folder), "--recipe", recipe, "--out", str(out), "--no-baselines"]
+    if steps:
+        options += [f"--{name}={steps}" for name in ("steps", "eval-every", "checkpoint-every")]
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "lutjax.cli", "train", "classify", *options], check=True)
+    seconds = time.perf_counter() - start
+    report = json.loads((out / "report.json").read_text())
+    assert loaded.test is not None
+    sizes = {"trained": len(loaded) - len(loaded.test.y), "tested": len(loaded.test.y)}
+    right = {name: round(100 * report[name], 2) for name in ("hard", "soft")}
+    return {
+        "data": data,
+        "recipe": recipe,
+        **sizes,
+        "steps": steps or RECIPES[recipe].steps,
+        **right,
+        "seconds": round(seconds),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a table in Markdown of all commands, published accuracies, and those of the rows."""
+    lines = ["| `lutjax train classify` with | published | here |", "| --- | --: | --- |"]
+    there = {(row["data"], row["recipe"]): row for row in rows}
+    for data, name in commands():
+        recipe = RECIPES[name]
+        published = f"{recipe.published:g}" if recipe.published is not None and recipe.data == data else ""
+        here = "not run here"
+        if row := there.get((data, name)):
+            tested, trained, steps = (
+                f"{row[name]:,}".replace(",", " ") for name in ("tested", "trained", "steps")
+            )
+            here = f"{row['hard']:.1f} % of {tested} images, trained on {trained} for {steps} steps"
+        lines.append(f"| `--data {FOLDERS[data]} --recipe {name}` | {published} | {here} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, read and added to")
+    for name in FOLDERS:
+        parser.add_argument(f"--{name.lower()}", type=Path, dest=name, help="folder of its files")
+    parser.add_argument("--few", type=Path, help="a .npz file of images x [N, H, W] and labels y [N]")
+    parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--steps", type=int, help="instead of those of the recipes")
+    parser.add_argument("--out", type=Path, help="keep the runs below this folder")
+    parser.add_argument("--page", type=Path, help="put the table into this page")
+    given = parser.parse_args(arguments)
+    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    there = {(row["data"], row["recipe"]) for row in rows}
+    with tempfile.TemporaryDirectory() as place:
+        folders = {name: getattr(given, name) for name in FOLDERS}
+        if given.few:
+            folders["MNIST"] = Path(place) / "mnist"
+            write_idx(given.few, folders["MNIST"])
+        for data, recipe in commands():
+            if folders[data] is not None and recipe in given.only and (data, recipe) not in there:
+                out = (given.out or Path(place)) / f"{FOLDERS[data]}-{recipe}"
+                rows.append(run(data, folders[data], recipe, given.steps, out))
+                with given.rows.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    print(table(rows))
+    if given.page:
+        text = given.page.read_text()
+        start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+        given.page.write_text(f"{text[:start]}\n{table(rows)}{text[end:]}")
+
+
+if __name__ == "__main__":
+    main()
