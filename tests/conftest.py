@@ -9,9 +9,12 @@ import gc
 import importlib.metadata
 import os
 
+gc.set_threshold(100_000, 20, 20)  # with Python's thresholds garbage takes a twelfth of the time
+
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_backend_optimization_level" not in flags:
     flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags += " --xla_cpu_parallel_codegen_split_count=1"  # small programs take longer in parts
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # newer ones may not know the flag
         flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
@@ -31,11 +34,6 @@ hypothesis.settings.register_profile("long", max_examples=150, **_ALWAYS)
 _NO_SHRINKING = [p for p in hypothesis.Phase if p not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
 hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINKING, **_ALWAYS)
 hypothesis.settings.load_profile("ci")
-
-
-def pytest_collection_finish():
-    """Collect garbage seldom: with Python's thresholds it takes a twelfth of the time."""
-    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture
