@@ -264,9 +264,9 @@ def run() -> classifier.Run:
 
 
 def test_learned_thresholds_move(run: classifier.Run) -> None:
-    """They start at quantiles; where nothing can be learned they stay; and any order of them is a network."""
+    """They start evenly spaced; where nothing can be learned they stay; and any order of them is a network."""
     state, _ = run.advance(run.init(), 0, 6)
-    first = np.asarray(lutjax.thermometer_thresholds(jnp.asarray(images().x), 3, method="distributive"))
+    first = np.asarray(lutjax.thermometer_thresholds(jnp.asarray(images().x), 3))
     now = np.asarray(state.params["encoder"]["thresholds"])
     np.testing.assert_array_equal(now[:2], first[:2])
     assert (now[2:] != first[2:]).mean() > 0.9

@@ -47,7 +47,8 @@ class TrainingConfig(Training):
       learning_rate: of Adam, before the cool-down.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
       thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive, see
-        lutjax.thermometer_thresholds; or learned, which starts as distributive.
+        lutjax.thermometer_thresholds; or learned, which starts as uniform, and for columns of
+        tables at their quantiles.
       temperature: of the gates: their logits are divided by it. See estimator.
       final_temperature: after the last step; annealing says how it is reached. Default: temperature, in all steps.
       annealing: linear, exponential or cosine.
@@ -271,7 +272,7 @@ def first_thresholds(
     x: Num[np.ndarray, "values features"], training: TrainingConfig, n_thresholds: int
 ) -> Float[np.ndarray, "features thresholds"]:
     """Return the thresholds of each feature before the first step."""
-    method = "distributive" if training.thresholds == "learned" else training.thresholds
+    method = "uniform" if training.thresholds == "learned" else training.thresholds
     return np.asarray(lutjax.thermometer_thresholds(jnp.asarray(x), n_thresholds, method=method))
 
 
