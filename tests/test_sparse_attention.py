@@ -31,7 +31,7 @@ def targets_of(lists):
 
 
 def slot_tables(targets):
-    """For each slot a table that reaches all outputs, with one element other than 0 in each row: made by loops."""
+    """Tables of each slot that reach all outputs, with one element other than 0 in each row: made by loops."""
     targets = np.broadcast_to(targets, WEIGHTS.shape)
     found = np.zeros((T, 8, K, OUTPUTS), np.float32)
     for t, r, k in np.ndindex(T, 8, K):

@@ -191,7 +191,7 @@ class Step:
 
     @property
     def differs_by_row(self) -> bool:
-        """Whether rate or factor are arrays."""
+        """True if rate or factor are arrays."""
         return any(a.ndim for a in (self.rate, self.factor) if a is not None)
 
 

@@ -225,7 +225,7 @@ class _Group:
         return self.of(a) if a.ndim and a.shape[0] > 1 else a
 
     def of_hit(self, row_of: jax.Array, a: jax.Array) -> jax.Array:
-        """The same of some rows ``[group, n]``: scalar or ``[group or 1, n or 1, O or 1]``."""
+        """Rates or factors of some rows ``[group, n]``: scalar or ``[group or 1, n or 1, O or 1]``."""
         a = self.of_all(a)
         if not a.ndim or a.shape[1] == 1:
             return a
