@@ -23,7 +23,7 @@ from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
-from lutjax.wiring._names import Wiring, drawn
+from lutjax.wiring._names import EVEN, Wiring, drawn
 
 INT32 = jnp.dtype("int32")
 S = TypeVar("S", bound="_LogicSpec")
@@ -310,8 +310,7 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
             return self._drawn_wires(key, shape)
 
         # Scores choose other wires in each step, and other wirings do not say how often they read an input.
-        even = self.wiring in ("balanced", "unique", "butterfly", "learnable")
-        if self.wiring in CHOSEN or not (even or self.wires_fan_out):
+        if self.wiring in CHOSEN or not (self.wiring in EVEN or self.wires_fan_out):
             return Variable("wires", "wires", shape, INT32, draw), *trained
         return (*self._wires(self.in_features, shape, self.wires_fan_out, draw), *trained)
 

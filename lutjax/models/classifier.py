@@ -187,12 +187,8 @@ class LogicClassifier(nnx.Module):
         self.layers: Any = nnx.List()
         for number, size in enumerate(config.layers):
             last = number == len(config.layers) - 1
-            options: dict[str, Any] = {
-                "implementation": implementation,
-                "feature_axis": 0,
-                "candidates": config.candidates,
-            }
-            options["wiring"] = config.wiring_of(number)
+            options: dict[str, Any] = {"implementation": implementation, "feature_axis": 0}
+            options |= {"wiring": config.wiring_of(number), "candidates": config.candidates}
             self.layers.append(_layer(config, n_bits, size, last=last, rngs=rngs, **options))
             n_bits = size
         self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)

@@ -1,8 +1,8 @@
 """Wiring: the inputs that gates and detectors read, and the outputs that tables reach.
 
-Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. What is drawn uses every input about equally
+Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. `balanced`, `unique_pairs`, `butterfly` and `trees` use every input about equally
 often: no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers`
-has a width that is known under `jax.jit`.
+has a width that is known under `jax.jit`. `FIXED` has the wirings that layers know by name, `LEARNED` the names of those with scores.
 
 Of images, ids count values in the order row, column, channel. `projections`, `window_groups` and `full` return a `Connectivity`: groups of
 detectors with the inputs that they may compare, and the outputs that their tables reach. It is data in NumPy: ops know nothing of images.

@@ -1,4 +1,4 @@
-"""Wires of gates, drawn so that every input is used about equally often."""
+"""Wires of gates: drawn so that every input is used about equally often, or each by itself."""
 
 import functools
 import math

@@ -135,8 +135,8 @@ FIXED: dict[str, Wiring] = {
 LEARNED = ("top-k", "full", "learnable")
 """Names of wirings whose layers have scores."""
 
-EVEN = ("balanced", "unique", "butterfly", "top-k", "learnable")
-"""Those whose ids are read equally often, or once more."""
+EVEN = ("balanced", "unique", "butterfly", "learnable")
+"""Names of wirings that read every input equally often, or once more."""
 
 
 def drawn(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
