@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from cases import slow
 
-import lutjax
 from lutjax.layers._logic_images import first_maximum
 from lutjax.ops.logic_trees import Places, logic_trees
 
@@ -45,7 +44,7 @@ def arguments(size, dtype=jnp.float32):
 
 def level_by_level(x, coefficients, leaves, places):
     """The same with an array of all places for each level, and loops over groups."""
-    n_trees, n_leaves = leaves.shape
+    n_trees = len(leaves)
     order = [(row, column) for row in range(places.places[0]) for column in range(places.places[1])]
     shifts = [(row * places.width * places.stride[0]) + column * places.stride[1] for row, column in order]
     y, first = (

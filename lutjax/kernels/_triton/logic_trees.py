@@ -7,6 +7,7 @@ which are summed over the samples when the program ends, and ``g (c1 + c3 b)``, 
 added to the image by atomics.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -19,9 +20,18 @@ from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.ops.logic_trees import LogicTrees
 
-SAMPLES = 128  # of a program, a warp for 32 of them
-FORWARD_GROUPS = 4
-BACKWARD_GROUPS = 8
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Samples, groups of places and warps of a program. Of those tried on an H100, at the sizes of a LogicTreeNet, these were the fastest."""
+
+    samples: int
+    groups: int
+    warps: int
+
+
+FORWARD = Tile(128, 4, 2)
+BACKWARD = Tile(32, 8, 1)  # sums over samples stay in a warp
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:
@@ -32,7 +42,7 @@ def forward(call: LogicTrees, *, device: Device) -> jax.Array:
         call.coefficients,
         call.leaves,
         outputs=[jax.ShapeDtypeStruct(shape, call.x.dtype)],
-        **_arguments(call, device, FORWARD_GROUPS),
+        **_arguments(call, device, FORWARD),
     )
     return y
 
@@ -41,7 +51,7 @@ def backward(
     call: LogicTrees, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    arguments = _arguments(call, device, BACKWARD_GROUPS)
+    arguments = _arguments(call, device, BACKWARD)
     n_parts = arguments["programs"] // max(len(call.leaves), 1)
     sums, scatter = "coefficients" in needs, "x" in needs
     parts, dx = launch(
@@ -67,16 +77,16 @@ def _n_groups(call: LogicTrees) -> int:
     return rows * columns
 
 
-def _arguments(call: LogicTrees, device: Device, groups: int) -> dict[str, Any]:
+def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
     """Arguments of `launch`, and constants of kernels."""
     places, n_samples = call.places, call.x.shape[1]
-    samples = _row_tiles.fitted(SAMPLES, n_samples)
-    groups = min(groups, max(_n_groups(call), 1))
+    samples = _row_tiles.fitted(tile.samples, n_samples)
+    groups = min(tile.groups, max(_n_groups(call), 1))
     n_blocks = triton.cdiv(_n_groups(call), groups) * triton.cdiv(n_samples, samples)
     return {
         "programs": len(call.leaves) * n_blocks if call.x.size else 0,
         "device": device,
-        "warps": max(samples // 32, 1),
+        "warps": tile.warps,
         "n_samples": n_samples,
         "n_inputs": call.x.shape[0],
         "n_trees": len(call.leaves),
@@ -102,7 +112,7 @@ def _arguments(call: LogicTrees, device: Device, groups: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, leaves, y, c: tl.constexpr):
-    tree, block, sample, exists, part = _own(c)
+    tree, block, sample, exists, _part = _own(c)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
@@ -117,13 +127,13 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
 def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
     tree, block, sample, exists, part = _own(c)
     sums = ()
-    for number in tl.static_range(4 * (c.LEAVES - 1)):
+    for _number in tl.static_range(4 * (c.LEAVES - 1)):
         sums += (tl.zeros((c.SAMPLES,), c.ACC),)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         chosen = tl.full((c.SAMPLES,), -1, tl.int32)
         own = ()
-        for leaf in tl.static_range(c.LEAVES):
+        for _leaf in tl.static_range(c.LEAVES):
             own += (tl.zeros((c.SAMPLES,), c.ACC),)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
             shift, there = _shift(group, place, c)
@@ -155,7 +165,7 @@ def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
         sums = added
         if c.SCATTER:
             for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-                shift, there = _shift(group, place, c)
+                shift, _there = _shift(group, place, c)
                 for leaf in tl.static_range(c.LEAVES):
                     to = dx + _input(leaves, tree, leaf, shift, c) + sample
                     tl.atomic_add(
