@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.ops.logic_trees import LogicTrees
@@ -126,13 +126,13 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
 @kernel
 def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
     tree, block, sample, exists, part = _own(c)
-    sums = ()
+    sums = _gate_tiles.nothing()
     for _number in tl.static_range(4 * (c.LEAVES - 1)):
         sums += (tl.zeros((c.SAMPLES,), c.ACC),)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         chosen = tl.full((c.SAMPLES,), -1, tl.int32)
-        own = ()
+        own = _gate_tiles.nothing()
         for _leaf in tl.static_range(c.LEAVES):
             own += (tl.zeros((c.SAMPLES,), c.ACC),)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
@@ -142,14 +142,15 @@ def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
             better = _better(values[len(values) - 1], best, there, c)
             best = tl.where(better, values[len(values) - 1], best)
             chosen = tl.where(better, place, chosen)
-            kept = ()
+            kept = _gate_tiles.nothing()
             for leaf in tl.static_range(c.LEAVES):
                 kept += (tl.where(better, read[leaf], own[leaf]),)
             own = kept
         values = _nodes(own, coefficients, tree, c)
         # Cotangents of nodes and leaves, the root's first: node n has the inputs 2 n and 2 n + 1 of leaves and nodes.
-        gs = (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
-        added = ()
+        gs = _gate_tiles.nothing()
+        gs += (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
+        added = _gate_tiles.nothing()
         for node in tl.static_range(c.LEAVES - 2, -1, -1):
             g, a, b = gs[c.LEAVES - 2 - node], values[2 * node], values[2 * node + 1]
             c1 = _coefficient(coefficients, 1, tree, node, c)
@@ -191,7 +192,7 @@ def _own(c: tl.constexpr):
 
 @kernel
 def _shift(group, place: tl.constexpr, c: tl.constexpr):
-    """What ids are higher by at a place of a group, and whether there is a place."""
+    """Distance of the ids at a place of a group from those at the first place, and whether there is a place."""
     row = (group // c.COLUMNS) * c.POOL_ROWS + place // c.POOL_COLUMNS - c.AROUND_ROWS
     column = (group % c.COLUMNS) * c.POOL_COLUMNS + place % c.POOL_COLUMNS - c.AROUND_COLUMNS
     there = (row >= 0) & (row < c.PLACE_ROWS) & (column >= 0) & (column < c.PLACE_COLUMNS)
@@ -200,20 +201,20 @@ def _shift(group, place: tl.constexpr, c: tl.constexpr):
 
 @kernel
 def _input(leaves, tree, leaf: tl.constexpr, shift, c: tl.constexpr):
-    """Where the samples of the input begin that a leaf is."""
+    """Start of the samples of the input that a leaf is."""
     number = tl.load(leaves + tree * c.LEAVES + leaf) + shift
     return tl.minimum(tl.maximum(number, 0), c.n_inputs - 1).to(tl.int64) * c.n_samples
 
 
 @kernel
 def _output(tree, group, c: tl.constexpr):
-    """Where the samples of an output begin."""
+    """Start of the samples of an output."""
     return (tree.to(tl.int64) * (c.ROWS * c.COLUMNS) + group) * c.n_samples
 
 
 @kernel
 def _leaves(x, leaves, tree, shift, sample, exists, c: tl.constexpr):
-    values = ()
+    values = _gate_tiles.nothing()
     for leaf in tl.static_range(c.LEAVES):
         at = x + _input(leaves, tree, leaf, shift, c) + sample
         values += (tl.load(at, mask=exists, other=0).to(c.ACC),)
@@ -235,7 +236,7 @@ def _nodes(values, coefficients, tree, c: tl.constexpr):
 
 @kernel
 def _better(value, best, there, c: tl.constexpr):
-    """Whether a value takes the place of the largest before it: NaN does."""
+    """Mask of values that take the place of the largest before them: NaN does."""
     better = (value > best) | (value != value)
     if c.PADDED:
         return better & there
