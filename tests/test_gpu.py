@@ -41,7 +41,7 @@ def test_triton_comes_first(op):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lutjax.kernel_registry, "resolve_request", spy)
         patch.setattr(lutjax.kernel_registry, "_resolved", {})
-        patch.setattr(_triton_fit, "_FEW_INPUTS", 0)  # of gates, few are left to plain JAX
+        patch.setattr(_triton_fit, "_FEW_VALUES", 0)  # of gates, few are left to plain JAX
         testing.check(case)
     assert {platform for name, platform in chosen if name == op} == {"triton"}
 

@@ -18,11 +18,11 @@ APART = Places(width=9, stride=(3, 2), places=(2, 4), pool=(1, 2))
 AROUND = Places(width=5, stride=(1, 1), places=(2, 4), pool=(2, 2), pool_padding=(1, 1))
 SIZES = {  # channels, height, trees, leaves, samples
     "one": (ONE, 1, 3, 1, 2, 1),
-    "groups": (GROUPS, 2, 3, 3, 8, 5),
+    "groups": (GROUPS, 2, 3, 3, 4, 5),
     "apart": (APART, 1, 6, 2, 4, 37),
-    "around": (AROUND, 3, 3, 2, 8, 3),
+    "around": (AROUND, 3, 3, 2, 4, 3),
     "deep": (GROUPS, 1, 3, 2, 16, 2),
-    "no_samples": (GROUPS, 2, 3, 3, 8, 0),
+    "no_samples": (GROUPS, 2, 3, 3, 4, 0),
 }
 
 
@@ -43,8 +43,8 @@ def arguments(size, dtype=jnp.float32):
 
 
 def level_by_level(x, coefficients, leaves, places):
-    """The same with an array of all places for each level, and loops over groups."""
-    n_trees, n_leaves = leaves.shape
+    """Return the same by an array of all places for each level, and loops over groups."""
+    n_trees = len(leaves)
     order = [(row, column) for row in range(places.places[0]) for column in range(places.places[1])]
     shifts = [(row * places.width * places.stride[0]) + column * places.stride[1] for row, column in order]
     y, first = (
@@ -87,6 +87,36 @@ def check(size, implementation, dtype=jnp.float32):
 @pytest.mark.parametrize("size", [slow(size) if size == "deep" else size for size in SIZES])
 def test_plain_jax(size):
     check(size, "xla")
+
+
+def test_samples_over_devices_and_mapped():
+    """The samples may lie on several devices, and be mapped."""
+    places, leaves, x, coefficients, dy = arguments("apart")
+    x, dy = x[:, :32], dy[:, :32]
+
+    def op(x, coefficients):
+        return logic_trees(x, coefficients, leaves, places=places, implementation="xla")
+
+    expected = with_gradient(op, x, coefficients, dy)
+    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+    divided = jax.NamedSharding(mesh, jax.P(None, "devices"))
+    placed = jax.device_put(x, divided), coefficients, jax.device_put(dy, divided)
+    found = jax.jit(functools.partial(with_gradient, op))(*placed)
+    assert found[0].sharding.is_equivalent_to(divided, 2)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+    apart = jax.vmap(op, in_axes=(2, None), out_axes=2)(x.reshape(len(x), 4, 8), coefficients)
+    np.testing.assert_array_equal(apart.reshape(expected[0].shape), expected[0])
+
+
+def test_other_sizes_are_refused():
+    places, leaves, x, coefficients, _ = arguments("groups")
+    with pytest.raises(
+        ValueError, match=r"leaves .*expected \[trees, leaves\] with 2 to 16 leaves, a power of two"
+    ):
+        logic_trees(x, coefficients, leaves[:, :3], places=places)
+    with pytest.raises(ValueError, match=r"coefficients .*expected \[4, 9\]"):
+        logic_trees(x, coefficients[:, 1:], leaves, places=places)
 
 
 # ------------------------------------------------------------------------------------- Triton

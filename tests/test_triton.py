@@ -665,7 +665,7 @@ def test_lowers_through_jax_triton(op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.usefixtures("launches")
 def test_several_backends_in_one_process(op, dtype, monkeypatch):
-    """Where GPU and CPU are both there, kernels of both are traced, and give the same shapes and dtypes."""
+    """Trace kernels of GPU and CPU, where both are there: they give the same shapes and dtypes."""
     devices = (Device(Backend.GPU, GPUS[90]), Device(Backend.CPU, "cpu"))
     monkeypatch.setattr("lutjax.kernels.registry._default_devices", lambda: devices)
     of_op = testing.program(testing.case(op, typed_size(op), dtype), ("triton", "xla"))

@@ -105,12 +105,13 @@ def _slower_update(request: Request, step: Step) -> str | None:
     return f"plain JAX is faster for at most {_FEW} numbers added, here {numbers}"
 
 
-# Inputs times samples; of shapes measured on an H200, 1 million were faster in plain JAX, and 4 million equal.
-_FEW_INPUTS = 2**21
+# Inputs or gates times samples; of shapes measured on an H200, 1 million were faster in plain JAX, and 4 million equal.
+_FEW_VALUES = 2**21
 
 
 def _slower_gates(call: BilinearGates | TableGates) -> str | None:
     """Return why plain JAX comes first for gates: few are mostly the launch of kernels."""
-    if call.x.size > _FEW_INPUTS:
+    values = max(call.x.shape[0], call.wires.shape[0]) * call.x.shape[1]
+    if values > _FEW_VALUES:
         return None
-    return f"plain JAX is faster for at most {_FEW_INPUTS} numbers read, here {call.x.size}"
+    return f"plain JAX is faster for at most {_FEW_VALUES} values of inputs or gates, here {values}"

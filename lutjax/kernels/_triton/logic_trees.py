@@ -7,6 +7,7 @@ which are summed over the samples when the program ends, and ``g (c1 + c3 b)``, 
 added to the image by atomics.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,14 +15,23 @@ import triton
 import triton.language as tl
 
 from lutjax._dtypes import accumulator
-from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels.registry import Device
 from lutjax.ops.logic_trees import LogicTrees
 
-SAMPLES = 128  # of a program, a warp for 32 of them
-FORWARD_GROUPS = 4
-BACKWARD_GROUPS = 8
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Samples, groups of places and warps of a program. Of those tried on an H100, at the sizes of a LogicTreeNet, these were the fastest."""
+
+    samples: int
+    groups: int
+    warps: int
+
+
+FORWARD = Tile(128, 4, 2)
+BACKWARD = Tile(32, 8, 1)  # sums over samples stay in a warp
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:
@@ -32,7 +42,7 @@ def forward(call: LogicTrees, *, device: Device) -> jax.Array:
         call.coefficients,
         call.leaves,
         outputs=[jax.ShapeDtypeStruct(shape, call.x.dtype)],
-        **_arguments(call, device, FORWARD_GROUPS),
+        **_arguments(call, device, FORWARD),
     )
     return y
 
@@ -41,7 +51,7 @@ def backward(
     call: LogicTrees, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    arguments = _arguments(call, device, BACKWARD_GROUPS)
+    arguments = _arguments(call, device, BACKWARD)
     n_parts = arguments["programs"] // max(len(call.leaves), 1)
     sums, scatter = "coefficients" in needs, "x" in needs
     parts, dx = launch(
@@ -67,16 +77,16 @@ def _n_groups(call: LogicTrees) -> int:
     return rows * columns
 
 
-def _arguments(call: LogicTrees, device: Device, groups: int) -> dict[str, Any]:
+def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
     """Arguments of `launch`, and constants of kernels."""
     places, n_samples = call.places, call.x.shape[1]
-    samples = _row_tiles.fitted(SAMPLES, n_samples)
-    groups = min(groups, max(_n_groups(call), 1))
+    samples = _row_tiles.fitted(tile.samples, n_samples)
+    groups = min(tile.groups, max(_n_groups(call), 1))
     n_blocks = triton.cdiv(_n_groups(call), groups) * triton.cdiv(n_samples, samples)
     return {
         "programs": len(call.leaves) * n_blocks if call.x.size else 0,
         "device": device,
-        "warps": max(samples // 32, 1),
+        "warps": tile.warps,
         "n_samples": n_samples,
         "n_inputs": call.x.shape[0],
         "n_trees": len(call.leaves),
@@ -102,7 +112,7 @@ def _arguments(call: LogicTrees, device: Device, groups: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, leaves, y, c: tl.constexpr):
-    tree, block, sample, exists, part = _own(c)
+    tree, block, sample, exists, _part = _own(c)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
@@ -116,14 +126,14 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
 @kernel
 def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
     tree, block, sample, exists, part = _own(c)
-    sums = ()
-    for number in tl.static_range(4 * (c.LEAVES - 1)):
+    sums = _gate_tiles.nothing()
+    for _number in tl.static_range(4 * (c.LEAVES - 1)):
         sums += (tl.zeros((c.SAMPLES,), c.ACC),)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         chosen = tl.full((c.SAMPLES,), -1, tl.int32)
-        own = ()
-        for leaf in tl.static_range(c.LEAVES):
+        own = _gate_tiles.nothing()
+        for _leaf in tl.static_range(c.LEAVES):
             own += (tl.zeros((c.SAMPLES,), c.ACC),)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
             shift, there = _shift(group, place, c)
@@ -132,14 +142,15 @@ def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
             better = _better(values[len(values) - 1], best, there, c)
             best = tl.where(better, values[len(values) - 1], best)
             chosen = tl.where(better, place, chosen)
-            kept = ()
+            kept = _gate_tiles.nothing()
             for leaf in tl.static_range(c.LEAVES):
                 kept += (tl.where(better, read[leaf], own[leaf]),)
             own = kept
         values = _nodes(own, coefficients, tree, c)
         # Cotangents of nodes and leaves, the root's first: node n has the inputs 2 n and 2 n + 1 of leaves and nodes.
-        gs = (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
-        added = ()
+        gs = _gate_tiles.nothing()
+        gs += (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
+        added = _gate_tiles.nothing()
         for node in tl.static_range(c.LEAVES - 2, -1, -1):
             g, a, b = gs[c.LEAVES - 2 - node], values[2 * node], values[2 * node + 1]
             c1 = _coefficient(coefficients, 1, tree, node, c)
@@ -155,7 +166,7 @@ def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
         sums = added
         if c.SCATTER:
             for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-                shift, there = _shift(group, place, c)
+                shift, _there = _shift(group, place, c)
                 for leaf in tl.static_range(c.LEAVES):
                     to = dx + _input(leaves, tree, leaf, shift, c) + sample
                     tl.atomic_add(
@@ -181,7 +192,7 @@ def _own(c: tl.constexpr):
 
 @kernel
 def _shift(group, place: tl.constexpr, c: tl.constexpr):
-    """What ids are higher by at a place of a group, and whether there is a place."""
+    """Distance of the ids at a place of a group from those at the first place, and whether there is a place."""
     row = (group // c.COLUMNS) * c.POOL_ROWS + place // c.POOL_COLUMNS - c.AROUND_ROWS
     column = (group % c.COLUMNS) * c.POOL_COLUMNS + place % c.POOL_COLUMNS - c.AROUND_COLUMNS
     there = (row >= 0) & (row < c.PLACE_ROWS) & (column >= 0) & (column < c.PLACE_COLUMNS)
@@ -190,20 +201,20 @@ def _shift(group, place: tl.constexpr, c: tl.constexpr):
 
 @kernel
 def _input(leaves, tree, leaf: tl.constexpr, shift, c: tl.constexpr):
-    """Where the samples of the input begin that a leaf is."""
+    """Start of the samples of the input that a leaf is."""
     number = tl.load(leaves + tree * c.LEAVES + leaf) + shift
     return tl.minimum(tl.maximum(number, 0), c.n_inputs - 1).to(tl.int64) * c.n_samples
 
 
 @kernel
 def _output(tree, group, c: tl.constexpr):
-    """Where the samples of an output begin."""
+    """Start of the samples of an output."""
     return (tree.to(tl.int64) * (c.ROWS * c.COLUMNS) + group) * c.n_samples
 
 
 @kernel
 def _leaves(x, leaves, tree, shift, sample, exists, c: tl.constexpr):
-    values = ()
+    values = _gate_tiles.nothing()
     for leaf in tl.static_range(c.LEAVES):
         at = x + _input(leaves, tree, leaf, shift, c) + sample
         values += (tl.load(at, mask=exists, other=0).to(c.ACC),)
@@ -225,7 +236,7 @@ def _nodes(values, coefficients, tree, c: tl.constexpr):
 
 @kernel
 def _better(value, best, there, c: tl.constexpr):
-    """Whether a value takes the place of the largest before it: NaN does."""
+    """Mask of values that take the place of the largest before them: NaN does."""
     better = (value > best) | (value != value)
     if c.PADDED:
         return better & there
