@@ -1,6 +1,8 @@
 """The loop, its hooks and signals, and the optimisers."""
 
 import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,25 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
     assert done == 9
     assert state["sum"] == sum(range(9))
     assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
+
+
+def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again() -> None:
+    program = """
+import jax, jax.numpy as jnp
+jax.default_backend = lambda: "gpu"
+from lutjax.training import loop
+
+def step(state, number, data):
+    import jax.experimental.pallas.tpu
+    return state + 1, state
+
+advance, state = loop.Repeated(step), jnp.float32(0)
+for first in range(3):
+    state, _ = advance(state, first, 1)
+print(advance.programs)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1"]
 
 
 def test_stop_and_go_on() -> None:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax import _compat
 from lutjax._typing import Array
 from lutjax.training import meshes
 
@@ -76,8 +77,15 @@ class Repeated:
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        _compat.import_pallas()
         result: tuple[State, Array] = self._jitted(state, np.int32(first), np.int32(count), self.data)
         return result
+
+    @property
+    def programs(self) -> int:
+        """The number of programs that were compiled for calls so far; it is 1 as long as all states are alike."""
+        n: int = self._jitted._cache_size()
+        return n
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """The program for states of these shapes and dtypes, and how to call it."""
