@@ -1,5 +1,6 @@
 """Differences between the versions of jax that are supported, in one place."""
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -69,3 +70,13 @@ def coordination() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def import_pallas() -> None:
+    """Import Pallas where kernels may use it.
+
+    Since jax 0.11 its import adds a setting to those that programs are compiled for. Kernels import it while a step is traced, and the next call
+    of that step would compile it again.
+    """
+    if jax.default_backend() != "cpu":
+        importlib.import_module("jax.experimental.pallas.tpu")  # the part with the setting, on GPUs too

@@ -68,6 +68,7 @@ def test_chunks_change_nothing(run: Run) -> None:
     for first, count in ((0, 5), (5, 1), (6, 6)):
         other, _ = run.advance(other, first, count)
     assert equal(one, other)
+    assert run.advance.programs == 1  # a state after steps is like the first one, so nothing is compiled anew
 
 
 @pytest.mark.slow

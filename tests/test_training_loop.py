@@ -1,6 +1,8 @@
 """The loop, its hooks and signals, and the optimisers."""
 
 import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -34,29 +36,23 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
     assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
 
 
-def test_steps_go_on_before_a_loss_is_read() -> None:
-    """Hooks without the state do not let the devices wait, and see all losses in order; the others see the state of their step."""
-    advance, calls = loop.Repeated(counting_step, DATA), []
+def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again() -> None:
+    program = """
+import jax, jax.numpy as jnp
+jax.default_backend = lambda: "gpu"
+from lutjax.training import loop
 
-    def noted(state: dict, first: int, count: int) -> tuple[dict, jax.Array]:
-        calls.append(("start", first))
-        return advance(state, first, count)
+def step(state, number, data):
+    import jax.experimental.pallas.tpu
+    return state + 1, state
 
-    def log(done: int, loss: float, state: None) -> None:
-        assert state is None
-        calls.append(("log", done, loss))
-
-    hooks = [
-        loop.Hook(2, log, with_state=False),
-        loop.Hook(6, lambda n, loss, state: calls.append(("test", n, float(state["sum"])))),
-    ]
-    state, done = loop.run(noted, new_state(), first=0, steps=9, hooks=hooks, stopped=lambda: len(calls) > 7)
-    assert done == 8
-    assert state["sum"] == sum(range(8))
-    assert calls == [
-        *(("start", 0), ("start", 2), ("log", 2, 0.5), ("start", 4), ("log", 4, 2.5), ("log", 6, 4.5)),
-        *(("test", 6, 15.0), ("start", 6), ("log", 8, 6.5)),
-    ]
+advance, state = loop.Repeated(step), jnp.float32(0)
+for first in range(3):
+    state, _ = advance(state, first, 1)
+print(advance.programs)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1"]
 
 
 def test_stop_and_go_on() -> None:

@@ -457,7 +457,7 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
 
-    def log(number: int, loss: float, state: None) -> None:
+    def log(number: int, loss: float, state: State) -> None:
         history.train.append((number, loss))
         for watcher in watchers:
             watcher.training(number, loss)
@@ -487,7 +487,7 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         experiment.draw(folder)
 
     hooks = [
-        loop.Hook(intervals.log_every, log, with_state=False),
+        loop.Hook(intervals.log_every, log),
         loop.Hook(intervals.eval_every, test),
         loop.Hook(intervals.checkpoint_every, save),
     ]

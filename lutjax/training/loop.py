@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax import _compat
 from lutjax._typing import Array
 from lutjax.training import meshes
 
@@ -31,13 +32,11 @@ class Hook:
     """Something to do whenever `every` more steps are done, and after the last one.
 
     `call` gets the number of steps done, the mean training loss since the previous stop, and the state, which
-    it must not keep: the next step reuses its memory. Where it needs no state (`with_state`), it gets None for it, and the devices go on
-    with the next steps before the loss is read: they would otherwise wait for the host.
+    it must not keep: the next step reuses its memory.
     """
 
     every: int
     call: Callable[[int, float, State], None]
-    with_state: bool = True
 
 
 class Repeated:
@@ -78,8 +77,15 @@ class Repeated:
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        _compat.import_pallas()
         result: tuple[State, Array] = self._jitted(state, np.int32(first), np.int32(count), self.data)
         return result
+
+    @property
+    def programs(self) -> int:
+        """The number of programs that were compiled for calls so far; it is 1 as long as all states are alike."""
+        n: int = self._jitted._cache_size()
+        return n
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """The program for states of these shapes and dtypes, and how to call it."""
@@ -104,8 +110,7 @@ def run(
 ) -> tuple[State, int]:
     """Runs steps `first` to ``steps - 1`` and calls hooks, in their order, between chunks of steps.
 
-    A chunk ends wherever a hook is due, so where chunks end does not depend on where a run was resumed. The loss of a chunk is read after the
-    next one has been started, unless a hook needs the state between them.
+    A chunk ends wherever a hook is due, so where chunks end does not depend on where a run was resumed.
 
     Args:
       advance: runs some steps; `Repeated` makes one of a pure step.
@@ -118,28 +123,17 @@ def run(
     Raises:
       FloatingPointError: the training loss is not finite any more; no hook sees such a state.
     """
-
-    def call_hooks(done: int, due: Sequence[Hook], loss: Array, state: State) -> None:
-        value = float(loss)
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the training loss is {value} after {done} steps.")
-        for hook in due:
-            hook.call(done, value, state if hook.with_state else None)
-
-    done, waiting = first, None
+    done = first
     while done < steps and not stopped():
         until = min([steps, *((done // hook.every + 1) * hook.every for hook in hooks)])
         state, loss = advance(state, done, until - done)
         done = until
-        if waiting is not None:
-            call_hooks(*waiting, None)
-        due = [hook for hook in hooks if done % hook.every == 0 or done == steps]
-        waiting = (done, due, loss)
-        if any(hook.with_state for hook in due):
-            call_hooks(*waiting, state)
-            waiting = None
-    if waiting is not None:
-        call_hooks(*waiting, None)
+        value = float(loss)
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the training loss is {value} after {done} steps.")
+        for hook in hooks:
+            if done % hook.every == 0 or done == steps:
+                hook.call(done, value, state)
     return state, done
 
 
