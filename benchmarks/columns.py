@@ -40,21 +40,28 @@ PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
-        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 12.0, "steps": 12_000},
+        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 10.0, "steps": 12_000},
         "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 12_000},
-        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 25.0, "steps": 9000},
-        "4000 gates": {**_COLUMNS, "layers": (4000,), "candidates": 16, "tau": 20.0, "steps": 9000},
+        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 9000},
+        "4000 gates": {
+            **_COLUMNS,
+            "layers": (4000,),
+            "candidates": 16,
+            "tau": 18.0,
+            "learning_rate": 0.03,
+            "steps": 9000,
+        },
     },
     "digits": {
-        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 10_000},
+        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 6.0, "steps": 10_000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
-            "tau": 8.0,
+            "tau": 6.0,
             "steps": 10_000,
             "n_thresholds": 7,
         },
-        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 6.0, "steps": 10_000},
+        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 5.0, "steps": 10_000},
         "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
     },
 }
