@@ -53,15 +53,15 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "digits": {
-        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 6.0, "steps": 10_000},
+        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 6.0, "steps": 8000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
             "tau": 6.0,
-            "steps": 10_000,
+            "steps": 7000,
             "n_thresholds": 7,
         },
-        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 5.0, "steps": 10_000},
+        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 5.0, "steps": 7000},
         "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
     },
 }
