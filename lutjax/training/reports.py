@@ -208,7 +208,8 @@ def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
         )
     codes = truth @ (1 << np.arange(4))
     return [
-        _WORDS[code].format(*(f"({names[wire]})" for wire in pair)) for code, pair in zip(codes, wires, strict=True)
+        _WORDS[code].format(*(f"({names[wire]})" for wire in pair))
+        for code, pair in zip(codes, wires, strict=True)
     ]
 
 
