@@ -40,21 +40,28 @@ PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
-        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 12.0, "steps": 12_000},
+        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 10.0, "steps": 12_000},
         "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 12_000},
-        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 25.0, "steps": 9000},
-        "4000 gates": {**_COLUMNS, "layers": (4000,), "candidates": 16, "tau": 20.0, "steps": 9000},
+        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 9000},
+        "4000 gates": {
+            **_COLUMNS,
+            "layers": (4000,),
+            "candidates": 16,
+            "tau": 18.0,
+            "learning_rate": 0.03,
+            "steps": 9000,
+        },
     },
     "digits": {
-        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 10_000},
+        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 6.0, "steps": 8000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
-            "tau": 8.0,
-            "steps": 10_000,
+            "tau": 6.0,
+            "steps": 7000,
             "n_thresholds": 7,
         },
-        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 6.0, "steps": 10_000},
+        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 5.0, "steps": 7000},
         "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
     },
 }
@@ -150,17 +157,23 @@ def measure(
     sizes = {"n_thresholds": 0} if kind == "adult" else {}
     sizes |= {key: value for key, value in fields.items() if key in own}
     model = LogicClassifierConfig(size, max(train.n_classes for train in divided), **sizes)
-    runs = [
-        Run(model, dataclasses.replace(training, seed=seed), train)
-        for seed, train in zip(itertools.cycle(splits), divided, strict=False)
-    ]
+    run = Run(model, training, divided[0])
+    keys = [jax.random.key(seed) for seed, _ in zip(itertools.cycle(splits), divided, strict=False)]
+    states = jax.jit(jax.vmap(run.drawn))(jnp.stack(keys))
+    if model.n_thresholds:
+        thresholds = [
+            lutjax.thermometer_thresholds(
+                jnp.asarray(train.x), model.n_thresholds, method=training.thresholds
+            )
+            for train in divided
+        ]
+        states.others["encoder"]["thresholds"] = jnp.stack(thresholds)
     samples = tuple(jnp.stack([getattr(train, array) for train in divided]) for array in ("x", "y"))
 
     def step(states: Any, number: Any, samples: Any) -> Any:
-        states, losses = jax.vmap(runs[0].step, (0, None, 0))(states, number, samples)
+        states, losses = jax.vmap(run.step, (0, None, 0))(states, number, samples)
         return states, losses.mean()
 
-    states = jax.tree.map(lambda *arrays: jnp.stack(arrays), *[run.init() for run in runs])
     with lutjax.use_implementation("xla"):  # under vmap other kernels run for one network after the other
         states, _ = Repeated(step, samples)(states, 0, training.steps)
     reached: dict[str, list[float]] = {}
@@ -170,7 +183,7 @@ def measure(
             for i, split in enumerate(found):
                 i += 0 if kind == "adult" else number * len(found)
                 state = jax.tree.map(lambda array, i=i: array[i], states)
-                accuracies.append(100 * runs[0].accuracy(state, padded(split[part_name][1], size), hard=hard))
+                accuracies.append(100 * run.accuracy(state, padded(split[part_name][1], size), hard=hard))
             reached[part_name if hard else f"soft {part_name}"] = [round(value, 3) for value in accuracies]
     n_gates = sum(model.layers) if model.n_inputs == 2 else None
     took = round(time.perf_counter() - start, 1)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cases import slow
 from click.testing import CliRunner, Result
+from flax import nnx
 
 import lutjax
 from lutjax.cli._main import cli
@@ -173,6 +174,20 @@ def test_training_learns_and_keeps_wires(run: classifier.Run, trained: models.St
     assert run.accuracy(before, whole, hard=True) < 0.7
     for hard in (True, False):
         assert run.accuracy(trained, whole, hard=hard) > 0.8
+
+
+def test_first_states_of_many_seeds(run: classifier.Run) -> None:
+    many = jax.jit(jax.vmap(run.drawn))(jnp.stack([jax.random.key(seed) for seed in (5, run.training.seed)]))
+    assert equal(jax.tree.map(lambda array: array[1], many), run.init())
+    assert not equal(many.params, jax.tree.map(lambda array: array[::-1], many.params))
+
+
+def test_candidates_of_learnable_wiring() -> None:
+    config = LogicClassifierConfig(4, 2, layers=(10,), wiring="learnable", candidates=6)
+    model = nnx.eval_shape(lambda: LogicClassifier(config, rngs=nnx.Rngs(0)))
+    assert model.layers[0].scores.shape == (10, 2, 6)
+    with pytest.raises(ValueError, match="candidates is 5; it must be even"):
+        dataclasses.replace(config, candidates=5)
 
 
 def test_other_samples_than_the_model(run: classifier.Run) -> None:

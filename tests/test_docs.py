@@ -59,6 +59,16 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     )
 
 
+def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import columns
+
+    page = (ROOT / "docs" / "columns.md").read_text()
+    rows = columns.read()
+    assert {row.data for row in rows} == set(columns.NETWORKS)
+    assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
+
+
 def headings(page):
     """The headings of a page as links name them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

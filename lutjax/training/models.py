@@ -135,11 +135,15 @@ class ModelRun(Generic[M]):
             return self._first_state(*self.structure.init(self._seed))
         # Each device makes its own part, in one program: the whole may be larger than its memory.
         make = jax.jit(
-            lambda key: self._first_state(*self.structure.drawn(key)),
+            self.drawn,
             out_shardings=self._shardings(self.mesh),
         )
         state: State = make(jax.random.key(self._seed))
         return state
+
+    def drawn(self, key: Any) -> State:
+        """The state before the first step, drawn from a key of `jax.random` in place of the seed; under `jax.vmap` many at once."""
+        return self._first_state(*self.structure.drawn(key))
 
     def abstract(self) -> State:
         """The state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
