@@ -257,7 +257,10 @@ def abstract(shape: shapes.OfOp, row: str, dtype: str = "float32") -> Any:
     return jax.eval_shape(lambda: measurements.arguments(shape, row, dtype))
 
 
-@pytest.mark.parametrize("dtype", measurements.DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [measurements.DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in measurements.DTYPES[1:])],
+)
 @pytest.mark.parametrize("text", TINY.values(), ids=TINY)
 def test_rows_of_every_kind(text: str, dtype: str) -> None:
     """Each returns what it says."""

@@ -193,6 +193,7 @@ def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None
 
 
 # ------------------------------------------------------------------------------------- training
+@pytest.mark.slow
 def test_each_number_of_a_gradient_is_clipped() -> None:
     sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "size": 16, "n_steps": 1}
     run = automaton_runs.Automaton.new({**sizes, "batch_size": 64, "hard_share": 0}, "checkerboard").run

@@ -137,6 +137,7 @@ def programs(
     return compiled
 
 
+@pytest.mark.slow
 def test_layers_of_fixed_point_numbers_keep_their_numbers(programs: Any) -> None:
     of = layers()
     made = {name: detectors.of(layer) for name, layer in of.items()}

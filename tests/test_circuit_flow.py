@@ -388,6 +388,7 @@ def test_without_a_cost_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
             jax.eval_shape(run.step, run.abstract(), jnp.int32(0), data)
 
 
+@pytest.mark.slow
 def test_a_cost_of_gates_makes_circuits_smaller() -> None:
     found = {}
     for cost in (0.0, 5.0):

@@ -150,6 +150,7 @@ def test_interrupted_run_goes_on(
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has eight devices, and this machine has fewer")
+@pytest.mark.slow
 def test_several_devices(
     finished: tuple[Path, Result], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +326,7 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
     )  # forgets what was after step 3
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lutjax.cli", "train", "digits"],

@@ -298,6 +298,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.slow
 def test_killed_while_it_finishes(
     finished: tuple[Path, Path, Result], tmp_path: Path, compilation_cache_directory: Path
 ) -> None:
@@ -348,6 +349,7 @@ def test_the_command_trains(finished: tuple[Path, Path, Result]) -> None:
     assert (out / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_command_resumes_to_the_same_numbers(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     path, out, _ = finished
     other = tmp_path / "run"

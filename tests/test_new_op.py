@@ -135,6 +135,7 @@ def test_it_is_measured(op, tmp_path, monkeypatch):
     assert all(float(r["p50_s"]) > 0 and int(r["table_bytes"]) == 2 * 4 * 3 * 4 for r in rows)
 
 
+@pytest.mark.slow
 def test_it_has_a_status(op):
     out = CliRunner().invoke(cli, ["status", "--op", op, "--json"])
     cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}

@@ -425,6 +425,7 @@ def test_sequences_without_pairs(length):
         np.testing.assert_array_equal(y, np.zeros((2, length, 4)))
 
 
+@pytest.mark.slow
 def test_traced_starts_equal_known_ones():
     q, k = detection(2, 4, 5), detection(2, 7, 5)
     weights, e = jnp.arange(5 * 64 * 2, dtype=jnp.float32).reshape(5, 64, 2), detection(6, 5)
@@ -439,6 +440,7 @@ def test_traced_starts_equal_known_ones():
         np.testing.assert_array_equal(mapped[s], expected)
 
 
+@pytest.mark.slow
 def test_distances_beyond_the_positions_are_clamped_where_they_are_not_known():
     q, k, e = detection(1, 5), detection(8, 5), detection(3, 5, bits=1)
     weights = jnp.arange(5 * 32 * 2, dtype=jnp.float32).reshape(5, 32, 2)

@@ -103,8 +103,19 @@ def test_dtypes(op, implementation, shape, dtype):
         testing.check(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
-@pytest.mark.parametrize("transformation", testing.TRANSFORMATIONS)
-@pytest.mark.parametrize(("op", "implementation"), IMPLEMENTED)
+# Of what is the same for every op, one that reads tables, one with edges and one of gates stay.
+UNDER_EVERY_TRANSFORMATION = ("lookup", "sparse_lookup", "bilinear_gates")
+WITH_EVERY_OP = ("jit", "vmap of grad", "shard_map, sharded table", "export")
+TRANSFORMED = [
+    (op, implementation, transformation)
+    if op in UNDER_EVERY_TRANSFORMATION or transformation in WITH_EVERY_OP
+    else slow(op, implementation, transformation)
+    for op, implementation in IMPLEMENTED
+    for transformation in testing.TRANSFORMATIONS
+]
+
+
+@pytest.mark.parametrize(("op", "implementation", "transformation"), TRANSFORMED)
 def test_transformations(op, implementation, transformation):
     skip_without_two_devices(transformation)
     testing.check(split(op), implementation, transformation=transformation)

@@ -152,7 +152,7 @@ def step_of(op, axes=(), dense=False):
 
 @needs_devices
 @pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [slow(name) if name == "lut_pair_attention" else name for name in OPS])
 def test_the_bits_of_one_device_in_a_shard_map(name, layout):
     params, others, op = OPS[name]
     step, init = step_of(op)

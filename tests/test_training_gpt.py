@@ -72,6 +72,7 @@ def test_the_lowest_validation_loss_chooses(run: Run) -> None:
     assert equal(run.selected(spoilt).params, found[best][1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
     whole, _ = loop.run(run.advance, run.init(), first=0, steps=12)
     part, _ = run.advance(run.init(), 0, 7)

@@ -62,6 +62,7 @@ def test_training_lowers_the_loss_and_keeps_frozen_variables(run: Run) -> None:
     assert equal(after.others, others)
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(run: Run) -> None:
     one, _ = run.advance(run.init(), 0, 12)
     other = run.init()

@@ -35,6 +35,7 @@ from properties.trainings import (
 
 @bounded(5)
 @given(trainings())
+@pytest.mark.slow
 def test_steps(training):
     check(training)
 

@@ -37,6 +37,10 @@ from properties.marked_lookup import MARK
 COMPOSED = ("lut_pair_attention", "lut_attention")
 # Those of whose kind another one stays: `scored_lut`, `lut` and `sparse_lookup`, `soft_lut`, `bilinear_gates`.
 RELATIVES = ("margins", "sparse_lut", "binary_lut", "logic_gates")
+# Those whose rules are of the same parts: `lut`, `lookup`, `bilinear_gates` and `lookup_attention` stay.
+OF_THE_SAME_PARTS = (
+    "scored_lut", "soft_lut", "sparse_lookup", "weighted_lookup", "detect", "detect_signs", "lut_attention",
+)  # fmt: skip
 PULLS = ("plain", "jit", "closure", "vmap", "scan")
 
 
@@ -89,7 +93,9 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
     return calls(kind, late=True)
 
 
-@pytest.mark.parametrize("op", [slow(op) if op in COMPOSED + RELATIVES else op for op in OPS])
+@pytest.mark.parametrize(
+    "op", [slow(op) if op in COMPOSED + RELATIVES + OF_THE_SAME_PARTS else op for op in OPS]
+)
 def test_no_call_depends_on_earlier_ones(op):
     run_state_machine_as_test(sequences(op), settings=bounded(2, 10))
 
@@ -123,7 +129,11 @@ SEVERAL = [op for op, call in ALL_AT_ONCE.items() if len(call.wanted) > 1]
 FAST = ("lut",)  # in every context; in that of vmap all ops but those whose relatives are there
 CASES = [
     (context, op)
-    if op in FAST or (context == "vmap" and op not in ("lookup_attention", "lut_pair_attention", *RELATIVES))
+    if op in FAST
+    or (
+        context == "vmap"
+        and op not in ("lookup_attention", "lut_pair_attention", *RELATIVES, *OF_THE_SAME_PARTS)
+    )
     else slow(context, op)
     for context in IN_CONTEXT
     for op in SEVERAL

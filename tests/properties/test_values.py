@@ -28,7 +28,11 @@ EVERYWHERE = {  # what plain JAX computes in another way on accelerators
 LEFT_TO_SLOW = {
     "sparse_lookup": ("several leading axes, one of 1", "float16 inputs"),
     "lookup_attention": ("one key", "equal starts", "more keys", "traced, float64", "window beyond all"),
-    "lut_pair_attention": ("fewer keys", "equal starts", "no keys", "traced, float64", "no detectors"),
+    "lut_pair_attention": (
+        "fewer keys", "equal starts", "no keys", "traced, float64", "no detectors", "window", "no places", "no leading axes",
+        "float16 inputs", "queries earlier", "queries before all keys", "fewer keys, window", "shared positions, more than needed",
+    ),
+    "lut_attention": ("shared positions, more than needed", "window", "segments", "float16 inputs", "fixed point"),
     "soft_lut": ("several leading axes", "one input", "float16, float32 parameters", "readers"),
     "binary_lut": (
         "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers",
