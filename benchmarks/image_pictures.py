@@ -123,8 +123,15 @@ def main() -> None:
     whole = load_samples(given.data)
     images = (whole.x / max(float(whole.x.max()), 1.0)).reshape(-1, *whole.shape, 1).astype(np.float32)
     train, test = parts(whole, 0)
-    rates = dataclasses.replace(NETWORKS["logic trees"].rates, steps=given.steps, tau=given.size**0.5 * 2)
-    program = Program(Network(build=_trees(given.size, 2), rates=rates), images.shape[1:], whole.n_classes)
+    rates = NETWORKS["logic trees"].rates
+    rates = dataclasses.replace(
+        rates, steps=given.steps, tau=rates.tau * given.size / 64
+    )  # by the number of votes
+    program = Program(
+        Network(build=_trees(given.size, 2, estimator="straight_through"), rates=rates),
+        images.shape[1:],
+        whole.n_classes,
+    )
     params, others, found = program.run(
         jax.random.key(0), rates_of(rates), images[train], whole.y[train], images[test]
     )

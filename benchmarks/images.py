@@ -121,8 +121,8 @@ class Rates:
     smooth: float = 0.0
     average: float = 0.99
     strength: float = 1.0
-    shift: float = 1.5
-    bend: float = 1.0
+    shift: float = 1.0
+    bend: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ NETWORKS = {
         build=_tables(32, n_detectors=32, n_anchors=4), rates=Rates(steps=3000, rate=0.01)
     ),
     "logic trees": Network(
-        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=3000, rate=0.02, tau=28.0)
+        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=3000, rate=0.02, tau=80.0)
     ),
 }
 
