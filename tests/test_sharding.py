@@ -234,7 +234,7 @@ def test_plain_jit(name, accumulate, layout, kind):
 @needs_devices
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_devices_send_the_outputs_of_their_own_groups(kind):
-    """With a group or more on each device nothing is summed: each sends what it has."""
+    """Devices that have whole groups sum nothing: each sends what it has."""
     params, _, op = GROUPED["lookup in groups"]
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = Mesh(devices, ("data", "detectors"), axis_types=mesh_of("both", kind).axis_types)

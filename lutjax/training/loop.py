@@ -84,7 +84,7 @@ class Repeated:
     @property
     def programs(self) -> int:
         """The number of programs that were compiled for calls so far; it is 1 as long as all states are alike."""
-        n: int = self._jitted._cache_size()
+        n: int = self._jitted._cache_size()  # type: ignore[attr-defined]
         return n
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
