@@ -767,6 +767,24 @@ def test_why_not_triton(monkeypatch):
         registry.resolve_request(request, ("triton",))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "inputs", "gates", "platform"),
+    [("float32", 800, 8000, "xla"), ("float32", 800, 80_000, "triton"), ("bfloat16", 800, 8000, "triton")],
+)
+@pytest.mark.usefixtures("launches")
+def test_few_gates_are_left_to_plain_jax(dtype, inputs, gates, platform):
+    """As long as their values are float32."""
+    shape = jax.ShapeDtypeStruct
+    call = (
+        shape((128, inputs), dtype),
+        shape((4, gates), jnp.float32),
+        shape((gates, 2), jnp.int32),
+    )
+    device = Device(Backend.GPU, GPUS[90])
+    spec = lutjax.kernel_registry.resolve("bilinear_gates", *call, device=device)
+    assert spec.platform == platform
+
+
 @pytest.mark.usefixtures("launches")
 def test_small_updates_are_left_to_plain_jax():
     _, weights, d = wide_look_up()

@@ -110,7 +110,12 @@ _FEW_VALUES = 2**21
 
 
 def _slower_gates(call: BilinearGates | TableGates) -> str | None:
-    """Return why plain JAX comes first for gates: few are mostly the launch of kernels."""
+    """Return why plain JAX comes first for gates: few are mostly the launch of kernels.
+
+    In half precision it does not: on an H100, 6 layers of 8000 gates and 128 samples took 14 times as long in plain JAX.
+    """
+    if call.x.dtype.itemsize < 4:
+        return None
     values = max(call.x.shape[0], call.wires.shape[0]) * call.x.shape[1]
     if values > _FEW_VALUES:
         return None
