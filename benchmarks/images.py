@@ -167,7 +167,7 @@ NETWORKS = {
         build=_tables(32, n_detectors=32, n_anchors=4), rates=Rates(steps=3000, rate=0.01)
     ),
     "logic trees": Network(
-        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=3000, rate=0.02, tau=80.0)
+        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=3000, rate=0.05, tau=40.0)
     ),
 }
 
