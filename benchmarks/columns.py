@@ -40,29 +40,26 @@ PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
-        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 10.0, "steps": 12_000},
-        "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 12_000},
-        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 9000},
-        "4000 gates": {
+        "1280 gates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 6000},
+        "1280 gates, 32 candidates": {
             **_COLUMNS,
-            "layers": (4000,),
-            "candidates": 16,
-            "tau": 18.0,
-            "learning_rate": 0.03,
-            "steps": 9000,
+            "layers": (1280,),
+            "candidates": 32,
+            "tau": 10.0,
+            "steps": 6000,
         },
+        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 4000},
     },
     "digits": {
-        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 6.0, "steps": 8000},
+        "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0, "steps": 6000},
+        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 6000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
-            "tau": 6.0,
-            "steps": 7000,
+            "tau": 8.0,
+            "steps": 6000,
             "n_thresholds": 7,
         },
-        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 5.0, "steps": 7000},
-        "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
     },
 }
 
@@ -279,8 +276,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.write:
-        lines = [line for path in arguments.write for line in path.read_text().splitlines()]
-        ROWS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for line in (line for path in arguments.write for line in path.read_text().splitlines()):
+            row = json.loads(line)
+            known = rows.setdefault((row["data"], row["name"]), row)
+            known["reached"].update(row["reached"])  # parts may be of different runs
+        ROWS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
         PAGE.write_text(written(PAGE.read_text(), read()))
         return
     tuned = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.tune)}
