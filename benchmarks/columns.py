@@ -234,7 +234,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         each = " ".join(f"{value:.2f}" for value in row.reached["test"])
         soft = f"{np.mean(row.reached['soft test']):.2f}" if "soft test" in row.reached else ""
-        validation, test = (mean_and_error(row.reached[kind]) for kind in ("validation", "test"))
+        validation, test = (mean_and_error(row.reached[kind]) if kind in row.reached else "" for kind in PARTS)
         lines.append(f"| {row.name} | {validation} | {test} | {each} | {soft} |")
     return "\n".join(lines) + "\n"
 
