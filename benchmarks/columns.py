@@ -40,6 +40,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
+        "1280 gates, 1000 steps": {
+            **_COLUMNS,
+            "layers": (1280,),
+            "tau": 8.0,
+            "steps": 1000,
+            "batch_size": 200,
+        },
         "1280 gates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 6000},
         "1280 gates, 32 candidates": {
             **_COLUMNS,
@@ -66,7 +73,7 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one learner reached.
+    """Accuracy of one learner, and how it was measured.
 
     Attributes:
       data, name: what was learnt, and by what.
@@ -234,7 +241,9 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         each = " ".join(f"{value:.2f}" for value in row.reached["test"])
         soft = f"{np.mean(row.reached['soft test']):.2f}" if "soft test" in row.reached else ""
-        validation, test = (mean_and_error(row.reached[kind]) if kind in row.reached else "" for kind in PARTS)
+        validation, test = (
+            mean_and_error(row.reached[kind]) if kind in row.reached else "" for kind in PARTS
+        )
         lines.append(f"| {row.name} | {validation} | {test} | {each} | {soft} |")
     return "\n".join(lines) + "\n"
 
