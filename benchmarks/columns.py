@@ -33,6 +33,7 @@ from lutjax.training.samples import Samples, part, split_ids
 
 SPLITS = 5
 PARTS = ("validation", "test")
+OTHERS = ("logistic regression", "random forest", "gradient boosting")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
 PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 
@@ -281,16 +282,18 @@ def main() -> None:
         "--output", type=Path, help="file that gets each row as a line of JSON as soon as it is there"
     )
     parser.add_argument(
-        "--write", type=Path, nargs="+", help="write the rows of such files into the page, and end"
+        "--write", type=Path, nargs="+", help="add the rows of such files to those of the page, and end"
     )
     arguments = parser.parse_args()
     if arguments.write:
-        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        known = {(row.data, row.name): row for row in read()}
         for line in (line for path in arguments.write for line in path.read_text().splitlines()):
-            row = json.loads(line)
-            known = rows.setdefault((row["data"], row["name"]), row)
-            known["reached"].update(row["reached"])  # parts may be of different runs
-        ROWS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
+            row = Row(**json.loads(line))
+            before = known.get((row.data, row.name), row)  # parts may be of different runs
+            known[row.data, row.name] = dataclasses.replace(row, reached={**before.reached, **row.reached})
+        order = [*(name for networks in NETWORKS.values() for name in networks), *OTHERS]
+        rows = sorted(known.values(), key=lambda row: (row.data, order.index(row.name)))
+        ROWS.write_text("[\n" + ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows) + "\n]\n")
         PAGE.write_text(written(PAGE.read_text(), read()))
         return
     tuned = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.tune)}
