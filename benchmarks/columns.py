@@ -33,6 +33,7 @@ from lutjax.training.samples import Samples, part, split_ids
 
 SPLITS = 5
 PARTS = ("validation", "test")
+OTHERS = ("logistic regression", "random forest", "gradient boosting")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
 PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 
@@ -40,36 +41,40 @@ PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
-        "1280 gates": {**_COLUMNS, "layers": (1280,), "candidates": 32, "tau": 10.0, "steps": 12_000},
-        "1280 gates, 8 candidates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 12_000},
-        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 9000},
-        "4000 gates": {
+        "1280 gates, 1000 steps": {
             **_COLUMNS,
-            "layers": (4000,),
-            "candidates": 16,
-            "tau": 18.0,
-            "learning_rate": 0.03,
-            "steps": 9000,
+            "layers": (1280,),
+            "tau": 8.0,
+            "steps": 1000,
+            "batch_size": 200,
         },
+        "1280 gates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 6000},
+        "1280 gates, 32 candidates": {
+            **_COLUMNS,
+            "layers": (1280,),
+            "candidates": 32,
+            "tau": 10.0,
+            "steps": 6000,
+        },
+        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 4000},
     },
     "digits": {
-        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 6.0, "steps": 8000},
+        "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0, "steps": 6000},
+        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 6000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
-            "tau": 6.0,
-            "steps": 7000,
+            "tau": 8.0,
+            "steps": 6000,
             "n_thresholds": 7,
         },
-        "4 x 3000 gates": {"layers": (3000,) * 4, "wiring": "learnable", "tau": 5.0, "steps": 7000},
-        "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
     },
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one learner reached.
+    """Accuracy of one learner, and how it was measured.
 
     Attributes:
       data, name: what was learnt, and by what.
@@ -237,7 +242,9 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         each = " ".join(f"{value:.2f}" for value in row.reached["test"])
         soft = f"{np.mean(row.reached['soft test']):.2f}" if "soft test" in row.reached else ""
-        validation, test = (mean_and_error(row.reached[kind]) for kind in ("validation", "test"))
+        validation, test = (
+            mean_and_error(row.reached[kind]) if kind in row.reached else "" for kind in PARTS
+        )
         lines.append(f"| {row.name} | {validation} | {test} | {each} | {soft} |")
     return "\n".join(lines) + "\n"
 
@@ -275,12 +282,18 @@ def main() -> None:
         "--output", type=Path, help="file that gets each row as a line of JSON as soon as it is there"
     )
     parser.add_argument(
-        "--write", type=Path, nargs="+", help="write the rows of such files into the page, and end"
+        "--write", type=Path, nargs="+", help="add the rows of such files to those of the page, and end"
     )
     arguments = parser.parse_args()
     if arguments.write:
-        lines = [line for path in arguments.write for line in path.read_text().splitlines()]
-        ROWS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+        known = {(row.data, row.name): row for row in read()}
+        for line in (line for path in arguments.write for line in path.read_text().splitlines()):
+            row = Row(**json.loads(line))
+            before = known.get((row.data, row.name), row)  # parts may be of different runs
+            known[row.data, row.name] = dataclasses.replace(row, reached={**before.reached, **row.reached})
+        order = [*(name for networks in NETWORKS.values() for name in networks), *OTHERS]
+        rows = sorted(known.values(), key=lambda row: (row.data, order.index(row.name)))
+        ROWS.write_text("[\n" + ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows) + "\n]\n")
         PAGE.write_text(written(PAGE.read_text(), read()))
         return
     tuned = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.tune)}

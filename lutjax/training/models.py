@@ -142,7 +142,7 @@ class ModelRun(Generic[M]):
         return state
 
     def drawn(self, key: Any) -> State:
-        """The state before the first step, drawn from a key of `jax.random` in place of the seed; under `jax.vmap` many at once."""
+        """Return the state before the first step, drawn from a key of `jax.random` in place of the seed; under `jax.vmap` many at once."""
         return self._first_state(*self.structure.drawn(key))
 
     def abstract(self) -> State:
