@@ -49,6 +49,7 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
             "batch_size": 200,
         },
         "1280 gates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 6000},
+        "1280 gates, top-k": {**_COLUMNS, "wiring": "top-k", "layers": (1280,), "tau": 8.0, "steps": 6000},
         "1280 gates, 32 candidates": {
             **_COLUMNS,
             "layers": (1280,),
@@ -61,6 +62,7 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {
         "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0, "steps": 6000},
         "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 6000},
+        "3 x 4000 gates, top-k": {"layers": (4000,) * 3, "wiring": "top-k", "tau": 8.0, "steps": 6000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
