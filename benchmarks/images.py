@@ -109,6 +109,7 @@ class Rates:
     Attributes:
       steps: batches. rate: of Adam, after a warm-up; over the last `cooldown` of the steps it falls linearly to 0.
       decay: of weights, times the rate, in each step. tau: logits are divided by it. smooth: of labels, the share of all classes.
+      sharp: factor that all parameters have in the last step, and 1 in the first: of soft gates, which become hard.
       average: share of the last average of all parameters that stays in each step; the average is tested.
       strength, shift, bend: see `lutjax.training.augment.warp`.
     """
@@ -119,10 +120,11 @@ class Rates:
     decay: float = 0.0
     tau: float = 1.0
     smooth: float = 0.0
+    sharp: float = 1.0
     average: float = 0.99
     strength: float = 1.0
-    shift: float = 1.0
-    bend: float = 0.5
+    shift: float = 1.5
+    bend: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,12 +164,12 @@ def _trees(k: int, n_thresholds: int, **changes: Any) -> Callable[..., nnx.Modul
 
 
 NETWORKS = {
-    "CNN": Network(build=_cnn(38), rates=Rates(steps=3000)),
+    "CNN": Network(build=_cnn(32), rates=Rates(steps=3000)),
     "convolutions of tables": Network(
-        build=_tables(32, n_detectors=32, n_anchors=4), rates=Rates(steps=3000, rate=0.01)
+        build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=500, rate=0.01), batch=64
     ),
     "logic trees": Network(
-        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=3000, rate=0.05, tau=40.0)
+        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=4000, rate=0.02, tau=28.0)
     ),
 }
 
@@ -198,6 +200,7 @@ class Program:
             labels = optax.smooth_labels(jax.nn.one_hot(y[chosen], self._n_classes), rates["smooth"])
 
             def loss(params: Any) -> jax.Array:
+                params = jax.tree.map(lambda p: p * rates["sharp"] ** (number / rates["steps"]), params)
                 logits = self._logits(params, others, images, rates)
                 return optax.softmax_cross_entropy(logits, labels).mean()
 
@@ -296,6 +299,7 @@ def figures(
                     "right": right,
                     "parameters": parameters,
                     "steps": rates.steps,
+                    "batch": NETWORKS[name].batch,
                     "device": device,
                 }
             else:
@@ -318,24 +322,31 @@ def _compiled(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a table in Markdown: for each learner its parameters, mean and standard error, and each split."""
-    lines = [
-        "| % right on the test part | parameters | mean | "
-        + " | ".join(f"split {split}" for split in SPLITS)
-        + " |",
-        "| --- | --: | --: |" + " --: |" * len(SPLITS),
+    """Return a table in Markdown: for each learner its size, the validation images, mean and standard error of the splits, and each split."""
+    columns = [
+        "% right",
+        "parameters",
+        "images trained on",
+        "validation",
+        "mean of splits",
+        *(f"split {s}" for s in SPLITS),
     ]
+    lines = [f"| {' | '.join(columns)} |", "| --- |" + " --: |" * (len(columns) - 1)]
     for name in (*learners(), *NETWORKS):
-        found = {row["split"]: row for row in rows if row["learner"] == name and row["split"] is not None}
+        found = {row["split"]: row for row in rows if row["learner"] == name}
         if not found:
             continue
-        right = [row["right"] for row in found.values()]
+        any_row = next(iter(found.values()))
+        right = [row["right"] for split, row in found.items() if split is not None]
         error = f" ± {np.std(right, ddof=1) / len(right) ** 0.5:.2f}" if len(right) > 1 else ""
-        parameters = next(iter(found.values())).get("parameters")
-        cells = [f"{found[split]['right']:.1f}" if split in found else "" for split in SPLITS]
-        lines.append(
-            f"| {name} | {'' if parameters is None else f'{parameters:,}'} | {np.mean(right):.2f}{error} | {' | '.join(cells)} |"
-        )
+        seen = any_row["steps"] * any_row["batch"] if "steps" in any_row else None
+        cells = [
+            *("" if n is None else f"{n:,}".replace(",", " ") for n in (any_row.get("parameters"), seen)),
+            f"{found[None]['right']:.1f}" if None in found else "",
+            f"{np.mean(right):.2f}{error}" if right else "",
+            *(f"{found[split]['right']:.1f}" if split in found else "" for split in SPLITS),
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
