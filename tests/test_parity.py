@@ -103,7 +103,7 @@ def test_dtypes(op, implementation, shape, dtype):
         testing.check(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
-# Of what is the same for every op, one that reads tables, one with edges and one of gates stay.
+# Where every op does the same, one that reads tables, one with edges and one of gates stay fast.
 UNDER_EVERY_TRANSFORMATION = ("lookup", "sparse_lookup", "bilinear_gates")
 WITH_EVERY_OP = ("jit", "vmap of grad", "shard_map, sharded table", "export")
 TRANSFORMED = [
