@@ -62,6 +62,12 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {
         "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0, "steps": 6000},
         "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 6000},
+        "3 x 4000 gates, top-k, 400 steps": {
+            "layers": (4000,) * 3,
+            "wiring": "top-k",
+            "tau": 8.0,
+            "steps": 400,
+        },
         "3 x 4000 gates, top-k": {"layers": (4000,) * 3, "wiring": "top-k", "tau": 8.0, "steps": 6000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,

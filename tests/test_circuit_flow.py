@@ -377,7 +377,7 @@ def run_of(**fields: Any) -> classifier.Run:
 
 
 def test_without_a_cost_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: object) -> None:
+    def refuse(model: object, temperature: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(classifier, "expected_gates", refuse)

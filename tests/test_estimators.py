@@ -73,7 +73,7 @@ def test_temperatures_of_a_call() -> None:
             a, b = x[:, np.asarray(layer.wires[...])].transpose(2, 0, 1)
             np.testing.assert_allclose(y, interpolated(of, a, b), rtol=2e-5, atol=1e-6)
     assert len(traced) == 1
-    np.testing.assert_array_equal(run(gates, light, jnp.float32(1.0))[0], gates(x))
+    np.testing.assert_array_max_ulp(run(gates, light, jnp.float32(1.0))[0], gates(x), 4)  # another program
     # A low temperature is the hard network, and a high one gives half of every gate.
     for layer, low, high in zip(
         (gates, light), run(gates, light, jnp.float32(1e-4)), run(gates, light, jnp.float32(1e6)), strict=True

@@ -773,7 +773,7 @@ def test_why_not_triton(monkeypatch):
 )
 @pytest.mark.usefixtures("launches")
 def test_few_gates_are_left_to_plain_jax(dtype, inputs, gates, platform):
-    """As long as their values are float32."""
+    """This holds for float32 values."""
     shape = jax.ShapeDtypeStruct
     call = (
         shape((128, inputs), dtype),

@@ -189,8 +189,9 @@ class Classifier(Experiment):
         return self.run.accuracy(state, self.test, hard=False, steps=self._done())
 
     def _done(self) -> int:
-        """Return the steps done at the latest test."""
-        return self.record.history.test[-1][0]
+        """Return the steps done at the latest test, 0 before the first."""
+        tests = self.record.history.test
+        return tests[-1][0] if tests else 0
 
     def remark(self, state: State) -> str:
         words, history = [], self.record.history
