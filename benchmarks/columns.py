@@ -68,8 +68,13 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
             "tau": 8.0,
             "steps": 400,
         },
-        "3 x 4000 gates, top-k, 1200 steps": {"layers": (4000,) * 3, "wiring": "top-k", "tau": 8.0, "steps": 1200},
-        "3 x 4000 gates, top-k": {"layers": (4000,) * 3, "wiring": "top-k", "tau": 8.0, "steps": 6000},
+        "3 x 4000 gates, top-k, 1200 steps": {
+            "layers": (4000,) * 3,
+            "wiring": "top-k",
+            "tau": 8.0,
+            "steps": 1200,
+        },
+        "3 x 4000 gates, top-k": {"layers": (4000,) * 3, "wiring": "top-k", "tau": 8.0, "steps": 3000},
         "3 x 4000 gates, 7 thresholds": {
             "layers": (4000,) * 3,
             "wiring": "learnable",
