@@ -49,23 +49,10 @@ from lutjax.training.errors import RunError
     is_flag=True,
     help="Write the text again, compiled by now, and print bytes a second to standard error.",
 )
-def generate(
-    folder: Path,
-    prompt: str,
-    n_bytes: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
-    integers: str | None,
-    mesh: Mapping[str, int] | None,
-    speed: bool,
-    coordinator: str | None,
-    n_processes: int | None,
-    process: int | None,
-) -> None:
+def generate(coordinator: str | None, n_processes: int | None, process: int | None, **options: Any) -> None:
     """Continue a text with the model of a checkpoint."""
     with processes(coordinator, n_processes, process):
-        _generate(folder, prompt, n_bytes, temperature, top_k, seed, integers, mesh, speed)
+        _generate(**options)
 
 
 generate.params += process_options("Divide the model over the devices of several processes")
