@@ -338,7 +338,7 @@ def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (CSV, "clas", "has no column 'clas', which --target names; it has age, job, pay, note, class"),
         ("a,b\n1,2\n1\n", "b", "line 3 has 1 cells, but there are 2 columns"),
         ("a,a\n1,2\n", "a", "expected a different name for each"),
-        ("", "a", "has no column 'a'"),
+        ("", "a", "is empty"),
         ("a,b\n", "b", "has 0 rows and 1 columns beside b"),
         ("b\n1\n", "b", "has 1 rows and 0 columns beside b"),
         ("a,b\n1,x\n2,?\n", "b", "b is missing in row 2 and 0 others"),
@@ -378,6 +378,16 @@ def table_of(n: int, labels: Any = None) -> Table:
             "has 30 different values in 30 rows",
         ),
         (lambda t: datasets.Data(table_of(30, np.array(["no"] * 30))).parts(), "every label is 'no'"),
+        (
+            lambda t: datasets.Data(table_of(30, np.array(["so", *"yn" * 14, "n"]))).parts(stratified=True),
+            "class so has 1 of 30 samples",
+        ),
+        (
+            lambda t: datasets.Data(
+                Table({"a": np.array([*map(str, range(99)), "1,5"])}, np.array([*"yn" * 50]), "made")
+            ).parts(),
+            r"made: column a has numbers, and \['1,5'\] in 1 of",
+        ),
         (
             lambda t: datasets.Data(Table({"a": np.array(["1"] * 30)}, t.labels, "made")).parts(),
             "every column has the same cell",

@@ -88,6 +88,7 @@ class Data:
           SamplesError: they cannot be split so, or a part has what the other lacks.
         """
         train, test, whole = self.train, self.test, self.train
+        classes = columns.classes_of(whole) if isinstance(whole, Table) else None
         if test is None:
             ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name)
             if isinstance(whole, Table):
@@ -102,7 +103,6 @@ class Data:
             return Parts(train, test)
         assert isinstance(train, Table)
         assert isinstance(test, Table)
-        classes = columns.classes_of(whole) if isinstance(whole, Table) else None
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding)
 

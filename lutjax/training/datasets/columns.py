@@ -70,6 +70,10 @@ def read(path: Path, target: str) -> Table:
       SamplesError: it cannot be read, is no such table, or has no such column.
     """
     names, columns = _parquet(path) if path.suffix in (".parquet", ".pq") else _csv(path)
+    if not names:
+        raise SamplesError(
+            f"{path} is empty; expected a line of names of columns, and a line for each sample."
+        )
     if target not in names:
         raise SamplesError(
             f"{path} has no column {target!r}, which --target names; it has {', '.join(names)}."
@@ -287,9 +291,12 @@ class Encoding:
           numbers: whether there is a number for each bit of a column of numbers, and a threshold to start with in `thresholds`.
 
         Raises:
-          SamplesError: every column has the same cell in all rows.
+          SamplesError: every column has the same cell in all rows, or a column of numbers has a few cells that are none.
         """
-        fitted = [_fit(name, cells, bits) for name, cells in train.columns.items()]
+        try:
+            fitted = [_fit(name, cells, bits) for name, cells in train.columns.items()]
+        except SamplesError as error:
+            raise SamplesError(f"{train.name}: {error}") from error
         columns = tuple(column for column in fitted if column is not None)
         if numbers and bits:
             columns = tuple(
@@ -413,6 +420,12 @@ def _fit(name: str, cells: Cells, bits: int) -> Number | Categories | None:
         values, counts = np.unique(present, return_counts=True)
         if len(values) == 1 and not absent.any():
             return None
+        odd = np.array([not _is_number(value) for value in values])
+        if len(values) > MOST_CATEGORIES and counts[odd].sum() <= 0.05 * len(present):
+            raise SamplesError(
+                f"column {name} has numbers, and {values[odd][:3].tolist()} in {counts[odd].sum()} of {len(present)} rows; expected "
+                f"numbers alone, or at most {MOST_CATEGORIES} categories. Mend these cells, or leave them empty."
+            ) from None
         most = np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
         return Categories(name, tuple(sorted(values[most].tolist())), bool(absent.any()))
     if np.ptp(numbers) == 0 and not absent.any():
@@ -421,19 +434,23 @@ def _fit(name: str, cells: Cells, bits: int) -> Number | Categories | None:
     return Number(name, float(np.median(numbers)), thresholds, bool(absent.any()))
 
 
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
 def _numbers(cells: Cells, absent: np.ndarray, name: str) -> Float[np.ndarray, " rows"]:
     """Return cells as numbers; absent ones are 0."""
     found = np.zeros(len(cells))
     for row in np.flatnonzero(~absent):
-        try:
-            found[row] = float(cells[row])
-        except ValueError:
-            found[row] = math.nan
-        if not math.isfinite(found[row]):
+        if not _is_number(cells[row]):
             raise SamplesError(
                 f"column {name} has {str(cells[row])!r} in row {row + 1}, which is no finite number, but the training part has "
                 "numbers there."
             )
+        found[row] = float(cells[row])
     return found
 
 
