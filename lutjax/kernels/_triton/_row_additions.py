@@ -128,6 +128,7 @@ def update(
 def _move_rows(scales, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr):
     row, exists = _row_tiles.block(c.ROWS, c.n_sums, tl.program_id(0))
     moves = tl.load(touched + row, mask=exists, other=0) != 0
+    tl.debug_barrier()  # every warp reads the marks, one clears them
     tl.store(touched + row, tl.zeros((c.ROWS,), tl.int32), mask=moves)
     rate, factor = tl.load(scales), tl.load(scales + 1)
     weights += tl.load(first).to(tl.int64) * c.n_rows * c.n_outputs
