@@ -36,6 +36,10 @@ hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINK
 hypothesis.settings.load_profile("ci")
 
 
+def pytest_collection_finish():
+    gc.freeze()  # what has been imported stays, and need not be looked through again
+
+
 @pytest.fixture
 def without_typechecking():
     """Run as for a user: only the ops check arguments."""

@@ -252,6 +252,7 @@ def check_same(out: Path, expected: Path) -> None:
     assert (out / "finished.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_a_process_goes_on_without_it(
     text: Path, whole: Path, tmp_path: Path, compilation_cache_directory: Path
 ) -> None:
