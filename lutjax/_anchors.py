@@ -127,7 +127,7 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
 
 @functools.partial(jax.jit, static_argnums=(2, 6))
 def _with_pools(
-    pairs: Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
+    pairs: jax.Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
 ) -> jax.Array:
     """Pairs with those of some pools drawn, each pool for as many detectors."""
     n_anchors = pairs.shape[1]
