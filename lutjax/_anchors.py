@@ -68,7 +68,7 @@ def sample_anchors(
                 f"sample_anchors: n_inputs is {n_inputs}; every detector compares two different inputs, "
                 "so there must be at least 2."
             )
-        ids, count = None, jnp.full((n_detectors, 1), n_inputs, jnp.int32)
+        ids, count = None, np.full((n_detectors, 1), n_inputs, np.int32)
     else:
         ids, count = _packed(np.asarray(candidates), n_inputs, n_detectors)
     n_groups = 1 if groups is None else groups
@@ -79,14 +79,24 @@ def sample_anchors(
     if distinct:
         rows = np.arange(n_inputs)[None] if candidates is None else np.asarray(candidates)
         return _distinct(key, n_detectors, n_anchors, rows, n_groups)
-    a_key, b_key = jax.random.split(key)
-    shape = (n_detectors, n_anchors)
-    a = jax.random.randint(a_key, shape, 0, count)
-    b = jax.random.randint(b_key, shape, 0, count - 1)
+    return _drawn(key, ids, count, n_anchors)
+
+
+# Each function is one program: of small ones, each compiles by itself for every size.
+@functools.partial(jax.jit, static_argnums=3)
+def _drawn(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.Array:
+    """Pairs with replacement, from the first `count` of each detector's ids: ``[T, C, 2]``."""
+
+    def ids_below(key_and_count: tuple[Array, Array]) -> jax.Array:
+        key, count = key_and_count
+        return jax.random.randint(key, (len(count), n_anchors), 0, count)
+
+    # A loop, as drawing takes most of the time of compilation.
+    a, b = jax.lax.map(ids_below, (jax.random.split(key), jnp.stack([count, count - 1])))
     pairs = jnp.stack([a, b + (b >= a).astype(b.dtype)], -1)
     if ids is None:
         return pairs
-    return jnp.take_along_axis(ids, pairs.reshape(n_detectors, -1), -1).reshape(pairs.shape)
+    return jnp.take_along_axis(ids, pairs.reshape(len(count), -1), -1).reshape(pairs.shape)
 
 
 def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int) -> jax.Array:
@@ -106,18 +116,27 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
     for pool, detectors in enumerate(pools.values()):
         size = len(sets[detectors[0] % len(sets)])
         alike.setdefault((size, len(detectors)), []).append((pool, detectors))
-    pairs = jnp.zeros((n_detectors, n_anchors, 2), jnp.int32)
-    keys = jax.random.split(key, max(len(pools), 1))
-    for (size, tables), members in alike.items():
-        drawn = _permuted_pairs(keys[np.asarray([pool for pool, _ in members])], size, tables, n_anchors)
-        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members])
-        named = jnp.take_along_axis(jnp.asarray(ids, jnp.int32), drawn.reshape(len(members), -1), 1)
-        every = np.concatenate([detectors for _, detectors in members])
-        pairs = pairs.at[every].set(named.reshape(-1, n_anchors, 2))
+    pairs = jnp.asarray(np.zeros((n_detectors, n_anchors, 2), np.int32))
+    for (_, tables), members in alike.items():
+        of = np.asarray([pool for pool, _ in members], np.int32)
+        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members]).astype(np.int32)
+        every = np.concatenate([detectors for _, detectors in members]).astype(np.int32)
+        pairs = _with_pools(pairs, key, len(pools), of, ids, every, tables)
     return pairs
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 6))
+def _with_pools(
+    pairs: jax.Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
+) -> jax.Array:
+    """Pairs with those of some pools drawn, each pool for as many detectors."""
+    n_anchors = pairs.shape[1]
+    keys = jax.random.split(key, n_pools)[pools]
+    drawn = _permuted_pairs(keys, ids.shape[1], n_detectors, n_anchors)
+    named = jnp.take_along_axis(ids, drawn.reshape(len(ids), -1), 1)
+    return pairs.at[detectors].set(named.reshape(-1, n_anchors, 2))
+
+
 def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int) -> jax.Array:
     """Pairs ``a < b`` of each key, ``[keys, T, C, 2]``: one permutation of all pairs after another."""
     n_pairs = n_inputs * (n_inputs - 1) // 2
@@ -150,7 +169,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
     return jax.vmap(of_key)(keys)
 
 
-def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[jax.Array, jax.Array]:
+def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[np.ndarray, np.ndarray]:
     """Candidates with the unused slots last, and how many each detector has."""
     if candidates.ndim != 2 or candidates.shape[0] not in (1, n_detectors):
         raise ValueError(
@@ -172,10 +191,7 @@ def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[ja
         )
     packed = np.take_along_axis(candidates, np.argsort(~used, axis=1, kind="stable"), 1)
     packed = np.broadcast_to(packed, (n_detectors, packed.shape[1]))
-    return (
-        jnp.asarray(packed, jnp.int32),
-        jnp.asarray(np.broadcast_to(count[:, None], (n_detectors, 1)), jnp.int32),
-    )
+    return packed.astype(np.int32), np.broadcast_to(count[:, None], (n_detectors, 1)).astype(np.int32)
 
 
 def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, where: str) -> None:

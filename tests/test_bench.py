@@ -13,7 +13,8 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 from rich.console import Console
 
 import lutjax
@@ -24,7 +25,6 @@ from lutjax.benchmark.measure import Timing, device_time, peak_bytes
 from lutjax.cases import Tag
 from lutjax.cases.scored_lut import ScoredTraffic
 from lutjax.cli import _measuring
-from lutjax.cli._main import cli
 
 pytestmark = pytest.mark.usefixtures("without_native")  # rows are those of plain JAX
 
@@ -44,7 +44,7 @@ GATES = {"gates": "gates:7,5,3", "soft_lut": "soft_lut:7,5,3,4", "binary_lut": "
 
 
 def bench(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["bench", *map(str, words)])
+    return command("bench", *words)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

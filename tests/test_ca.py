@@ -12,13 +12,13 @@ import numpy as np
 import optax
 import pytest
 from cases import slow
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 from flax import nnx
 
 import lutjax
 from lutjax import reference
 from lutjax.cli import _progress
-from lutjax.cli._main import cli
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, runs
 
@@ -262,10 +262,7 @@ WORDS = ["--experiment=checkerboard-async", *SIZES, *STEPS]
 
 
 def train(*words: object) -> Result:
-    result = CliRunner().invoke(cli, ["train", "ca", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return command("train", "ca", *words)
 
 
 def arrays(out: Path) -> list[np.ndarray]:

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import command, output
 from flax import nnx
 
 import lutjax
 from lutjax.circuits import detectors, language_model
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.circuits.language_model import EXACT, DifferenceError, Draws, IntegerLanguageModel
-from lutjax.cli._main import cli
 from lutjax.layers.nnx import LUT, SparseLUT
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.training import integers, lm_runs, models, runs
@@ -573,11 +572,10 @@ def test_a_run_becomes_a_program(compiler: str, tmp_path: Path) -> None:
         "--integers",
         "int16",
     )
-    result = CliRunner().invoke(cli, words)
-    assert result.exit_code == 0, result.output
+    text = output(*words)
     added = run(program, "-n", 30, "the fox").decode(errors="replace")
-    assert result.output == f"the fox{added}\n"
-    result = CliRunner().invoke(cli, [*words, "--temperature", "0.12345"])
+    assert text == f"the fox{added}\n"
+    result = command(*words, "--temperature", "0.12345")
     assert result.exit_code == 2
     assert "at most three digits after the point" in result.output
 

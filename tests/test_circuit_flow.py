@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
 from lutjax import circuits
 from lutjax.circuits import abc, deployment, proofs
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors
-from lutjax.cli._main import cli
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import classifier, export as exporting, models
 from lutjax.training.automaton_runs import Automaton
@@ -27,13 +27,6 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.samples import samples
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
-
-def lutjax_command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def message(result: Result) -> str:
@@ -83,7 +76,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder = tmp_path_factory.mktemp(kind)
         run = write_classifier(folder, *images()) if kind == "digits" else write_automaton(folder)
         registers = 3 if kind == "digits" else 0
-        result = lutjax_command("export", "--run", run, "--out", folder / "out", "--registers", registers)
+        result = command("export", "--run", run, "--out", folder / "out", "--registers", registers)
         assert result.exit_code == 0, result.output
         assert f"lutjax verify {folder / 'out'}" in result.output
         found |= {f"{kind} run": run, kind: folder / "out"}
@@ -112,7 +105,7 @@ def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None
 
 @pytest.mark.parametrize("kind", ["digits", "automaton"])
 def test_every_proof_of_an_export_passes(kind: str, folders: dict[str, Path]) -> None:
-    result = lutjax_command("verify", folders[kind])
+    result = command("verify", folders[kind])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[-1].startswith(f"{sum(line.startswith('PASS') for line in lines)} passed, 0 failed")
@@ -247,7 +240,7 @@ def test_a_failed_proof_is_the_status_of_the_command(folders: dict[str, Path], t
         if facts["format"] in ("json", "vectors", "dot")
     }
     (folder / MANIFEST).write_text(json.dumps({**manifest, "files": kept}))
-    result = lutjax_command("verify", folder)
+    result = command("verify", folder)
     assert result.exit_code == 1
     assert "FAIL     digests of all files" in result.output
     assert "2 passed, 1 failed, 0 skipped" in result.output
@@ -281,7 +274,7 @@ def test_export_refuses_what_is_not_exact(tmp_path: Path) -> None:
     floats = write_classifier(tmp_path, x / 3, y)
 
     def export(*words: object) -> Result:
-        return lutjax_command("export", "--run", floats, "--out", tmp_path / "out", *words)
+        return command("export", "--run", floats, "--out", tmp_path / "out", *words)
 
     for words, expected in (
         (
@@ -328,14 +321,14 @@ def test_export_refuses_other_models(folders: dict[str, Path], tmp_path: Path) -
         (folders["digits"], (), "holds no checkpoint"),
         (tmp_path / "none", (), "does not exist"),
     ):
-        result = lutjax_command("export", "--run", run, "--out", tmp_path / "out", *words)
+        result = command("export", "--run", run, "--out", tmp_path / "out", *words)
         assert result.exit_code
         assert expected in message(result), result.output
 
 
 def test_nothing_is_lost_by_an_export(folders: dict[str, Path], tmp_path: Path) -> None:
     def export(out: Path) -> str:
-        result = lutjax_command("export", "--run", folders["automaton run"], "--out", out, "--format", "json")
+        result = command("export", "--run", folders["automaton run"], "--out", out, "--format", "json")
         assert result.exit_code == 1
         return message(result)
 
@@ -348,11 +341,11 @@ def test_nothing_is_lost_by_an_export(folders: dict[str, Path], tmp_path: Path) 
     (mixed / "mine.v").write_text("")
     assert "an export and other files, such as mine.v" in export(mixed)
     assert (mixed / "automaton.v").exists()
-    result = lutjax_command("verify", tmp_path / "notes")
+    result = command("verify", tmp_path / "notes")
     assert result.exit_code == 1
     assert "is no export: it has no manifest.json" in message(result)
     (mixed / MANIFEST).write_text("{")
-    assert "is damaged" in message(lutjax_command("verify", mixed))
+    assert "is damaged" in message(command("verify", mixed))
 
 
 def test_a_failed_write_leaves_the_export_before_it(
@@ -447,7 +440,7 @@ def test_a_stopped_verify_says_what_was_done(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(proofs, "evaluated", stop)
-    result = lutjax_command("verify", folders["automaton"])
+    result = command("verify", folders["automaton"])
     assert result.exit_code == 130
     assert result.output.splitlines()[-1] == "stopped after 1 proofs."
 
@@ -460,16 +453,14 @@ def test_language_models_are_programs_alone(
         (("--format", "verilog"), "it is exported as c, not as verilog"),
         (("--registers", 2), "which has no option --registers"),
     ):
-        result = lutjax_command(
-            "export", "--run", folders["automaton run"], "--out", tmp_path / "out", *words
-        )
+        result = command("export", "--run", folders["automaton run"], "--out", tmp_path / "out", *words)
         assert result.exit_code == 1
         assert expected in message(result)
 
 
 def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path: Path) -> None:
     words = ("--run", folders["automaton run"], "--out", tmp_path / "out", "--integers", "int8")
-    result = lutjax_command("export", *words)
+    result = command("export", *words)
     assert result.exit_code == 1
     assert "leave --integers out" in message(result)
 
@@ -479,7 +470,7 @@ def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_
     if abc.find() is None:
         pytest.skip("pyosys is not installed")
     run, out = folders["automaton run"], tmp_path / "out"
-    result = lutjax_command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
+    result = command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
     assert result.exit_code == 0, result.output
     before, after = (
         circuits.from_json((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
@@ -502,9 +493,9 @@ def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
     out, circuit = tmp_path / "run", tmp_path / "circuit"
-    assert lutjax_command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
+    assert command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
     words = ("--optimise", "ands") if importlib.util.find_spec("pyosys") else ()
-    assert lutjax_command("export", "--run", out, "--out", circuit, *words).exit_code == 0
+    assert command("export", "--run", out, "--out", circuit, *words).exit_code == 0
     found = proofs.verify(circuit, oracle=exporting.oracle)
     assert not [proof for proof in found if proof.passed is False]
     assert any(proof.passed and "the Game of Life" in proof.name for proof in found)
@@ -520,10 +511,10 @@ def test_a_language_model_becomes_a_program(tmp_path: Path) -> None:
     sizes = ("--features=8", "--context=8", "--n-layers=1", "--n-detectors=4", "--n-anchors=3")
     more = ("--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4", "--steps=2")
     words = ("--text", tmp_path / "text", "--out", tmp_path / "run", *sizes, *more)
-    assert lutjax_command("train", "lm", "--model", "lut", *words).exit_code == 0
+    assert command("train", "lm", "--model", "lut", *words).exit_code == 0
     for tables in ("int8", "int16"):  # the second in the place of the first, and of what make has written
         words = ("--run", tmp_path / "run", "--out", tmp_path / "out", "--integers", tables)
-        result = lutjax_command("export", *words)
+        result = command("export", *words)
         assert result.exit_code == 0, result.output
         (tmp_path / "out" / "language_model").write_text("compiled")
     assert [proof.passed for proof in proofs.verify(tmp_path / "out")] == [True, True]

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
-from lutjax.cli._main import cli
 from lutjax.training import classifier, datasets, experiments, models, reports, runs
 from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import MODELS, Classifier
@@ -606,13 +606,6 @@ def write_table(folder: Path, n: int = 90) -> Path:
             label = "large" if (size > 0) != (kind == "b") else "small"
             writer.writerow(["" if row % 17 == 3 else f"{size:.3f}", kind, rng.integers(5), label])
     return path
-
-
-def command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 SMALL = ["--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10", "--checkpoint-every=10"]

@@ -16,7 +16,8 @@ import click
 import jax
 import kills
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
 import lutjax
 from lutjax.cli import _progress, main
@@ -64,14 +65,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run that was never stopped. Not to be changed."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    return out, lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
-
-
-def lutjax_command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return out, command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
 
 
 def history(out: Path) -> dict:
@@ -103,12 +97,12 @@ def test_train(finished: tuple[Path, Result], text: Path) -> None:
 
 def test_generate(finished: tuple[Path, Result]) -> None:
     words = ("generate", "--checkpoint", finished[0], "--prompt", "the ", "--bytes", 30)
-    one, same, other = (lutjax_command(*words, *more) for more in ((), ("--seed", 0), ("--seed", 1)))
+    one, same, other = (command(*words, *more) for more in ((), ("--seed", 0), ("--seed", 1)))
     assert one.exit_code == 0
     assert one.output.startswith("the ")
     assert one.output == same.output != other.output
     likeliest = {
-        lutjax_command(*words, *more).output for more in (("--temperature", 0), ("--top-k", 1, "--seed", 3))
+        command(*words, *more).output for more in (("--temperature", 0), ("--top-k", 1, "--seed", 3))
     }
     assert len(likeliest) == 1
 
@@ -116,10 +110,10 @@ def test_generate(finished: tuple[Path, Result]) -> None:
 def test_finished_run_is_left_alone(finished: tuple[Path, Result], text: Path) -> None:
     out = finished[0]
     before = contents(out)
-    again = lutjax_command("train", "lm", "--resume", "--out", out)
+    again = command("train", "lm", "--resume", "--out", out)
     assert again.exit_code == 0
     assert "is finished: all 24 steps are done" in again.output
-    refused = lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+    refused = command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
     assert refused.exit_code == 2
     assert "--resume" in refused.output
     assert "--out" in refused.output
@@ -139,11 +133,11 @@ def test_interrupted_run_goes_on(
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(_progress.Report, "training", interrupt)
-        stopped = lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+        stopped = command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
     assert stopped.exit_code == 130
     assert "stopped after 11 of 24 steps" in stopped.output
     assert f"lutjax train lm --resume --out {out}" in stopped.output
-    resumed = lutjax_command("train", "lm", "--resume", "--out", out)
+    resumed = command("train", "lm", "--resume", "--out", out)
     assert resumed.exit_code == 0
     assert "resumed after 11 steps" in resumed.output
     assert history(out) == history(finished[0])
@@ -166,19 +160,19 @@ def test_several_devices(
     with monkeypatch.context() as patch:
         patch.setattr(_progress.Report, "training", interrupt)
         words = ["--text", text, "--out", out, *SIZES, *STEPS, "--mesh", "data=2,detectors=4"]
-        stopped = lutjax_command("train", "lm", *words)
+        stopped = command("train", "lm", *words)
     assert "on 8 x cpu (data=2,detectors=4)" in stopped.output
     assert stopped.exit_code == 130
-    resumed = lutjax_command("train", "lm", "--resume", "--out", out, "--mesh", "detectors=2")
+    resumed = command("train", "lm", "--resume", "--out", out, "--mesh", "detectors=2")
     assert resumed.exit_code == 0, resumed.output
     assert "on 2 x cpu (detectors=2); resumed after 10 steps" in resumed.output
     for measured, expected in zip(history(out).values(), history(finished[0]).values(), strict=True):
         assert [step for step, _ in measured] == [step for step, _ in expected]
         assert [x for _, x in measured] == pytest.approx([x for _, x in expected], rel=1e-4)
     generate = ("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 30)
-    on_mesh = lutjax_command(*generate, "--mesh", "detectors=4")
+    on_mesh = command(*generate, "--mesh", "detectors=4")
     assert on_mesh.exit_code == 0, on_mesh.output
-    assert on_mesh.output == lutjax_command(*generate).output
+    assert on_mesh.output == command(*generate).output
 
 
 def test_devices_that_cannot_be_used(finished: tuple[Path, Result], text: Path, tmp_path: Path) -> None:
@@ -192,7 +186,7 @@ def test_devices_that_cannot_be_used(finished: tuple[Path, Result], text: Path, 
         (("train", "ca", "--mesh", "detectors=2"), "the gates of an automaton are not divided: give data alone"),
         (("train", "ca", "--mesh", "data=2"), "there are" if jax.device_count() < 2 else "a batch of 1 "),
     ):  # fmt: skip
-        result = lutjax_command(*words)
+        result = command(*words)
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
     assert not (tmp_path / "run").exists()
@@ -207,7 +201,7 @@ def test_killed_in_the_middle_of_a_checkpoint(
     out, words = tmp_path / "run", [*WORDS, "--text", str(text)]
     assert kills.run(out, words, compilation_cache_directory, r"\.16\.tmp/checkpoint\.json", 1)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [".16.tmp", "8"]
-    resumed = lutjax_command("train", "lm", "--resume", "--out", out)
+    resumed = command("train", "lm", "--resume", "--out", out)
     assert resumed.exit_code == 0
     assert "resumed after 8 steps" in resumed.output
     kills.assert_same(out, finished[0])
@@ -234,7 +228,7 @@ def test_killed_twenty_times(
 def test_checkpoint_of_another_configuration(
     finished: tuple[Path, Result], words: list[str], message: str
 ) -> None:
-    result = lutjax_command("train", "lm", "--resume", "--out", finished[0], *words)
+    result = command("train", "lm", "--resume", "--out", finished[0], *words)
     assert result.exit_code == (2 if "gpt" in words else 1)
     assert message in " ".join(result.output.split())
 
@@ -242,7 +236,7 @@ def test_checkpoint_of_another_configuration(
 def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
-    result = lutjax_command(
+    result = command(
         "train",
         "lm",
         "--resume",
@@ -254,7 +248,7 @@ def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> 
         "--cooldown=0.5",
     )
     assert "n_detectors is 4 in the checkpoint, not 8" in result.output
-    result = lutjax_command("train", "lm", "--resume", "--out", out, "--steps=26")
+    result = command("train", "lm", "--resume", "--out", out, "--steps=26")
     assert result.exit_code == 0
     assert "11 of them, the first of them step 14, were taken at another rate" in result.output
     assert "resumed after 24 steps" in result.output
@@ -272,7 +266,7 @@ def test_runs_of_others_and_folders_that_are_none(finished: tuple[Path, Result],
         (["generate", "--prompt=x", "--checkpoint", tmp_path / "none"], "none does not exist."),
         (["generate", "--prompt=x", "--checkpoint", tmp_path], f"{tmp_path} holds no checkpoint."),
     ):  # fmt: skip
-        result = lutjax_command(*words)
+        result = command(*words)
         assert result.exit_code == 1
         assert result.output.startswith("Error: ")
         assert message in result.output
@@ -280,7 +274,7 @@ def test_runs_of_others_and_folders_that_are_none(finished: tuple[Path, Result],
 
 def test_a_folder_in_use_is_refused(finished: tuple[Path, Result], text: Path, tmp_path: Path) -> None:
     with runs.lock(tmp_path):
-        result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path, *SIZES, *STEPS)
+        result = command("train", "lm", "--text", text, "--out", tmp_path, *SIZES, *STEPS)
     assert result.exit_code == 1
     assert f"{tmp_path} is in use: process {os.getpid()} trains there" in result.output
     assert "training on" not in result.output
@@ -288,12 +282,12 @@ def test_a_folder_in_use_is_refused(finished: tuple[Path, Result], text: Path, t
 
 def test_a_dry_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = lutjax_command("train", "lm", "--text", text, *SIZES, *STEPS, "--dry-run")
+    result = command("train", "lm", "--text", text, *SIZES, *STEPS, "--dry-run")
     assert result.exit_code == 0
     assert "parameters: 10,552 (0.0 MB)" in result.output
     assert "24 steps take" in result.output
     assert not list(tmp_path.iterdir())
-    assert lutjax_command("train", "lm", "--dry-run", "--resume").exit_code == 2
+    assert command("train", "lm", "--dry-run", "--resume").exit_code == 2
 
 
 def test_tensorboard_is_an_extra(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +295,7 @@ def test_tensorboard_is_an_extra(text: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorboardX" else find_spec(name)
     )
-    result = lutjax_command("train", "lm", "--text", text, "--out", tmp_path / "run", "--tensorboard")
+    result = command("train", "lm", "--text", text, "--out", tmp_path / "run", "--tensorboard")
     assert result.exit_code == 1
     assert result.output == 'Error: --tensorboard needs tensorboardX: pip install "lutjax[tensorboard]"\n'
 
@@ -350,12 +344,12 @@ def test_checkpoint_of_another_text(finished: tuple[Path, Result], text: Path, t
     other.write_bytes(text.read_bytes().upper())
     with runs.lock(out):
         before = contents(out)
-    result = lutjax_command("train", "lm", "--resume", "--out", out, "--text", other)
+    result = command("train", "lm", "--resume", "--out", out, "--text", other)
     assert result.exit_code == 1
     assert "belongs to another text" in result.output
     assert contents(out) == before
     # A finished run does not need the text, but says so if it is given another one.
-    result = lutjax_command("train", "lm", "--resume", "--out", finished[0], "--text", other)
+    result = command("train", "lm", "--resume", "--out", finished[0], "--text", other)
     assert result.exit_code == 1
     assert "belongs to another text" in result.output
 
@@ -366,13 +360,13 @@ def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> No
     checkpoints = out / "checkpoints"
     damage(checkpoints / "24")
     before = contents(out)
-    text = lutjax_command("generate", "--prompt", "x", "--bytes=5", "--checkpoint", out)
+    text = command("generate", "--prompt", "x", "--bytes=5", "--checkpoint", out)
     assert text.exit_code == 0
     assert "24 is damaged: " in text.stderr
     assert "The one of step 16 takes its place." in text.stderr
     assert text.stdout.startswith("x")
     assert contents(out) == before
-    resumed = lutjax_command("train", "lm", "--resume", "--out", out, "--log-every=1")
+    resumed = command("train", "lm", "--resume", "--out", out, "--log-every=1")
     assert resumed.exit_code == 0
     assert resumed.output.count("24 is damaged: ") == 1
     assert "resumed after 16 steps" in resumed.output
@@ -385,7 +379,7 @@ def test_damaged_checkpoint(finished: tuple[Path, Result], tmp_path: Path) -> No
         ["train", "lm", "--resume", "--seed=0", "--out"],
         ["generate", "--prompt=x", "--checkpoint"],
     ):
-        result = lutjax_command(*words, out)
+        result = command(*words, out)
         assert result.exit_code == 1
         assert "every checkpoint in" in result.output
         assert "16 is damaged" in result.output
@@ -431,7 +425,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
     Path("short.txt").write_text("too short")
-    result = lutjax_command("train", "lm", "--out", "run", *words)
+    result = command("train", "lm", "--out", "run", *words)
     assert result.exit_code == code
     assert message in " ".join(result.output.split())
     assert not Path("run").exists()
@@ -448,7 +442,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     ],
 )
 def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -> None:
-    result = lutjax_command("generate", "--checkpoint", tmp_path, *words)
+    result = command("generate", "--checkpoint", tmp_path, *words)
     assert result.exit_code == 2
     assert message in result.output
 
@@ -480,7 +474,7 @@ def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
         raise error
 
     monkeypatch.setattr(loop, "run", refuse)
-    result = lutjax_command("train", "lm", "--resume", "--out", out)
+    result = command("train", "lm", "--resume", "--out", out)
     assert result.exit_code == 1
     assert message in result.output
     assert result.output.splitlines()[-1].startswith("Error: ")
@@ -488,8 +482,8 @@ def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
 
 
 def test_every_field_is_a_flag() -> None:
-    command = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
-    flags = {p.name for p in command.get_params(click.Context(command))}
+    train_lm = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
+    flags = {p.name for p in train_lm.get_params(click.Context(train_lm))}
     models, *others = lm_runs.LanguageModel.configs
     for config in (*typing.get_args(models), *others):
         assert set(config.__dataclass_fields__) <= flags
@@ -527,7 +521,7 @@ def test_help_and_version_do_not_import_jax() -> None:
         "finally: assert not {'flax', 'optax', 'orbax', 'matplotlib'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert lutjax_command("--version").output.strip().endswith(lutjax.__version__)
+    assert command("--version").output.strip().endswith(lutjax.__version__)
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import kills
 import numpy as np
 import pytest
 from cases import slow
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 from flax import nnx
 
 import lutjax
-from lutjax.cli._main import cli
 from lutjax.models import LogicClassifier, LogicClassifierConfig, PackedClassifier, packed
 from lutjax.training import classifier, classifier_runs, loop, models, runs
 from lutjax.training.augment import warp
@@ -269,13 +269,6 @@ def test_bad_files(arrays: dict[str, np.ndarray] | None, message: str, tmp_path:
         load_samples(path)
 
 
-def lutjax_command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
     """Data, and a run that was never stopped. Not to be changed."""
@@ -283,7 +276,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
     path, out = folder / "blobs.npz", folder / "run"
     whole = blobs()
     np.savez(path, x=whole.x.reshape(-1, 2, 3), y=whole.y)
-    return path, out, lutjax_command(*WORDS, "--data", path, "--out", out)
+    return path, out, command(*WORDS, "--data", path, "--out", out)
 
 
 WORDS = [
@@ -308,7 +301,7 @@ def test_killed_while_it_finishes(
     assert kills.run(out, words, compilation_cache_directory, r"finished\.json", 4)
     assert runs.finished(out).parts
     assert not runs.finished(out).why
-    resumed = lutjax_command("train", "digits", "--resume", "--out", out)
+    resumed = command("train", "digits", "--resume", "--out", out)
     assert resumed.exit_code == 0
     assert "resumed after" not in resumed.output  # no step is taken again
     kills.assert_same(out, expected)
@@ -355,12 +348,12 @@ def test_the_command_resumes_to_the_same_numbers(finished: tuple[Path, Path, Res
     other = tmp_path / "run"
     shutil.copytree(out, other)
     shutil.rmtree(other / runs.FOLDER / "12")
-    result = lutjax_command("train", "digits", "--resume", "--out", other)
+    result = command("train", "digits", "--resume", "--out", other)
     assert "resumed after 6 steps" in result.output
     (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
     assert record == again
     assert equal(models.arrays(one), models.arrays(two))
-    result = lutjax_command("train", "digits", "--resume", "--out", other, "--data", path)
+    result = command("train", "digits", "--resume", "--out", other, "--data", path)
     assert "is finished: all 12 steps are done" in result.output
     wires = one.layers[1].wires
     wires[...] = wires[...] + 30
@@ -383,12 +376,12 @@ def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path
         (["--data", path, "--out", tmp_path, "--layers", "30,x"], "not integers with commas"),
         (["--data", path, "--out", tmp_path, "--layers", "31"], "must be a multiple of the 3 classes"),
     ):
-        result = lutjax_command("train", "digits", *words)
+        result = command("train", "digits", *words)
         assert result.exit_code
         assert message in " ".join(result.output.replace("│", "").split())
     shutil.copytree(out, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / runs.FOLDER / "12")
-    result = lutjax_command("train", "digits", "--resume", "--out", tmp_path / "run", "--data", other)
+    result = command("train", "digits", "--resume", "--out", tmp_path / "run", "--data", other)
     assert "belongs to other samples" in result.output
 
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 from flax import nnx
 from layer_libraries import Case, assert_libraries_agree, assert_refused
 
 import lutjax
 from lutjax import circuits
-from lutjax.cli._main import cli
 from lutjax.layers.nnx import LogicGates, SoftLUT, Thermometer
 from lutjax.models import LogicClassifierConfig, LogicTreeNetConfig
 from lutjax.training import classifier, models, optimizers, reports, runs
@@ -374,13 +374,6 @@ def test_numbers_of_columns_give_the_same_bits(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- trees
-def command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
     """Data, and a run of trees that was never stopped. Not to be changed."""

@@ -177,7 +177,7 @@ def test_scored(name, module):
                 keep=keep,
             )
 
-        y, pullback = jax.vjp(op, arguments)
+        y, pullback = jax.vjp(jax.jit(op), arguments)
         close("y", y, z["y"], 1e-10)
         (found,) = pullback(jnp.asarray(z["dy"], jnp.float64))
         for key, value in found.items():

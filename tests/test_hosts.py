@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import processes
 import pytest
-from click.testing import CliRunner
+from commands import output
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from lutjax.cli._main import cli
 from lutjax.training import checkpoints, hosts, meshes
 from lutjax.training.errors import DamagedError, HostError
 
@@ -236,14 +235,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on one device that was never stopped."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
+    output("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
     return out
-
-
-def command(*words: object) -> str:
-    result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def check_same(out: Path, expected: Path) -> None:
@@ -259,6 +252,7 @@ def check_same(out: Path, expected: Path) -> None:
     assert (out / "finished.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_a_process_goes_on_without_it(
     text: Path, whole: Path, tmp_path: Path, compilation_cache_directory: Path
 ) -> None:
@@ -273,7 +267,7 @@ def test_a_run_that_loses_a_process_goes_on_without_it(
     assert "step 4/16" in shown
     assert "step" not in nothing
     assert checkpoints.steps(out / "checkpoints") == [4, 8]
-    assert "resumed after 8 steps" in command("train", "lm", "--resume", "--out", out)
+    assert "resumed after 8 steps" in output("train", "lm", "--resume", "--out", out)
     check_same(out, whole)
 
 
@@ -414,7 +408,7 @@ def test_a_process_that_fails_where_others_wait_ends_them(
 def test_two_processes_generate_together(whole: Path, compilation_cache_directory: Path) -> None:
     words = ["generate", "--checkpoint", str(whole), "--prompt", "the ", "--bytes", "20"]
     outputs = processes.run("lutjax", *words, "--speed", cache=compilation_cache_directory)
-    expected = command(*words)
+    expected = output(*words)
     assert expected.startswith("the ")
     assert expected in outputs[0]
     assert "the " not in outputs[1]
@@ -441,7 +435,7 @@ def test_runs_of_other_kinds(
     name: str, text: Path, tmp_path: Path, compilation_cache_directory: Path
 ) -> None:
     words = ["train", *OTHERS[name].format(text=text).split(), *STEPS]
-    command(*words, "--out", tmp_path / "alone")
+    output(*words, "--out", tmp_path / "alone")
     outputs = processes.run(
         "lutjax", *words, "--out", str(tmp_path / "two"), cache=compilation_cache_directory
     )

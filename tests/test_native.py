@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import fast_size, implementations, ops, slow
-from click.testing import CliRunner
+from commands import output
 
 import lutjax
 from lutjax import testing
 from lutjax.benchmark import results
-from lutjax.cli._main import cli
 from lutjax.kernels.registry import KernelRegistry
 
 ROOT = Path(__file__).parents[1]
@@ -124,9 +123,8 @@ def test_every_op_has_a_kernel_or_a_reason():
 def test_native_kernels_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
     path = tmp_path / "rows.csv"
-    words = ["bench", "--shape", "fc:8,4,3,2,2", "--row", "forward", "--repeats", "3", "--csv", str(path)]
-    result = CliRunner().invoke(cli, [*words, "--implementation", "native"])
-    assert result.exit_code == 0, result.output
+    words = ["bench", "--shape", "fc:8,4,3,2,2", "--row", "forward", "--repeats", "3", "--csv", path]
+    output(*words, "--implementation", "native")
     assert "detect: native, lookup: native" in path.read_text()
 
 

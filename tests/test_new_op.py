@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 import toy_op
-from click.testing import CliRunner
+from commands import command
 
 import lutjax
 from lutjax import testing
 from lutjax.benchmark import results, shapes
-from lutjax.cli._main import cli
 from lutjax.training import tables
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +123,7 @@ def test_it_is_measured(op, tmp_path, monkeypatch):
         "--csv",
         path,
     )
-    out = CliRunner().invoke(cli, ["bench", *map(str, words)])
+    out = command("bench", *words)
     assert out.exit_code == 0, out.output
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -137,7 +136,7 @@ def test_it_is_measured(op, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_has_a_status(op):
-    out = CliRunner().invoke(cli, ["status", "--op", op, "--json"])
+    out = command("status", "--op", op, "--json")
     cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}
     for direction in ("forward", "backward", "update"):
         for dtype in ("float32", "bfloat16"):

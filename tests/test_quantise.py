@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 from flax import nnx
 
 import lutjax
-from lutjax.cli._main import cli
 from lutjax.layers.nnx import Quantised, Tables
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm_runs, models, quantise, runs
@@ -45,13 +45,6 @@ TRAINING = TrainingConfig(
     table_optimizer="same",
     table_gradient="dense",
 )
-
-
-def command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def record_of(config: ModelConfig, text: Path | None = None) -> lm_runs.Record:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from click.testing import CliRunner
+from commands import command
 from conftest import forget_compiled
 
 import lutjax
-from lutjax.cli._main import cli
 from lutjax.kernels import _records as shipped
 from lutjax.kernels._xla import lookup as plain
 from lutjax.status import _absences, _checks, _digests, _matrix, _records, _report
@@ -122,8 +121,7 @@ def test_report():
 
 
 def test_command(tmp_path):
-    run = CliRunner().invoke
-    result = run(cli, ["status", "--op", "packed_lut", "--json", "--record", str(tmp_path / "r.json")])
+    result = command("status", "--op", "packed_lut", "--json", "--record", tmp_path / "r.json")
     document = json.loads(result.stdout)
     states = {c["column"]: c["state"] for c in document["cells"]}
     assert states["xla/cpu"] == "runs here"
@@ -132,10 +130,10 @@ def test_command(tmp_path):
     assert [
         r["state"] for r in json.loads((tmp_path / "r.json").read_text()) if r["column"] == "xla/cpu"
     ] == ["ran"]
-    result = run(cli, ["status", "--op", "look"])
+    result = command("status", "--op", "look")
     assert result.exit_code == 2
     assert "'look' is none of" in result.stderr
-    result = run(cli, ["status", "--recorded", "--compile"])
+    result = command("status", "--recorded", "--compile")
     assert "--recorded checks nothing" in result.stderr
 
 
@@ -312,7 +310,7 @@ def test_records_of_ops_that_are_not_there_are_left_out(records):
 
 
 def test_record_alone_writes_where_the_registry_looks(records):
-    result = CliRunner().invoke(cli, ["status", "--op", "detect_signs", "--record"])
+    result = command("status", "--op", "detect_signs", "--record")
     assert f"written: {_records.path_of(jax.devices()[0].device_kind)}" in result.stderr
     assert any(
         shipped.has_run("detect_signs", "backward", key, jax.devices()[0].device_kind)

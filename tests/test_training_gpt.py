@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from commands import command
 
 import lutjax
-from lutjax.cli._main import cli
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import FEED_FORWARD
 from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
@@ -233,13 +232,6 @@ WORDS = [
     *(f"--{name}={value}" for name, value in SIZES.items()),
     *("--batch-size=4", "--steps=8", "--learning-rate=0.02"),
 ]
-
-
-def command(*words: object) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.mark.usefixtures("compilation_cache_directory")

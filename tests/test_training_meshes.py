@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from click.testing import CliRunner
+from commands import output
 from jax.sharding import AbstractMesh, PartitionSpec as P
 
-from lutjax.cli._main import cli
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, lm_runs, meshes, models, runs, tables
 from lutjax.training.text import split_text
@@ -208,14 +207,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def command(*words: object) -> str:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @needs_devices
 @pytest.mark.slow
 def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
@@ -239,13 +230,13 @@ def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
         "--read=powers_of_two",
     ]
     train = ("train", "lm", "--text", text, "--out", out, *sizes, "--feed-forward=scored_lut", *options)
-    assert "on 8 x cpu (data=2,detectors=4)" in command(*train, "--mesh", "data=2,detectors=4")
+    assert "on 8 x cpu (data=2,detectors=4)" in output(*train, "--mesh", "data=2,detectors=4")
     prompt = ("--prompt", "the ", "--bytes", 9)
-    expected = command("generate", "--checkpoint", out, *prompt)
-    assert command("generate", "--checkpoint", out, *prompt, "--mesh", "detectors=8") == expected
-    assert "test loss" in command("quantise", out)
+    expected = output("generate", "--checkpoint", out, *prompt)
+    assert output("generate", "--checkpoint", out, *prompt, "--mesh", "detectors=8") == expected
+    assert "test loss" in output("quantise", out)
     quantised = ("generate", "--checkpoint", out / "quantised", *prompt)
-    assert command(*quantised, "--mesh", "detectors=2") == command(*quantised)
+    assert output(*quantised, "--mesh", "detectors=2") == output(*quantised)
 
 
 @needs_devices
@@ -269,10 +260,10 @@ def test_gates_on_a_mesh(words: tuple[str, ...], mesh: str, tmp_path: Path) -> N
 
     intervals = ("--steps=12", "--log-every=6", "--eval-every=6", "--checkpoint-every=6")
     one, several = tmp_path / "one", tmp_path / "several"
-    command("train", *words, *intervals, "--out", one)
-    assert f" x cpu ({mesh})" in command("train", *words, *intervals, "--out", several, "--mesh", mesh)
+    output("train", *words, *intervals, "--out", one)
+    assert f" x cpu ({mesh})" in output("train", *words, *intervals, "--out", several, "--mesh", mesh)
     assert curves(several) == pytest.approx(curves(one), rel=1e-5)
-    command("export", "--run", several, "--out", tmp_path / "circuit", "--format", "json")
+    output("export", "--run", several, "--out", tmp_path / "circuit", "--format", "json")
 
 
 @needs_devices

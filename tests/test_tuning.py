@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
 import lutjax
 from lutjax import tuning
 from lutjax.benchmark import search, shapes
 from lutjax.benchmark.measure import Timing
-from lutjax.cli._main import cli
 from lutjax.kernels.registry import Backend, Device
 from lutjax.tuning import Launch, _files, _launch, _launches
 
@@ -377,7 +377,7 @@ def instantly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def tune(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["tune", *map(str, words)])
+    return command("tune", *words)
 
 
 def shapes_of(arrays: Any) -> list[tuple[int, ...]]:

@@ -1,0 +1,20 @@
+"""The command `lutjax`, run in the process of the tests."""
+
+from click.testing import CliRunner, Result
+
+from lutjax.cli._main import cli
+
+
+def command(*words: object) -> Result:
+    """Return the result of `lutjax` with these words, written by `str`; raise what the command lets through."""
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def output(*words: object) -> str:
+    """Return what `lutjax` prints with these words, after checking that it succeeds."""
+    result = command(*words)
+    assert result.exit_code == 0, result.output
+    return result.output
