@@ -62,23 +62,18 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     },
     "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "bilinear_gates": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "logic_trees": {XLA: GRADIENT, TRITON: GRADIENT},
     "soft_lut": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "binary_lut": {XLA: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
     "packed_lut": {XLA: FORWARD, TENSORCORE: FORWARD},
 }
 
-# Those that layers alone call. They have tests of their own instead of cases.
-OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {"logic_trees": {XLA: GRADIENT, TRITON: GRADIENT}}
-
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
-    for op, row in (KERNELS | OF_LAYERS).items():
-        if op in OF_LAYERS:
-            registry.register_op(op, f"lutjax.ops.{op}")
-        else:
-            registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
-            registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
+    for op, row in KERNELS.items():
+        registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
+        registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
         for column, directions in row.items():
             room = f"lutjax.kernels.{column.room}"
             fit = f"{room}.{column.fit}" if column.fit else None

@@ -305,7 +305,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
         x = self._features_first(x)
         if gates and self._in_one_kernel(x, tables):
-            y = self._whole_trees(x, tables, arrays["wires"])
+            y = self._whole_trees(x, tables, arrays["wires"], arrays.get("readers"))
         else:
             y = self._in_trees(x, arrays["wires"], arrays.get("readers"), level)
             y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
@@ -376,9 +376,10 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         if gpu is None or n_leaves > MAX_LEAVES or any(map(_meshes.explicit_axes, (x, coefficients))):
             return False
         shapes = (
-            jax.ShapeDtypeStruct((math.prod(self.padded), math.prod(x.shape[3:])), x.dtype),
-            coefficients,
+            jax.ShapeDtypeStruct((math.prod(self.in_shape), math.prod(x.shape[3:])), x.dtype),
+            jax.ShapeDtypeStruct((4, self.n_kernels, n_leaves - 1), coefficients.dtype),
             jax.ShapeDtypeStruct((self.n_kernels, n_leaves), INT32),
+            None,
         )
         call = LogicTrees.of(shapes, [("places", self._places)])
         names = lutjax.kernel_registry.request(LogicTrees.op, self.implementation)
@@ -388,22 +389,27 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
             return False
         return spec.platform == Platform.TRITON
 
-    def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any) -> jax.Array:
+    def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
         """Return what `_in_trees` and `_pooled` return."""
-        leaves = self._ids_of_first_place(wires).reshape(self.n_kernels, -1)
         y = logic_trees(
-            self._padded_rows(x),
-            coefficients,
-            leaves,
+            x.reshape(math.prod(self.in_shape), *x.shape[3:]),
+            self._by_tree(coefficients),
+            jnp.asarray(wires, INT32).reshape(self.n_kernels, -1),
             places=self._places,
+            readers=readers,
             implementation=self.implementation,
         )
         return y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
 
+    def _by_tree(self, coefficients: jax.Array) -> jax.Array:
+        """Return coefficients of nodes level by level in the order of trees: ``[4, nodes]`` -> ``[4, kernels, nodes of a tree]``."""
+        ends = list(itertools.accumulate(self.levels))[:-1]
+        parts = jnp.split(coefficients, ends, 1)
+        return jnp.concatenate([part.reshape(4, self.n_kernels, -1) for part in parts], 2)
+
     @property
     def _places(self) -> Places:
-        _, stride, _ = self.geometry
-        return Places(self.padded[1], stride, self.places, *self.pooling)
+        return Places(self.in_shape[:2], *self.geometry, *self.pooling)
 
     def _padded_rows(self, x: jax.Array) -> jax.Array:
         """Return the padded image as a list of inputs: ``[channels, height, width, ...]`` -> ``[channels * height * width, ...]``."""

@@ -1,4 +1,12 @@
-"""Trees of gates over an image in plain JAX: each leaf of each place is gathered, and everything after is element by element."""
+"""Trees of gates over an image in plain JAX: each leaf of each place is gathered, and everything after is element by element.
+
+The cotangent of the image is a sum over readers where there is a list of them, as that of gates is: a pixel is read by a leaf at one
+place or at none.
+"""
+
+import functools
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,43 +20,62 @@ from lutjax.ops.logic_trees import LogicTrees, levels
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:
-    return _trees(call, call.x, call.coefficients).astype(call.x.dtype)
+    return _trees(call, _leaves(call, call.x), call.coefficients).astype(call.x.dtype)
 
 
 def backward(
     call: LogicTrees, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    x, coefficients = call.x.astype(dtype), call.coefficients.astype(dtype)
-    _, pull = jax.vjp(lambda x, coefficients: _trees(call, x, coefficients), x, coefficients)
-    found = dict(zip(("x", "coefficients"), pull(cotangent.astype(dtype)), strict=True))
+    leaves = _leaves(call, call.x.astype(dtype))
+    _, pull = jax.vjp(functools.partial(_trees, call), leaves, call.coefficients.astype(dtype))
+    of_leaves, of_coefficients = pull(cotangent.astype(dtype))
+    found = {"coefficients": of_coefficients}
+    if "x" in needs:
+        found["x"] = _to_image(call, of_leaves)
     return {name: found[name] for name in needs}
 
 
-def _trees(call: LogicTrees, x: jax.Array, coefficients: jax.Array) -> jax.Array:
-    n_trees, n_leaves = call.leaves.shape
-    dtype = accumulator(x.dtype, coefficients.dtype)
-    of_trees = coefficients.astype(dtype).reshape(4, n_trees, n_leaves - 1, 1, 1)
+def _leaves(call: LogicTrees, x: jax.Array) -> list[list[jax.Array]]:
+    """Return each leaf at each place of a group, zeros around the image: leaves times places of a group times ``[K, groups, B]``."""
+    (height, width), stride, around = call.places.image, call.places.stride, call.places.padding
+    channel, row, column = call.places.in_window(call.leaves, call.n_channels)
+
+    def at(leaf: int, places: np.ndarray) -> jax.Array:
+        r, c = (
+            of[:, leaf, None] + (places[:, i] * stride[i] - around[i])
+            for i, of in enumerate((row, column))
+        )
+        ids = (channel[:, leaf, None] * height + r) * width + c
+        values = read(x, jnp.clip(ids, 0, max(len(x) - 1, 0)).reshape(-1)).reshape(*ids.shape, x.shape[1])
+        if not any(around):
+            return values
+        inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
+        return jnp.where(inside[:, :, None], values, 0)
+
+    every = np.maximum(call.places.of_groups(), 0)
+    return [[at(leaf, places) for places in every] for leaf in range(call.leaves.shape[1])]
+
+
+def _trees(call: LogicTrees, leaves: list[list[jax.Array]], coefficients: jax.Array) -> jax.Array:
+    """Return the largest of the trees at the places of each group: ``[K, groups, B]``."""
+    dtype = accumulator(leaves[0][0].dtype, coefficients.dtype)
+    of_trees = coefficients.astype(dtype)[..., None, None]
+    exists = call.places.of_groups()[:, :, 0] >= 0
     best = None
-    for shifts in call.places.shifts().T:
-        value = _at(call, x, of_trees, np.maximum(shifts, 0))
-        value = jnp.where((shifts >= 0)[None, :, None], value, -jnp.inf)
+    for place, there in enumerate(exists):
+        value = _nodes([of[place].astype(dtype) for of in leaves], of_trees)
+        if not there.all():
+            value = jnp.where(there[None, :, None], value, -jnp.inf)
         best = value if best is None else jnp.where((value > best) | jnp.isnan(value), value, best)
     assert best is not None
-    return best.reshape(n_trees * best.shape[1], x.shape[1])
+    return best
 
 
-def _at(call: LogicTrees, x: jax.Array, of_trees: jax.Array, shifts: np.ndarray) -> jax.Array:
-    """Return the trees at one place of each group: ``[K, groups, B]``."""
-    n_trees, n_leaves = call.leaves.shape
-    values = []
-    for leaf in range(n_leaves):
-        ids = _wire_gathers.clamped(call.leaves[:, leaf, None] + shifts[None], x.shape[0])
-        values.append(
-            read(x, ids.reshape(-1)).astype(of_trees.dtype).reshape(n_trees, len(shifts), x.shape[1])
-        )
+def _nodes(values: list[Any], of_trees: jax.Array) -> jax.Array:
+    """Return the roots of trees with these leaves."""
     first = 0
-    for n in levels(n_leaves):
+    for n in levels(len(values)):
         above = []
         for node in range(n):
             c0, c1, c2, c3 = of_trees[:, :, first + node]
@@ -56,3 +83,40 @@ def _at(call: LogicTrees, x: jax.Array, of_trees: jax.Array, shifts: np.ndarray)
             above.append(c0 + c1 * a + (c2 + c3 * a) * b)
         values, first = above, first + n
     return values[0]
+
+
+def _to_image(call: LogicTrees, of_leaves: list[list[jax.Array]]) -> jax.Array:
+    """Return the sum of what all leaves pass on to each pixel: ``[I, B]``.
+
+    Leaves at all places are wires, ordered by tree, leaf, place of the group and group.
+    """
+    (height, width), stride, around = call.places.image, call.places.stride, call.places.padding
+    groups = call.places.of_groups()
+    shape = (*call.leaves.shape, *groups.shape[:2])
+    channel, row, column = call.places.in_window(call.leaves, call.n_channels)
+    r, c = (of[:, :, None, None] + (groups[..., i] * stride[i] - around[i]) for i, of in enumerate((row, column)))
+    exists = (groups[..., 0] >= 0) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
+    # One more input takes what is not of the image.
+    wires = jnp.where(exists, (channel[:, :, None, None] * height + r) * width + c, len(call.x))
+    by_wire = jnp.stack([jnp.stack(of, 1) for of in of_leaves], 1)
+    by_wire = by_wire.reshape(math.prod(shape), call.x.shape[1])
+    readers = None if call.readers is None else _readers(call, call.readers)
+    return _wire_gathers.to_inputs([by_wire], wires.reshape(-1, 1), readers, len(call.x) + 1)[:-1]
+
+
+def _readers(call: LogicTrees, of_channels: jax.Array) -> jax.Array:
+    """Return the wires of `_to_image` that read each pixel ``[I + 1, F]``, from the leaves that read its channel; -1: none."""
+    places, n_leaves = call.places, call.leaves.shape[1]
+    number = jnp.clip(of_channels, 0, max(call.leaves.size - 1, 0))
+    _, row, column = (a.reshape(-1)[number] for a in places.in_window(call.leaves, call.n_channels))
+    at = places.that_read(row, column)  # [channels, F, height, 1] and [channels, F, 1, width]
+    padded = [jnp.maximum(a, 0) + p for a, p in zip(at, places.pool_padding, strict=True)]
+    group = [a // k for a, k in zip(padded, places.pool, strict=True)]
+    of_group = [a % k for a, k in zip(padded, places.pool, strict=True)]
+    wire = number[..., None, None] * math.prod(places.pool) + of_group[0] * places.pool[1] + of_group[1]
+    wire = wire * call.n_groups + group[0] * places.groups[1] + group[1]
+    exists = (at[0] >= 0) & (at[1] >= 0) & (of_channels >= 0)[..., None, None]
+    # A pool need not reach all places.
+    exists &= (group[0] < places.groups[0]) & (group[1] < places.groups[1])
+    found = jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1).reshape(-1, of_channels.shape[1])
+    return jnp.concatenate([found, jnp.full((1, of_channels.shape[1]), -1, found.dtype)])
