@@ -86,7 +86,8 @@ class Places:
         for offset, size, step, around, n in zip(
             (row, column), self.image, self.stride, self.padding, self.counts, strict=True
         ):
-            distance = jnp.arange(size, dtype=jnp.int32) + (around - offset[..., None])
+            pixel = jnp.arange(size, dtype=jnp.int32).reshape(*(1,) * offset.ndim, size)
+            distance = pixel + (around - offset[..., None])
             exists = (distance >= 0) & (distance % step == 0) & (distance // step < n)
             found.append(jnp.where(exists, distance // step, -1))
         return found[0][..., :, None], found[1][..., None, :]
@@ -164,6 +165,10 @@ def logic_trees(
     if any(n < 1 for n in places.counts):
         raise ValueError(
             f"{op}: places is {places}; the window is larger than the image with its padding."
+        )
+    if any(p >= k for k, p in zip(places.pool, places.pool_padding, strict=True)):
+        raise ValueError(
+            f"{op}: places is {places}; pool_padding must be less than pool, or a group could have no place."
         )
     _checks.floats(op, "x", x, None, "[inputs, ...]")
     _checks.require(

@@ -1,12 +1,13 @@
 """Trees of gates over an image in plain JAX: each leaf of each place is gathered, and everything after is element by element.
 
+The backward pass evaluates the trees again, and goes down the one that a group chose.
+
 The cotangent of the image is a sum over readers where there is a list of them, as that of gates is: a pixel is read by a leaf at one
 place or at none.
 """
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +21,21 @@ from lutjax.ops.logic_trees import LogicTrees, levels
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:
-    return _trees(call, _leaves(call, call.x), call.coefficients).astype(call.x.dtype)
+    return _best(call, _leaves(call, call.x), call.coefficients)[0].astype(call.x.dtype)
 
 
 def backward(
     call: LogicTrees, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    leaves = _leaves(call, call.x.astype(dtype))
-    _, pull = jax.vjp(functools.partial(_trees, call), leaves, call.coefficients.astype(dtype))
+    leaves, coefficients = _leaves(call, call.x.astype(dtype)), call.coefficients.astype(dtype)
+    _, chosen = _best(call, leaves, coefficients)
+    own = [functools.reduce(lambda a, p: jnp.where(chosen == p, of[p], a), range(1, len(of)), of[0]) for of in leaves]
+    _, pull = jax.vjp(_nodes, own, coefficients)
     of_leaves, of_coefficients = pull(cotangent.astype(dtype))
     found = {"coefficients": of_coefficients}
     if "x" in needs:
-        found["x"] = _to_image(call, of_leaves)
+        found["x"] = _to_image(call, of_leaves, chosen)
     return {name: found[name] for name in needs}
 
 
@@ -43,7 +46,7 @@ def _leaves(call: LogicTrees, x: jax.Array) -> list[list[jax.Array]]:
 
     def at(leaf: int, places: np.ndarray) -> jax.Array:
         r, c = (
-            of[:, leaf, None] + (places[:, i] * stride[i] - around[i])
+            of[:, leaf, None] + (places[None, :, i] * stride[i] - around[i])
             for i, of in enumerate((row, column))
         )
         ids = (channel[:, leaf, None] * height + r) * width + c
@@ -57,24 +60,28 @@ def _leaves(call: LogicTrees, x: jax.Array) -> list[list[jax.Array]]:
     return [[at(leaf, places) for places in every] for leaf in range(call.leaves.shape[1])]
 
 
-def _trees(call: LogicTrees, leaves: list[list[jax.Array]], coefficients: jax.Array) -> jax.Array:
-    """Return the largest of the trees at the places of each group: ``[K, groups, B]``."""
+def _best(
+    call: LogicTrees, leaves: list[list[jax.Array]], coefficients: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the largest of the trees at the places of each group, and which place of the group it is: ``[K, groups, B]``."""
     dtype = accumulator(leaves[0][0].dtype, coefficients.dtype)
-    of_trees = coefficients.astype(dtype)[..., None, None]
-    exists = call.places.of_groups()[:, :, 0] >= 0
-    best = None
-    for place, there in enumerate(exists):
-        value = _nodes([of[place].astype(dtype) for of in leaves], of_trees)
-        if not there.all():
-            value = jnp.where(there[None, :, None], value, -jnp.inf)
-        best = value if best is None else jnp.where((value > best) | jnp.isnan(value), value, best)
-    assert best is not None
-    return best
+    best = chosen = None
+    for place, exists in enumerate(call.places.of_groups()[:, :, 0] >= 0):
+        value = _nodes([of[place].astype(dtype) for of in leaves], coefficients.astype(dtype))
+        if not exists.all():
+            value = jnp.where(exists[None, :, None], value, -jnp.inf)
+        if best is None or chosen is None:
+            best, chosen = value, jnp.zeros(value.shape, jnp.int32)
+        else:
+            better = (value > best) | jnp.isnan(value)
+            best, chosen = jnp.where(better, value, best), jnp.where(better, place, chosen)
+    assert best is not None and chosen is not None
+    return best, chosen
 
 
-def _nodes(values: list[Any], of_trees: jax.Array) -> jax.Array:
-    """Return the roots of trees with these leaves."""
-    first = 0
+def _nodes(values: list[jax.Array], coefficients: jax.Array) -> jax.Array:
+    """Return the roots of trees with these leaves, each ``[K, groups, B]``."""
+    of_trees, first = coefficients[..., None, None], 0
     for n in levels(len(values)):
         above = []
         for node in range(n):
@@ -85,7 +92,7 @@ def _nodes(values: list[Any], of_trees: jax.Array) -> jax.Array:
     return values[0]
 
 
-def _to_image(call: LogicTrees, of_leaves: list[list[jax.Array]]) -> jax.Array:
+def _to_image(call: LogicTrees, of_leaves: list[jax.Array], chosen: jax.Array) -> jax.Array:
     """Return the sum of what all leaves pass on to each pixel: ``[I, B]``.
 
     Leaves at all places are wires, ordered by tree, leaf, place of the group and group.
@@ -94,12 +101,12 @@ def _to_image(call: LogicTrees, of_leaves: list[list[jax.Array]]) -> jax.Array:
     groups = call.places.of_groups()
     shape = (*call.leaves.shape, *groups.shape[:2])
     channel, row, column = call.places.in_window(call.leaves, call.n_channels)
-    r, c = (of[:, :, None, None] + (groups[..., i] * stride[i] - around[i]) for i, of in enumerate((row, column)))
-    exists = (groups[..., 0] >= 0) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
+    r, c = (of[:, :, None, None] + (groups[None, None, ..., i] * stride[i] - around[i]) for i, of in enumerate((row, column)))
+    exists = (groups[None, None, ..., 0] >= 0) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
     # One more input takes what is not of the image.
     wires = jnp.where(exists, (channel[:, :, None, None] * height + r) * width + c, len(call.x))
-    by_wire = jnp.stack([jnp.stack(of, 1) for of in of_leaves], 1)
-    by_wire = by_wire.reshape(math.prod(shape), call.x.shape[1])
+    at_places = [jnp.stack([jnp.where(chosen == p, of, 0) for p in range(len(groups))], 1) for of in of_leaves]
+    by_wire = jnp.stack(at_places, 1).reshape(math.prod(shape), call.x.shape[1])
     readers = None if call.readers is None else _readers(call, call.readers)
     return _wire_gathers.to_inputs([by_wire], wires.reshape(-1, 1), readers, len(call.x) + 1)[:-1]
 
