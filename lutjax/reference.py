@@ -601,7 +601,7 @@ def logic_trees(
     values = jnp.moveaxis(x.astype(dtype).reshape(n_channels, n_pixels, *batch), 0, 1).reshape(x.shape)
     values = jnp.concatenate([values, jnp.zeros((1, *batch), dtype)])  # the last one is around the image
     ids = windows((*places.image, n_channels), places.kernel, places.stride, padding=places.padding)
-    of_leaves = ids.reshape(*places.counts, -1)[:, :, np.clip(leaves, 0, ids.shape[-1] - 1)]
+    of_leaves = _take(jnp.asarray(ids).reshape(*places.counts, ids.shape[-1]), leaves)
     nodes = list(jnp.moveaxis(values[of_leaves], (2, 3), (1, 0)))  # of each [trees, rows, columns, ...]
     c = coefficients.astype(dtype).reshape(*coefficients.shape, *(1,) * (2 + len(batch)))
     node = 0

@@ -68,12 +68,16 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "packed_lut": {XLA: FORWARD, TENSORCORE: FORWARD},
 }
 
+# On CPUs layers evaluate trees level by level, whose gates have native kernels.
+WITHOUT_NATIVE = ("logic_trees",)
+
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
     for op, row in KERNELS.items():
         registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
-        registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
+        if op not in WITHOUT_NATIVE:
+            registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
         for column, directions in row.items():
             room = f"lutjax.kernels.{column.room}"
             fit = f"{room}.{column.fit}" if column.fit else None

@@ -373,7 +373,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         """Return whether one kernel evaluates whole trees of gates, and their pools."""
         n_leaves = self.n_inputs**self.depth
         gpu = next((d for d in devices_of([x, coefficients]) if d.backend == Backend.GPU), None)
-        if gpu is None or n_leaves > MAX_LEAVES or any(map(_meshes.explicit_axes, (x, coefficients))):
+        if gpu is None or n_leaves > MAX_LEAVES:
             return False
         shapes = (
             jax.ShapeDtypeStruct((math.prod(self.in_shape), math.prod(x.shape[3:])), x.dtype),
@@ -393,7 +393,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         """Return what `_in_trees` and `_pooled` return."""
         y = logic_trees(
             x.reshape(math.prod(self.in_shape), *x.shape[3:]),
-            self._by_tree(coefficients),
+            _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),
             jnp.asarray(wires, INT32).reshape(self.n_kernels, -1),
             places=self._places,
             readers=readers,
@@ -406,6 +406,11 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         ends = list(itertools.accumulate(self.levels))[:-1]
         parts = jnp.split(coefficients, ends, 1)
         return jnp.concatenate([part.reshape(4, self.n_kernels, -1) for part in parts], 2)
+
+    def _spec_by_tree(self, coefficients: jax.Array) -> PartitionSpec:
+        place = (*_meshes.spec_of(coefficients), None, None)[1]
+        divides = place is None or self.n_kernels % _meshes.devices_along(place) == 0
+        return PartitionSpec(None, place if divides else None)
 
     @property
     def _places(self) -> Places:

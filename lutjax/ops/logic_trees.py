@@ -163,9 +163,7 @@ def logic_trees(
     """
     op, n_pixels = "logic_trees", math.prod(places.image)
     if any(n < 1 for n in places.counts):
-        raise ValueError(
-            f"{op}: places is {places}; the window is larger than the image with its padding."
-        )
+        raise ValueError(f"{op}: places is {places}; the window is larger than the image with its padding.")
     if any(p >= k for k, p in zip(places.pool, places.pool_padding, strict=True)):
         raise ValueError(
             f"{op}: places is {places}; pool_padding must be less than pool, or a group could have no place."

@@ -1200,7 +1200,12 @@ def logic_trees_vjp(
         up, size = g[n_leaves + node], sizes[n_leaves + node]
         a, b = values[2 * node : 2 * node + 2]
         size_a, size_b = magnitudes[2 * node : 2 * node + 2]
-        terms = ((up, size), (up * a, size * size_a), (up * b, size * size_b), (up * a * b, size * size_a * size_b))
+        terms = (
+            (up, size),
+            (up * a, size * size_a),
+            (up * b, size * size_b),
+            (up * a * b, size * size_a * size_b),
+        )
         for number, (value, of_size) in enumerate(terms):
             of_coefficients.add((number, k, node), _rounded(value, of_size, depth))
     return {"x": of_x.sum(), "coefficients": of_coefficients.sum()}

@@ -765,13 +765,25 @@ POOLS: dict[str, dict[str, Sizes]] = {
         "hard, bfloat16": {**_GATES, **_BF16, "hard": True},
     },
     "logic_trees": {
-        "pools, padding, readers": {**_TREES, "places": Places((5, 4), (2, 3), (1, 1), (1, 1), (2, 2)), "readers": True},
+        "pools, padding, readers": {
+            **_TREES,
+            "places": Places((5, 4), (2, 3), (1, 1), (1, 1), (2, 2)),
+            "readers": True,
+        },
         "strides, no samples": {**_TREES, "batch": (0,), "places": Places((5, 7), (2, 1), (3, 2))},
         "one place": {**_TREES, "trees": 5, "batch": (2, 3), "places": Places((2, 3), (2, 3))},
         "groups beyond the places, bfloat16": {
-            **_TREES, **_BF16, "leaves": 2, "places": Places((4, 3), (2, 2), (1, 1), (0, 0), (2, 3), (1, 1)),
+            **_TREES,
+            **_BF16,
+            "leaves": 2,
+            "places": Places((4, 3), (2, 2), (1, 1), (0, 0), (2, 3), (1, 1)),
         },
-        "float64": {**_TREES, **_F64, "places": Places((3, 3), (2, 2), (1, 1), (0, 1), (1, 2)), "readers": True},
+        "float64": {
+            **_TREES,
+            **_F64,
+            "places": Places((3, 3), (2, 2), (1, 1), (0, 1), (1, 2)),
+            "readers": True,
+        },
         "no trees": {**_TREES, "trees": 0, "places": Places((3, 3), (2, 2))},
     },
     "soft_lut": {

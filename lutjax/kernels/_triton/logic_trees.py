@@ -69,7 +69,9 @@ def backward(
         cotangent,
         outputs=[
             jax.ShapeDtypeStruct((n_parts, *call.coefficients.shape) if sums else (1,), dtype),
-            jax.ShapeDtypeStruct((n_trees, n_leaves // 2, call.n_groups, n_samples) if passed else (1,), dtype),
+            jax.ShapeDtypeStruct(
+                (n_trees, n_leaves // 2, call.n_groups, n_samples) if passed else (1,), dtype
+            ),
             jax.ShapeDtypeStruct(cotangent.shape if passed else (1,), jnp.int8),
         ],
         SUMS=sums,
@@ -90,7 +92,9 @@ def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device
     if call.readers is None:
         channel = call.places.in_window(call.leaves, n_channels)[0].reshape(-1)
         order = jnp.argsort(channel, stable=True).astype(jnp.int32)
-        bounds = jnp.searchsorted(channel[order], jnp.arange(n_channels + 1, dtype=jnp.int32)).astype(jnp.int32)
+        bounds = jnp.searchsorted(channel[order], jnp.arange(n_channels + 1, dtype=jnp.int32)).astype(
+            jnp.int32
+        )
     else:
         order = bounds = call.readers
     arguments = _arguments(call, device, PIXELS)
@@ -269,9 +273,9 @@ def _gather(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: t
             inside = inside & _inside(other_row, other_column, c)[:, None]
         other = (other_row * c.WIDTH + other_column)[:, None] * c.n_samples + sample[None, :]
         b = tl.load(x + _image(of_pair, c) + other, mask=inside, other=0).to(c.ACC)
-        slope = tl.load(
-            coefficients + (1 + leaf % 2) * c.n_nodes + tree * (c.LEAVES - 1) + leaf // 2
-        ).to(c.ACC)
+        slope = tl.load(coefficients + (1 + leaf % 2) * c.n_nodes + tree * (c.LEAVES - 1) + leaf // 2).to(
+            c.ACC
+        )
         cross = tl.load(coefficients + 3 * c.n_nodes + tree * (c.LEAVES - 1) + leaf // 2).to(c.ACC)
         total += tl.where(mask, g * (slope + cross * b), 0)
     to = dx + _image(channel, c) + pixel[:, None] * c.n_samples + sample[None, :]
@@ -340,10 +344,9 @@ def _leaves(x, starts, rows, columns, row, column, sample, exists, c: tl.constex
     values = _gate_tiles.nothing()
     for leaf in tl.static_range(c.LEAVES):
         at = (starts[leaf] + (row * c.WIDTH + column)).to(tl.int64) * c.n_samples
+        mask = exists
         if c.BORDERED:
-            mask = exists & _inside(rows[leaf] + row, columns[leaf] + column, c)
-        else:
-            mask = exists
+            mask = mask & _inside(rows[leaf] + row, columns[leaf] + column, c)
         values += (tl.load(x + at + sample, mask=mask, other=0).to(c.ACC),)
     return values
 

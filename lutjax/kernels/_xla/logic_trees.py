@@ -30,7 +30,10 @@ def backward(
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     leaves, coefficients = _leaves(call, call.x.astype(dtype)), call.coefficients.astype(dtype)
     _, chosen = _best(call, leaves, coefficients)
-    own = [functools.reduce(lambda a, p: jnp.where(chosen == p, of[p], a), range(1, len(of)), of[0]) for of in leaves]
+    own = [
+        functools.reduce(lambda a, p: jnp.where(chosen == p, of[p], a), range(1, len(of)), of[0])
+        for of in leaves
+    ]
     _, pull = jax.vjp(_nodes, own, coefficients)
     of_leaves, of_coefficients = pull(cotangent.astype(dtype))
     found = {"coefficients": of_coefficients}
@@ -65,17 +68,14 @@ def _best(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the largest of the trees at the places of each group, and which place of the group it is: ``[K, groups, B]``."""
     dtype = accumulator(leaves[0][0].dtype, coefficients.dtype)
-    best = chosen = None
+    values = []
     for place, exists in enumerate(call.places.of_groups()[:, :, 0] >= 0):
         value = _nodes([of[place].astype(dtype) for of in leaves], coefficients.astype(dtype))
-        if not exists.all():
-            value = jnp.where(exists[None, :, None], value, -jnp.inf)
-        if best is None or chosen is None:
-            best, chosen = value, jnp.zeros(value.shape, jnp.int32)
-        else:
-            better = (value > best) | jnp.isnan(value)
-            best, chosen = jnp.where(better, value, best), jnp.where(better, place, chosen)
-    assert best is not None and chosen is not None
+        values.append(value if exists.all() else jnp.where(exists[None, :, None], value, -jnp.inf))
+    best, chosen = values[0], jnp.zeros(values[0].shape, jnp.int32)
+    for place, value in enumerate(values[1:], 1):
+        better = (value > best) | jnp.isnan(value)
+        best, chosen = jnp.where(better, value, best), jnp.where(better, place, chosen)
     return best, chosen
 
 
@@ -101,11 +101,16 @@ def _to_image(call: LogicTrees, of_leaves: list[jax.Array], chosen: jax.Array) -
     groups = call.places.of_groups()
     shape = (*call.leaves.shape, *groups.shape[:2])
     channel, row, column = call.places.in_window(call.leaves, call.n_channels)
-    r, c = (of[:, :, None, None] + (groups[None, None, ..., i] * stride[i] - around[i]) for i, of in enumerate((row, column)))
+    r, c = (
+        of[:, :, None, None] + (groups[None, None, ..., i] * stride[i] - around[i])
+        for i, of in enumerate((row, column))
+    )
     exists = (groups[None, None, ..., 0] >= 0) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
     # One more input takes what is not of the image.
     wires = jnp.where(exists, (channel[:, :, None, None] * height + r) * width + c, len(call.x))
-    at_places = [jnp.stack([jnp.where(chosen == p, of, 0) for p in range(len(groups))], 1) for of in of_leaves]
+    at_places = [
+        jnp.stack([jnp.where(chosen == p, of, 0) for p in range(len(groups))], 1) for of in of_leaves
+    ]
     by_wire = jnp.stack(at_places, 1).reshape(math.prod(shape), call.x.shape[1])
     readers = None if call.readers is None else _readers(call, call.readers)
     return _wire_gathers.to_inputs([by_wire], wires.reshape(-1, 1), readers, len(call.x) + 1)[:-1]
@@ -113,7 +118,7 @@ def _to_image(call: LogicTrees, of_leaves: list[jax.Array], chosen: jax.Array) -
 
 def _readers(call: LogicTrees, of_channels: jax.Array) -> jax.Array:
     """Return the wires of `_to_image` that read each pixel ``[I + 1, F]``, from the leaves that read its channel; -1: none."""
-    places, n_leaves = call.places, call.leaves.shape[1]
+    places = call.places
     number = jnp.clip(of_channels, 0, max(call.leaves.size - 1, 0))
     _, row, column = (a.reshape(-1)[number] for a in places.in_window(call.leaves, call.n_channels))
     at = places.that_read(row, column)  # [channels, F, height, 1] and [channels, F, 1, width]
