@@ -194,9 +194,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     @property
     def places(self) -> tuple[int, int]:
         """Numbers of rows and columns of windows."""
-        size, stride, _ = self.geometry
-        height, width, _ = self.padded
-        return (height - size[0]) // stride[0] + 1, (width - size[1]) // stride[1] + 1
+        return self._places.counts
 
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -206,8 +204,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     @property
     def out_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the output."""
-        rows, columns = ((n + 2 * p) // k for n, k, p in zip(self.places, *self.pooling, strict=True))
-        return rows, columns, self.n_kernels
+        return (*self._places.groups, self.n_kernels)
 
     @property
     def window(self) -> int:
@@ -440,43 +437,29 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
     def _wires_of_image(self, wires: Any) -> jax.Array:
         """Return the wires of leaves at all places, ids of the padded image with channels first: ``[leaves * places, n_inputs]``."""
-        width, stride = self.padded[1], self.geometry[1]
-        ids = self._ids_of_first_place(wires)
-        down, right = (np.arange(n, dtype=np.int32) * s for n, s in zip(self.places, stride, strict=True))
+        height, width, channels = self.padded
+        channel, row, column = self._places.in_window(jnp.asarray(wires, INT32), channels)
+        ids = (channel * height + row) * width + column  # at the first place
+        down, right = (
+            np.arange(n, dtype=np.int32) * s for n, s in zip(self.places, self.geometry[1], strict=True)
+        )
         shifts = (down[:, None] * width + right[None]).reshape(1, -1, 1)
         return (ids[:, None] + shifts).reshape(-1, self.n_inputs)
-
-    def _ids_of_first_place(self, wires: Any) -> jax.Array:
-        """Return the wires of leaves at the first place, ids of the padded image with channels first: ``[leaves, n_inputs]``."""
-        height, width, channels = self.padded
-        pixel, channel = jnp.divmod(jnp.asarray(wires, INT32), channels)
-        row, column = jnp.divmod(pixel, self.geometry[0][1])
-        return (channel * height + row) * width + column
 
     def _readers_of_image(self, readers: Any, wires: Any) -> jax.Array:
         """Return the readers of each value of the padded image by those of its channel: ``[channels * height * width, F]``.
 
         A leaf that reads some pixel of the window reads this value at one place, or at none.
         """
-        height, width, channels = self.padded
-        (_, kernel_width), stride, _ = self.geometry
-        rows, columns = self.places
         number = jnp.maximum(readers, 0)
-        pixel = jnp.asarray(wires, INT32).reshape(-1)[number] // channels
-        gate, slot = jnp.divmod(number, self.n_inputs)
-
-        def along(offset: jax.Array, size: int, step: int, n_places: int) -> tuple[jax.Array, jax.Array]:
-            """Return places ``[channels, size, F]`` along an axis, and whether they exist."""
-            distance = jnp.arange(size, dtype=INT32)[None, :, None] - offset[:, None]
-            place = distance // step
-            return place, (distance % step == 0) & (place >= 0) & (place < n_places)
-
-        row, row_exists = along(pixel // kernel_width, height, stride[0], rows)
-        column, column_exists = along(pixel % kernel_width, width, stride[1], columns)
-        place = row[:, :, None] * columns + column[:, None]
-        wire = (gate[:, None, None] * (rows * columns) + place) * self.n_inputs + slot[:, None, None]
-        exists = row_exists[:, :, None] & column_exists[:, None] & (readers >= 0)[:, None, None]
-        return jnp.where(exists, wire, -1).reshape(channels * height * width, -1)
+        of_readers = jnp.asarray(wires, INT32).reshape(-1)[number]
+        _, row, column = self._places.in_window(of_readers, self.padded[2])
+        padded = dataclasses.replace(self._places, image=self.padded[:2], padding=(0, 0))
+        row, column = padded.that_read(row, column)
+        gate, slot = (a[..., None, None] for a in jnp.divmod(number, self.n_inputs))
+        wire = (gate * math.prod(self.places) + row * self.places[1] + column) * self.n_inputs + slot
+        exists = (row >= 0) & (column >= 0) & (readers >= 0)[..., None, None]
+        return jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1).reshape(math.prod(self.padded), -1)
 
     # ------------------------------------------------------------------------------------- pools
     def _pooled(self, y: jax.Array) -> jax.Array:

@@ -112,14 +112,14 @@ def _to_image(call: LogicTrees, of_leaves: list[jax.Array], chosen: jax.Array) -
         jnp.stack([jnp.where(chosen == p, of, 0) for p in range(len(groups))], 1) for of in of_leaves
     ]
     by_wire = jnp.stack(at_places, 1).reshape(math.prod(shape), call.x.shape[1])
-    readers = None if call.readers is None else _readers(call, call.readers)
+    readers = None if call.readers is None or not wires.size else _readers(call, call.readers)
     return _wire_gathers.to_inputs([by_wire], wires.reshape(-1, 1), readers, len(call.x) + 1)[:-1]
 
 
 def _readers(call: LogicTrees, of_channels: jax.Array) -> jax.Array:
     """Return the wires of `_to_image` that read each pixel ``[I + 1, F]``, from the leaves that read its channel; -1: none."""
     places = call.places
-    number = jnp.clip(of_channels, 0, max(call.leaves.size - 1, 0))
+    number = jnp.clip(of_channels, 0, call.leaves.size - 1)
     _, row, column = (a.reshape(-1)[number] for a in places.in_window(call.leaves, call.n_channels))
     at = places.that_read(row, column)  # [channels, F, height, 1] and [channels, F, 1, width]
     padded = [jnp.maximum(a, 0) + p for a, p in zip(at, places.pool_padding, strict=True)]
@@ -130,5 +130,5 @@ def _readers(call: LogicTrees, of_channels: jax.Array) -> jax.Array:
     exists = (at[0] >= 0) & (at[1] >= 0) & (of_channels >= 0)[..., None, None]
     # A pool need not reach all places.
     exists &= (group[0] < places.groups[0]) & (group[1] < places.groups[1])
-    found = jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1).reshape(-1, of_channels.shape[1])
+    found = jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1).reshape(len(call.x), of_channels.shape[1])
     return jnp.concatenate([found, jnp.full((1, of_channels.shape[1]), -1, found.dtype)])
