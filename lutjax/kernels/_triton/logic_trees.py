@@ -6,8 +6,9 @@ that the group chose: from ``g`` of a node with the inputs ``a`` and ``b`` come 
 which are summed over the samples when the program ends, and ``g (c1 + c3 b)``, ``g (c2 + c3 a)`` of the inputs. It stops at the parents of
 leaves, and writes their ``g`` and the place that was chosen.
 
-A second kernel adds up the cotangent of the image. A program owns pixels of a channel and a block of samples, and goes through the
-leaves that read the channel: each reads a pixel at one place or at none. So sums have a fixed order, and need no atomics.
+A second kernel adds up the cotangent of the image. A program owns a channel and a block of samples, and goes through the leaves that
+read the channel. A leaf reads a pixel at one place or at none, so its places add to different pixels, and the next leaf waits
+for them: sums have a fixed order, and need no atomics.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from lutjax.ops.logic_trees import LogicTrees
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Samples, groups of places or pixels, and warps of a program. Of those tried on an H100, at the sizes of a LogicTreeNet, these were the fastest."""
+    """Samples, groups of places, and warps of a program. Of those tried on an H100, at the sizes of a LogicTreeNet, these were the fastest."""
 
     samples: int
     groups: int
@@ -37,7 +38,7 @@ class Tile:
 
 FORWARD = Tile(128, 4, 2)
 BACKWARD = Tile(32, 8, 1)  # sums over samples stay in a warp
-PIXELS = Tile(128, 4, 1)
+CHANNELS = Tile(16, 32, 16)  # a thread has one sum at a time
 HELD = 8  # most leaves of trees whose coefficients stay in registers
 
 
@@ -88,21 +89,24 @@ def backward(
 
 def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
     """Return the cotangent of the image, from those of the leaves' parents and the places that groups chose."""
-    n_channels, n_pixels = call.n_channels, math.prod(call.places.image)
+    n_channels = call.n_channels
     if call.readers is None:
         channel = call.places.in_window(call.leaves, n_channels)[0].reshape(-1)
         order = jnp.argsort(channel, stable=True).astype(jnp.int32)
-        bounds = jnp.searchsorted(channel[order], jnp.arange(n_channels + 1, dtype=jnp.int32)).astype(
-            jnp.int32
-        )
+        ends = jnp.cumsum(jnp.bincount(channel, length=n_channels), dtype=jnp.int32)
+        bounds = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
     else:
         order = bounds = call.readers
-    arguments = _arguments(call, device, PIXELS)
-    pixels = min(PIXELS.groups, triton.next_power_of_2(n_pixels))
-    n_blocks = triton.cdiv(n_pixels, pixels) * triton.cdiv(call.x.shape[1], arguments["SAMPLES"])
-    arguments |= {"programs": n_channels * n_blocks if call.x.size else 0, "GROUPS": pixels}
+    arguments = _arguments(call, device, CHANNELS)
+    n_blocks = triton.cdiv(call.x.shape[1], arguments["SAMPLES"])
+    groups = min(CHANNELS.groups, triton.next_power_of_2(call.n_groups))
+    arguments |= {
+        "programs": n_channels * n_blocks if of_parents.size else 0,
+        "GROUPS": groups,
+        "warps": min(CHANNELS.warps, max(groups * arguments["SAMPLES"] // 32, 1)),
+    }
     (dx,) = launch(
-        _gather,
+        _add,
         call.x,
         call.coefficients,
         call.leaves,
@@ -110,7 +114,7 @@ def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device
         bounds,
         of_parents,
         chosen,
-        outputs=[jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)],
+        zeroed=[jax.ShapeDtypeStruct(call.x.shape, of_parents.dtype)],
         fan_out=0 if call.readers is None else call.readers.shape[1],
         LISTED=call.readers is not None,
         **arguments,
@@ -229,57 +233,44 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
 
 
 @kernel
-def _gather(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.constexpr):
-    """Programs of pixels of a channel: the sum of what its readers pass on."""
-    blocks: tl.constexpr = (c.HEIGHT * c.WIDTH + c.GROUPS - 1) // c.GROUPS
-    block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    channel = rest % c.n_channels
-    pixel, pixel_exists = _row_tiles.block(c.GROUPS, c.HEIGHT * c.WIDTH, block)
-    sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, rest // c.n_channels)
-    pixel, sample = pixel.to(tl.int32), sample.to(tl.int32)
-    both_exist = pixel_exists[:, None] & sample_exists[None, :]
-    total = tl.zeros((c.GROUPS, c.SAMPLES), c.ACC)
+def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.constexpr):
+    """Programs of a channel: each of its readers adds what it passes on, at all places that groups chose."""
+    channel = tl.program_id(0) % c.n_channels
+    sample = (tl.program_id(0) // c.n_channels) * c.SAMPLES + tl.arange(0, c.SAMPLES)
     if c.LISTED:
         first, last = channel * c.fan_out, (channel + 1) * c.fan_out
     else:
         first, last = tl.load(bounds + channel), tl.load(bounds + channel + 1)
     for at in range(first, last):
         number = tl.load(order + at)
-        listed = number >= 0
-        number = tl.minimum(tl.maximum(number, 0), c.n_trees * c.LEAVES - 1)
-        tree, leaf = number // c.LEAVES, number % c.LEAVES
-        _channel, leaf_row, leaf_column = _value_of_window(leaves, number, c)
-        of_pair, pair_row, pair_column = _value_of_window(leaves, number ^ 1, c)
-        # The place from where the leaf reads these pixels.
-        down, right = pixel // c.WIDTH - leaf_row, pixel % c.WIDTH - leaf_column
-        place_row, place_column = down // c.DOWN, right // c.RIGHT
-        reads = (down >= 0) & (right >= 0) & (down % c.DOWN == 0) & (right % c.RIGHT == 0)
-        reads = reads & (place_row < c.PLACE_ROWS) & (place_column < c.PLACE_COLUMNS)
-        row, column = place_row + c.AROUND_ROWS, place_column + c.AROUND_COLUMNS
-        group_row, group_column = row // c.POOL_ROWS, column // c.POOL_COLUMNS
-        reads = reads & (group_row < c.ROWS) & (group_column < c.COLUMNS) & listed
-        mask = reads[:, None] & both_exist
-        group = (group_row * c.COLUMNS + group_column)[:, None] * c.n_samples + sample[None, :]
-        if c.POOL_ROWS * c.POOL_COLUMNS > 1:
-            of_group = (row % c.POOL_ROWS) * c.POOL_COLUMNS + column % c.POOL_COLUMNS
-            one = tl.load(chosen + _output(tree, 0, c) + group, mask=mask, other=-1)
-            mask = mask & (one == of_group[:, None])
-        parent = tree * (c.LEAVES // 2) + leaf // 2
-        g = tl.load(of_parents + _output(parent, 0, c) + group, mask=mask, other=0)
-        # The other input of the parent, at the same place.
-        other_row, other_column = down + pair_row, right + pair_column
-        inside = mask
-        if c.BORDERED:
-            inside = inside & _inside(other_row, other_column, c)[:, None]
-        other = (other_row * c.WIDTH + other_column)[:, None] * c.n_samples + sample[None, :]
-        b = tl.load(x + _image(of_pair, c) + other, mask=inside, other=0).to(c.ACC)
-        slope = tl.load(coefficients + (1 + leaf % 2) * c.n_nodes + tree * (c.LEAVES - 1) + leaf // 2).to(
-            c.ACC
-        )
-        cross = tl.load(coefficients + 3 * c.n_nodes + tree * (c.LEAVES - 1) + leaf // 2).to(c.ACC)
-        total += tl.where(mask, g * (slope + cross * b), 0)
-    to = dx + _image(channel, c) + pixel[:, None] * c.n_samples + sample[None, :]
-    tl.store(to, total.to(dx.dtype.element_ty), mask=both_exist)
+        if number >= 0:
+            number = tl.minimum(number, c.n_trees * c.LEAVES - 1)
+            tree, parent = number // c.LEAVES, number // 2
+            _channel, leaf_row, leaf_column = _value_of_window(leaves, number, c)
+            of_pair, pair_row, pair_column = _value_of_window(leaves, number ^ 1, c)
+            of_node = coefficients + tree * (c.LEAVES - 1) + parent % (c.LEAVES // 2)
+            slope = tl.load(of_node + (1 + number % 2) * c.n_nodes).to(c.ACC)
+            cross = tl.load(of_node + 3 * c.n_nodes).to(c.ACC)
+            for block in range((c.ROWS * c.COLUMNS + c.GROUPS - 1) // c.GROUPS):
+                group = block * c.GROUPS + tl.arange(0, c.GROUPS)
+                mask = (group < c.ROWS * c.COLUMNS)[:, None] & (sample < c.n_samples)[None, :]
+                here = group[:, None] * c.n_samples + sample[None, :]
+                place = tl.load(chosen + _output(tree, 0, c) + here, mask=mask, other=-1).to(tl.int32)
+                mask = mask & (place >= 0)
+                row = ((group // c.COLUMNS) * c.POOL_ROWS - c.AROUND_ROWS)[:, None] + place // c.POOL_COLUMNS
+                column = (group % c.COLUMNS) * c.POOL_COLUMNS - c.AROUND_COLUMNS
+                column = column[:, None] + place % c.POOL_COLUMNS
+                row, column = row * c.DOWN, column * c.RIGHT
+                g = tl.load(of_parents + _output(parent, 0, c) + here, mask=mask, other=0)
+                b = tl.load(
+                    _pixel(x, of_pair, row + pair_row, column + pair_column, sample, c),
+                    mask=mask & _inside(row + pair_row, column + pair_column, c),
+                    other=0,
+                ).to(c.ACC)
+                to = _pixel(dx, channel, row + leaf_row, column + leaf_column, sample, c)
+                inside = mask & _inside(row + leaf_row, column + leaf_column, c)
+                tl.store(to, tl.load(to, mask=inside, other=0) + g * (slope + cross * b), mask=inside)
+            tl.debug_barrier()
 
 
 @kernel
@@ -328,9 +319,10 @@ def _inside(row, column, c: tl.constexpr):
 
 
 @kernel
-def _image(channel, c: tl.constexpr):
-    """Start of a channel."""
-    return channel.to(tl.int64) * (c.HEIGHT * c.WIDTH * c.n_samples)
+def _pixel(image, channel, row, column, sample, c: tl.constexpr):
+    """Samples of pixels of a channel, one pixel for each of them."""
+    start = image + channel.to(tl.int64) * (c.HEIGHT * c.WIDTH * c.n_samples)
+    return start + (row * c.WIDTH + column) * c.n_samples + sample[None, :]
 
 
 @kernel
