@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 from test_sharding import largest_collective, needs_devices
 
@@ -37,7 +38,7 @@ def with_gradients(x, coefficients, leaves, readers):
 
 
 @needs_devices
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("kind", ["Auto", slow("Explicit")])
 def test_trees_and_samples_over_devices(kind):
     """Each device has its trees and its samples: what is exchanged are sums of cotangents, of its samples and of its trees."""
     given = arguments()
@@ -54,11 +55,11 @@ def test_trees_and_samples_over_devices(kind):
     assert not re.findall(r" (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
 
-@pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=needs_devices)])
+@pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=[needs_devices, pytest.mark.slow])])
 def test_a_layer_evaluates_whole_trees_or_levels(kind, monkeypatch):
-    layer = LogicConv((4, 4, 3), 2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
+    layer = LogicConv((3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
     graph, params, others = nnx.split(layer, nnx.Param, ...)
-    x = jnp.asarray(np.random.default_rng(0).random((3, 4, 4, 4)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).random((2, 3, 3, 4)), jnp.float32)
 
     def loss(params, others, x):
         return jnp.sum(jnp.sin(nnx.merge(graph, params, others)(x)))

@@ -19,8 +19,8 @@ KINDS = (TREES,)
 
 # Sizes of rows; where those of columns differ, they have names of their own.
 SIZES = {
-    "one": Size(batch=1, height=1, channels=1, trees=1, leaves=2),
-    "split": Size(Tag.FAST, batch=4, height=2, channels=2, trees=4, leaves=2, kernel=2, padding=1, pool=1),
+    "one": Size(Tag.SLOW, batch=1, height=1, channels=1, trees=1, leaves=2),
+    "split": Size(Tag.FAST, batch=4, height=2, channels=2, trees=4, leaves=4, kernel=2, padding=1),
     "pools": Size(
         Tag.DTYPES,
         batch=5,
@@ -36,27 +36,30 @@ SIZES = {
         readers=1,
     ),
     "apart": Size(
+        Tag.SLOW,
         batch=37,
         height=7,
         width=9,
         channels=1,
         trees=2,
-        leaves=4,
+        leaves=2,
         kernel=2,
         kernel_width=3,
         stride=3,
         stride_width=2,
         pool_width=2,
     ),
-    "around": Size(batch=3, height=5, width=3, channels=3, trees=2, leaves=2, kernel=2, pool=2, around=1),
+    "around": Size(
+        Tag.SLOW, batch=3, height=5, width=3, channels=3, trees=2, leaves=4, kernel=2, pool=3, around=1
+    ),
     "deep": Size(
         Tag.SLOW, batch=2, height=3, width=5, channels=1, trees=2, leaves=16, kernel=2, pool=2, readers=1
     ),
     "uneven_pools": Size(
-        batch=3, height=6, channels=1, trees=2, leaves=2, kernel=2, pool=2, pool_width=3, readers=1
+        Tag.SLOW, batch=3, height=6, channels=1, trees=2, leaves=2, kernel=2, pool=2, pool_width=3, readers=1
     ),
-    "empty_batch": Size(batch=0, height=3, channels=2, trees=3, leaves=4, kernel=2, pool=2, readers=1),
-    "no_trees": Size(batch=3, height=3, channels=2, trees=0, leaves=4, kernel=2),
+    "empty_batch": Size(batch=0, height=3, channels=2, trees=3, leaves=2, kernel=2, readers=1),
+    "no_trees": Size(Tag.SLOW, batch=3, height=3, channels=2, trees=0, leaves=2, kernel=2),
     "trees": TREES.size(128, 16, 32, 128, 8),
 }
 

@@ -1,4 +1,4 @@
-"""Trees of gates over an image in plain JAX: each leaf of each place is gathered, and everything after is element by element.
+"""Trees of gates over an image in plain JAX: the leaves of all places are gathered, and everything after is element by element.
 
 The backward pass evaluates the trees again, and goes down the one that a group chose.
 
@@ -6,12 +6,10 @@ The cotangent of the image is a sum over readers where there is a list of them, 
 place or at none.
 """
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _wire_gathers
@@ -30,10 +28,9 @@ def backward(
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     leaves, coefficients = _leaves(call, call.x.astype(dtype)), call.coefficients.astype(dtype)
     _, chosen = _best(call, leaves, coefficients)
-    own = [
-        functools.reduce(lambda a, p: jnp.where(chosen == p, of[p], a), range(1, len(of)), of[0])
-        for of in leaves
-    ]
+    own = leaves[:, :, 0]
+    for place in range(1, leaves.shape[2]):
+        own = jnp.where((chosen == place)[:, None], leaves[:, :, place], own)
     _, pull = jax.vjp(_nodes, own, coefficients)
     of_leaves, of_coefficients = pull(cotangent.astype(dtype))
     found = {"coefficients": of_coefficients}
@@ -42,76 +39,61 @@ def backward(
     return {name: found[name] for name in needs}
 
 
-def _leaves(call: LogicTrees, x: jax.Array) -> list[list[jax.Array]]:
-    """Return each leaf at each place of a group, zeros around the image: leaves times places of a group times ``[K, groups, B]``."""
+def _ids(call: LogicTrees) -> tuple[jax.Array, jax.Array]:
+    """Return the id of each leaf at each place of each group, and whether it is in the image: ``[K, leaves, places of a group, groups]``."""
     (height, width), stride, around = call.places.image, call.places.stride, call.places.padding
-    channel, row, column = call.places.in_window(call.leaves, call.n_channels)
-
-    def at(leaf: int, places: np.ndarray) -> jax.Array:
-        r, c = (
-            of[:, leaf, None] + (places[None, :, i] * stride[i] - around[i])
-            for i, of in enumerate((row, column))
-        )
-        ids = (channel[:, leaf, None] * height + r) * width + c
-        values = read(x, jnp.clip(ids, 0, max(len(x) - 1, 0)).reshape(-1)).reshape(*ids.shape, x.shape[1])
-        if not any(around):
-            return values
-        inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
-        return jnp.where(inside[:, :, None], values, 0)
-
-    every = np.maximum(call.places.of_groups(), 0)
-    return [[at(leaf, places) for places in every] for leaf in range(call.leaves.shape[1])]
+    groups = call.places.of_groups()
+    channel, *offsets = call.places.in_window(call.leaves, call.n_channels)
+    row, column = (
+        of[:, :, None, None] + (groups[None, None, ..., i] * stride[i] - around[i])
+        for i, of in enumerate(offsets)
+    )
+    exists = (groups[None, None, ..., 0] >= 0) & (row >= 0) & (row < height)
+    exists = exists & (column >= 0) & (column < width)
+    return (channel[:, :, None, None] * height + row) * width + column, exists
 
 
-def _best(
-    call: LogicTrees, leaves: list[list[jax.Array]], coefficients: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _leaves(call: LogicTrees, x: jax.Array) -> jax.Array:
+    """Return the leaves at all places, zeros around the image: ``[K, leaves, places of a group, groups, B]``."""
+    ids, exists = _ids(call)
+    values = read(x, jnp.clip(ids, 0, len(x) - 1).reshape(-1)).reshape(*ids.shape, x.shape[1])
+    return jnp.where(exists[..., None], values, 0)
+
+
+def _best(call: LogicTrees, leaves: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the largest of the trees at the places of each group, and which place of the group it is: ``[K, groups, B]``."""
-    dtype = accumulator(leaves[0][0].dtype, coefficients.dtype)
-    values = []
-    for place, exists in enumerate(call.places.of_groups()[:, :, 0] >= 0):
-        value = _nodes([of[place].astype(dtype) for of in leaves], coefficients.astype(dtype))
-        values.append(value if exists.all() else jnp.where(exists[None, :, None], value, -jnp.inf))
-    best, chosen = values[0], jnp.zeros(values[0].shape, jnp.int32)
-    for place, value in enumerate(values[1:], 1):
+    dtype = accumulator(leaves.dtype, coefficients.dtype)
+    exists = (call.places.of_groups()[..., 0] >= 0)[None, :, :, None]
+    values = jnp.where(exists, _nodes(leaves.astype(dtype), coefficients.astype(dtype)), -jnp.inf)
+    best, chosen = values[:, 0], jnp.zeros(values[:, 0].shape, jnp.int32)
+    for place in range(1, values.shape[1]):
+        value = values[:, place]
         better = (value > best) | jnp.isnan(value)
         best, chosen = jnp.where(better, value, best), jnp.where(better, place, chosen)
     return best, chosen
 
 
-def _nodes(values: list[jax.Array], coefficients: jax.Array) -> jax.Array:
-    """Return the roots of trees with these leaves, each ``[K, groups, B]``."""
-    of_trees, first = coefficients[..., None, None], 0
-    for n in levels(len(values)):
-        above = []
-        for node in range(n):
-            c0, c1, c2, c3 = of_trees[:, :, first + node]
-            a, b = values[2 * node], values[2 * node + 1]
-            above.append(c0 + c1 * a + (c2 + c3 * a) * b)
-        values, first = above, first + n
-    return values[0]
+def _nodes(values: jax.Array, coefficients: jax.Array) -> jax.Array:
+    """Return the roots of trees with these leaves: ``[K, leaves, ...]`` -> ``[K, ...]``."""
+    first, others = 0, range(2, values.ndim)
+    for n in levels(values.shape[1]):
+        c0, c1, c2, c3 = jnp.expand_dims(coefficients[:, :, first : first + n], [a + 1 for a in others])
+        a, b = values[:, ::2], values[:, 1::2]
+        values, first = c0 + c1 * a + (c2 + c3 * a) * b, first + n
+    return values[:, 0]
 
 
-def _to_image(call: LogicTrees, of_leaves: list[jax.Array], chosen: jax.Array) -> jax.Array:
+def _to_image(call: LogicTrees, of_leaves: jax.Array, chosen: jax.Array) -> jax.Array:
     """Return the sum of what all leaves pass on to each pixel: ``[I, B]``.
 
     Leaves at all places are wires, ordered by tree, leaf, place of the group and group.
     """
-    (height, width), stride, around = call.places.image, call.places.stride, call.places.padding
-    groups = call.places.of_groups()
-    shape = (*call.leaves.shape, *groups.shape[:2])
-    channel, row, column = call.places.in_window(call.leaves, call.n_channels)
-    r, c = (
-        of[:, :, None, None] + (groups[None, None, ..., i] * stride[i] - around[i])
-        for i, of in enumerate((row, column))
-    )
-    exists = (groups[None, None, ..., 0] >= 0) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
+    ids, exists = _ids(call)
     # One more input takes what is not of the image.
-    wires = jnp.where(exists, (channel[:, :, None, None] * height + r) * width + c, len(call.x))
-    at_places = [
-        jnp.stack([jnp.where(chosen == p, of, 0) for p in range(len(groups))], 1) for of in of_leaves
-    ]
-    by_wire = jnp.stack(at_places, 1).reshape(math.prod(shape), call.x.shape[1])
+    wires = jnp.where(exists, ids, len(call.x))
+    place = jnp.arange(wires.shape[2], dtype=jnp.int32)[None, None, :, None, None]
+    at_places = jnp.where(chosen[:, None, None] == place, of_leaves[:, :, None], 0)
+    by_wire = at_places.reshape(wires.size, call.x.shape[1])
     readers = None if call.readers is None or not wires.size else _readers(call, call.readers)
     return _wire_gathers.to_inputs([by_wire], wires.reshape(-1, 1), readers, len(call.x) + 1)[:-1]
 
