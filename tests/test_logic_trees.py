@@ -13,9 +13,11 @@ from test_sharding import largest_collective, needs_devices
 
 import lutjax
 from lutjax import testing
+from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels.registry import Request, devices_of
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.nnx import LogicConv
-from lutjax.ops.logic_trees import Places, logic_trees
+from lutjax.ops.logic_trees import LogicTrees, Places, logic_trees
 
 PLACES = Places((6, 5), (2, 3), (1, 1), (1, 0), (1, 3))
 
@@ -95,6 +97,13 @@ def test_other_sizes_are_refused(changes, message):
     given = dict(zip(("x", "coefficients", "leaves", "readers"), arguments(), strict=True))
     with pytest.raises(ValueError, match=f"^logic_trees: .*{message}"):
         logic_trees(**{**given, "places": PLACES, **changes})
+
+
+def test_large_groups_are_left_to_other_kernels():
+    """A kernel that writes out hundreds of leaves would compile for minutes."""
+    places = Places((16, 16), pool=(16, 16))
+    call = LogicTrees(jnp.zeros((256, 1)), jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32), places=places)
+    assert "at most 256, here 1024" in _triton_fit.unsupported_arguments(Request("forward", call, None))
 
 
 @pytest.mark.gpu
