@@ -42,7 +42,7 @@ def backward(
 def _ids(call: LogicTrees) -> tuple[jax.Array, jax.Array]:
     """Return the id of each leaf at each place of each group, and whether it is in the image: ``[K, leaves, places of a group, groups]``."""
     (height, width), stride, around = call.places.image, call.places.stride, call.places.padding
-    groups = call.places.of_groups()
+    groups = jnp.asarray(call.places.of_groups())
     channel, *offsets = call.places.in_window(call.leaves, call.n_channels)
     row, column = (
         of[:, :, None, None] + (groups[None, None, ..., i] * stride[i] - around[i])
