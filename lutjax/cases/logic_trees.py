@@ -60,7 +60,7 @@ SIZES = {
     ),
     "empty_batch": Size(batch=0, height=3, channels=2, trees=3, leaves=2, kernel=2, readers=1),
     "no_trees": Size(Tag.SLOW, batch=3, height=3, channels=2, trees=0, leaves=2, kernel=2),
-    "trees": TREES.size(128, 16, 32, 128, 8),
+    "trees": TREES.size(128, 16, 32, 128, 8, tags=(Tag.BENCH,)),
 }
 
 
