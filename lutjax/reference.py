@@ -8,6 +8,7 @@ values are those of fixed-point sums, bit for bit; derivatives are those of the 
 mode, so an op's cotangents differ from them by up to one resolution for each addend.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
 from lutjax._quantised import QuantisedTables
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
+from lutjax.ops.logic_trees import Places
 from lutjax.ops.quantise_tables import quantise_tables
 from lutjax.reads import Read, straight_through
 from lutjax.wiring._images import window_sizes, windows
@@ -36,6 +38,7 @@ __all__ = [
     "detect_signs",
     "gate_coefficients",
     "logic_gates",
+    "logic_trees",
     "lookup",
     "lookup_attention",
     "lut",
@@ -581,6 +584,41 @@ def logic_gates(
     feature_axis: int = -1,
 ) -> Float[Array, "..."]:
     return bilinear_gates(x, gate_coefficients(logits, hard=hard), wires, feature_axis=feature_axis)
+
+
+def logic_trees(
+    x: Float[Array, "..."],
+    coefficients: Float[Array, "4 trees nodes"],
+    leaves: Int[Array, "trees leaves"],
+    *,
+    places: Places,
+    readers: Int[Array, "channels fan_out"] | None = None,
+) -> Float[Array, "..."]:
+    x, coefficients = jnp.asarray(x), jnp.asarray(coefficients)
+    dtype = accumulator(x.dtype, coefficients.dtype)
+    batch, n_pixels = x.shape[1:], math.prod(places.image)
+    n_channels = x.shape[0] // n_pixels
+    values = jnp.moveaxis(x.astype(dtype).reshape(n_channels, n_pixels, *batch), 0, 1).reshape(x.shape)
+    values = jnp.concatenate([values, jnp.zeros((1, *batch), dtype)])  # the last one is around the image
+    ids = windows((*places.image, n_channels), places.kernel, places.stride, padding=places.padding)
+    of_leaves = _take(jnp.asarray(ids).reshape(*places.counts, ids.shape[-1]), leaves)
+    nodes = list(jnp.moveaxis(values[of_leaves], (2, 3), (1, 0)))  # of each [trees, rows, columns, ...]
+    c = coefficients.astype(dtype).reshape(*coefficients.shape, *(1,) * (2 + len(batch)))
+    node = 0
+    while len(nodes) > 1:
+        above = []
+        for a, b in zip(nodes[::2], nodes[1::2], strict=True):
+            above.append(c[0, :, node] + c[1, :, node] * a + c[2, :, node] * b + c[3, :, node] * a * b)
+            node += 1
+        nodes = above
+    around = ((0, 0), *((p, p) for p in places.pool_padding), *((0, 0),) * len(batch))
+    y = jnp.pad(nodes[0], around, constant_values=-jnp.inf)
+    best = None
+    for row, column in np.ndindex(*places.pool):
+        one = y[:, row :: places.pool[0], column :: places.pool[1]][:, : places.groups[0], : places.groups[1]]
+        best = one if best is None else jnp.where((one > best) | jnp.isnan(one), one, best)
+    assert best is not None
+    return best.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
 
 
 def soft_lut(

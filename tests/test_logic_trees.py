@@ -1,134 +1,132 @@
-"""Trees of gates and their pools in one op: against gates level by level, in Triton's interpreter, and compiled for GPUs."""
+"""Trees of gates and their pools in one op: in the layer, on meshes, and compiled for GPUs. Its values are the parity suite's."""
 
-import functools
-import math
+import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
+from flax import nnx
+from test_sharding import largest_collective, needs_devices
 
-from lutjax.layers._logic_images import first_maximum
-from lutjax.ops.logic_trees import Places, logic_trees
+import lutjax
+from lutjax import testing
+from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels.registry import Request, devices_of
+from lutjax.layers._logic_images import LogicConvSpec
+from lutjax.layers.nnx import LogicConv
+from lutjax.ops.logic_trees import LogicTrees, Places, logic_trees
 
-ONE = Places(width=3, stride=(1, 1), places=(1, 1))
-GROUPS = Places(width=5, stride=(1, 1), places=(2, 4), pool=(2, 2))
-APART = Places(width=9, stride=(3, 2), places=(2, 4), pool=(1, 2))
-AROUND = Places(width=5, stride=(1, 1), places=(2, 4), pool=(2, 2), pool_padding=(1, 1))
-SIZES = {  # channels, height, trees, leaves, samples
-    "one": (ONE, 1, 3, 1, 2, 1),
-    "groups": (GROUPS, 2, 3, 3, 4, 5),
-    "apart": (APART, 1, 6, 2, 4, 37),
-    "around": (AROUND, 3, 3, 2, 4, 3),
-    "deep": (GROUPS, 1, 3, 2, 16, 2),
-    "no_samples": (GROUPS, 2, 3, 3, 4, 0),
-}
+PLACES = Places((6, 5), (2, 3), (1, 1), (1, 0), (1, 3))
 
 
-def arguments(size, dtype=jnp.float32):
-    """Inputs on a grid, on which sums are exact in any order and values of places are equal often."""
-    places, channels, height, n_trees, n_leaves, batch = SIZES[size]
-    rng = np.random.default_rng(len(size))
-    window = (
-        height - (places.places[0] - 1) * places.stride[0],
-        places.width - (places.places[1] - 1) * places.stride[1],
-    )
-    at = [rng.integers(0, n, (n_trees, n_leaves)) for n in (channels, *window)]
-    leaves = jnp.asarray((at[0] * height + at[1]) * places.width + at[2], jnp.int32)
-    x = jnp.asarray(rng.integers(0, 3, (channels * height * places.width, batch)) / 2, dtype)
-    coefficients = jnp.asarray(rng.integers(-2, 3, (4, n_trees * (n_leaves - 1))) / 2, jnp.float32)
-    dy = jnp.asarray(rng.integers(-2, 3, (n_trees * math.prod(places.groups), batch)), dtype)
-    return places, leaves, x, coefficients, dy
+def arguments(n_trees=4, n_channels=3, n_leaves=2, batch=4):
+    """Trees on a grid, on which sums are exact in any order."""
+    rng = np.random.default_rng(0)
+    leaves = jnp.asarray(rng.integers(0, 6 * n_channels, (n_trees, n_leaves)), jnp.int32)
+    x = jnp.asarray(rng.integers(0, 3, (30 * n_channels, batch)) / 2, jnp.float32)
+    coefficients = jnp.asarray(rng.integers(-2, 3, (4, n_trees, n_leaves - 1)) / 2, jnp.float32)
+    return x, coefficients, leaves, lutjax.readers(leaves % n_channels, n_channels)
 
 
-def level_by_level(x, coefficients, leaves, places):
-    """Return the same by an array of all places for each level, and loops over groups."""
-    n_trees = len(leaves)
-    order = [(row, column) for row in range(places.places[0]) for column in range(places.places[1])]
-    shifts = [(row * places.width * places.stride[0]) + column * places.stride[1] for row, column in order]
-    y, first = (
-        x[leaves[:, :, None] + np.array(shifts, np.int32)[None, None]],
-        0,
-    )  # [trees, leaves, places, samples]
-    while y.shape[1] > 1:
-        n = y.shape[1] // 2
-        c0, c1, c2, c3 = coefficients[:, first : first + n * n_trees].reshape(4, n_trees, n, 1, 1)
-        a, b = y[:, ::2], y[:, 1::2]
-        y, first = c0 + c1 * a + c2 * b + c3 * a * b, first + n * n_trees
-    found = []
-    for top in range(-places.pool_padding[0], places.places[0] + places.pool_padding[0], places.pool[0]):
-        for left in range(-places.pool_padding[1], places.places[1] + places.pool_padding[1], places.pool[1]):
-            inside = [(top + i, left + j) for i in range(places.pool[0]) for j in range(places.pool[1])]
-            found.append(first_maximum([y[:, 0, order.index(place)] for place in inside if place in order]))
-    return jnp.stack(found, 1).reshape(n_trees * len(found), x.shape[1])
-
-
-def with_gradient(f, x, coefficients, dy):
-    y, pull = jax.vjp(f, x, coefficients)
-    return y, *pull(dy)
-
-
-def check(size, implementation, dtype=jnp.float32):
-    places, leaves, x, coefficients, dy = arguments(size, dtype)
-    op = functools.partial(logic_trees, leaves=leaves, places=places, implementation=implementation)
-    found = jax.jit(functools.partial(with_gradient, op))(x, coefficients, dy)
-    plain = functools.partial(level_by_level, leaves=leaves, places=places)
-    wide = jax.jit(functools.partial(with_gradient, plain))(
-        x.astype(jnp.float32), coefficients, dy.astype(jnp.float32)
-    )
-    for one, expected, argument in zip(found, wide, (x, x, coefficients), strict=True):
-        assert one.dtype == argument.dtype
-        np.testing.assert_allclose(
-            one.astype(jnp.float32), expected.astype(argument.dtype).astype(jnp.float32), rtol=2e-6, atol=1e-6
-        )
-
-
-@pytest.mark.parametrize("size", [slow(size) if size == "deep" else size for size in SIZES])
-def test_plain_jax(size):
-    check(size, "xla")
-
-
-def test_samples_over_devices_and_mapped():
-    """The samples may lie on several devices, and be mapped."""
-    places, leaves, x, coefficients, dy = arguments("apart")
-    x, dy = x[:, :32], dy[:, :32]
-
+def with_gradients(x, coefficients, leaves, readers):
     def op(x, coefficients):
-        return logic_trees(x, coefficients, leaves, places=places, implementation="xla")
+        return logic_trees(x, coefficients, leaves, places=PLACES, readers=readers, implementation="xla")
 
-    expected = with_gradient(op, x, coefficients, dy)
-    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
-    divided = jax.NamedSharding(mesh, jax.P(None, "devices"))
-    placed = jax.device_put(x, divided), coefficients, jax.device_put(dy, divided)
-    found = jax.jit(functools.partial(with_gradient, op))(*placed)
-    assert found[0].sharding.is_equivalent_to(divided, 2)
+    y, pull = jax.vjp(op, x, coefficients)
+    return y, *pull(jnp.ones_like(y))
+
+
+@needs_devices
+@pytest.mark.parametrize("kind", ["Auto", slow("Explicit")])
+def test_trees_and_samples_over_devices(kind):
+    """Each device has its trees and its samples: what is exchanged are sums of cotangents, of its samples and of its trees."""
+    given = arguments()
+    expected = with_gradients(*given)
+    axis = getattr(jax.sharding.AxisType, kind)
+    mesh = jax.make_mesh((2, 2), ("data", "trees"), axis_types=(axis, axis), devices=jax.devices()[:4])
+    specs = (jax.P(None, "data"), jax.P(None, "trees"), jax.P("trees"), jax.P())
+    placed = jax.device_put(given, tuple(jax.NamedSharding(mesh, spec) for spec in specs))
+    compiled = jax.jit(with_gradients).lower(*placed).compile()
+    found = compiled(*placed)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-    apart = jax.vmap(op, in_axes=(2, None), out_axes=2)(x.reshape(len(x), 4, 8), coefficients)
-    np.testing.assert_array_equal(apart.reshape(expected[0].shape), expected[0])
-
-
-def test_other_sizes_are_refused():
-    places, leaves, x, coefficients, _ = arguments("groups")
-    with pytest.raises(
-        ValueError, match=r"leaves .*expected \[trees, leaves\] with 2 to 16 leaves, a power of two"
-    ):
-        logic_trees(x, coefficients, leaves[:, :3], places=places)
-    with pytest.raises(ValueError, match=r"coefficients .*expected \[4, 9\]"):
-        logic_trees(x, coefficients[:, 1:], leaves, places=places)
+    assert found[0].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("trees", None, "data")), 3)
+    assert largest_collective(compiled) <= given[0].nbytes / 2
+    assert not re.findall(r" (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
 
-# ------------------------------------------------------------------------------------- Triton
-triton_interpreter = pytest.importorskip("triton_interpreter")
+@pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=[needs_devices, pytest.mark.slow])])
+def test_a_layer_evaluates_whole_trees_or_levels(kind, monkeypatch):
+    layer = LogicConv((3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
+    graph, params, others = nnx.split(layer, nnx.Param, ...)
+    x = jnp.asarray(np.random.default_rng(0).random((2, 3, 3, 4)), jnp.float32)
+
+    def loss(params, others, x):
+        return jnp.sum(jnp.sin(nnx.merge(graph, params, others)(x)))
+
+    gradient = jax.value_and_grad(loss, argnums=(0, 2))
+    expected = jax.jit(gradient)(params, others, x)
+    monkeypatch.setattr(LogicConvSpec, "_in_one_kernel", lambda *_: True)
+    if kind is not None:
+        mesh = jax.make_mesh(
+            (2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2]
+        )
+        x = jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, None, None, "data")))
+        params, others = jax.device_put((params, others), jax.NamedSharding(mesh, jax.P()))
+    found = jax.jit(lambda *a: gradient(*a))(params, others, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
-@pytest.mark.parametrize("size", [slow(size) if size == "deep" else size for size in SIZES])
-def test_triton(size):
-    with triton_interpreter.interpreted():
-        check(size, "triton")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"leaves": jnp.zeros((4, 3), jnp.int32)}, r"leaves .*expected \[trees, leaves\] with 2 to 16 leaves, a power of two"),
+        ({"coefficients": jnp.zeros((4, 4, 2))}, r"coefficients .*expected \[4, 4, 1\]: 1, a, b and ab"),
+        ({"x": jnp.zeros((31, 4))}, r"x is float32\[31, 4\]; expected \[channels \* 30, \.\.\.\].* 6 rows and 5 columns"),
+        ({"readers": jnp.zeros((2, 3), jnp.int32)}, r"readers .*expected \[3, fan_out\]: the readers of each channel"),
+        ({"places": Places((6, 5), (7, 3))}, "the window is larger than the image with its padding"),
+        (
+            {"places": dataclasses.replace(PLACES, pool_padding=(1, 0))},
+            "pool_padding must be less than pool, or a group could have no place",
+        ),
+    ],
+)  # fmt: skip
+def test_other_sizes_are_refused(changes, message):
+    given = dict(zip(("x", "coefficients", "leaves", "readers"), arguments(), strict=True))
+    with pytest.raises(ValueError, match=f"^logic_trees: .*{message}"):
+        logic_trees(**{**given, "places": PLACES, **changes})
 
 
-def test_triton_in_bfloat16():
-    with triton_interpreter.interpreted():
-        check("around", "triton", jnp.bfloat16)
+def test_large_groups_are_left_to_other_kernels():
+    """A kernel that writes out hundreds of leaves would compile for minutes."""
+    places = Places((16, 16), pool=(16, 16))
+    call = LogicTrees(jnp.zeros((256, 1)), jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32), places=places)
+    assert "at most 256, here 1024" in str(
+        _triton_fit.unsupported_arguments(Request("forward", call, devices_of([call.x])[0]))
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["apart", "pools"])  # without and with readers
+def test_gradients_have_the_same_bits_in_every_run(shape):
+    if jax.default_backend() != "gpu":
+        pytest.skip("plain JAX on a CPU adds in one order")
+    case = testing.case("logic_trees", shape, batch=130, channels=2, trees=60)
+    noise = np.random.default_rng(0)
+    x, coefficients = (
+        jnp.asarray(noise.normal(size=a.shape), jnp.float32) for a in case.differentiable.values()
+    )
+
+    @jax.jit
+    def gradients(x, coefficients):
+        def loss(x, coefficients):
+            op = lutjax.kernel_registry.function("logic_trees")
+            return jnp.sum(jnp.sin(case.call(op, {"x": x, "coefficients": coefficients, **case.fixed})["y"]))
+
+        return jax.grad(loss, argnums=(0, 1))(x, coefficients)
+
+    first = gradients(x, coefficients)
+    for _ in range(5):
+        jax.tree.map(np.testing.assert_array_equal, gradients(x, coefficients), first)

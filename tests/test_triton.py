@@ -596,6 +596,15 @@ def test_compiles(op, capability, launches):
     check_compilation(launches, capability)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["pools", "apart"])  # with and without readers
+@pytest.mark.usefixtures("kernel_cache")
+def test_trees_add_without_atomics(shape, launches):
+    run_on(GPUS[90], testing.case("logic_trees", shape))
+    for (kernel, types), common in launches.items():
+        assert "atomic" not in compiled(common, types, 90).asm["ttir"], kernel
+
+
 @pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
 @pytest.mark.usefixtures("kernel_cache")
 def test_counted_attention_compiles(monkeypatch, capability, launches):

@@ -13,6 +13,7 @@ from test_sparsecore import replaced as replaced
 
 import lutjax
 from lutjax import testing
+from lutjax.ops.logic_trees import Places
 
 WILD = np.array([-5, -1, 2**31 - 1, -(2**31), 0, 1, 2, 3, 4, 9], np.int32)
 N_OUTPUTS = 5
@@ -137,6 +138,16 @@ def of_gates(shape, n_wires):
     return case
 
 
+def of_trees():
+    places = Places((3, 2), (2, 2), (1, 1), (1, 1), (2, 1))
+    x, coefficients, leaves = array(numbers(1, 6, 3)), array(numbers(2, 4, 2, 3)), ids(3, 2, 4)
+
+    def call(op, ids, x, coefficients, **options):
+        return op(x, coefficients, *ids, places=places, **options)
+
+    return call, (leaves,), (np.clip(leaves, 0, 3),), (x, coefficients)
+
+
 CASES = {
     "lookup": of_lookup,
     "sparse_lookup": of_sparse_lookup,
@@ -147,6 +158,7 @@ CASES = {
     "weighted_lookup": of_weighted_lookup,
     "scored_lut": of_scored_lut,
     "bilinear_gates": of_gates((4, 6), 2),
+    "logic_trees": of_trees,
     "soft_lut": of_gates((6, 8), 3),
     "binary_lut": of_gates((6, 8), 3),
 }
@@ -168,7 +180,7 @@ def check(op, implementation):
         y, pullback = jax.vjp(lambda *a: call(f, ids, *a, **options), *arguments)
         return y, *pullback(array(numbers(0, *y.shape)))
 
-    actual = jax.jit(lambda: run(getattr(lutjax, op), wild, implementation=implementation))()
+    actual = jax.jit(lambda: run(lutjax.kernel_registry.function(op), wild, implementation=implementation))()
     expected = jax.jit(lambda: run(getattr(lutjax.reference, op), clamped))()
     assert np.any(expected[0])
     for number, (a, e) in enumerate(zip(actual, expected, strict=True)):

@@ -22,9 +22,12 @@ NAMES = (
 
 def implements(name, op):
     """Return whether a world has its own implementation of an op."""
+    names = {name for spec in lutjax.kernel_registry.candidates(op) for name in spec.names}
     return {
+        "triton": "triton" in names,
         "xla, TPUs": "update" in lutjax.kernel_registry.directions(op),
         "triton, counted": op == "lookup_attention",
+        "pallas/tpu": "pallas/tpu" in names,
         "pallas/tpu, resident": op in ("lookup", "sparse_lookup"),
         "pallas/sparsecore": "update" in lutjax.kernel_registry.directions(op),
     }.get(name, True)

@@ -62,22 +62,21 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     },
     "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
     "bilinear_gates": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "logic_trees": {XLA: GRADIENT, TRITON: GRADIENT},
     "soft_lut": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "binary_lut": {XLA: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
     "packed_lut": {XLA: FORWARD, TENSORCORE: FORWARD},
 }
 
-# Those that layers alone call. They have tests of their own instead of cases.
-OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {"logic_trees": {XLA: GRADIENT, TRITON: GRADIENT}}
+# On CPUs layers evaluate trees level by level, whose gates have native kernels.
+WITHOUT_NATIVE = ("logic_trees",)
 
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
-    for op, row in (KERNELS | OF_LAYERS).items():
-        if op in OF_LAYERS:
-            registry.register_op(op, f"lutjax.ops.{op}")
-        else:
-            registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
+    for op, row in KERNELS.items():
+        registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
+        if op not in WITHOUT_NATIVE:
             registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
         for column, directions in row.items():
             room = f"lutjax.kernels.{column.room}"

@@ -194,9 +194,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     @property
     def places(self) -> tuple[int, int]:
         """Numbers of rows and columns of windows."""
-        size, stride, _ = self.geometry
-        height, width, _ = self.padded
-        return (height - size[0]) // stride[0] + 1, (width - size[1]) // stride[1] + 1
+        return self._places.counts
 
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -206,8 +204,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     @property
     def out_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the output."""
-        rows, columns = ((n + 2 * p) // k for n, k, p in zip(self.places, *self.pooling, strict=True))
-        return rows, columns, self.n_kernels
+        return (*self._places.groups, self.n_kernels)
 
     @property
     def window(self) -> int:
@@ -305,7 +302,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
         x = self._features_first(x)
         if gates and self._in_one_kernel(x, tables):
-            y = self._whole_trees(x, tables, arrays["wires"])
+            y = self._whole_trees(x, tables, arrays["wires"], arrays.get("readers"))
         else:
             y = self._in_trees(x, arrays["wires"], arrays.get("readers"), level)
             y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
@@ -373,12 +370,13 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         """Return whether one kernel evaluates whole trees of gates, and their pools."""
         n_leaves = self.n_inputs**self.depth
         gpu = next((d for d in devices_of([x, coefficients]) if d.backend == Backend.GPU), None)
-        if gpu is None or n_leaves > MAX_LEAVES or any(map(_meshes.explicit_axes, (x, coefficients))):
+        if gpu is None or n_leaves > MAX_LEAVES:
             return False
         shapes = (
-            jax.ShapeDtypeStruct((math.prod(self.padded), math.prod(x.shape[3:])), x.dtype),
-            coefficients,
+            jax.ShapeDtypeStruct((math.prod(self.in_shape), math.prod(x.shape[3:])), x.dtype),
+            jax.ShapeDtypeStruct((4, self.n_kernels, n_leaves - 1), coefficients.dtype),
             jax.ShapeDtypeStruct((self.n_kernels, n_leaves), INT32),
+            None,
         )
         call = LogicTrees.of(shapes, [("places", self._places)])
         names = lutjax.kernel_registry.request(LogicTrees.op, self.implementation)
@@ -388,22 +386,32 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
             return False
         return spec.platform == Platform.TRITON
 
-    def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any) -> jax.Array:
+    def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
         """Return what `_in_trees` and `_pooled` return."""
-        leaves = self._ids_of_first_place(wires).reshape(self.n_kernels, -1)
         y = logic_trees(
-            self._padded_rows(x),
-            coefficients,
-            leaves,
+            x.reshape(math.prod(self.in_shape), *x.shape[3:]),
+            _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),
+            jnp.asarray(wires, INT32).reshape(self.n_kernels, -1),
             places=self._places,
+            readers=readers,
             implementation=self.implementation,
         )
         return y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
 
+    def _by_tree(self, coefficients: jax.Array) -> jax.Array:
+        """Return coefficients of nodes level by level in the order of trees: ``[4, nodes]`` -> ``[4, kernels, nodes of a tree]``."""
+        ends = list(itertools.accumulate(self.levels))[:-1]
+        parts = jnp.split(coefficients, ends, 1)
+        return jnp.concatenate([part.reshape(4, self.n_kernels, -1) for part in parts], 2)
+
+    def _spec_by_tree(self, coefficients: jax.Array) -> PartitionSpec:
+        place = (*_meshes.spec_of(coefficients), None, None)[1]
+        divides = place is None or self.n_kernels % _meshes.devices_along(place) == 0
+        return PartitionSpec(None, place if divides else None)
+
     @property
     def _places(self) -> Places:
-        _, stride, _ = self.geometry
-        return Places(self.padded[1], stride, self.places, *self.pooling)
+        return Places(self.in_shape[:2], *self.geometry, *self.pooling)
 
     def _padded_rows(self, x: jax.Array) -> jax.Array:
         """Return the padded image as a list of inputs: ``[channels, height, width, ...]`` -> ``[channels * height * width, ...]``."""
@@ -429,43 +437,29 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
     def _wires_of_image(self, wires: Any) -> jax.Array:
         """Return the wires of leaves at all places, ids of the padded image with channels first: ``[leaves * places, n_inputs]``."""
-        width, stride = self.padded[1], self.geometry[1]
-        ids = self._ids_of_first_place(wires)
-        down, right = (np.arange(n, dtype=np.int32) * s for n, s in zip(self.places, stride, strict=True))
+        height, width, channels = self.padded
+        channel, row, column = self._places.in_window(jnp.asarray(wires, INT32), channels)
+        ids = (channel * height + row) * width + column  # at the first place
+        down, right = (
+            np.arange(n, dtype=np.int32) * s for n, s in zip(self.places, self.geometry[1], strict=True)
+        )
         shifts = (down[:, None] * width + right[None]).reshape(1, -1, 1)
         return (ids[:, None] + shifts).reshape(-1, self.n_inputs)
-
-    def _ids_of_first_place(self, wires: Any) -> jax.Array:
-        """Return the wires of leaves at the first place, ids of the padded image with channels first: ``[leaves, n_inputs]``."""
-        height, width, channels = self.padded
-        pixel, channel = jnp.divmod(jnp.asarray(wires, INT32), channels)
-        row, column = jnp.divmod(pixel, self.geometry[0][1])
-        return (channel * height + row) * width + column
 
     def _readers_of_image(self, readers: Any, wires: Any) -> jax.Array:
         """Return the readers of each value of the padded image by those of its channel: ``[channels * height * width, F]``.
 
         A leaf that reads some pixel of the window reads this value at one place, or at none.
         """
-        height, width, channels = self.padded
-        (_, kernel_width), stride, _ = self.geometry
-        rows, columns = self.places
         number = jnp.maximum(readers, 0)
-        pixel = jnp.asarray(wires, INT32).reshape(-1)[number] // channels
-        gate, slot = jnp.divmod(number, self.n_inputs)
-
-        def along(offset: jax.Array, size: int, step: int, n_places: int) -> tuple[jax.Array, jax.Array]:
-            """Return places ``[channels, size, F]`` along an axis, and whether they exist."""
-            distance = jnp.arange(size, dtype=INT32)[None, :, None] - offset[:, None]
-            place = distance // step
-            return place, (distance % step == 0) & (place >= 0) & (place < n_places)
-
-        row, row_exists = along(pixel // kernel_width, height, stride[0], rows)
-        column, column_exists = along(pixel % kernel_width, width, stride[1], columns)
-        place = row[:, :, None] * columns + column[:, None]
-        wire = (gate[:, None, None] * (rows * columns) + place) * self.n_inputs + slot[:, None, None]
-        exists = row_exists[:, :, None] & column_exists[:, None] & (readers >= 0)[:, None, None]
-        return jnp.where(exists, wire, -1).reshape(channels * height * width, -1)
+        of_readers = jnp.asarray(wires, INT32).reshape(-1)[number]
+        _, row, column = self._places.in_window(of_readers, self.padded[2])
+        padded = dataclasses.replace(self._places, image=self.padded[:2], padding=(0, 0))
+        row, column = padded.that_read(row, column)
+        gate, slot = (a[..., None, None] for a in jnp.divmod(number, self.n_inputs))
+        wire = (gate * math.prod(self.places) + row * self.places[1] + column) * self.n_inputs + slot
+        exists = (row >= 0) & (column >= 0) & (readers >= 0)[..., None, None]
+        return jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1).reshape(math.prod(self.padded), -1)
 
     # ------------------------------------------------------------------------------------- pools
     def _pooled(self, y: jax.Array) -> jax.Array:

@@ -224,7 +224,9 @@ def _compiled(
             for a, rank in zip(args, ranks, strict=True)
         )
         y = function_of(over)(*args)
-        return y.reshape(y.shape[0], *batch) if first else y.T.reshape(*batch, y.shape[0])
+        if first:
+            return y.reshape(*y.shape[:-1], *batch)
+        return jnp.moveaxis(y, -1, 0).reshape(*batch, *y.shape[:-1])
 
     def call(over: Over, *args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
@@ -559,7 +561,9 @@ def _kernel(
     elif needs is not None:
         foldable = not any(need and not b for need, b in zip(needs, batched, strict=True))
         batched = (*batched, True)
-    axis = 1 if op.features_first else 0
+
+    def batch_axis(a: jax.Array, n_mapped: int = 0) -> int:
+        return a.ndim - 1 - n_mapped if op.features_first else 0
 
     def run(options: Options, *args: Any) -> Any:
         return _by_platform(op, direction, choice, needs, options, args)
@@ -591,6 +595,7 @@ def _kernel(
 
             def join(a: jax.Array, is_mapped: bool) -> jax.Array:
                 a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
+                axis = batch_axis(a, 1)
                 a = jnp.moveaxis(a, 0, axis)
                 return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
 
@@ -599,9 +604,11 @@ def _kernel(
                 for arg, m, b in zip(args, mapped, batched, strict=True)
             ]
             a_batched = [arg for arg, b in zip(joined, batched, strict=True) if b]
-            batch = jax.tree.leaves(a_batched)[0].shape[axis] // size
+            one = jax.tree.leaves(a_batched)[0]
+            batch = one.shape[batch_axis(one)] // size
 
             def part(a: jax.Array) -> jax.Array:
+                axis = batch_axis(a)
                 return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
 
             outputs = jax.tree.map(part, call(*joined))

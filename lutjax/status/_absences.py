@@ -8,6 +8,7 @@ _NO_ROWS = "gathers no rows of tables: comparisons and logic are work for the ve
 _NO_ADDING = "SparseCores refuse to add to rows in HBM: XLA moves them"
 _ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
 _UNWEIGHTED = "SparseCores add rows as they arrive, without coefficients"
+_TREES = "layers evaluate trees level by level there, as gates, which have kernels"
 _ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
 
 
@@ -49,15 +50,26 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "lut_pair_attention": _PAIRS,
         "bilinear_gates forward": "was no faster than Triton",
         "bilinear_gates backward": Measured("gates", "dense", 435, 324),
+        "logic_trees": "bound by reads of leaves from the caches, which Triton makes, too",
         "soft_lut": "bound by reads of wires from the L2 cache, which Triton makes at its bandwidth",
     },
-    "pallas/tpu": {"margins": _ONE_PRODUCT},
+    "native/cpu": {"logic_trees": _TREES},
+    "pallas/tpu": {"margins": _ONE_PRODUCT, "logic_trees": _TREES},
     "pallas/sparsecore": {
         "weighted_lookup": _UNWEIGHTED,
         "scored_lut": _UNWEIGHTED,
         "margins": _NO_ROWS,
         **dict.fromkeys(
-            ("detect", "detect_signs", "bilinear_gates", "soft_lut", "binary_lut", "packed_lut"), _NO_ROWS
+            (
+                "detect",
+                "detect_signs",
+                "bilinear_gates",
+                "logic_trees",
+                "soft_lut",
+                "binary_lut",
+                "packed_lut",
+            ),
+            _NO_ROWS,
         ),
         "update": _NO_ADDING,
     },

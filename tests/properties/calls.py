@@ -21,6 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lutjax
 from lutjax import FixedPoint, _compat
+from lutjax.ops.logic_trees import Places, logic_trees
 from lutjax.testing import assert_close
 from lutjax.training.tables import value_and_grad as value_and_factored_grad
 from properties import definitions
@@ -322,6 +323,25 @@ def _gates(name: str, parameter: str) -> Op:
     )
 
 
+_PLACES = Places((3, 2), (2, 2), (1, 1), (1, 0), (2, 1))
+
+
+def _tree_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    leaves = s.ids(0, 4 * z["slots"], z["outputs"], 4)
+    readers = definitions.readers(leaves % z["slots"], z["slots"], leaves.size).astype(np.int32)
+    return {
+        "x": s.grid(6 * z["slots"], z["batch"], steps=4),
+        "coefficients": s.grid(4, z["outputs"], 3, steps=4),
+        "leaves": leaves,
+        **({"readers": readers} if o.get("readers") else {}),
+    }
+
+
+def _call_trees(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
+    op = logic_trees if module is lutjax else module.logic_trees  # that one is for layers
+    return {"y": op(a["x"], a["coefficients"], a["leaves"], places=_PLACES, readers=a.get("readers"))}
+
+
 _ACCUMULATE = {"accumulate": (None, FINE)}
 _EPSILON = {"epsilon": (0.0, 0.5)}
 _PAIRS = {
@@ -507,6 +527,13 @@ OPS: dict[str, Op] = {
     ),
     "bilinear_gates": _gates("bilinear_gates", "coefficients"),
     "logic_gates": _gates("logic_gates", "logits"),
+    "logic_trees": Op(
+        _tree_arrays,
+        _call_trees,
+        ("x", "coefficients"),
+        {"readers": (False, True)},
+        batch=lambda o: {"x": 1},
+    ),
     "soft_lut": _gates("soft_lut", "table"),
     "binary_lut": _gates("binary_lut", "table"),
     "scale_gradient": Op(
@@ -843,6 +870,13 @@ def _of_gates(name: str, parameter: str) -> Callable[..., tuple[Arrays, Pullback
     return define
 
 
+def _of_trees(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    given = a["x"], a["coefficients"], a["leaves"], _PLACES
+    return {"y": definitions.logic_trees(*given).value}, lambda ct: _values(
+        definitions.logic_trees_vjp(*given, ct)
+    )
+
+
 _DEFINITIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pullback]]] = {
     "detect": _of_detect,
     "detect_signs": _of_detect_signs,
@@ -858,6 +892,7 @@ _DEFINITIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pull
     "lut_pair_attention": _of_lut_pair_attention,
     "bilinear_gates": _of_gates("bilinear_gates", "coefficients"),
     "logic_gates": _of_gates("logic_gates", "logits"),
+    "logic_trees": _of_trees,
     "soft_lut": _of_gates("soft_lut", "table"),
     "binary_lut": _of_gates("binary_lut", "table"),
     "scale_gradient": lambda a, o: (

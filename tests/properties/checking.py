@@ -1,6 +1,7 @@
 """Runs a drawn call and compares its output and every cotangent, by name, with the definition."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import lutjax
+from lutjax.ops.logic_trees import logic_trees
 from properties import definitions as D
 from properties.strategies import READS, Call
 
@@ -35,7 +37,8 @@ def invoke(op: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
     if op == "scored_lut":
         arguments["scalars"] = {n.removeprefix("scalars."): arguments.pop(n) for n in _scalars(arguments)}
         options["read"] = READS[options["read"]][1]
-    return getattr(lutjax, op)(**arguments, **options)
+    function = logic_trees if op == "logic_trees" else getattr(lutjax, op)  # that one is for layers
+    return function(**arguments, **options)
 
 
 def _scalars(arguments: dict[str, Any]) -> list[str]:
@@ -231,6 +234,19 @@ def _gates(call: Call, name: str) -> Any:
     return y, of
 
 
+def _logic_trees(call: Call) -> Any:
+    a, places = call.arguments, call.options["places"]
+    batch = a["x"].shape[1:]
+
+    def folded(array: Any) -> Any:
+        return array.reshape(*array.shape[: array.ndim - len(batch)], math.prod(batch))
+
+    args = folded(a["x"]), a["coefficients"], a["leaves"], places
+    y, of = D.logic_trees(*args), D.logic_trees_vjp(*args, folded(call.dy))
+    of["x"] = of["x"].map(lambda array: array.reshape(a["x"].shape))
+    return y.map(lambda array: array.reshape(call.dy.shape)), of
+
+
 def _gate_coefficients(call: Call) -> Any:
     hard, first = call.options.get("hard", False), call.options.get("axis") == 0
     logits = call.arguments["logits"].T if first else call.arguments["logits"]
@@ -257,6 +273,7 @@ DEFINED = {
     "lut_pair_attention": _lut_pair_attention,
     "bilinear_gates": functools.partial(_gates, name="coefficients"),
     "logic_gates": functools.partial(_gates, name="logits"),
+    "logic_trees": _logic_trees,
     "soft_lut": functools.partial(_gates, name="table"),
     "binary_lut": functools.partial(_gates, name="table"),
     "gate_coefficients": _gate_coefficients,
@@ -272,7 +289,7 @@ DEFINED = {
 # On a grid these are sums of whole numbers of quarters, and sixteenths where they are products: nothing rounds.
 EXACT = {
     "y": ("detect", "margins", "lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention",
-          "lut_pair_attention", "bilinear_gates", "binary_lut", "soft_lut"),
+          "lut_pair_attention", "bilinear_gates", "logic_trees", "binary_lut", "soft_lut"),
     "d weights": ("lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention", "lut_pair_attention"),
     "d x": ("detect", "margins", "bilinear_gates"),
     "d coefficients": ("weighted_lookup", "bilinear_gates"),

@@ -1106,6 +1106,121 @@ def bilinear_gates_vjp(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarra
     return {"x": write(x, wires, _rounded(ends, size, 6)), "coefficients": stacked}
 
 
+class _Trees:
+    """Values of trees at all places, and the place that each group chose.
+
+    Attributes:
+      ids: of the value of the image that each leaf is at each place: ``[K, leaves, rows, columns]``; -1: zero, around the image.
+      nodes: of each leaf, then of each node above, values ``[K, rows, columns, B]``; the root last.
+      y: ``[K, groups, B]``. chosen: the row and column of the place that it is from, ``[K, groups, B, 2]``.
+    """
+
+    def __init__(self, x: np.ndarray, coefficients: np.ndarray, leaves: np.ndarray, places: Any):
+        (height, width), (kernel_rows, kernel_columns) = places.image, places.kernel
+        x, c, leaves = wide(x), wide(coefficients), np.asarray(leaves)
+        n_channels = len(x) // (height * width)
+        rows, columns = (
+            len(range(0, n + 2 * p - k + 1, s))
+            for n, p, k, s in zip(places.image, places.padding, places.kernel, places.stride, strict=True)
+        )
+        self.ids = np.full((*leaves.shape, rows, columns), -1)
+        for k, leaf, r, q in np.ndindex(self.ids.shape):
+            value = min(max(int(leaves[k, leaf]), 0), kernel_rows * kernel_columns * n_channels - 1)
+            pixel, channel = divmod(value, n_channels)
+            row = r * places.stride[0] - places.padding[0] + pixel // kernel_columns
+            column = q * places.stride[1] - places.padding[1] + pixel % kernel_columns
+            if 0 <= row < height and 0 <= column < width:
+                self.ids[k, leaf, r, q] = (channel * height + row) * width + column
+        padded = np.concatenate([x, np.zeros((1, x.shape[1]))])
+        self.nodes = list(np.moveaxis(padded[self.ids], 1, 0))
+        self.c = c[..., None, None, None]
+        for node in range(c.shape[2]):
+            a, b, of = self.nodes[2 * node], self.nodes[2 * node + 1], self.c[:, :, node]
+            self.nodes.append(of[0] + of[1] * a + of[2] * b + of[3] * a * b)
+        self._choose(places, rows, columns)
+
+    def _choose(self, places: Any, rows: int, columns: int) -> None:
+        of_rows, of_columns = (
+            [[i for i in range(start, start + k) if 0 <= i < n] for start in range(-p, n + p - k + 1, k)]
+            for n, k, p in zip((rows, columns), places.pool, places.pool_padding, strict=True)
+        )
+        groups = [[(r, q) for r in one for q in other] for one in of_rows for other in of_columns]
+        root = self.nodes[-1]
+        self.y = np.zeros((len(root), len(groups), root.shape[-1]))
+        self.chosen = np.zeros((*self.y.shape, 2), int)
+        for k, g, b in np.ndindex(self.y.shape):
+            best = groups[g][0]
+            for place in groups[g][1:]:  # the first of the largest; the last NaN
+                if root[k, *place, b] > root[k, *best, b] or np.isnan(root[k, *place, b]):
+                    best = place
+            self.y[k, g, b], self.chosen[k, g, b] = root[k, *best, b], best
+
+    def at_chosen(self, values: np.ndarray) -> np.ndarray:
+        """What ``[K, rows, columns, B]`` has at the places that were chosen: ``[K, groups, B]``."""
+        k, _, b = np.indices(self.y.shape)
+        return values[k, self.chosen[..., 0], self.chosen[..., 1], b]
+
+    def cotangents(self, dy: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Those of all nodes at the chosen places, in their order, and their values there: ``[K, groups, B]`` each."""
+        values = [self.at_chosen(node) for node in self.nodes]
+        g: list[Any] = [None] * len(values)
+        g[-1] = wide(dy)
+        n_leaves = self.ids.shape[1]
+        for node in reversed(range(n_leaves - 1)):
+            of = self.c[:, :, node, ..., 0]
+            a, b = values[2 * node], values[2 * node + 1]
+            g[2 * node] = g[n_leaves + node] * (of[1] + of[3] * b)
+            g[2 * node + 1] = g[n_leaves + node] * (of[2] + of[3] * a)
+        return g, values
+
+
+def logic_trees(x: np.ndarray, coefficients: np.ndarray, leaves: np.ndarray, places: Any) -> Sum:
+    """Trees of gates at all places of a window, and the largest of each group of places; samples last."""
+    of, magnitudes = _Trees(x, coefficients, leaves, places), _magnitudes(x, coefficients, leaves, places)
+    return _rounded(of.y, _like(of, magnitudes).at_chosen(magnitudes.nodes[-1]), 8 * leaves.shape[1])
+
+
+def logic_trees_vjp(
+    x: np.ndarray, coefficients: np.ndarray, leaves: np.ndarray, places: Any, dy: np.ndarray
+) -> dict[str, Sum]:
+    """From the root to the leaves of the place that a group chose: for each node what `bilinear_gates_vjp` says."""
+    of = _Trees(x, coefficients, leaves, places)
+    g, values = of.cotangents(dy)
+    sizes, magnitudes = _like(of, _magnitudes(x, coefficients, leaves, places)).cotangents(np.abs(wide(dy)))
+    n_leaves = leaves.shape[1]
+    depth = 8 * n_leaves
+    of_x = Totals(np.shape(x))
+    k, _, sample = np.indices(of.y.shape)
+    for leaf in range(n_leaves):
+        ids = of.ids[k, leaf, of.chosen[..., 0], of.chosen[..., 1]]
+        inside = ids >= 0
+        of_x.add((ids[inside], sample[inside]), _rounded(g[leaf][inside], sizes[leaf][inside], depth))
+    of_coefficients = Totals(np.shape(coefficients))
+    for node in range(n_leaves - 1):
+        up, size = g[n_leaves + node], sizes[n_leaves + node]
+        a, b = values[2 * node : 2 * node + 2]
+        size_a, size_b = magnitudes[2 * node : 2 * node + 2]
+        terms = (
+            (up, size),
+            (up * a, size * size_a),
+            (up * b, size * size_b),
+            (up * a * b, size * size_a * size_b),
+        )
+        for number, (value, of_size) in enumerate(terms):
+            of_coefficients.add((number, k, node), _rounded(value, of_size, depth))
+    return {"x": of_x.sum(), "coefficients": of_coefficients.sum()}
+
+
+def _magnitudes(x: np.ndarray, coefficients: np.ndarray, leaves: np.ndarray, places: Any) -> _Trees:
+    return _Trees(np.abs(wide(x)), np.abs(wide(coefficients)), leaves, places)
+
+
+def _like(of: _Trees, other: _Trees) -> _Trees:
+    """The other trees, with the places that these chose."""
+    other.chosen = of.chosen
+    return other
+
+
 def logic_gates(x: np.ndarray, logits: np.ndarray, wires: np.ndarray, hard: bool = False) -> Sum:
     """``bilinear_gates(x, gate_coefficients(logits), wires)``."""
     c = gate_coefficients(logits, hard)

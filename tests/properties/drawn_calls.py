@@ -79,8 +79,9 @@ def _map(draw: Any, ranks: dict[str, int], hows: tuple[str, ...]) -> Map:
     """A map of some arguments, at least one."""
     how = draw(st.sampled_from(hows))
     chosen = draw(st.lists(st.sampled_from(list(ranks)), min_size=1, max_size=3, unique=True))
-    if {"wires", "readers"} & set(chosen) and "readers" in ranks:
-        chosen = list(dict.fromkeys([*chosen, "wires", "readers"]))  # the reverse of each other
+    listed = ("leaves" if "leaves" in ranks else "wires", "readers")
+    if set(listed) & set(chosen) and "readers" in ranks:
+        chosen = list(dict.fromkeys([*chosen, *listed]))  # the reverse of each other
     axes = {n: draw(st.integers(0, min(ranks[n], 1))) if how == "vmap" else 0 for n in chosen}
     return Map(how, axes)
 

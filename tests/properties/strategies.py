@@ -15,6 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lutjax import reads
+from lutjax.ops.logic_trees import Places
 from properties.definitions import INT32
 
 Sizes = dict[str, Any]
@@ -496,6 +497,26 @@ def logic_gates(draw: Draw, sizes: Sizes) -> Call:
     return _gates(draw, sizes, "logic_gates", "logits", (sizes["gates"], 16), options)
 
 
+def logic_trees(draw: Draw, sizes: Sizes) -> Call:
+    places, channels, trees, n_leaves = (sizes[name] for name in ("places", "channels", "trees", "leaves"))
+    # Rounding may make another place the largest, so values of places are exact where there are several.
+    kinds = (GRID, TIES) if math.prod(places.pool) > 1 else (GRID, TIES, GENERAL, NAN)
+    v, (x_dtype, dtype) = Values(draw, kinds), _dtypes(sizes)
+    values = math.prod(places.kernel) * channels
+    leaves = v.ids((trees, n_leaves), values, wild=not sizes.get("readers"))
+    arguments = {
+        "x": v.unit((math.prod(places.image) * channels, *sizes["batch"]), x_dtype, kinds),
+        "coefficients": v.floats((4, trees, n_leaves - 1), dtype, tuple(k for k in kinds if k != NAN)),
+        "leaves": leaves,
+    }
+    if sizes.get("readers"):
+        from properties import definitions
+
+        arguments["readers"] = definitions.readers(leaves % channels, channels, leaves.size).astype(np.int32)
+    dy = v.floats((trees, math.prod(places.groups), *sizes["batch"]), x_dtype, (GRID, TIES))
+    return _call(v, "logic_trees", arguments, ("x", "coefficients"), sizes, {"places": places}, dy)
+
+
 def soft_lut(draw: Draw, sizes: Sizes) -> Call:
     return _gates(draw, sizes, "soft_lut", "table", (sizes["gates"], 2 ** sizes["bits"]), {})
 
@@ -535,7 +556,7 @@ CALLS: dict[str, Callable[[Draw, Sizes], Call]] = {
     f.__name__: f
     for f in (
         detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut,
-        cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, logic_gates, soft_lut, binary_lut, gate_coefficients, packed_lut,
+        cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, logic_gates, logic_trees, soft_lut, binary_lut, gate_coefficients, packed_lut,
         scale_gradient,
     )
 }  # fmt: skip
@@ -558,6 +579,7 @@ _WEIGHTED = {"batch": (3,), "detectors": 3, "rows": 5, "ways": 2, "outputs": 5}
 _SPARSE = {**_LUT, "slots": 3}
 _ATTENTION = {**_LUT, "batch": (2,), "bits": 1, "detectors": 2, "queries": 5, "outputs": 3}
 _GATES = {"batch": (5,), "inputs": 5, "gates": 7}
+_TREES = {"batch": (3,), "channels": 2, "trees": 3, "leaves": 4}
 _TABLES = {**_GATES, "bits": 3}
 
 _BF16, _F16, _F64 = ({"x_dtype": d} for d in ("bfloat16", "float16", "float64"))
@@ -742,6 +764,28 @@ POOLS: dict[str, dict[str, Sizes]] = {
         "hard": {**_GATES, "hard": True},
         "hard, bfloat16": {**_GATES, **_BF16, "hard": True},
     },
+    "logic_trees": {
+        "pools, padding, readers": {
+            **_TREES,
+            "places": Places((5, 4), (2, 3), (1, 1), (1, 1), (2, 2)),
+            "readers": True,
+        },
+        "strides, no samples": {**_TREES, "batch": (0,), "places": Places((5, 7), (2, 1), (3, 2))},
+        "one place": {**_TREES, "trees": 5, "batch": (2, 3), "places": Places((2, 3), (2, 3))},
+        "groups beyond the places, bfloat16": {
+            **_TREES,
+            **_BF16,
+            "leaves": 2,
+            "places": Places((4, 3), (2, 2), (1, 1), (0, 0), (2, 3), (1, 1)),
+        },
+        "float64": {
+            **_TREES,
+            **_F64,
+            "places": Places((3, 3), (2, 2), (1, 1), (0, 1), (1, 2)),
+            "readers": True,
+        },
+        "no trees": {**_TREES, "trees": 0, "places": Places((3, 3), (2, 2))},
+    },
     "soft_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
@@ -905,6 +949,29 @@ def _free_gates(draw: Draw, tables: bool) -> Sizes:
     }
 
 
+@st.composite
+def _free_trees(draw: Draw) -> Sizes:
+    def pairs(low: int, high: int) -> tuple[int, int]:
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    image, padding = pairs(1, 6), pairs(0, 2)
+    most = [n + 2 * p for n, p in zip(image, padding, strict=True)]
+    kernel = tuple(min(k, n) for k, n in zip(pairs(1, 3), most, strict=True))
+    places = Places(image, kernel, pairs(1, 3), padding)
+    pool = tuple(min(k, n) for k, n in zip(pairs(1, 3), places.counts, strict=True))
+    around = tuple(min(p, k - 1) for p, k in zip(pairs(0, 1), pool, strict=True))
+    return {
+        "batch": draw(_BATCH),
+        "channels": draw(st.integers(1, 3)),
+        "trees": draw(st.integers(0, 5)),
+        "leaves": draw(st.sampled_from((2, 4))),
+        "readers": draw(st.booleans()),
+        "places": dataclasses.replace(places, pool=pool, pool_padding=around),
+        "x_dtype": draw(_DTYPE),
+        "dtype": draw(_DTYPE),
+    }
+
+
 SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     "gate_coefficients": st.fixed_dictionaries(
         {"gates": _SIZE, "axis": st.sampled_from((-1, 0)), "hard": st.booleans(), "dtype": _DTYPE}
@@ -916,5 +983,6 @@ SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     "lut_attention": _free_attention(cross=False, pairs=False),
     "lut_pair_attention": _free_attention(cross=True, pairs=True),
     **dict.fromkeys(("bilinear_gates", "logic_gates"), _free_gates(tables=False)),
+    "logic_trees": _free_trees(),
     **dict.fromkeys(("soft_lut", "binary_lut", "packed_lut"), _free_gates(tables=True)),
 }

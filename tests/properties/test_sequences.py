@@ -40,7 +40,7 @@ RELATIVES = ("margins", "sparse_lut", "binary_lut", "logic_gates")
 # Those whose rules are of the same parts: `lut`, `lookup`, `bilinear_gates` and `lookup_attention` stay, and in the longest
 # test the two in the middle alone.
 OF_THE_SAME_PARTS = (
-    "scored_lut", "soft_lut", "sparse_lookup", "weighted_lookup", "detect", "detect_signs", "lut_attention",
+    "scored_lut", "soft_lut", "sparse_lookup", "weighted_lookup", "detect", "detect_signs", "lut_attention", "logic_trees",
 )  # fmt: skip
 PULLS = ("plain", "jit", "closure", "vmap", "scan")
 

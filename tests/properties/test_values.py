@@ -33,6 +33,7 @@ LEFT_TO_SLOW = {
         "float16 inputs", "queries earlier", "queries before all keys", "fewer keys, window", "shared positions, more than needed",
     ),
     "lut_attention": ("shared positions, more than needed", "window", "segments", "float16 inputs", "fixed point"),
+    "logic_trees": ("float64", "one place", "no trees", "strides, no samples", "groups beyond the places, bfloat16"),
     "soft_lut": ("several leading axes", "one input", "float16, float32 parameters", "readers"),
     "binary_lut": (
         "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers",

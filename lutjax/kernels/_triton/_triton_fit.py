@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import importlib.util
+import math
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Request
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.logic_trees import LogicTrees
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.ops.scored_lut import ScoredLut
@@ -57,6 +59,9 @@ def unsupported(request: Request) -> str | None:
     return unfit_packages() or unsupported_arguments(request)
 
 
+_LEAVES_OF_GROUP = 256  # also, their places fit in a byte
+
+
 def unsupported_arguments(request: Request) -> str | None:
     """Return why no kernel computes a call, whatever the device; None if one does."""
     call, step = request.call, request.step
@@ -66,6 +71,12 @@ def unsupported_arguments(request: Request) -> str | None:
             return f"has no kernel for {leaf.dtype}"
     if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
+    if isinstance(call, LogicTrees):
+        n_leaves = math.prod(call.places.pool) * call.leaves.shape[1]
+        if n_leaves > _LEAVES_OF_GROUP:
+            return (
+                f"writes out the leaves of all places of a group, at most {_LEAVES_OF_GROUP}, here {n_leaves}"
+            )
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
     return None

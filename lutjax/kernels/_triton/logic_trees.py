@@ -1,16 +1,22 @@
 """Trees of gates over an image in Triton.
 
-A program owns a tree, a block of samples and a block of groups of places. It reads the leaves of a place, evaluates the tree in
-registers, and keeps the largest value of a group. The backward pass evaluates the trees again, and goes down the one that the
-group chose: from ``g`` of a node with the inputs ``a`` and ``b`` come the four addends of its coefficients, ``g, g a, g b, g a b``,
-which are summed over the samples when the program ends, and ``g (c1 + c3 b)``, ``g (c2 + c3 a)`` of the inputs; those of leaves are
-added to the image by atomics.
+A program owns a tree, a block of samples and a block of groups of places. It reads the leaves of a place, 0 around the image,
+evaluates the tree in registers, and keeps the largest value of a group. The backward pass evaluates the trees again, and goes down the one
+that the group chose: from ``g`` of a node with the inputs ``a`` and ``b`` come the four addends of its coefficients, ``g, g a, g b, g a b``,
+which are summed over the samples when the program ends, and ``g (c1 + c3 b)``, ``g (c2 + c3 a)`` of the inputs. It stops at the parents of
+leaves, and writes their ``g`` and the place that was chosen.
+
+A second kernel adds up the cotangent of the image. A program owns a channel and a block of samples, and goes through the leaves that
+read the channel. A leaf reads a pixel at one place or at none, so its places add to different pixels, and the next leaf waits
+for them: sums have a fixed order, and need no atomics.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import triton
 import triton.language as tl
 
@@ -23,25 +29,27 @@ from lutjax.ops.logic_trees import LogicTrees
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Samples, groups of places and warps of a program. Of those tried on an H100, at the sizes of a LogicTreeNet, these were the fastest."""
+    """Samples, groups of places, and warps of a program."""
 
     samples: int
     groups: int
     warps: int
 
 
+# Of those tried on an H100, at the sizes of a LogicTreeNet, the first two were the fastest.
 FORWARD = Tile(128, 4, 2)
 BACKWARD = Tile(32, 8, 1)  # sums over samples stay in a warp
+CHANNELS = Tile(16, 32, 16)  # a thread has one sum at a time
+HELD = 8  # most leaves of trees whose coefficients stay in registers
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:
-    shape = (len(call.leaves) * _n_groups(call), call.x.shape[1])
     (y,) = launch(
         _apply,
         call.x,
         call.coefficients,
         call.leaves,
-        outputs=[jax.ShapeDtypeStruct(shape, call.x.dtype)],
+        outputs=[jax.ShapeDtypeStruct((len(call.leaves), call.n_groups, call.x.shape[1]), call.x.dtype)],
         **_arguments(call, device, FORWARD),
     )
     return y
@@ -50,112 +58,159 @@ def forward(call: LogicTrees, *, device: Device) -> jax.Array:
 def backward(
     call: LogicTrees, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    dtype, n_samples = accumulator(call.x.dtype, call.coefficients.dtype), call.x.shape[1]
+    n_trees, n_leaves = call.leaves.shape
     arguments = _arguments(call, device, BACKWARD)
-    n_parts = arguments["programs"] // max(len(call.leaves), 1)
-    sums, scatter = "coefficients" in needs, "x" in needs
-    parts, dx = launch(
+    n_parts = arguments["programs"] // max(n_trees, 1)
+    sums, passed = "coefficients" in needs, "x" in needs
+    parts, of_parents, chosen = launch(
         _reduce,
         call.x,
         call.coefficients,
         call.leaves,
         cotangent,
-        outputs=[jax.ShapeDtypeStruct((n_parts, *call.coefficients.shape) if sums else (1,), dtype)],
-        zeroed=[jax.ShapeDtypeStruct(call.x.shape if scatter else (1,), dtype)],
+        outputs=[
+            jax.ShapeDtypeStruct((n_parts, *call.coefficients.shape) if sums else (1,), dtype),
+            jax.ShapeDtypeStruct(
+                (n_trees, n_leaves // 2, call.n_groups, n_samples) if passed else (1,), dtype
+            ),
+            jax.ShapeDtypeStruct(cotangent.shape if passed else (1,), jnp.int8),
+        ],
         SUMS=sums,
-        SCATTER=scatter,
+        PASSED=passed,
         **arguments,
     )
-    found = {"x": dx}
+    found = {}
     if sums:
         found["coefficients"] = _row_tiles.sum_of_parts(parts)
-    return {name: found[name] for name in needs}
+    if passed:
+        found["x"] = _of_image(call, of_parents, chosen, device)
+    return found
 
 
-def _n_groups(call: LogicTrees) -> int:
-    rows, columns = call.places.groups
-    return rows * columns
+def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
+    """Return the cotangent of the image, from those of the leaves' parents and the places that groups chose."""
+    n_channels = call.n_channels
+    if call.readers is None:
+        channel = call.places.in_window(call.leaves, n_channels)[0].reshape(-1)
+        order = jnp.argsort(channel, stable=True).astype(jnp.int32)
+        ends = jnp.cumsum(jnp.bincount(channel, length=n_channels), dtype=jnp.int32)
+        bounds = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+    else:
+        order = bounds = call.readers
+    arguments = _arguments(call, device, CHANNELS)
+    n_blocks = triton.cdiv(call.x.shape[1], arguments["SAMPLES"])
+    groups = min(CHANNELS.groups, triton.next_power_of_2(call.n_groups))
+    arguments |= {
+        "programs": n_channels * n_blocks if of_parents.size else 0,
+        "GROUPS": groups,
+        "warps": min(CHANNELS.warps, max(groups * arguments["SAMPLES"] // 32, 1)),
+    }
+    (dx,) = launch(
+        _add,
+        call.x,
+        call.coefficients,
+        call.leaves,
+        order,
+        bounds,
+        of_parents,
+        chosen,
+        zeroed=[jax.ShapeDtypeStruct(call.x.shape, of_parents.dtype)],
+        fan_out=0 if call.readers is None else call.readers.shape[1],
+        LISTED=call.readers is not None,
+        **arguments,
+    )
+    return dx
 
 
 def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
     """Arguments of `launch`, and constants of kernels."""
     places, n_samples = call.places, call.x.shape[1]
     samples = _row_tiles.fitted(tile.samples, n_samples)
-    groups = min(tile.groups, max(_n_groups(call), 1))
-    n_blocks = triton.cdiv(_n_groups(call), groups) * triton.cdiv(n_samples, samples)
+    groups = min(tile.groups, max(call.n_groups, 1))
+    n_blocks = triton.cdiv(call.n_groups, groups) * triton.cdiv(n_samples, samples)
     return {
         "programs": len(call.leaves) * n_blocks if call.x.size else 0,
         "device": device,
         "warps": tile.warps,
         "n_samples": n_samples,
-        "n_inputs": call.x.shape[0],
         "n_trees": len(call.leaves),
-        "n_nodes": call.coefficients.shape[1],
+        "n_nodes": math.prod(call.coefficients.shape[1:]),
+        "n_channels": call.n_channels,
         "LEAVES": call.leaves.shape[1],
         "SAMPLES": samples,
         "GROUPS": groups,
-        "ROWS": places.groups[0],
-        "COLUMNS": places.groups[1],
-        "DOWN": places.stride[0] * places.width,
-        "RIGHT": places.stride[1],
-        "PLACE_ROWS": places.places[0],
-        "PLACE_COLUMNS": places.places[1],
-        "POOL_ROWS": places.pool[0],
-        "POOL_COLUMNS": places.pool[1],
-        "AROUND_ROWS": places.pool_padding[0],
-        "AROUND_COLUMNS": places.pool_padding[1],
+        "HELD": call.leaves.shape[1] <= HELD,
+        **_pairs("ROWS", "COLUMNS", places.groups),
+        **_pairs("HEIGHT", "WIDTH", places.image),
+        **_pairs("KERNEL_ROWS", "KERNEL_COLUMNS", places.kernel),
+        **_pairs("DOWN", "RIGHT", places.stride),
+        **_pairs("ABOVE", "LEFT", places.padding),
+        **_pairs("PLACE_ROWS", "PLACE_COLUMNS", places.counts),
+        **_pairs("POOL_ROWS", "POOL_COLUMNS", places.pool),
+        **_pairs("AROUND_ROWS", "AROUND_COLUMNS", places.pool_padding),
+        "BORDERED": any(places.padding),
         "PADDED": any(places.pool_padding),
         "ACC": _row_tiles.TYPES[accumulator(call.x.dtype, call.coefficients.dtype).name],
     }
+
+
+def _pairs(of_rows: str, of_columns: str, values: tuple[int, int]) -> dict[str, int]:
+    return {of_rows: values[0], of_columns: values[1]}
 
 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, leaves, y, c: tl.constexpr):
     tree, block, sample, exists, _part = _own(c)
+    held = _held(coefficients, tree, c)
+    starts, rows, columns = _window(leaves, tree, c)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-            shift, there = _shift(group, place, c)
-            values = _nodes(_leaves(x, leaves, tree, shift, sample, exists & there, c), coefficients, tree, c)
+            row, column, there = _place(group, place, c)
+            read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
+            values = _nodes(read, held, coefficients, tree, c)
             better = _better(values[len(values) - 1], best, there, c)
             best = tl.where(better, values[len(values) - 1], best)
         tl.store(y + _output(tree, group, c) + sample, best.to(y.dtype.element_ty), mask=exists)
 
 
 @kernel
-def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
+def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.constexpr):
     tree, block, sample, exists, part = _own(c)
+    held = _held(coefficients, tree, c)
+    starts, rows, columns = _window(leaves, tree, c)
     sums = _gate_tiles.nothing()
     for _number in tl.static_range(4 * (c.LEAVES - 1)):
         sums += (tl.zeros((c.SAMPLES,), c.ACC),)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
-        chosen = tl.full((c.SAMPLES,), -1, tl.int32)
+        best_place = tl.full((c.SAMPLES,), -1, tl.int32)
         own = _gate_tiles.nothing()
         for _leaf in tl.static_range(c.LEAVES):
             own += (tl.zeros((c.SAMPLES,), c.ACC),)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-            shift, there = _shift(group, place, c)
-            read = _leaves(x, leaves, tree, shift, sample, exists & there, c)
-            values = _nodes(read, coefficients, tree, c)
+            row, column, there = _place(group, place, c)
+            read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
+            values = _nodes(read, held, coefficients, tree, c)
             better = _better(values[len(values) - 1], best, there, c)
             best = tl.where(better, values[len(values) - 1], best)
-            chosen = tl.where(better, place, chosen)
+            best_place = tl.where(better, place, best_place)
             kept = _gate_tiles.nothing()
             for leaf in tl.static_range(c.LEAVES):
                 kept += (tl.where(better, read[leaf], own[leaf]),)
             own = kept
-        values = _nodes(own, coefficients, tree, c)
-        # Cotangents of nodes and leaves, the root's first: node n has the inputs 2 n and 2 n + 1 of leaves and nodes.
+        values = _nodes(own, held, coefficients, tree, c)
+        # Cotangents of nodes, the root's first: node n has the inputs 2 n and 2 n + 1 of leaves and nodes.
         gs = _gate_tiles.nothing()
         gs += (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
         added = _gate_tiles.nothing()
         for node in tl.static_range(c.LEAVES - 2, -1, -1):
             g, a, b = gs[c.LEAVES - 2 - node], values[2 * node], values[2 * node + 1]
-            c1 = _coefficient(coefficients, 1, tree, node, c)
-            c2 = _coefficient(coefficients, 2, tree, node, c)
-            c3 = _coefficient(coefficients, 3, tree, node, c)
+            c1 = _coefficient(held, coefficients, 1, tree, node, c)
+            c2 = _coefficient(held, coefficients, 2, tree, node, c)
+            c3 = _coefficient(held, coefficients, 3, tree, node, c)
             added += (
                 sums[4 * (c.LEAVES - 2 - node)] + g,
                 sums[4 * (c.LEAVES - 2 - node) + 1] + g * a,
@@ -164,14 +219,11 @@ def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
             )
             gs += (g * (c2 + c3 * a), g * (c1 + c3 * b))
         sums = added
-        if c.SCATTER:
-            for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-                shift, _there = _shift(group, place, c)
-                for leaf in tl.static_range(c.LEAVES):
-                    to = dx + _input(leaves, tree, leaf, shift, c) + sample
-                    tl.atomic_add(
-                        to, gs[2 * c.LEAVES - 2 - leaf], mask=exists & (chosen == place), sem="relaxed"
-                    )
+        if c.PASSED:
+            tl.store(chosen + _output(tree, group, c) + sample, best_place.to(tl.int8), mask=exists)
+            for node in tl.static_range(c.LEAVES // 2):
+                to = of_parents + _output(tree * (c.LEAVES // 2) + node, group, c) + sample
+                tl.store(to, gs[c.LEAVES - 2 - node], mask=exists)
     if c.SUMS:
         for node in tl.static_range(c.LEAVES - 1):
             to = parts + part.to(tl.int64) * 4 * c.n_nodes + tree * (c.LEAVES - 1) + node
@@ -179,6 +231,47 @@ def _reduce(x, coefficients, leaves, dy, parts, dx, c: tl.constexpr):
             tl.store(to + c.n_nodes, tl.sum(sums[4 * (c.LEAVES - 2 - node) + 1], 0))
             tl.store(to + 2 * c.n_nodes, tl.sum(sums[4 * (c.LEAVES - 2 - node) + 2], 0))
             tl.store(to + 3 * c.n_nodes, tl.sum(sums[4 * (c.LEAVES - 2 - node) + 3], 0))
+
+
+@kernel
+def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.constexpr):
+    """Programs of a channel: each of its readers adds what it passes on, at all places that groups chose."""
+    channel = tl.program_id(0) % c.n_channels
+    sample = (tl.program_id(0) // c.n_channels) * c.SAMPLES + tl.arange(0, c.SAMPLES)
+    if c.LISTED:
+        first, last = channel * c.fan_out, (channel + 1) * c.fan_out
+    else:
+        first, last = tl.load(bounds + channel), tl.load(bounds + channel + 1)
+    for at in range(first, last):
+        number = tl.load(order + at)
+        if number >= 0:
+            number = tl.minimum(number, c.n_trees * c.LEAVES - 1)
+            tree, parent = number // c.LEAVES, number // 2
+            _channel, leaf_row, leaf_column = _value_of_window(leaves, number, c)
+            of_pair, pair_row, pair_column = _value_of_window(leaves, number ^ 1, c)
+            of_node = coefficients + tree * (c.LEAVES - 1) + parent % (c.LEAVES // 2)
+            slope = tl.load(of_node + (1 + number % 2) * c.n_nodes).to(c.ACC)
+            cross = tl.load(of_node + 3 * c.n_nodes).to(c.ACC)
+            for block in range((c.ROWS * c.COLUMNS + c.GROUPS - 1) // c.GROUPS):
+                group = block * c.GROUPS + tl.arange(0, c.GROUPS)
+                mask = (group < c.ROWS * c.COLUMNS)[:, None] & (sample < c.n_samples)[None, :]
+                here = group[:, None] * c.n_samples + sample[None, :]
+                place = tl.load(chosen + _output(tree, 0, c) + here, mask=mask, other=-1).to(tl.int32)
+                mask = mask & (place >= 0)
+                row = ((group // c.COLUMNS) * c.POOL_ROWS - c.AROUND_ROWS)[:, None] + place // c.POOL_COLUMNS
+                column = (group % c.COLUMNS) * c.POOL_COLUMNS - c.AROUND_COLUMNS
+                column = column[:, None] + place % c.POOL_COLUMNS
+                row, column = row * c.DOWN, column * c.RIGHT
+                g = tl.load(of_parents + _output(parent, 0, c) + here, mask=mask, other=0)
+                b = tl.load(
+                    _pixel(x, of_pair, row + pair_row, column + pair_column, sample, c),
+                    mask=mask & _inside(row + pair_row, column + pair_column, c),
+                    other=0,
+                ).to(c.ACC)
+                to = _pixel(dx, channel, row + leaf_row, column + leaf_column, sample, c)
+                inside = mask & _inside(row + leaf_row, column + leaf_column, c)
+                tl.store(to, tl.load(to, mask=inside, other=0) + g * (slope + cross * b), mask=inside)
+            tl.debug_barrier()
 
 
 @kernel
@@ -191,19 +284,46 @@ def _own(c: tl.constexpr):
 
 
 @kernel
-def _shift(group, place: tl.constexpr, c: tl.constexpr):
-    """Distance of the ids at a place of a group from those at the first place, and whether there is a place."""
+def _place(group, place: tl.constexpr, c: tl.constexpr):
+    """Row and column in the image at which the window of a place begins, and whether there is a place."""
     row = (group // c.COLUMNS) * c.POOL_ROWS + place // c.POOL_COLUMNS - c.AROUND_ROWS
     column = (group % c.COLUMNS) * c.POOL_COLUMNS + place % c.POOL_COLUMNS - c.AROUND_COLUMNS
     there = (row >= 0) & (row < c.PLACE_ROWS) & (column >= 0) & (column < c.PLACE_COLUMNS)
-    return row * c.DOWN + column * c.RIGHT, there
+    return row * c.DOWN, column * c.RIGHT, there
 
 
 @kernel
-def _input(leaves, tree, leaf: tl.constexpr, shift, c: tl.constexpr):
-    """Start of the samples of the input that a leaf is."""
-    number = tl.load(leaves + tree * c.LEAVES + leaf) + shift
-    return tl.minimum(tl.maximum(number, 0), c.n_inputs - 1).to(tl.int64) * c.n_samples
+def _value_of_window(leaves, number, c: tl.constexpr):
+    """Channel of a leaf, and its row and column in the image at the first place."""
+    value = tl.load(leaves + number)
+    value = tl.minimum(tl.maximum(value, 0), c.KERNEL_ROWS * c.KERNEL_COLUMNS * c.n_channels - 1)
+    pixel = value // c.n_channels
+    row, column = pixel // c.KERNEL_COLUMNS - c.ABOVE, pixel % c.KERNEL_COLUMNS - c.LEFT
+    return value % c.n_channels, row, column
+
+
+@kernel
+def _window(leaves, tree, c: tl.constexpr):
+    """Leaves of a tree at the first place: ids, rows and columns. Those around the image have ids of something else."""
+    starts, rows, columns = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
+    for leaf in tl.static_range(c.LEAVES):
+        channel, row, column = _value_of_window(leaves, tree * c.LEAVES + leaf, c)
+        starts += ((channel * c.HEIGHT + row) * c.WIDTH + column,)
+        rows += (row,)
+        columns += (column,)
+    return starts, rows, columns
+
+
+@kernel
+def _inside(row, column, c: tl.constexpr):
+    return (row >= 0) & (row < c.HEIGHT) & (column >= 0) & (column < c.WIDTH)
+
+
+@kernel
+def _pixel(image, channel, row, column, sample, c: tl.constexpr):
+    """Samples of pixels of a channel, one pixel for each of them."""
+    start = image + channel.to(tl.int64) * (c.HEIGHT * c.WIDTH * c.n_samples)
+    return start + (row * c.WIDTH + column) * c.n_samples + sample[None, :]
 
 
 @kernel
@@ -213,23 +333,26 @@ def _output(tree, group, c: tl.constexpr):
 
 
 @kernel
-def _leaves(x, leaves, tree, shift, sample, exists, c: tl.constexpr):
+def _leaves(x, starts, rows, columns, row, column, sample, exists, c: tl.constexpr):
     values = _gate_tiles.nothing()
     for leaf in tl.static_range(c.LEAVES):
-        at = x + _input(leaves, tree, leaf, shift, c) + sample
-        values += (tl.load(at, mask=exists, other=0).to(c.ACC),)
+        at = (starts[leaf] + (row * c.WIDTH + column)).to(tl.int64) * c.n_samples
+        mask = exists
+        if c.BORDERED:
+            mask = mask & _inside(rows[leaf] + row, columns[leaf] + column, c)
+        values += (tl.load(x + at + sample, mask=mask, other=0).to(c.ACC),)
     return values
 
 
 @kernel
-def _nodes(values, coefficients, tree, c: tl.constexpr):
+def _nodes(values, held, coefficients, tree, c: tl.constexpr):
     """Leaves, and all nodes above them, the root last."""
     for node in tl.static_range(c.LEAVES - 1):
         a, b = values[2 * node], values[2 * node + 1]
-        c0 = _coefficient(coefficients, 0, tree, node, c)
-        c1 = _coefficient(coefficients, 1, tree, node, c)
-        c2 = _coefficient(coefficients, 2, tree, node, c)
-        c3 = _coefficient(coefficients, 3, tree, node, c)
+        c0 = _coefficient(held, coefficients, 0, tree, node, c)
+        c1 = _coefficient(held, coefficients, 1, tree, node, c)
+        c2 = _coefficient(held, coefficients, 2, tree, node, c)
+        c3 = _coefficient(held, coefficients, 3, tree, node, c)
         values += ((c0 + c1 * a) + (c2 + c3 * a) * b,)
     return values
 
@@ -245,5 +368,20 @@ def _better(value, best, there, c: tl.constexpr):
 
 
 @kernel
-def _coefficient(coefficients, number: tl.constexpr, tree, node: tl.constexpr, c: tl.constexpr):
-    return tl.load(coefficients + number * c.n_nodes + tree * (c.LEAVES - 1) + node).to(c.ACC)
+def _held(coefficients, tree, c: tl.constexpr):
+    """Coefficients of a tree, kind by kind; none if they are too many for registers."""
+    values = _gate_tiles.nothing()
+    if c.HELD:
+        for number in tl.static_range(4):
+            for node in tl.static_range(c.LEAVES - 1):
+                at = coefficients + number * c.n_nodes + tree * (c.LEAVES - 1) + node
+                values += (tl.load(at).to(c.ACC),)
+    return values
+
+
+@kernel
+def _coefficient(held, coefficients, number: tl.constexpr, tree, node: tl.constexpr, c: tl.constexpr):
+    if c.HELD:
+        return held[number * (c.LEAVES - 1) + node]
+    else:
+        return tl.load(coefficients + number * c.n_nodes + tree * (c.LEAVES - 1) + node).to(c.ACC)
