@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -523,8 +523,8 @@ class _Clock(Watcher):
         self.times: list[tuple[int, float]] = []
         self._n_intervals = n_intervals
 
-    def training(self, done: int, loss: float) -> None:
-        self.times.append((done, time.perf_counter()))
+    def training(self, losses: Sequence[tuple[int, float]]) -> None:
+        self.times.append((losses[-1][0], time.perf_counter()))
         if len(self.times) > self._n_intervals:
             raise _EnoughError
 

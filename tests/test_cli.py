@@ -311,7 +311,7 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 
     with Events(tmp_path, ("training loss", "hard accuracy"), done=3) as events:
-        events.training(4, 1.5)
+        events.training([(4, 1.5)])
         events.test(4, 0.25)
     (file,) = tmp_path.iterdir()
     data, found = file.read_bytes(), []
@@ -503,9 +503,9 @@ def test_bar_on_a_terminal() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
     with _progress.Report(console, first=0, steps=20, speed="{:.0f} s a step".format) as report:
-        report.training(10, 2.5)
+        report.training([(10, 2.5)])
         report.test(10, 2.25)
-        report.training(20, 2.0)
+        report.training([(20, 2.0)])
     assert "step 20/20  train 2.0000  test 2.2500" in stream.getvalue()
 
 
