@@ -43,7 +43,7 @@ jax.default_backend = lambda: "gpu"
 from lutjax.training import loop
 
 def step(state, number, data):
-    import jax.experimental.pallas.tpu
+    import jax.experimental.pallas.tpu, lutjax.kernels._triton.lookup, lutjax.kernels._pallas.tpu.lookup
     return state + 1, state
 
 advance, state = loop.Repeated(step), jnp.float32(0)
@@ -83,7 +83,9 @@ def test_losses_of_several_intervals_come_from_one_call(monkeypatch: pytest.Monk
     assert [point for points in told for point in points] == [
         (end, np.mean(np.arange(starts[end], end))) for end in ends
     ]
-    assert seen == [(end, np.mean(np.arange(starts[end], end)), 1 + sum(range(2, end))) for end in (30, 60, 90, 97)]
+    assert seen == [
+        (end, np.mean(np.arange(starts[end], end)), 1 + sum(range(2, end))) for end in (30, 60, 90, 97)
+    ]
     assert done == 97
     assert state["sum"] == 1 + sum(range(2, 97))
     assert advance.programs == 1

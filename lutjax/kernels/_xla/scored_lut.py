@@ -255,9 +255,7 @@ def _cotangents_in_blocks(
 
 
 # ------------------------------------------------------------------------------------- reads
-def _kept(
-    call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
-) -> list[Way]:
+def _kept(call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
     """Row ids and coefficients of every way, times the factors of tables."""
     select = functools.partial(_ways, call.read)
     return (select if call.accumulate is None else reproducible(select))(u, scalars, keep)
