@@ -26,7 +26,7 @@ EXACT = FixedPoint(2.0**12)
 T, BATCH, LENGTH, FEATURES = 8, 16, 4, 6
 RNG = np.random.default_rng(0)
 ANCHORS = lutjax.sample_anchors(jax.random.key(0), n_inputs=FEATURES, n_detectors=T, n_anchors=9)
-FEW = ANCHORS[:, :3]
+FEW, SCORED = ANCHORS[:, :3], ANCHORS[:, :6]
 TARGETS = jnp.asarray(RNG.integers(-1, FEATURES, (T, 1, 3)), jnp.int32)
 READ = reads.Confidence()
 
@@ -67,8 +67,8 @@ OPS = {
         ),
     ),
     "scored_lut": (
-        {"weights": normal(T, 512, FEATURES)},
-        {"anchors": ANCHORS},
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
         lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
             x, p["weights"], a["anchors"], READ.initial(), read=READ, accumulate=accumulate
         ),
@@ -85,23 +85,23 @@ GROUPED = {
         ),
     ),
     "scored_lut in groups": (
-        {"weights": normal(T, 512, FEATURES)},
-        {"anchors": ANCHORS},
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
         lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
             x, p["weights"], a["anchors"], READ.initial(), read=READ, groups=2, accumulate=accumulate
         ),
     ),
     "scored_lut, sum of groups": (
-        {"weights": normal(T, 512, FEATURES)},
-        {"anchors": ANCHORS},
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
         lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
             x[..., :1, :], p["weights"], a["anchors"], READ.initial(), read=READ, groups=2, sum_groups=True,
             accumulate=accumulate,
         ),
     ),
     "weighted_lookup in groups": (
-        {"weights": normal(T, 512, FEATURES)},
-        {"anchors": ANCHORS},
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
         lambda x, p, a, accumulate=EXACT: lutjax.weighted_lookup(
             p["weights"],
             *READ(
