@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -131,14 +132,15 @@ def test_interrupted_run_goes_on(
 ) -> None:
     training = _progress.Report.training
 
-    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
-        training(self, done, loss)
-        if done == 11:
+    def interrupt(self: _progress.Report, losses: Sequence[tuple[int, float]]) -> None:
+        training(self, losses)
+        if losses[-1][0] == 11:
             signal.raise_signal(signal.SIGINT)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(_progress.Report, "training", interrupt)
+        patch.setattr("lutjax.training.loop.CALL", 0.0)  # each loss comes alone
         stopped = lutjax_command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
     assert stopped.exit_code == 130
     assert "stopped after 11 of 24 steps" in stopped.output
@@ -157,14 +159,15 @@ def test_several_devices(
     """A run that is stopped on one mesh and goes on by another ends as on one device, and its text is generated on both."""
     training = _progress.Report.training
 
-    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
-        training(self, done, loss)
-        if done == 10:
+    def interrupt(self: _progress.Report, losses: Sequence[tuple[int, float]]) -> None:
+        training(self, losses)
+        if losses[-1][0] == 10:
             signal.raise_signal(signal.SIGINT)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(_progress.Report, "training", interrupt)
+        patch.setattr("lutjax.training.loop.CALL", 0.0)  # each loss comes alone
         words = ["--text", text, "--out", out, *SIZES, *STEPS, "--mesh", "data=2,detectors=4"]
         stopped = lutjax_command("train", "lm", *words)
     assert "on 8 x cpu (data=2,detectors=4)" in stopped.output
