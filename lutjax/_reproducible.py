@@ -94,8 +94,8 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
 
 def _apart(function: Callable[[Any], Any], x: Any) -> Any:
     """Return a function of an array that is computed once: in expressions of its uses, XLA would compute it anew for each of them."""
-    if not x.size:
-        return x
+    if not x.size or jax.typeof(x).sharding.mesh.explicit_axes:  # where no device has any element of it
+        return function(x)
     # Always true, which only a processor finds out.
     yes = (jax.lax.bitcast_convert_type(x.ravel()[0], jnp.int32) | 1) != 0
     return jax.lax.cond(yes, function, lambda x: x, x)
