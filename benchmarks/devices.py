@@ -3,7 +3,8 @@
 Prints a table in Markdown of the time of a step, its speed-up or efficiency against one device, memory and collectives. Each step is run in
 two ways: plain `jit` over arrays that lie as `lutjax.sharding.specs` says, and a `jax.shard_map` by hand. Each case is a process of its own,
 so that its memory is measured; all compile side by side, and then run one after the other. `--profile` shows where the time of a step goes.
-`--large GB` adds tables of so many GB over all devices: init, steps, a checkpoint, and that restored on half the devices.
+`--large GB` adds tables of so many GB over all devices: init, steps, a checkpoint in `--folder`, and that restored on half the devices; alone with
+`--only large`.
 On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/devices.py --tiny`.
 """
 
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -523,8 +524,8 @@ class _Clock(Watcher):
         self.times: list[tuple[int, float]] = []
         self._n_intervals = n_intervals
 
-    def training(self, done: int, loss: float) -> None:
-        self.times.append((done, time.perf_counter()))
+    def training(self, losses: Sequence[tuple[int, float]]) -> None:
+        self.times.append((losses[-1][0], time.perf_counter()))
         if len(self.times) > self._n_intervals:
             raise _EnoughError
 

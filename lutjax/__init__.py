@@ -8,7 +8,7 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax import reads, wiring
+from lutjax import _jit_key as _jit_key, reads, wiring
 from lutjax._anchors import sample_anchors
 from lutjax._detection import Detection
 from lutjax._fixed_point import FixedPoint

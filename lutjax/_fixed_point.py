@@ -38,6 +38,7 @@ class FixedPoint:
     - Parts of an addend below `resolution` are lost, and a NaN counts as 0: it does not show in a result that is not checked.
     - Prefer powers of two: with them scaling rounds nothing. With others a result is still the same in any order, but
       a compiler may fold the constant differently into two different programs.
+    - Scores of `lutjax.scored_lut` are floats, of which addends are made: plain JAX computes them so that they are the same bits in every program.
     - Sums that are made outside the op are sums of floats: of the terms of ``grad`` of a ``vmap`` over the batch, of the
       steps of a loop, of partial outputs where you `psum` them over detectors in a `shard_map`, of everything replicated
       in a `shard_map` with ``check_vma=False``. They are exact, hence the same in any order, while

@@ -6,6 +6,7 @@ with two methods: see its example. The formulas are in docs/semantics.md, sectio
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from lutjax._fixed_point import FixedPoint, addends, result
+from lutjax._reproducible import reproducible
 from lutjax._typing import Array
 
 __all__ = [
@@ -84,12 +87,18 @@ class Read(abc.ABC):
         return False
 
     def __call__(
-        self, u: Float[Array, "*batch comparisons"], scalars: Scalars
+        self,
+        u: Float[Array, "*batch comparisons"],
+        scalars: Scalars,
+        *,
+        accumulate: FixedPoint | None = None,
     ) -> tuple[Int[jax.Array, "*batch ways"], Float[jax.Array, "*batch ways"]]:
         """Return row ids and coefficients of all ways, for `lutjax.weighted_lookup`.
 
         Args:
           u: ``[..., C]``, from `lutjax.margins`. scalars: as `initial` returns them.
+          accumulate: that of the look-up. With it coefficients and gradients are the same bits in every program, as sums in fixed point
+            are; see `lutjax.FixedPoint`.
 
         Returns:
           int32 and floats ``[..., K]``.
@@ -102,8 +111,51 @@ class Read(abc.ABC):
         """
         u = jnp.asarray(u)
         scalars = {name: jnp.asarray(value, u.dtype) for name, value in scalars.items()}
-        ways = self.select([u[..., c] for c in range(u.shape[-1])], scalars)
+        margins = [u[..., c] for c in range(u.shape[-1])]
+        if accumulate is None:
+            ways = self.select(margins, scalars)
+        else:
+            ways = list(zip(*_select_reproducibly(self, accumulate, margins, scalars), strict=True))
         return jnp.stack([index for index, _ in ways], -1), jnp.stack([c for _, c in ways], -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _select_reproducibly(
+    read: Read, accumulate: FixedPoint, u: list[jax.Array], scalars: dict[str, jax.Array]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return ids and coefficients of the ways of a read, the same in every program."""
+    index, coefficients = reproducible(functools.partial(_selected, read))(u, scalars)
+    return index, coefficients
+
+
+def _selected(read: Read, u: Any, scalars: Any) -> Any:
+    ways = read.select(u, scalars)
+    return [index for index, _ in ways], [c for _, c in ways]
+
+
+def _selected_forward(read: Read, accumulate: FixedPoint, u: Any, scalars: Any) -> Any:
+    return _select_reproducibly(read, accumulate, u, scalars), (u, scalars)
+
+
+def _selected_backward(read: Read, accumulate: FixedPoint, saved: Any, cotangents: Any) -> Any:
+    u, scalars = saved
+
+    def pulled(u: Any, each: Any, of_coefficients: Any) -> Any:
+        return jax.vjp(lambda u, each: _selected(read, u, each)[1], u, each)[1](of_coefficients)
+
+    each = {name: jnp.broadcast_to(s, u[0].shape) for name, s in scalars.items()}
+    du, of_each = reproducible(pulled)(u, each, cotangents[1])
+
+    def of_scalar(name: str) -> jax.Array:
+        s, found = scalars[name], addends(of_each[name], accumulate)
+        axes = tuple(range(found.ndim - s.ndim))
+        axes += tuple(i for i in range(found.ndim) if i not in axes and s.shape[i - len(axes)] == 1)
+        return result(jnp.sum(found, axes, dtype=found.dtype).reshape(s.shape), s.dtype, accumulate)
+
+    return du, {name: of_scalar(name) for name in scalars}
+
+
+_select_reproducibly.defvjp(_selected_forward, _selected_backward)
 
 
 # ------------------------------------------------------------------------------------- parts of reads
@@ -116,7 +168,7 @@ def absolute(u: jax.Array) -> jax.Array:
       Array(-1., dtype=float32, weak_type=True)
     """
     u = jnp.asarray(u)
-    return u * jax.lax.stop_gradient(jnp.where(u > 0, 1, -1).astype(u.dtype))
+    return jnp.where(u > 0, u, -u)
 
 
 def straight_through(value: jax.Array, gradient: jax.Array) -> jax.Array:

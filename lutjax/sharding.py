@@ -25,6 +25,9 @@ def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) ->
     gates are divided by detector, and so is what optimisers keep beside them. All else is the same on all devices. Blocks that are stacked for a scan
     have one axis more in front, which is not divided.
 
+    Gates that are divided exchange all their outputs, since the next layer reads them anywhere, and have few parameters: where a model has gates alone, divide
+    its batch, by a mesh without the axis. See docs/scaling.md.
+
     Args:
       params: a pytree of arrays or `jax.ShapeDtypeStruct`: parameters of any library, an `nnx.State`, the state of
         `lutjax.training.tables.Optimizer` or of an optax optimiser.

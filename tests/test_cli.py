@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -125,14 +126,15 @@ def test_interrupted_run_goes_on(
 ) -> None:
     training = _progress.Report.training
 
-    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
-        training(self, done, loss)
-        if done == 11:
+    def interrupt(self: _progress.Report, losses: Sequence[tuple[int, float]]) -> None:
+        training(self, losses)
+        if losses[-1][0] == 11:
             signal.raise_signal(signal.SIGINT)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(_progress.Report, "training", interrupt)
+        patch.setattr("lutjax.training.loop.CALL", 0.0)  # each loss comes alone
         stopped = command("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
     assert stopped.exit_code == 130
     assert "stopped after 11 of 24 steps" in stopped.output
@@ -151,14 +153,15 @@ def test_several_devices(
     """A run that is stopped on one mesh and goes on by another ends as on one device, and its text is generated on both."""
     training = _progress.Report.training
 
-    def interrupt(self: _progress.Report, done: int, loss: float) -> None:
-        training(self, done, loss)
-        if done == 10:
+    def interrupt(self: _progress.Report, losses: Sequence[tuple[int, float]]) -> None:
+        training(self, losses)
+        if losses[-1][0] == 10:
             signal.raise_signal(signal.SIGINT)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(_progress.Report, "training", interrupt)
+        patch.setattr("lutjax.training.loop.CALL", 0.0)  # each loss comes alone
         words = ["--text", text, "--out", out, *SIZES, *STEPS, "--mesh", "data=2,detectors=4"]
         stopped = command("train", "lm", *words)
     assert "on 8 x cpu (data=2,detectors=4)" in stopped.output
@@ -305,7 +308,7 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 
     with Events(tmp_path, ("training loss", "hard accuracy"), done=3) as events:
-        events.training(4, 1.5)
+        events.training([(4, 1.5)])
         events.test(4, 0.25)
     (file,) = tmp_path.iterdir()
     data, found = file.read_bytes(), []
@@ -497,9 +500,9 @@ def test_bar_on_a_terminal() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
     with _progress.Report(console, first=0, steps=20, speed="{:.0f} s a step".format) as report:
-        report.training(10, 2.5)
+        report.training([(10, 2.5)])
         report.test(10, 2.25)
-        report.training(20, 2.0)
+        report.training([(20, 2.0)])
     assert "step 20/20  train 2.0000  test 2.2500" in stream.getvalue()
 
 

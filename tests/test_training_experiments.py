@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -133,8 +133,8 @@ class Shown(experiments.Show):
         show = self
 
         class At(experiments.Watcher):
-            def training(self, done: int, loss: float) -> None:
-                if done == show.at:
+            def training(self, losses: Sequence[tuple[int, float]]) -> None:
+                if show.at in [done for done, _ in losses]:
                     assert show.error is not None
                     raise show.error
 

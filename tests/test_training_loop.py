@@ -43,7 +43,7 @@ jax.default_backend = lambda: "gpu"
 from lutjax.training import loop
 
 def step(state, number, data):
-    import jax.experimental.pallas.tpu
+    import jax.experimental.pallas.tpu, lutjax.kernels._triton.lookup, lutjax.kernels._pallas.tpu.lookup
     return state + 1, state
 
 advance, state = loop.Repeated(step), jnp.float32(0)
@@ -65,6 +65,47 @@ def test_stop_and_go_on() -> None:
     assert state["sum"] == sum(range(9))
 
 
+@pytest.mark.parametrize("call", [0.0, 1e-9, 60.0])
+def test_losses_of_several_intervals_come_from_one_call(monkeypatch: pytest.MonkeyPatch, call: float) -> None:
+    """However long a call should take, losses are those of their intervals, and hooks see the state when they are due."""
+    monkeypatch.setattr(loop, "CALL", call)
+    advance, told, seen = loop.Repeated(counting_step, DATA), [], []
+    state, done = loop.run(
+        advance,
+        {"sum": jnp.float32(1)},
+        first=2,
+        steps=97,
+        log=loop.Log(4, told.append),
+        hooks=[loop.Hook(30, lambda n, loss, s: seen.append((n, loss, float(s["sum"]))))],
+    )
+    ends = [*range(4, 97, 4), 97]
+    starts = {end: max(n for n in (2, *ends, 30, 60, 90) if n < end) for end in (*ends, 30, 60, 90)}
+    assert [point for points in told for point in points] == [
+        (end, np.mean(np.arange(starts[end], end))) for end in ends
+    ]
+    assert seen == [
+        (end, np.mean(np.arange(starts[end], end)), 1 + sum(range(2, end))) for end in (30, 60, 90, 97)
+    ]
+    assert done == 97
+    assert state["sum"] == 1 + sum(range(2, 97))
+    assert advance.programs == 1
+    assert len(told) == len(ends) if call < 1 else len(told) == 5  # the first call, and one until each hook
+    assert all(points for points in told)
+
+
+def test_a_call_is_as_long_as_the_slowest_process_lets_it() -> None:
+    told: list[list[tuple[int, float]]] = []
+    loop.run(
+        loop.Repeated(counting_step, DATA),
+        new_state(),
+        first=0,
+        steps=50,
+        log=loop.Log(2, told.append),
+        slowest=lambda seconds: loop.CALL / 5 if told else 60.0,  # 5 steps take as long as a call should
+    )
+    assert [len(points) for points in told][:4] == [1, 1, 5, 25 - 7]
+
+
 def test_loss_that_is_not_finite_reaches_no_hook() -> None:
     def step(state: dict, number: jax.Array, data: None) -> tuple[dict, jax.Array]:
         return state, jnp.where(number == 5, jnp.nan, 1.0)
@@ -79,6 +120,17 @@ def test_loss_that_is_not_finite_reaches_no_hook() -> None:
             hooks=[loop.Hook(2, lambda n, loss, s: calls.append(n))],
         )
     assert calls == [2, 4]
+    told: list[tuple[int, float]] = []
+    with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
+        loop.run(
+            loop.Repeated(step),
+            new_state(),
+            first=0,
+            steps=9,
+            log=loop.Log(2, told.extend),
+            slowest=lambda seconds: 1e-9,
+        )
+    assert told == [(2, 1), (4, 1)]
 
 
 def test_first_signal_asks_to_stop_and_the_second_interrupts() -> None:

@@ -4,7 +4,7 @@ Speed and time left are those of the latest interval; the first one holds the co
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import rich.progress
 from rich.console import Console
@@ -53,18 +53,21 @@ class Report(Watcher):
         if self._bar is not None:
             self._bar.stop()
 
-    def training(self, done: int, loss: float) -> None:
-        """Show the mean loss of the latest steps."""
-        now = time.perf_counter()
-        latest = (now - self._time) / (done - self._done)
-        self._done, self._time = done, now
-        line = f"step {done}/{self._steps}  train {loss:.4f}"
-        line += f"  {self._measure} " + ("-" if self._test is None else f"{self._test:.4f}")
-        line += f"  {self._speed(latest)}  {_clock(latest * (self._steps - done))} left"
-        if self._bar is None:
-            self._console.print(line, highlight=False, soft_wrap=True)
-        else:
-            self._bar.update(self._task, completed=done, description=line)
+    def training(self, losses: Sequence[tuple[int, float]]) -> None:
+        """Show mean losses of the latest steps."""
+        now, last = time.perf_counter(), losses[-1][0]
+        latest = (now - self._time) / (last - self._done)
+        self._done, self._time = last, now
+        test = "-" if self._test is None else f"{self._test:.4f}"
+        for done, loss in losses:
+            line = (
+                f"step {done}/{self._steps}  train {loss:.4f}  {self._measure} {test}  {self._speed(latest)}"
+            )
+            line += f"  {_clock(latest * (self._steps - done))} left"
+            if self._bar is None:
+                self._console.print(line, highlight=False, soft_wrap=True)
+            elif done == last:
+                self._bar.update(self._task, completed=done, description=line)
 
     def test(self, done: int, value: float) -> None:
         """Show the result of a test after `done` steps."""

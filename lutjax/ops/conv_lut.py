@@ -143,7 +143,8 @@ def conv_lut(
         weights = as_jax(weights)
 
         def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return read(margins(x, ids, **how), dict(zip(read.initial(), values, strict=True)))
+            named = dict(zip(read.initial(), values, strict=True))
+            return read(margins(x, ids, **how), named, accumulate=accumulate)
 
         # Margins, one for each comparison and place, are not kept for the backward pass.
         index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))

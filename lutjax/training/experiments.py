@@ -194,8 +194,8 @@ class Watcher:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def training(self, done: int, loss: float) -> None:
-        """Steps were run, and `loss` is their mean."""
+    def training(self, losses: Sequence[tuple[int, float]]) -> None:
+        """Steps were run: numbers of steps done, each with the mean loss since the one before. They come together where steps are short."""
 
     def test(self, done: int, value: float) -> None:
         """A test was made after `done` steps."""
@@ -457,10 +457,10 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
 
-    def log(number: int, loss: float, state: State) -> None:
-        history.train.append((number, loss))
+    def log(losses: Sequence[tuple[int, float]]) -> None:
+        history.train.extend(losses)
         for watcher in watchers:
-            watcher.training(number, loss)
+            watcher.training(losses)
 
     def test(number: int, loss: float, state: State) -> None:
         history.test.append((number, experiment.evaluate(state)))
@@ -487,7 +487,6 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         experiment.draw(folder)
 
     hooks = [
-        loop.Hook(intervals.log_every, log),
         loop.Hook(intervals.eval_every, test),
         loop.Hook(intervals.checkpoint_every, save),
     ]
@@ -503,7 +502,9 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
             state,
             first=done,
             steps=record.training.steps,
+            log=loop.Log(intervals.log_every, log),
             hooks=hooks,
+            slowest=hosts.largest,
             stopped=lambda: stopped() or experiment.solved() is not None,
         )
         if done != saved:

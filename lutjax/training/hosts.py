@@ -185,12 +185,17 @@ def barrier(name: str) -> None:
 
 def agree(flag: bool) -> bool:
     """Return, in every process, whether a flag is true in any of them."""
+    return bool(largest(float(flag)))
+
+
+def largest(number: float) -> float:
+    """Return, in every process, the largest of their numbers, in float32 where there are several."""
     if count() == 1:
-        return flag
+        return number
     from jax.experimental import multihost_utils
 
     # The devices do it in the time of a step, for any number of processes.
-    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+    return float(np.max(multihost_utils.process_allgather(np.asarray(number, np.float32))))
 
 
 def gather(value: T) -> list[T]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import signal
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,12 @@ Step = Callable[[State, Array, Any], tuple[State, Array]]
 Advance = Callable[[State, int, int], tuple[State, Array]]
 """Runs `count` steps from step `first`: the state after them and their mean loss. May consume the state."""
 
+CALL = 0.1
+"""Seconds that a call of several logging intervals should take: short for who stops a run, and long beside what a call costs."""
+
+MOST = 128
+"""Most logging intervals in a call."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
@@ -37,6 +44,17 @@ class Hook:
 
     every: int
     call: Callable[[int, float, State], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What sees the training loss of every `every` steps, and of the last ones.
+
+    `call` gets the numbers of steps done, each with the mean loss since the previous one or a hook: several at once where steps are short.
+    """
+
+    every: int
+    call: Callable[[Sequence[tuple[int, float]]], None]
 
 
 class Repeated:
@@ -52,20 +70,24 @@ class Repeated:
     """
 
     def __init__(self, step: Step, data: Any = None, *, of_state: Any = None, of_data: Any = None):
-        def advance(state: State, first: Array, count: Array, data: Any) -> tuple[State, Array]:
-            def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-                state, total = carry
-                state, loss = step(state, first + i, data)
-                return state, total + loss.astype(jnp.float32)
+        def advance(state: State, first: Array, ends: Array, data: Any) -> tuple[State, Array, Array]:
+            starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
 
-            state, total = jax.lax.fori_loop(0, count, body, (state, jnp.float32(0)))
-            return state, total / count.astype(jnp.float32)
+            def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+                state, totals = carry
+                state, loss = step(state, first + i, data)
+                is_in = (starts <= i) & (i < ends)
+                return state, totals + jnp.where(is_in, loss.astype(jnp.float32), jnp.float32(0))
+
+            state, totals = jax.lax.fori_loop(0, ends[-1], body, (state, jnp.zeros(MOST, jnp.float32)))
+            means = totals / jnp.maximum(ends - starts, 1).astype(jnp.float32)
+            return state, means[0], means
 
         self.step, self._data, self._of_data = step, data, of_data
         options: dict[str, Any] = {}
         if of_state is not None:
-            mesh = jax.tree.leaves(of_state)[0].mesh
-            options["out_shardings"] = (of_state, meshes.everywhere(mesh))
+            everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
+            options["out_shardings"] = (of_state, everywhere, everywhere)
         self._jitted = jax.jit(advance, donate_argnums=0, **options)
 
     @functools.cached_property
@@ -77,8 +99,27 @@ class Repeated:
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        return self._call(self._jitted, state, first, [count])[:2]
+
+    def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
+        """Runs steps from step `first`: the state after them, and the mean loss of each part of them. Consumes the state.
+
+        Args:
+          ends: for each part, at most `MOST`, the number of steps from `first` to its end.
+
+        Returns:
+          the state, and losses ``[MOST]``, of which those of the parts come first.
+        """
+        state, _, losses = self._call(self._jitted, state, first, ends)
+        return state, losses
+
+    def _call(
+        self, program: Callable[..., Any], state: State, first: int, ends: Sequence[int]
+    ) -> tuple[State, Array, Array]:
         _compat.import_pallas()
-        result: tuple[State, Array] = self._jitted(state, np.int32(first), np.int32(count), self.data)
+        padded = np.full(MOST, ends[-1], np.int32)
+        padded[: len(ends)] = ends
+        result: tuple[State, Array, Array] = program(state, np.int32(first), padded, self.data)
         return result
 
     @property
@@ -89,33 +130,37 @@ class Repeated:
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """The program for states of these shapes and dtypes, and how to call it."""
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        program = self._jitted.lower(state, number, number, self.data).compile()
+        number, ends = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (MOST,)))
+        program = self._jitted.lower(state, number, ends, self.data).compile()
 
         def advance(state: State, first: int, count: int) -> tuple[State, Array]:
-            result: tuple[State, Array] = program(state, np.int32(first), np.int32(count), self.data)
-            return result
+            return self._call(program, state, first, [count])[:2]
 
         return program, advance
 
 
 def run(
-    advance: Advance,
+    advance: Repeated,
     state: State,
     *,
     first: int,
     steps: int,
+    log: Log | None = None,
     hooks: Sequence[Hook] = (),
     stopped: Callable[[], bool] = lambda: False,
+    slowest: Callable[[float], float] = float,
 ) -> tuple[State, int]:
-    """Runs steps `first` to ``steps - 1`` and calls hooks, in their order, between chunks of steps.
+    """Runs steps `first` to ``steps - 1``, tells their losses to a log and calls hooks, in their order, between chunks of steps.
 
-    A chunk ends wherever a hook is due, so where chunks end does not depend on where a run was resumed.
+    A chunk ends wherever a hook is due, so where those end does not depend on where a run was resumed. One of several logging intervals
+    takes about `CALL` seconds; how many it has changes nothing in the result.
 
     Args:
-      advance: runs some steps; `Repeated` makes one of a pure step.
+      advance: runs some steps.
       state: consumed.
+      log: is told of losses before hooks are called.
       stopped: asked after every chunk; true ends the run early.
+      slowest: returns the largest of a number in all processes that train, which all have to call it.
 
     Returns:
       the state, and the number of steps done in all: `steps`, or fewer if the run was stopped.
@@ -123,18 +168,38 @@ def run(
     Raises:
       FloatingPointError: the training loss is not finite any more; no hook sees such a state.
     """
-    done = first
+    done, n_parts = first, 1
     while done < steps and not stopped():
-        until = min([steps, *((done // hook.every + 1) * hook.every for hook in hooks)])
-        state, loss = advance(state, done, until - done)
-        done = until
-        value = float(loss)
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the training loss is {value} after {done} steps.")
+        start, until = done, min([steps, *(_next(done, hook.every) for hook in hooks)])
+        ends = [until] if log is None else _ends(start, until, log.every, n_parts)
+        began, done = time.perf_counter(), ends[-1]
+        state, found = advance.in_parts(state, start, [end - start for end in ends])
+        losses = list(zip(ends, np.asarray(found)[: len(ends)].tolist(), strict=True))
+        seconds = slowest(time.perf_counter() - began) / (done - start)
+        spoilt = next((i for i, (_, loss) in enumerate(losses) if not math.isfinite(loss)), len(losses))
+        if log is not None:
+            n_parts = min(max(int(CALL / (seconds * log.every)), 1), MOST)
+            due = [(n, loss) for n, loss in losses[:spoilt] if n % log.every == 0 or n == steps]
+            if due:
+                log.call(due)
+        if spoilt < len(losses):
+            raise FloatingPointError(
+                f"the training loss is {losses[spoilt][1]} after {losses[spoilt][0]} steps."
+            )
         for hook in hooks:
             if done % hook.every == 0 or done == steps:
-                hook.call(done, value, state)
+                hook.call(done, losses[-1][1], state)
     return state, done
+
+
+def _next(done: int, every: int) -> int:
+    return (done // every + 1) * every
+
+
+def _ends(start: int, until: int, every: int, n_parts: int) -> list[int]:
+    """Return the steps, until the last one at most, at which the next logging intervals end."""
+    first = _next(start, every)
+    return [min(end, until) for end in range(first, first + n_parts * every, every) if end - every < until]
 
 
 @contextmanager

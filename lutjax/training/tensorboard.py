@@ -1,5 +1,6 @@
 """Losses and tests for TensorBoard, by tensorboardX: ``pip install "lutjax[tensorboard]"``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lutjax.training.experiments import Watcher
@@ -26,9 +27,10 @@ class Events(Watcher):
     def __exit__(self, *error: object) -> None:
         self._writer.close()
 
-    def training(self, done: int, loss: float) -> None:
-        """Writes a training loss."""
-        self._writer.add_scalar(self._names[0], loss, done)
+    def training(self, losses: Sequence[tuple[int, float]]) -> None:
+        """Writes training losses."""
+        for done, loss in losses:
+            self._writer.add_scalar(self._names[0], loss, done)
 
     def test(self, done: int, value: float) -> None:
         """Writes what a test measured."""

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-import jax
-
+from lutjax._jit_key import LAUNCHES, RECORDER
 from lutjax.kernels.registry import Device
 from lutjax.tuning._files import Key, load, measured
 from lutjax.tuning._launch import Launch, Sizes, bucket
@@ -68,11 +67,6 @@ class _Recorder:
         self.asked: list[Asked] = []
 
 
-# Both are part of jit's cache key: no trace outlives the block it was made in, and a recorder sees traces of its own.
-_EXPLICIT = jax.make_user_context(default_value=None)
-_RECORDER = jax.make_user_context(default_value=None)
-
-
 @contextlib.contextmanager
 def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str]) -> Iterator[None]:
     """Calls in this block launch these kernels so; other kernels and calls are not affected.
@@ -97,7 +91,7 @@ def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLik
     for name, launch in wanted.items():
         if not isinstance(launch, Launch):
             raise TypeError(f"tuning.use: {name!r} is {launch!r}; expected a tuning.Launch.")
-    with _EXPLICIT((_EXPLICIT.value or _Explicit({})).within(wanted)):
+    with LAUNCHES((LAUNCHES.value or _Explicit({})).within(wanted)):
         yield
 
 
@@ -116,13 +110,13 @@ def recorded() -> Iterator[list[Asked]]:
       []
     """
     recorder = _Recorder()
-    with _RECORDER(recorder):
+    with RECORDER(recorder):
         yield recorder.asked
 
 
 def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes], Launch]) -> Launch:
     """The launch of a kernel: that of `use`, else what was measured on such devices at like sizes, else the rule's."""
-    explicit, recorder = _EXPLICIT.value, _RECORDER.value
+    explicit, recorder = LAUNCHES.value, RECORDER.value
     source: Literal["use", "measured", "rule"] = "use"
     launch = None if explicit is None else explicit.of(kernel, sizes)
     if launch is None:

@@ -19,7 +19,8 @@ from jax.typing import DTypeLike
 from lutjax import _quantised
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype, addends, result
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax._reproducible import reproducible
 from lutjax._row_rules import RowState
 from lutjax.kernels._xla import _row_gathers as rows, _row_updates, margins
 from lutjax.kernels._xla.weighted_lookup import Way, hits_of_ways, side_by_side
@@ -97,7 +98,7 @@ def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updat
 def ways_of(call: ScoredLut) -> list[Way]:
     """Return row ids and coefficients of every way that has values, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
-    ways = _kept(call.read, u, list(call.scalars), None if call.keep is None else call.keep.T)
+    ways = _kept(call, u, list(call.scalars), None if call.keep is None else call.keep.T)
     return ways[: call.read.valued]
 
 
@@ -113,7 +114,7 @@ def _cotangents(
     u = margins.comparisons(call.x, call.anchors, call.groups)
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
-    coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep)
+    coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep, call.accumulate)
     dy = side_by_side(of_every_group(call, cotangent))
     found = {}
     if total is not None:
@@ -180,7 +181,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[jax.Array, jax.Array]:
 
     def over_block(carry: Any, of: Any) -> tuple[Any, None]:
         (y, unknown), (first, (ids, keep)) = carry, of
-        ways = _kept(call.read, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
+        ways = _kept(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
         if in_integers:
             unknown |= jnp.isnan(ways[0][1]).any(0)
             ways = [(i, in_units(c)) for i, c in ways]
@@ -215,7 +216,7 @@ def _cotangents_in_blocks(
         (total, dx, sums), (first, (ids, keep)) = carry, of
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
-        coefficients, of_coefficients, index = linearised(call.read, u, each, keep)
+        coefficients, of_coefficients, index = linearised(call.read, u, each, keep, call.accumulate)
         coefficients = jax.lax.optimization_barrier(coefficients)
         index = [rows.clamped(read_tables, i) for i in index]
 
@@ -254,16 +255,23 @@ def _cotangents_in_blocks(
 
 
 # ------------------------------------------------------------------------------------- reads
-def _kept(
-    read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
-) -> list[tuple[jax.Array, jax.Array]]:
+def _kept(call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
     """Row ids and coefficients of every way, times the factors of tables."""
+    select = functools.partial(_ways, call.read)
+    return (select if call.accumulate is None else reproducible(select))(u, scalars, keep)
+
+
+def _ways(read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
     ways = read.select(u, named(read, scalars))
     return ways if keep is None else [(i, keep.astype(c.dtype) * c) for i, c in ways]
 
 
 def linearised(
-    read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
+    read: Read,
+    u: list[jax.Array],
+    scalars: list[jax.Array],
+    keep: jax.Array | None,
+    accumulate: FixedPoint | None = None,
 ) -> tuple[
     list[jax.Array],
     Callable[[list[jax.Array]], tuple[list[jax.Array], list[jax.Array], Any]],
@@ -273,14 +281,22 @@ def linearised(
 
     Args:
       scalars: of each element, as margins are, and so are their cotangents: sums of addends are made of them.
+      accumulate: with it all these floats are the same in every program, as they are made integers.
     """
 
     def coefficients(u: list[jax.Array], scalars: list[jax.Array], keep: Any) -> Any:
-        ways = _kept(read, u, scalars, keep)
+        ways = _ways(read, u, scalars, keep)
         return [c for _, c in ways], [i for i, _ in ways]
 
-    values, pull, index = jax.vjp(coefficients, u, scalars, keep, has_aux=True)
-    return values, pull, index
+    if accumulate is None:
+        values, pull, index = jax.vjp(coefficients, u, scalars, keep, has_aux=True)
+        return values, pull, index
+
+    def pulled(u: Any, scalars: Any, keep: Any, cotangents: Any) -> Any:
+        return jax.vjp(coefficients, u, scalars, keep, has_aux=True)[1](cotangents)
+
+    values, index = reproducible(coefficients)(u, scalars, keep)
+    return values, functools.partial(reproducible(pulled), u, scalars, keep), index
 
 
 def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:

@@ -1,0 +1,226 @@
+"""Elementwise functions whose results are the same bits in every program.
+
+Compilers round a product that is added in one step in some programs and in two in others, rewrite quotients, and have several versions of ``exp``,
+which they choose by the size of an array. Sums in fixed point do not depend on the order of their addends, but addends made of floats depend on all
+that. `reproducible` takes it away: each product loses the last bit of its mantissa before it is added, so it is rounded for itself, and functions are made of
+sums and products.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Exact, or rounded in one way by every compiler.
+_ARITHMETIC = {
+    "abs",
+    "add",
+    "add_any",
+    "ceil",
+    "clamp",
+    "floor",
+    "max",
+    "min",
+    "neg",
+    "rem",
+    "round",
+    "sign",
+    "sub",
+}
+_MOVES = {
+    *(
+        "bitcast_convert_type",
+        "broadcast_in_dim",
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "expand_dims",
+        "pcast",
+    ),
+    *("pvary", "reshape", "select_n", "slice", "squeeze", "stop_gradient", "transpose"),
+}
+_EXACT = _ARITHMETIC | _MOVES
+
+
+def reproducible(function: F) -> F:
+    """Return an elementwise function of pytrees of arrays with the same results in every program, within rounding those of `function`.
+
+    What float32 computes by ``exp``, ``exp2``, ``expm1``, ``log``, ``log1p``, ``log2``, ``logistic`` and ``tanh`` is the same on every device, too. Functions that are not among these are those of the
+    compiler. It is slower, by what the compiler would fuse.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        # Between barriers a compiler sees the same expressions in every program, and no constant in place of an argument.
+        leaves = jax.lax.optimization_barrier(jax.tree.leaves(args))
+        found = jax.lax.optimization_barrier(_evaluate(closed.jaxpr, closed.consts, leaves))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+    return jax.jit(call)  # type: ignore[return-value]
+
+
+def _evaluate(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def value(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        found = _results(eqn, [value(atom) for atom in eqn.invars])
+        known.update(zip(eqn.outvars, found, strict=True))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
+def _results(eqn: Any, args: list[Any]) -> list[Any]:
+    name, inner = eqn.primitive.name, eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    if name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call") and hasattr(
+        inner, "consts"
+    ):
+        return _evaluate(inner.jaxpr, inner.consts, args)
+    if name in _FUNCTIONS and args[0].dtype == jnp.float32:
+        of = _FUNCTIONS[name]
+        return [jax.lax.platform_dependent(args[0], cpu=functools.partial(_apart, of), default=of)]
+    found = eqn.primitive.bind(*args, **eqn.params)
+    found = list(found) if eqn.primitive.multiple_results else [found]
+    return found if name in _EXACT else [_rounded(a) for a in found]
+
+
+def _apart(function: Callable[[Any], Any], x: Any) -> Any:
+    """Return a function of an array that is computed once: in expressions of its uses, XLA would compute it anew for each of them."""
+    if not x.size or jax.typeof(x).sharding.mesh.explicit_axes:  # where no device has any element of it
+        return function(x)
+    # Always true, which only a processor finds out.
+    yes = (jax.lax.bitcast_convert_type(x.ravel()[0], jnp.int32) | 1) != 0
+    return jax.lax.cond(yes, function, lambda x: x, x)
+
+
+def _rounded(a: Any) -> Any:
+    """Return floats without the last bit of their mantissas."""
+    if not jnp.issubdtype(a.dtype, jnp.floating) or jnp.finfo(a.dtype).bits < 32:
+        return a
+    info = jnp.finfo(a.dtype)
+    return jax.lax.reduce_precision(a, exponent_bits=info.nexp, mantissa_bits=info.nmant - 1)
+
+
+# ------------------------------------------------------------------------------------- functions of float32
+# After S. Moshier's Cephes library. Every product is rounded, so that it does not matter whether it is added in one step.
+_LN2 = (
+    0.693359375,
+    -2.12194440e-4,
+)  # the first part has so few bits that its products with exponents are exact
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
+        -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
+_TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+_LEAST, _LARGEST = (
+    np.float32(-87.33654),
+    np.float32(88.72283),
+)  # arguments whose exponentials are normal numbers
+
+
+def _times(a: Any, b: Any) -> Any:
+    return _rounded(a * b)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    a, b = (x if jnp.ndim(x) else jax.lax.full_like(condition, x, jnp.float32) for x in (a, b))
+    return jax.lax.select(condition, a, b)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
+    total = x * np.float32(coefficients[0])
+    for c in coefficients[1:-1]:
+        total = _times(_rounded(total) + np.float32(c), x)
+    return _rounded(total) + np.float32(coefficients[-1])
+
+
+def _small_exponential(r: Any) -> Any:
+    """Return ``exp(r) - 1`` for ``|r| < 0.35``."""
+    return _times(_polynomial(_EXP, r), r * r) + r
+
+
+def _scaled(y: Any, n: Any) -> Any:
+    """Return ``y * 2**n``, for integers from -126 to 128."""
+    power = jax.lax.bitcast_convert_type((n.astype(jnp.int32) + 126) << 23, jnp.float32)
+    return y * power * np.float32(2)
+
+
+def _exp(x: Any) -> Any:
+    inside = jax.lax.clamp(_LEAST, x, _LARGEST)
+    n = jax.lax.floor(_times(inside, np.float32(1.44269504088896341)) + np.float32(0.5))
+    rest = inside - n * np.float32(_LN2[0]) - _times(n, np.float32(_LN2[1]))
+    found = _scaled(_small_exponential(rest) + np.float32(1), n)
+    return _where(x > _LARGEST, np.inf, _where(x < _LEAST, 0, found))
+
+
+def _exp2(x: Any) -> Any:
+    inside = jax.lax.clamp(np.float32(-126), x, np.float32(128))
+    n = jax.lax.floor(inside + np.float32(0.5))
+    rest = _times(inside - n, np.float32(0.6931471805599453))
+    found = _scaled(_small_exponential(rest) + np.float32(1), n)
+    return _where(x < np.float32(-126), 0, found)
+
+
+def _expm1(x: Any) -> Any:
+    small = jax.lax.clamp(np.float32(-0.35), x, np.float32(0.35))
+    return _where(abs(x) < np.float32(0.35), _small_exponential(small), _exp(x) - np.float32(1))
+
+
+def _log(x: Any) -> Any:
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    exponent = ((bits >> 23) - 126).astype(jnp.float32)
+    m = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | (126 << 23), jnp.float32)  # in [0.5, 1)
+    low = m < np.float32(0.7071067811865476)
+    f = _where(low, m + m, m) - np.float32(1)
+    exponent = _where(low, exponent - np.float32(1), exponent)
+    square = _times(f, f)
+    y = _times(_times(_polynomial(_LOG, f), square), f)
+    y = y + _times(exponent, np.float32(_LN2[1])) - square * np.float32(0.5)
+    y = f + y + exponent * np.float32(_LN2[0])
+    y = _where(x == np.inf, x, y)
+    zero = jax.lax.abs(x) < np.finfo(np.float32).tiny  # as of processors that have no subnormal numbers
+    return _where(zero, -np.inf, _where(x > 0, y, np.nan))
+
+
+def _log1p(x: Any) -> Any:
+    whole = _rounded(np.float32(1) + x)
+    lost = x - (whole - np.float32(1))
+    found = _log(whole) + _rounded(lost / whole)
+    return _where((whole == np.inf) | (whole == 0), _log(whole), found)
+
+
+def _log2(x: Any) -> Any:
+    return _times(_log(x), np.float32(1.4426950408889634))
+
+
+def _logistic(x: Any) -> Any:
+    e = _exp(-jax.lax.abs(x))
+    return _rounded(_where(x < 0, e, jnp.ones_like(e)) / (np.float32(1) + e))
+
+
+def _tanh(x: Any) -> Any:
+    a = jax.lax.abs(x)
+    square = _times(x, x)
+    small = _times(_times(_polynomial(_TANH, square), square), x) + x
+    e = _exp(a + a)
+    large = np.float32(1) - _rounded(np.float32(2) / (e + np.float32(1)))
+    return _where(a < np.float32(0.625), small, _where(x < 0, -large, large))
+
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "exp": _exp,
+    "exp2": _exp2,
+    "expm1": _expm1,
+    "log": _log,
+    "log1p": _log1p,
+    "log2": _log2,
+    "logistic": _logistic,
+    "tanh": _tanh,
+}

@@ -1,0 +1,116 @@
+"""Floats of which addends in fixed point are made: the same bits in every program."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import slow
+
+import lutjax
+from lutjax import FixedPoint, reads
+from lutjax._reproducible import reproducible
+
+FUNCTIONS = {
+    "exp": (jnp.exp, np.exp),
+    "exp2": (jnp.exp2, np.exp2),
+    "expm1": (jnp.expm1, np.expm1),
+    "log": (jnp.log, np.log),
+    "log1p": (jnp.log1p, np.log1p),
+    "logistic": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": (jnp.tanh, np.tanh),
+}
+
+
+@pytest.mark.parametrize("name", [name if name in ("exp", "log1p") else slow(name) for name in FUNCTIONS])
+def test_functions_that_are_the_same_in_every_program(name):
+    """Right within rounding, and the same bits for arrays of other lengths, of which compilers have versions of their own."""
+    function, exact = FUNCTIONS[name]
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=300) * s for s in (1e-6, 0.1, 1.0, 10.0)])
+    x = np.concatenate([x, [0, np.inf, -np.inf, np.nan, 88.8, -104, 129, -127]]).astype(np.float32)
+    run = jax.jit(reproducible(function))
+    y = np.asarray(run(x))
+    with np.errstate(all="ignore"):
+        expected = exact(x.astype(np.float64)).astype(np.float32)
+    expected = np.where(np.abs(expected) < np.finfo(np.float32).tiny, 0, expected)
+    np.testing.assert_allclose(y, expected, rtol=5e-7)
+    np.testing.assert_array_equal(run(x[3:10]), y[3:10])
+    np.testing.assert_array_equal(reproducible(function)(x), y)
+
+
+def results_of(read, fixed, anchors):
+    """Return a function of samples, tables and scalars to gradients and outputs, by `scored_lut`, and the same by the ops that it is made of."""
+
+    def by_one_op(x, weights, scalars):
+        return lutjax.scored_lut(x, weights, anchors, scalars, read=read, accumulate=fixed)
+
+    def by_ops(x, weights, scalars):
+        ways = read(lutjax.margins(x, anchors, accumulate=fixed), scalars, accumulate=fixed)
+        return lutjax.weighted_lookup(weights, *ways, accumulate=fixed, valued=read.valued)
+
+    def results(op, *arguments):
+        def loss(*arguments):
+            y = op(*arguments)
+            return jnp.sum(y * jnp.round(4 * y)), y
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(*arguments)
+
+    return functools.partial(results, by_one_op), functools.partial(results, by_ops)
+
+
+@pytest.mark.parametrize(
+    ("read", "program"),
+    [
+        (reads.Confidence(), "some samples"),
+        slow(reads.Confidence(), "of constants"),
+        slow(reads.Confidence(), "beside others"),
+        slow(reads.Confidence(), "of ops"),
+        slow(reads.Confidence(), "each sample"),
+        slow(reads.SoftSign(hard=True), "of ops"),
+        slow(reads.SoftSign(hard=True), "each sample"),
+    ],
+)
+def test_a_scored_read_is_the_same_in_every_program(read, program):
+    """As in a program that does nothing else: also where arguments are known or used by others, for each sample, and for some samples."""
+    rng = np.random.default_rng(0)
+    x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 6), (4, 8, 5)))
+    anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=6, n_detectors=4, n_anchors=3)
+    results, results_of_ops = results_of(read, FixedPoint(2.0**20), anchors)
+    arguments = (x, weights, read.initial())
+    expected = jax.jit(results)(*arguments)
+    same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
+
+    def of_samples(found):
+        (dx, *_), y = found
+        return dx, y
+
+    if program == "of constants":
+        same(jax.jit(lambda: results(*arguments))(), expected)
+    elif program == "beside others":
+        beside = jax.jit(lambda x, *others: (jnp.exp(x * 3) + 1, results(x, *others)))
+        same(beside(*arguments)[1], expected)
+    elif program == "of ops":
+        same(jax.jit(results_of_ops)(*arguments), expected)
+    elif program == "each sample":
+        each = jax.jit(jax.vmap(lambda x: of_samples(results(x[None], *arguments[1:]))))(x)
+        same(jax.tree.map(lambda a: a[:, 0], each), of_samples(expected))
+    else:
+        some = of_samples(results(x[3:10], *arguments[1:]))  # without jit around it
+        same(some, jax.tree.map(lambda a: a[3:10], of_samples(expected)))
+
+
+@pytest.mark.slow
+def test_a_read_whose_derivative_is_rounded_is_that_of_its_formula():
+    read, fixed = reads.Confidence(), FixedPoint(2.0**20)
+    u = jnp.asarray(np.random.default_rng(1).normal(size=(7, 3)), jnp.float32)
+
+    def gradients(accumulate):
+        def loss(u, scalars):
+            return jnp.sum(jnp.sin(read(u, scalars, accumulate=accumulate)[1]))
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1)))(u, read.initial())
+
+    for a, b in zip(jax.tree.leaves(gradients(fixed)), jax.tree.leaves(gradients(None)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
