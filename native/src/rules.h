@@ -13,7 +13,7 @@
 //   }
 //
 // The hits of a table are sorted by row and keep their order otherwise; each row that was hit moves once, along the sum of its
-// gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point), hits are added to the table one after the
+// gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point, one rate for a table), hits are added to the table one after the
 // other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table, so a result does not depend on the number of threads.
 #pragma once
 
