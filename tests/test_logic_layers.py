@@ -715,7 +715,9 @@ def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
     rngs, options = nnx.Rngs(0, gates=1), {"estimator": estimator, "feature_axis": 0}
     gates = [(6, 8, "balanced"), (8, 5, learned), (5, 8, learned), (8, 5, "balanced"), (5, 3, "balanced")]
     layers = [
-        lutjax_nnx.LogicGates(n, m, wiring=w, candidates=4, logits_init=jax.nn.initializers.normal(1.0), rngs=rngs, **options)
+        lutjax_nnx.LogicGates(
+            n, m, wiring=w, candidates=4, logits_init=jax.nn.initializers.normal(1.0), rngs=rngs, **options
+        )
         for n, m, w in gates
     ]
     layers.insert(3, lutjax_nnx.SoftLUT(8, 8, n_inputs=2, rngs=rngs, **options))

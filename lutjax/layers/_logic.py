@@ -363,7 +363,8 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
 
     def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
         """Run the op with tables of the estimator, or with hard ones."""
-        return self.op(x, tables, wires, readers=readers, **self._options)
+        y: jax.Array = self.op(x, tables, wires, readers=readers, **self._options)
+        return y
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
         """Return the values that gates read, wires into these values, and their readers."""
@@ -586,11 +587,13 @@ def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
 
 def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
     """Return the coefficients of layers of gates in training that share a shape with another one, by their number."""
+    gates: dict[int, LogicGatesSpec] = {}
     logits: dict[Any, dict[int, jax.Array]] = {}
     for number, call in enumerate(calls):
         spec, options = call.spec, call.options
         if isinstance(spec, LogicGatesSpec) and not options["deterministic"]:
             mixed = spec.at(options["temperature"]).mixed_logits(call.arrays, _keys(options.get("key"))[0])
+            gates[number] = spec
             logits.setdefault((mixed.shape, mixed.dtype), {})[number] = mixed
     found = {}
     for same in logits.values():
@@ -598,8 +601,7 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
             # Layers get an axis of their own, because that of gates may be divided over devices.
             mixtures = jax.vmap(lutjax.gate_coefficients)(jnp.stack(list(same.values())))
             for mixture, number in zip(mixtures, same, strict=True):
-                call = calls[number]
-                found[number] = call.spec.of_mixtures(call.arrays, mixture)
+                found[number] = gates[number].of_mixtures(calls[number].arrays, mixture)
     return found
 
 

@@ -21,8 +21,8 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype
 from lutjax._row_rules import RowState
 from lutjax.kernels._triton import _row_tiles
-from lutjax.kernels._xla._row_updates import scale_of_additions
 from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels._xla._row_updates import scale_of_additions
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 
@@ -92,6 +92,9 @@ def update(
     size = max(min(_SUMS // max(n_rows * n_outputs, 1), n_detectors), 1)
     factor = jnp.ones((), dtype) if step.factor is None else step.factor
     scales = {"RATE": step.rate.astype(dtype), "FACTOR": factor.astype(dtype)}
+    strides: dict[str, Any] = {
+        f"{name}_{axis}": n for name, a in scales.items() for axis, n in _strides(a).items()
+    }
     sums = zeros_varying(weights, (size, n_rows, n_outputs), addend_dtype(dtype, call.accumulate))
     touched = zeros_varying(weights, (size, n_rows), jnp.int32)
     outputs = _row_tiles.fitted(_TILE, n_outputs)
@@ -115,7 +118,7 @@ def update(
             ROWS=rows,
             OUTPUTS=outputs,
             WEIGHT_DECAY=step.rule.weight_decay,
-            **{f"{name}_{axis}": n for name, a in scales.items() for axis, n in _strides(a).items()},
+            **strides,
             **_row_tiles.arithmetic(call),
         )
 
