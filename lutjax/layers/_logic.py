@@ -582,7 +582,8 @@ def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
     tables = _mixtures_of_all(calls)
     for number, call in enumerate(calls):
         x = call(x, tables.get(number))
-    return x
+    y: jax.Array = x
+    return y
 
 
 def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
