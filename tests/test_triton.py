@@ -756,7 +756,8 @@ def test_updates_lower_in_place():
 
     lowered = _ahead_of_time.lower(step, weights, d, platform="cuda", device_kind=GPUS[90])
     (call,) = (line for line in lowered.mlir_module().splitlines() if "output_operand_aliases = [#" in line)
-    operands = re.search(r"@triton_kernel_call\w*\(([^)]*)\)", call).group(1).split(", ")
+    # The target that CUDA graphs record, whatever version of jax-triton.
+    operands = re.search(r"@triton_kernel_call_ffi\(([^)]*)\)", call).group(1).split(", ")
     table = re.search(r"output_tuple_indices = \[0\], operand_index = (\d+)", call).group(1)
     assert operands[int(table)] == "%arg0"
 
