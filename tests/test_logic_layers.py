@@ -711,7 +711,7 @@ def test_sizes_are_attributes_and_follow_pruned_gates():
     [("soft", "balanced"), slow("gumbel", "top-k"), slow("straight_through", "learnable")],
 )
 def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
-    """Also where the mixtures of layers of the same size are computed at once: four of them, of two sizes."""
+    """Mixtures of layers of the same size are computed at once: four of them, of two sizes."""
     rngs, options = nnx.Rngs(0, gates=1), {"estimator": estimator, "feature_axis": 0}
     gates = [(6, 8, "balanced"), (8, 5, learned), (5, 8, learned), (8, 5, "balanced"), (5, 3, "balanced")]
     layers = [

@@ -562,7 +562,7 @@ LogicGatesArguments.spec_type = LogicGatesSpec
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
-    """One call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
+    """Call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
 
     spec: _WiredSpec
     arrays: Arrays

@@ -43,7 +43,7 @@ def _mixtures(logits: jax.Array, axis: int) -> jax.Array:
 
 @_mixtures.defjvp
 def _mixtures_jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """With shares ``p`` and coefficients ``c``, ``dc = sum_k p_k dlogit_k (GATES_k - c)``.
+    """Coefficients ``c`` and their tangents ``dc = sum_k p_k dlogit_k (GATES_k - c)``, with shares ``p``.
 
     What JAX makes of it backward, ``dlogit_k = p_k (sum_j dc_j GATES_kj - sum_j dc_j c_j)``, has no sum over the sixteen, which
     that of a softmax has: a GPU computes it in one pass.
