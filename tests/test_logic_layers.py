@@ -23,7 +23,7 @@ from layer_libraries import (
 )
 
 import lutjax
-from lutjax import wiring
+from lutjax import testing, wiring
 from lutjax.layers import _logic, haiku as lutjax_haiku, initializers, linen, nnx as lutjax_nnx
 from lutjax.models import LogicClassifier, LogicClassifierConfig
 
@@ -723,13 +723,13 @@ def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
     layers.insert(2, lutjax_nnx.SoftLUT(8, 8, n_inputs=2, rngs=rngs, **options))
     graph, params, others = nnx.split(nnx.List(layers), nnx.Param, ...)
     x = jax.random.uniform(jax.random.key(2), (6, 7))
-    mode = {"deterministic": False, "temperature": 0.5, "rngs": None}
 
     def joined(layers):
+        mode = {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
         return lutjax_nnx._logic.in_sequence(layers, x, **mode)
 
     def apart(layers):
-        y = x
+        y, mode = x, {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
         for layer in layers:
             y = layer(y, **mode)
         return y
@@ -742,7 +742,7 @@ def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
     for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (joined, apart)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        testing.assert_close(estimator, a, b)
     if learned == "balanced":
         program = str(jax.make_jaxpr(lambda: joined(nnx.merge(graph, params, others)))())
         assert program.count("= exp ") == 2  # those of 8 gates, and of 5
