@@ -218,7 +218,7 @@ def programs(case: Case, implementation: Implementation = None) -> dict[tuple[Di
 def update_program(
     case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
 ) -> Program:
-    """Return the program of a table and its state after a step, as `lutjax.update_table` takes `rule` and `options`."""
+    """Return the program of a table and its state after a step, as `lutjax.update_table` takes `rule` and `options`, such as `rates`."""
     rule, table = SGD() if rule is None else rule, _table(case)
     f = functools.partial(_call, case, lutjax, None)
     g = functools.partial(_call, case, _reference(case), None)
@@ -241,7 +241,9 @@ def update_program(
         _, gradients = _value_and_cotangents(g, differentiable, of_outputs)
         touched = _touched(case, differentiable)
         old = weights.astype(dtype)
-        moved, new = rule.step(old, gradients[table], state, jnp.asarray(0.25, dtype))
+        rates = jnp.asarray(options.get("rates", 1.0), dtype)
+        rates = rates[:, None, None] if rates.ndim == 1 else rates
+        moved, new = rule.step(old, gradients[table], state, jnp.asarray(0.25, dtype) * rates)
         new = jax.tree.map(lambda n, o: jnp.where(touched, n, o), (moved, new), (old, state))
         return ({table: new[0].astype(weights.dtype), **new[1]},)
 

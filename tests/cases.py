@@ -4,6 +4,7 @@ import functools
 import inspect
 
 import jax
+import numpy as np
 import pytest
 
 import lutjax
@@ -50,6 +51,16 @@ def fast_size(op):
 def case_of(op, shape):
     """The case of a size in the op's first dtype, for all implementations: what the reference returns is computed once."""
     return testing.case(op, shape)
+
+
+RATES = ("table", "row", "output", "edge")
+
+
+def rates_of(case, kind):
+    """Learning-rate factors of a case's table that differ by that."""
+    t, r, o = case.differentiable[case.table].shape
+    shape = {"table": (t,), "row": (1, r, 1), "output": (t, 1, o), "edge": (t, r, o)}[kind]
+    return np.random.default_rng(0).uniform(0.25, 2, shape).astype(np.float32)
 
 
 @functools.lru_cache(maxsize=32)

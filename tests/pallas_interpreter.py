@@ -65,6 +65,7 @@ def interpreted(backend: str = "tpu") -> Iterator[None]:
             directions=spec.directions,
             priority=-1,
             unsupported=fit(backend).unsupported_arguments,
+            rates=spec.rates,
         )
         for spec in specs(backend)
     ]

@@ -23,8 +23,9 @@ from layer_libraries import (
 )
 
 import lutjax
-from lutjax import wiring
+from lutjax import testing, wiring
 from lutjax.layers import _logic, haiku as lutjax_haiku, initializers, linen, nnx as lutjax_nnx
+from lutjax.models import LogicClassifier, LogicClassifierConfig
 
 # Learnable wiring of few inputs: candidates repeat.
 LEARNABLE = {"wiring": "learnable", "candidates": 4}
@@ -703,3 +704,59 @@ def test_sizes_are_attributes_and_follow_pruned_gates():
     thermometer.thresholds = jnp.zeros((7, 5))
     assert (thermometer.in_features, thermometer.n_thresholds, thermometer.out_features) == (7, 5, 35)
     assert lutjax_nnx.GroupSum(4).out_features == 4
+
+
+@pytest.mark.parametrize(
+    ("estimator", "learned"),
+    [("soft", "balanced"), slow("gumbel", "top-k"), slow("straight_through", "learnable")],
+)
+def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
+    """Mixtures of layers of the same size are computed at once: two of four."""
+    rngs, options = nnx.Rngs(0, gates=1), {"estimator": estimator, "feature_axis": 0}
+    gates = [(6, 8, "balanced"), (8, 8, learned), (8, 5, learned)]
+    layers = [
+        lutjax_nnx.LogicGates(
+            n, m, wiring=w, candidates=4, logits_init=jax.nn.initializers.normal(1.0), rngs=rngs, **options
+        )
+        for n, m, w in gates
+    ]
+    layers.insert(2, lutjax_nnx.SoftLUT(8, 8, n_inputs=2, rngs=rngs, **options))
+    graph, params, others = nnx.split(nnx.List(layers), nnx.Param, ...)
+    x = jax.random.uniform(jax.random.key(2), (6, 7))
+
+    def joined(layers):
+        mode = {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
+        return lutjax_nnx._logic.in_sequence(layers, x, **mode)
+
+    def apart(layers):
+        y, mode = x, {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
+        for layer in layers:
+            y = layer(y, **mode)
+        return y
+
+    def derivatives(f):
+        def loss(params):
+            y = f(nnx.merge(graph, params, others))
+            return jnp.sum(y**2), y
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (joined, apart)), strict=True):
+        testing.assert_close(estimator, a, b)
+    if learned == "balanced":
+        program = str(jax.make_jaxpr(lambda: joined(nnx.merge(graph, params, others)))())
+        assert program.count("= exp ") == 2  # those of 8 gates, and of 5
+
+
+def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
+    config = LogicClassifierConfig(6, 2, layers=(8, 8), n_thresholds=0, estimator="gumbel")
+    model = LogicClassifier(config, rngs=nnx.Rngs(0))
+    bits = jnp.ones((3, 6))
+    y = bits.T
+    for layer in model.layers:
+        y = layer(y, deterministic=True)
+    np.testing.assert_array_equal(model(bits, deterministic=True), model.votes(y).T)
+    for layer in model.layers:
+        layer.rngs = nnx.data(None)
+    with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs rngs"):
+        model(bits)

@@ -221,3 +221,26 @@ def test_oracle_knows_finite_differences():
         f = jax.jit(lambda t: reference.soft_lut(x + t * direction, table, w).sum())
         slope = jax.jit(jax.grad(f))(0.0)
         np.testing.assert_allclose(slope, (f(1e-5) - f(-1e-5)) / 2e-5, rtol=1e-7)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_derivatives_of_coefficients(axis):
+    """Forward mode, and second derivatives in both modes: the coefficients' own rule, differentiated again."""
+    logits, tangent, weights = random(3, 16), random(3, 16), random(4, 3)
+    if axis == 0:
+        logits, tangent = logits.T, tangent.T
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(module, logits, tangent):
+        def coefficients(logits):
+            return module.gate_coefficients(logits, axis=axis)
+
+        def loss(logits):
+            return jnp.sum(weights * coefficients(logits) ** 2)
+
+        of_gradient = jax.jvp(jax.grad(loss), (logits,), (tangent,))
+        return jax.jvp(coefficients, (logits,), (tangent,)), of_gradient, jax.hessian(loss)(logits)
+
+    actual, expected = (derivatives(module, logits, tangent) for module in (lutjax, reference))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import fast_size, rates_of, slow
 
 import lutjax
 from lutjax import testing
@@ -75,6 +76,24 @@ def test_detection_of_special_values_is_that_of_plain_jax(epsilon, dtype):
 @pytest.mark.parametrize("rule", [tables.SGD(), tables.RowAdam(b1=0.5, weight_decay=0.5)], ids=str)
 def test_tables_with_more_rows_than_one_pass_sorts(rule):
     testing.check_update(testing.case("lookup", "repeats", bits=13, outputs=21), "native", rule)
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "rule"),
+    [
+        ("lookup", "table", tables.SGD()),
+        ("lookup", "edge", tables.RowAdam(b1=0.5, weight_decay=0.5)),
+        slow("scored_lut", "row", tables.SGD()),
+        slow("sparse_lookup", "output", tables.RowAdagrad()),
+        slow("weighted_lookup", "edge", tables.SGD()),
+        slow("lookup_attention", "table", tables.SGD()),
+        slow("lut_pair_attention", "edge", tables.RowMomentum()),
+    ],
+    ids=str,
+)
+def test_rates_that_differ(op, kind, rule):
+    case = testing.case(op, fast_size(op))
+    testing.check_update(case, "native", rule, rates=rates_of(case, kind))
 
 
 def test_rules_of_users_are_left_to_plain_jax():

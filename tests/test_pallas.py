@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import case_of, fast_size, slow, split
+from cases import RATES, case_of, fast_size, rates_of, slow, split
 from jax.experimental.pallas import mosaic_gpu
 from pallas_interpreter import outline
 
@@ -139,6 +139,20 @@ def test_transformations(op, transformation):
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):
     testing.check_update(testing.case(op, shape), "pallas")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RATES)
+@pytest.mark.parametrize("op", pallas_interpreter.implemented("tpu", "update"))
+@pytest.mark.usefixtures("interpreted")
+def test_updates_at_rates_that_differ(op, kind):
+    case = split(op)
+    rates = rates_of(case, kind)
+    if op in ("lookup_attention", "lut_pair_attention"):
+        with pytest.raises(lutjax.NoImplementationError, match="adds pairs to rows at one rate for all"):
+            testing.check_update(case, "pallas", rates=rates)
+    else:
+        testing.check_update(case, "pallas", rates=rates)
 
 
 @pytest.mark.parametrize(

@@ -186,15 +186,14 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
     d = lutjax.detect(X, ANCHORS)
     call, device = Lookup(PARAMS["lut"], d), Device(Backend.CPU, "cpu")
     step = Step(jnp.float32(1))
-    for platform in (Platform.NATIVE, Platform.XLA):
-        spec = KernelSpec(
-            "lookup", platform, Backend.CPU, "lutjax.kernels._xla.lookup", directions=("update",)
-        )
+    for platform, rates in ((Platform.NATIVE, False), (Platform.NATIVE, True), (Platform.XLA, False)):
+        target = "lutjax.kernels._xla.lookup"
+        spec = KernelSpec("lookup", platform, Backend.CPU, target, directions=("update",), rates=rates)
         ask = lambda step, spec=spec: spec.why_not(Request("update", call, device, X, step))  # noqa: E731
         assert ask(step) is None
         other = ask(dataclasses.replace(step, rate=jnp.ones((T, 1, 1))))
         assert other == (
             "moves all rows at one rate, and the rates or factors of these differ"
-            if platform == Platform.NATIVE
+            if platform == Platform.NATIVE and not rates
             else None
         )

@@ -165,6 +165,7 @@ def interpreted() -> Iterator[None]:
             directions=spec.directions,
             priority=-1,
             unsupported=_triton_fit.unsupported_arguments,
+            rates=spec.rates,
         )
         for op in registry.ops()
         for spec in registry.candidates(op)

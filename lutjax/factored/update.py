@@ -55,7 +55,7 @@ def update_table(
         `lutjax.training.tables`.
       state: of that rule, from ``rule.init(weights)``; not needed by a rule without state.
       rates: factors of the learning rate: one for each table, ``[T]``, or for each edge, ``[T or 1, R or 1, O or 1]``. They scale steps, not
-        gradients, and what flows through the look-up. None: 1. Rows are then moved in plain JAX.
+        gradients, and what flows through the look-up. None: 1.
       implementation: see `lutjax.detect`.
 
     Returns:

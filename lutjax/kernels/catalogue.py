@@ -24,6 +24,7 @@ class Column:
       room: package of its kernels. fit: module in it with `unsupported` and `slower`; None: every call fits.
       requires: packages that its kernels need. priority: None: the default of the platform.
       awaits_record: whether a kernel is chosen by itself only where a record says that it ran on such a device.
+      rates: whether updates take rates that differ by row.
     """
 
     platform: Platform
@@ -33,16 +34,17 @@ class Column:
     requires: tuple[str, ...] = ()
     priority: int | None = None
     awaits_record: bool = False
+    rates: bool = False
 
 
 XLA = Column(Platform.XLA, Backend.ANY, "_xla")
-TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_triton", "triton"))
+TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_triton", "triton"), rates=True)
 # jax's Mosaic GPU imports absl, and jax does not bring it. It is tried before Triton; `slower` defers to Triton.
-MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21)
+MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21, rates=True)
 # Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
 MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires))
 # TensorCores first: the calls that they defer are for SparseCores.
-TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True)
+TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True, True)
 SPARSECORE = Column(Platform.PALLAS, Backend.SPARSECORE, "_pallas.sparsecore", "_sparsecore_fit", (), 9, True)
 
 KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
@@ -92,6 +94,7 @@ def register(registry: KernelRegistry) -> None:
                 slower=_asked(fit, "slower"),
                 directions=directions,
                 awaits_record=column.awaits_record,
+                rates=column.rates,
             )
 
 

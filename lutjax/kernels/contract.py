@@ -179,7 +179,8 @@ class Step:
     """An optimiser step of a table, as an update is given it.
 
     Attributes:
-      rate: learning rate, in the dtype that rows are moved in: a scalar, or, for kernels in plain JAX alone, ``[T or 1, R or 1, O or 1]``.
+      rate: learning rate, in the dtype that rows are moved in: a scalar, or ``[T or 1, R or 1, O or 1]`` for plain JAX and for kernels that
+        are registered with `rates`.
       factor: of the gradient, likewise; None: 1.
       state: of the rows, by name. rule: how a row moves.
     """

@@ -153,6 +153,7 @@ class KernelSpec:
       directions: directions that the module has a function for.
       awaits_record: whether it is chosen by itself only on devices on which a record of ``lutjax status`` says that it ran.
       sources: returns a word that changes with its sources in other languages than Python; records name it.
+      rates: whether its updates take rates and factors that differ by table, row or output; those in plain JAX always do.
     """
 
     op: str
@@ -166,6 +167,7 @@ class KernelSpec:
     slower: Callable[[Request], str | None] | None = None
     awaits_record: bool = False
     sources: Callable[[], str] | None = None
+    rates: bool = False
 
     @property
     def names(self) -> tuple[str, str]:
@@ -210,7 +212,8 @@ class KernelSpec:
             return f"has no {request.direction}"
         if self.missing:
             return self.missing
-        if self.platform is not Platform.XLA and request.step is not None and request.step.differs_by_row:
+        one_rate = self.platform is not Platform.XLA and not self.rates
+        if one_rate and request.step is not None and request.step.differs_by_row:
             return "moves all rows at one rate, and the rates or factors of these differ"
         return None if self.unsupported is None else self.unsupported(request)
 
@@ -337,6 +340,7 @@ class KernelRegistry:
         slower: Callable[[Request], str | None] | None = None,
         awaits_record: bool = False,
         sources: Callable[[], str] | None = None,
+        rates: bool = False,
     ) -> KernelSpec:
         """Add an implementation of an op; see `register_op` for ops of your own.
 
@@ -344,7 +348,7 @@ class KernelRegistry:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
           platform: how it is written. backend: where it runs.
           target: module with a function for each direction, imported when it is chosen.
-          requires, unsupported, directions, slower, awaits_record, sources: see `KernelSpec`.
+          requires, unsupported, directions, slower, awaits_record, sources, rates: see `KernelSpec`.
           priority: by default native code before Triton before Pallas before XLA.
 
         Raises:
@@ -365,6 +369,7 @@ class KernelRegistry:
             slower,
             awaits_record,
             sources,
+            rates,
         )
         of_op = self._specs.setdefault(op, {})
         if (platform, backend) in of_op:

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -66,6 +66,11 @@ def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
     """Return the truth tables of gates by their numbers, for `lutjax.packed_lut`: bool ``[gates, 4]``."""
     # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
     return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
+
+
+def _keys(key: Any) -> Any:
+    """Return the keys of the noise of tables and of scores, of the key of a call."""
+    return (None, None) if key is None else jax.random.split(key)
 
 
 def _one_hot(scores: jax.Array) -> jax.Array:
@@ -180,20 +185,18 @@ class _LogicSpec(_LogicArguments, Spec):
     ) -> jax.Array:
         """Apply an estimator to logits, given the soft and the hard network as functions of them."""
         estimator = self.estimator if estimator is None else estimator
+        relaxed = soft(self._at_temperature(logits, key, noise, estimator))
+        return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
+
+    def _at_temperature(
+        self, logits: jax.Array, key: Any, noise: Callable[..., jax.Array], estimator: str
+    ) -> jax.Array:
+        """Return logits over the temperature, with the noise of an estimator that has some."""
         if estimator == "gumbel":
             if key is None:
                 raise ValueError(f"{self.layer}: estimator is 'gumbel', which needs rngs for its noise.")
             logits = logits + noise(key, logits.shape, logits.dtype)
-        relaxed = soft(logits / jnp.asarray(self.temperature, logits.dtype))
-        return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
-
-    def _coefficients(self, logits: jax.Array, deterministic: bool, key: Any) -> jax.Array:
-        def hard(logits: jax.Array) -> jax.Array:
-            return lutjax.gate_coefficients(logits, hard=True)
-
-        if deterministic:
-            return hard(logits)
-        return self._estimate(logits, key, jax.random.gumbel, lutjax.gate_coefficients, hard)
+        return logits / jnp.asarray(self.temperature, logits.dtype)
 
     def _wires(
         self, n_inputs: int, shape: tuple[int, ...], fan_out: int | None, draw: Callable[[Any], Any]
@@ -345,20 +348,23 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         deterministic: bool = False,
         key: Any = None,
         temperature: Any = None,
+        tables: Any = None,
     ) -> jax.Array:
+        """Return outputs for inputs; `tables`: those of `relaxed`, where they are known."""
         spec = self.at(temperature)
-        table_key, scores_key = (None, None) if key is None else jax.random.split(key)
+        table_key, scores_key = _keys(key)
         x = _checked_features(spec, x, spec.in_features)
+        if tables is None:
+            tables = spec.relaxed(arrays, deterministic, table_key)
         if spec.wiring in CHOSEN:
-            return spec._of_chosen_wires(arrays, x, deterministic, table_key, scores_key)
+            return spec._of_chosen_wires(arrays, x, tables, deterministic, scores_key)
         x, wires, readers = spec._read(arrays, x, deterministic, scores_key)
-        return spec._apply(arrays, x, wires, readers, deterministic, table_key)
+        return spec._apply(x, tables, wires, readers, deterministic)
 
-    def _apply(
-        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
-    ) -> jax.Array:
-        """Run the op with the tables of the estimator, or with hard ones."""
-        raise NotImplementedError
+    def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
+        """Run the op with tables of the estimator, or with hard ones."""
+        y: jax.Array = self.op(x, tables, wires, readers=readers, **self._options)
+        return y
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
         """Return the values that gates read, wires into these values, and their readers."""
@@ -382,7 +388,7 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         return x, places.reshape(-1, self.arity), places[:, None]
 
     def _of_chosen_wires(
-        self, arrays: Arrays, x: Any, deterministic: bool, key: Any, scores_key: Any
+        self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
     ) -> jax.Array:
         """Run the op on the wires with the highest scores; in training with a gradient for all scores."""
         scores = arrays["scores"]
@@ -394,10 +400,9 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
                 scores = scores + jax.random.gumbel(scores_key, scores.shape, scores.dtype)
         # XLA would choose anew for every sample.
         wires = jax.lax.optimization_barrier(self._chosen_wires({**arrays, "scores": scores}))
-        y = self._apply(arrays, x, wires, None, deterministic, key)
+        y = self._apply(x, tables, wires, None, deterministic)
         if deterministic:
             return y
-        tables = self.relaxed(arrays, deterministic, key)
         return _choices.judged(
             y,
             scores,
@@ -521,15 +526,21 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
     def _trained_tables(self) -> Variable:
         return self._trained("logits", (self.out_features, 16), self.logits_init)
 
-    def _apply(
-        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
-    ) -> jax.Array:
-        coefficients = self.relaxed(arrays, deterministic, key)
-        return lutjax.bilinear_gates(x, coefficients, wires, readers=readers, **self._options)
-
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         """Return the coefficients of the gates of the estimator, or of hard ones: ``[4, gates]``."""
-        return self._coefficients(arrays["logits"], deterministic, key)
+        if deterministic:
+            return lutjax.gate_coefficients(arrays["logits"], hard=True)
+        return self.of_mixtures(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
+
+    def mixed_logits(self, arrays: Arrays, key: Any) -> jax.Array:
+        """Return the logits of the mixtures of gates in training: ``[gates, 16]``."""
+        return self._at_temperature(arrays["logits"], key, jax.random.gumbel, self.estimator)
+
+    def of_mixtures(self, arrays: Arrays, mixtures: jax.Array) -> jax.Array:
+        """Return the coefficients of the estimator, from those of `mixed_logits`: ``[4, gates]``."""
+        if self.estimator != "straight_through":
+            return mixtures
+        return with_derivative_of(lutjax.gate_coefficients(arrays["logits"], hard=True), mixtures)
 
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
         (_, c1, c2, c3), (a, b) = tables.astype(dy.dtype)[:, :, None], inputs
@@ -547,6 +558,52 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
 
 
 LogicGatesArguments.spec_type = LogicGatesSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """Call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
+
+    spec: _WiredSpec
+    arrays: Arrays
+    options: Mapping[str, Any]
+
+    def __call__(self, x: Any, tables: Any) -> jax.Array:
+        y: jax.Array = self.spec(self.arrays, x, tables=tables, **self.options)
+        return y
+
+
+def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
+    """Return the outputs of the last of layers that follow one another, for inputs of the first.
+
+    Outputs are those of calls of each layer. The mixtures of layers whose logits have the same shape are computed at once: on a GPU in the
+    time of one layer's.
+    """
+    tables = _mixtures_of_all(calls)
+    for number, call in enumerate(calls):
+        x = call(x, tables.get(number))
+    y: jax.Array = x
+    return y
+
+
+def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
+    """Return the coefficients of layers of gates in training that share a shape with another one, by their number."""
+    gates: dict[int, LogicGatesSpec] = {}
+    logits: dict[Any, dict[int, jax.Array]] = {}
+    for number, call in enumerate(calls):
+        spec, options = call.spec, call.options
+        if isinstance(spec, LogicGatesSpec) and not options["deterministic"]:
+            mixed = spec.at(options["temperature"]).mixed_logits(call.arrays, _keys(options.get("key"))[0])
+            gates[number] = spec
+            logits.setdefault((mixed.shape, mixed.dtype), {})[number] = mixed
+    found = {}
+    for same in logits.values():
+        if len(same) > 1:
+            # Layers get an axis of their own, because that of gates may be divided over devices.
+            mixtures = jax.vmap(lutjax.gate_coefficients)(jnp.stack(list(same.values())))
+            for mixture, number in zip(mixtures, same, strict=True):
+                found[number] = gates[number].of_mixtures(calls[number].arrays, mixture)
+    return found
 
 
 @dataclasses.dataclass(eq=False)
@@ -679,12 +736,6 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         walsh = 1 - 2 * (np.bitwise_count(ids[:, None] & ids) % 2).astype(np.int8)
         return -jnp.matmul(table, jnp.asarray(walsh, table.dtype), precision="highest")
 
-    def _apply(
-        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
-    ) -> jax.Array:
-        corners = self.relaxed(arrays, deterministic, key)
-        return lutjax.soft_lut(x, corners, wires, readers=readers, **self._options)
-
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         """Return the tables of the estimator, or hard ones: ``[tables, 2**n_inputs]``."""
 
@@ -767,11 +818,8 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
     def scores_estimator(self) -> str:
         return "straight_through"  # a mixture of bits would be above 0 if any of them is
 
-    def _apply(
-        self, arrays: Arrays, x: Any, wires: Any, readers: Any, deterministic: bool, key: Any
-    ) -> jax.Array:
-        table = self.relaxed(arrays, deterministic, key)
-        y = lutjax.binary_lut(x, table, wires, readers=readers, **self._options)
+    def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
+        y = super()._apply(x, tables, wires, readers, deterministic)
         if deterministic or self.estimator == "soft":
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)

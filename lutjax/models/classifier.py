@@ -15,6 +15,7 @@ from lutjax._typing import Array
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
+from lutjax.layers.nnx._logic import in_sequence
 from lutjax.models._config import FOLLOWS, Config
 from lutjax.models._encoder import encoder_of
 
@@ -217,8 +218,7 @@ class LogicClassifier(nnx.Module):
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
         if self.encoder is not None:
             y = self.encoder(y)
-        for layer in self.layers:
-            y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
+        y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         return jnp.moveaxis(self.votes(y), 0, -1)
 
     def packed(self) -> "PackedClassifier":

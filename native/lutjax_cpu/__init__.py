@@ -39,6 +39,7 @@ def register(registry: Any) -> None:
             directions=directions,
             unsupported=unsupported,
             sources=_native.sources,
+            rates=True,
         )
 
 

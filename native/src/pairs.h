@@ -374,8 +374,7 @@ const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, co
       if (first + kPairsAhead < n) fetch(table + hits[first + kPairsAhead].row * n_outputs, tables.row_bytes());
       std::memset(sums, 0, static_cast<size_t>(n_outputs) * sizeof *sums);
       add_rows(how, end - first, [&](int64_t i) { return dy + hits[first + i].number * n_outputs; }, n_outputs, sums);
-      for (int64_t o = 0; o < n_outputs; ++o) gradient[o] = u.gradient_of(sums[o]);
-      u.move(t * n_rows + row, n_outputs, gradient, table + row * n_outputs);
+      u.move(t, row, n_outputs, sums, gradient, table + row * n_outputs);
     }
   });
   return done ? nullptr : kNoMemory;

@@ -13,7 +13,7 @@
 //   }
 //
 // The hits of a table are sorted by row and keep their order otherwise; each row that was hit moves once, along the sum of its
-// gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point), hits are added to the table one after the
+// gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point, one rate for a table), hits are added to the table one after the
 // other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table, so a result does not depend on the number of threads.
 #pragma once
 
@@ -99,10 +99,27 @@ inline Hit* sorted(Hit* hits, int64_t n, int64_t room, int64_t n_rows) {
 // ------------------------------------------------------------------------------------- rules
 enum class Rule : int64_t { sgd, adagrad, momentum, adam };
 
+// Factors of rows: one number, or [T or 1, R or 1, O or 1] of them.
+struct Factors {
+  const float* from;
+  int64_t of_table = 0, of_row = 0, of_output = 0;  // how far the next one is; 0: it is the same
+
+  explicit Factors(const Array& a) : from(data<const float>(a)) {
+    if (a.rank != 3) return;
+    if (a.shape[0] > 1) of_table = a.shape[1] * a.shape[2];
+    if (a.shape[1] > 1) of_row = a.shape[2];
+    if (a.shape[2] > 1) of_output = 1;
+  }
+
+  bool same_in_table() const { return of_row == 0 && of_output == 0; }
+  const float* of(int64_t t, int64_t row) const { return from + t * of_table + row * of_row; }
+};
+
 struct Update {
   Array weights;
   Rule rule;
-  float rate, factor, weight_decay, eps, decay, second_decay;  // decay: `momentum` or `b1`, second_decay: `b2`
+  Factors rate, factor;
+  float weight_decay, eps, decay, second_decay;  // decay: `momentum` or `b1`, second_decay: `b2`
   bool fixed;
   float scale;     // of fixed point
   float* state[3];  // in the order of `RowRule.state_sizes`
@@ -113,8 +130,8 @@ struct Update {
   explicit Update(const Call& call)
       : weights(call.outputs[0]),
         rule(static_cast<Rule>(call.integers[0])),
-        rate(*data<float>(call.inputs[1])),
-        factor(*data<float>(call.inputs[2])),
+        rate(call.inputs[1]),
+        factor(call.inputs[2]),
         weight_decay(static_cast<float>(call.numbers[0])),
         eps(static_cast<float>(call.numbers[1])),
         decay(static_cast<float>(call.numbers[2])),
@@ -127,12 +144,22 @@ struct Update {
     for (int64_t i = 0; i < 3; ++i) state[i] = i < call.integers[1] ? data<float>(call.outputs[1 + i]) : nullptr;
   }
 
-  float gradient_of(float sum) const { return sum * factor; }
-  float gradient_of(int32_t sum) const { return static_cast<float>(sum) / scale * factor; }
+  float gradient_of(float sum) const { return sum; }
+  float gradient_of(int32_t sum) const { return static_cast<float>(sum) / scale; }
 
-  template <class W>
-  void move(int64_t row, int64_t size, float* gradient, W* to) const;
+  template <class Sum, class W>
+  void move(int64_t t, int64_t of, int64_t size, const Sum* sums, float* gradient, W* to) const;
 };
+
+// Calls f(a function that returns the factor of output o), for one row.
+template <class Body>
+inline void with_factors(const Factors& factors, int64_t t, int64_t row, const Body& f) {
+  const float* of = factors.of(t, row);
+  if (factors.of_output != 0)
+    return f([=](int64_t o) { return of[o]; });
+  const float all = *of;
+  f([=](int64_t) { return all; });
+}
 
 inline float mean_square(const float* x, int64_t size) {
   Floats squares{};
@@ -143,9 +170,13 @@ inline float mean_square(const float* x, int64_t size) {
   return sum / static_cast<float>(most<int64_t>(size, 1));
 }
 
-// Moves one row, number `row` of those of all tables; `gradient` is written over.
-template <class W>
-void Update::move(int64_t row, int64_t size, float* gradient, W* to) const {
+// Moves row `of` of table t along sums; `gradient` is room for as many numbers.
+template <class Sum, class W>
+void Update::move(int64_t t, int64_t of, int64_t size, const Sum* sums, float* gradient, W* to) const {
+  const int64_t row = t * weights.shape[1] + of;
+  with_factors(factor, t, of, [&](auto by) {
+    for (int64_t o = 0; o < size; ++o) gradient[o] = gradient_of(sums[o]) * by(o);
+  });
   if (rule == Rule::adagrad) {
     float* sum = state[0] + row;
     *sum += mean_square(gradient, size);
@@ -171,7 +202,9 @@ void Update::move(int64_t row, int64_t size, float* gradient, W* to) const {
   }
   if (weight_decay != 0)
     for (int64_t o = 0; o < size; ++o) gradient[o] += weight_decay * value(to[o]);
-  for (int64_t o = 0; o < size; ++o) store(value(to[o]) - rate * gradient[o], to + o);
+  with_factors(rate, t, of, [&](auto by) {
+    for (int64_t o = 0; o < size; ++o) store(value(to[o]) - by(o) * gradient[o], to + o);
+  });
 }
 
 constexpr int64_t kAhead = 8;  // rows whose memory is asked for before they move
@@ -208,12 +241,12 @@ template <class Row, class Sum>
 bool add_to_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
   const int64_t n_rows = u.weights.shape[1], size = u.weights.shape[2], asked = least<int64_t>(size * 4, 1024);
   float* weights = data<float>(u.weights);
-  const TimesRate how{-u.rate * u.factor};
   return in_parallel_with(call, n_rows > 0 ? u.weights.shape[0] : 0, n_hits * static_cast<int64_t>(sizeof(Hit)),
                           [&](int64_t t, char* scratch) {
                             Hit* hits = reinterpret_cast<Hit*>(scratch);
                             const int64_t n = hits_of(t, n_hits, row, hits);
                             float* table = weights + t * n_rows * size;
+                            const TimesRate how{-*u.rate.of(t, 0) * *u.factor.of(t, 0)};
                             for (int64_t i = 0; i < n; ++i) {
                               if (i + kAhead < n) ask_for(table + hits[i + kAhead].row * size, asked);
                               sum(how, t, hits + i, int64_t{1}, table + hits[i].row * size);
@@ -242,8 +275,7 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
         if (hits[ahead].row != hits[ahead - 1].row) ask_for(table + hits[ahead].row * size, asked);
       for (int64_t o = 0; o < size; ++o) sums[o] = 0;
       sum(how, t, hits + first, last - first, sums);
-      for (int64_t o = 0; o < size; ++o) gradient[o] = u.gradient_of(sums[o]);
-      u.move(t * n_rows + of, size, gradient, table + of * size);
+      u.move(t, of, size, sums, gradient, table + of * size);
     }
   });
 }
@@ -252,12 +284,13 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
 template <class Row, class Sum>
 const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
   if (n_hits > INT32_MAX) return "more hits than fit int32";
+  const bool adds = u.rule == Rule::sgd && u.weight_decay == 0 && u.rate.same_in_table() && u.factor.same_in_table();
   bool done;
   switch (u.weights.type) {
     case Type::float32:
       done = u.fixed ? move_rows_of<InIntegers, float>(call, u, {u.scale}, n_hits, row, sum)
-             : u.rule == Rule::sgd && u.weight_decay == 0 ? add_to_rows(call, u, n_hits, row, sum)
-                                                          : move_rows_of<InFloats, float>(call, u, {}, n_hits, row, sum);
+             : adds  ? add_to_rows(call, u, n_hits, row, sum)
+                     : move_rows_of<InFloats, float>(call, u, {}, n_hits, row, sum);
       break;
     case Type::bfloat16:
       done = u.fixed ? move_rows_of<InIntegers, bfloat16>(call, u, {u.scale}, n_hits, row, sum)

@@ -3,6 +3,8 @@
 After one step, with the sum ``g`` of the cotangents ``dy`` of all look-ups of a row::
 
     row = row - rate * (factor * g + weight_decay * row)
+
+`rate` and `factor` may differ by table, row and output.
 """
 
 import dataclasses
@@ -20,6 +22,7 @@ from lutjax._fixed_point import addend_dtype
 from lutjax._row_rules import RowState
 from lutjax.kernels._triton import _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels._xla._row_updates import scale_of_additions
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
 
@@ -80,15 +83,18 @@ def update(
 ) -> tuple[jax.Array, RowState]:
     """Return the tables ``[T, R, O]`` after one step of SGD, whose state is empty."""
     weights, dtype = call.weights, accumulator(call.weights.dtype)
-    rate = step.rate.astype(dtype)
     n_detectors, n_rows, n_outputs = weights.shape
-    if step.rule.additive and call.accumulate is None and dtype == weights.dtype:
-        factor = -rate if step.factor is None else -rate * step.factor.astype(dtype)
-        return add(Addition(weights, factor, jnp.zeros((), jnp.int32)))[0], step.state
+    scale = scale_of_additions(call, step)
+    if scale is not None:
+        return add(Addition(weights, scale, jnp.zeros((), jnp.int32)))[0], step.state
 
     # A row moves by the sum over all its look-ups, rounded once. Sums are made for a group of detectors at a time.
     size = max(min(_SUMS // max(n_rows * n_outputs, 1), n_detectors), 1)
-    scales = jnp.stack([rate, jnp.ones_like(rate) if step.factor is None else step.factor.astype(dtype)])
+    factor = jnp.ones((), dtype) if step.factor is None else step.factor
+    scales = {"RATE": step.rate.astype(dtype), "FACTOR": factor.astype(dtype)}
+    strides: dict[str, Any] = {
+        f"{name}_{axis}": n for name, a in scales.items() for axis, n in _strides(a).items()
+    }
     sums = zeros_varying(weights, (size, n_rows, n_outputs), addend_dtype(dtype, call.accumulate))
     touched = zeros_varying(weights, (size, n_rows), jnp.int32)
     outputs = _row_tiles.fitted(_TILE, n_outputs)
@@ -101,7 +107,7 @@ def update(
         n_sums = touched.size
         return launch(
             _move_rows,
-            scales,
+            *(a.reshape(-1) for a in scales.values()),
             first.reshape(1),
             in_place=[weights, sums, touched],
             programs=triton.cdiv(n_sums, rows) if sums.size else 0,
@@ -112,6 +118,7 @@ def update(
             ROWS=rows,
             OUTPUTS=outputs,
             WEIGHT_DECAY=step.rule.weight_decay,
+            **strides,
             **_row_tiles.arithmetic(call),
         )
 
@@ -124,21 +131,39 @@ def update(
     return arrays[0], step.state
 
 
+def _strides(scales: jax.Array) -> dict[str, int]:
+    """Return how far apart those of the next table, row and output are: of a scalar, or of ``[T or 1, R or 1, O or 1]``."""
+    shape = scales.shape or (1, 1, 1)
+    steps = (shape[1] * shape[2], shape[2], 1)
+    return {axis: step if n > 1 else 0 for axis, n, step in zip("TRO", shape, steps, strict=True)}
+
+
 @kernel
-def _move_rows(scales, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr):
+def _move_rows(rates, factors, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr):
     row, exists = _row_tiles.block(c.ROWS, c.n_sums, tl.program_id(0))
     moves = tl.load(touched + row, mask=exists, other=0) != 0
     tl.debug_barrier()  # every warp reads the marks, one clears them
     tl.store(touched + row, tl.zeros((c.ROWS,), tl.int32), mask=moves)
-    rate, factor = tl.load(scales), tl.load(scales + 1)
+    table, of_table = tl.load(first).to(tl.int64) + row // c.n_rows, row % c.n_rows
     weights += tl.load(first).to(tl.int64) * c.n_rows * c.n_outputs
     for o in range(0, c.n_outputs, c.OUTPUTS):
         output = o + tl.arange(0, c.OUTPUTS)
         mask = moves[:, None] & (output < c.n_outputs)[None, :]
         at = row[:, None] * c.n_outputs + output[None, :]
+        rate = _scale(rates, table, of_table, output, mask, c.RATE_T, c.RATE_R, c.RATE_O)
+        factor = _scale(factors, table, of_table, output, mask, c.FACTOR_T, c.FACTOR_R, c.FACTOR_O)
         direction = _row_tiles.number(tl.load(sums + at, mask=mask, other=0), c) * factor
         old = tl.load(weights + at, mask=mask, other=0).to(c.ACC)
         if c.WEIGHT_DECAY != 0:
             direction += c.WEIGHT_DECAY * old
         tl.store(weights + at, (old - rate * direction).to(weights.dtype.element_ty), mask=mask)
         tl.store(sums + at, tl.zeros((c.ROWS, c.OUTPUTS), c.SUM), mask=mask)
+
+
+@kernel
+def _scale(scales, table, row, output, mask, T: tl.constexpr, R: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Rates or factors of rows and outputs; one number where all are the same."""
+    if T == 0 and R == 0 and O == 0:
+        return tl.load(scales)
+    else:
+        return tl.load(scales + (table * T + row * R)[:, None] + (output * O)[None, :], mask=mask, other=0)

@@ -1,5 +1,6 @@
 """Calling Triton kernels from JAX: the only module that knows jax-triton, and the differences of its versions."""
 
+import functools
 import hashlib
 import inspect
 import threading
@@ -10,13 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
+from jax.interpreters import mlir, partial_eval
 
 from lutjax import _compat
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels._triton._triton_fit import version
 from lutjax.kernels.registry import Device
 
+_TARGET = "triton_kernel_call_ffi"
 _WARNINGS = threading.Lock()  # several threads that silence warnings at once would leave them silenced
 
 
@@ -109,7 +111,10 @@ def _run(
         "input_output_aliases": {first + n: len(shapes) + n for n in range(len(in_place))},
     }
     if older:
-        return jax_triton.triton_call(*inputs, *in_place, out_shape=every_output, **common)
+        _use_newer_target(jax_triton.triton_lib)
+        return jax_triton.triton_call(
+            *inputs, *in_place, out_shape=every_output, custom_call_target_name=_TARGET, **common
+        )
     # Its rule for dead code has two parameters; jax 0.12 calls rules with three.
     partial_eval.dce_rules[jax_triton.triton_lib.triton_kernel_call_p] = _all_is_used
     names = common["kernel"].arg_names[len(inputs) + len(in_place) + len(shapes) :]
@@ -124,6 +129,32 @@ def _run(
             **dict(zip(names, in_place, strict=False)),
             **common,
         )
+
+
+@functools.cache
+def _use_newer_target(library: Any) -> None:
+    """Let jax-triton 0.3 call the target of jaxlib that later versions call, where it is asked for by name.
+
+    CUDA graphs record it. Its own target they do not, so every launch of a kernel ends one.
+    """
+    primitive = library.triton_kernel_call_p
+    of_cuda = functools.partial(library.triton_kernel_call_lowering, library.get_cuda_backend)
+
+    def lowering(context: Any, *arguments: Any, **parameters: Any) -> Any:
+        results = of_cuda(context, *arguments, **parameters)
+        if parameters["custom_call_target_name"] != _TARGET:
+            return results
+        old = results[0].owner
+        rule = jax.ffi.ffi_lowering(
+            _TARGET,
+            operand_output_aliases=dict(parameters["input_output_aliases"]),
+            backend_config={"opaque": old.attributes["backend_config"]},
+        )
+        new = rule(context, *arguments)
+        old.erase()
+        return new
+
+    mlir.register_lowering(primitive, lowering, platform="cuda")
 
 
 def _all_is_used(*arguments: Any) -> tuple[list[bool], Any]:

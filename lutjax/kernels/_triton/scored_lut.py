@@ -99,7 +99,7 @@ def backward(
 def update(
     call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    adds = step.rule.additive and call.weights.dtype == jnp.float32
+    adds = step.rule.additive and not step.differs_by_row and call.weights.dtype == jnp.float32
     if call.read.valued == 0:
         return plain.update(call, cotangent, step, device=device)
     if not (adds and _is_fused(call)):

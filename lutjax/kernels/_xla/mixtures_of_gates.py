@@ -1,5 +1,8 @@
 """`lutjax.gate_coefficients` in plain JAX: ``softmax(logits) @ GATES``, or the row of the largest logit."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,11 +27,30 @@ def coefficients(logits: jax.Array, *, hard: bool, axis: int) -> jax.Array:
     logits = logits.astype(accumulator(logits.dtype))
     if hard:
         share = jax.nn.one_hot(jnp.argmax(logits, axis), 16, axis=axis, dtype=logits.dtype)
-    else:
-        share = jax.nn.softmax(logits, axis)
-    return jnp.einsum(
-        "gk,kc->cg" if axis else "kg,kc->cg",
-        share,
-        GATES.astype(share.dtype),
-        precision=None if hard else "highest",
-    )
+        return _sums(share, axis, precision=None)
+    return _mixtures(logits, axis)
+
+
+def _sums(share: jax.Array, axis: int, precision: str | None) -> jax.Array:
+    of_gates = GATES.astype(share.dtype)
+    return jnp.einsum("gk,kc->cg" if axis else "kg,kc->cg", share, of_gates, precision=precision)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _mixtures(logits: jax.Array, axis: int) -> jax.Array:
+    return _sums(jax.nn.softmax(logits, axis), axis, precision="highest")
+
+
+@_mixtures.defjvp
+def _mixtures_jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """Coefficients ``c`` and their tangents ``dc = sum_k p_k dlogit_k (GATES_k - c)``, with shares ``p``.
+
+    What JAX makes of it backward, ``dlogit_k = p_k (sum_j dc_j GATES_kj - sum_j dc_j c_j)``, has no sum over the sixteen, which
+    that of a softmax has: a GPU computes it in one pass.
+    """
+    (logits,), (tangent,) = primals, tangents
+    c = _mixtures(logits, axis)
+    weighted = jax.nn.softmax(logits, axis) * tangent
+    columns = GATES.astype(logits.dtype).T.reshape(4, *((1, 16) if axis else (16, 1)))
+    sums = [jnp.sum(weighted * column, axis) for column in columns]
+    return c, jnp.stack(sums) - c * jnp.sum(weighted, axis)[None]

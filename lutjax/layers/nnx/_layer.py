@@ -182,13 +182,17 @@ class Switched(Layer):
 
     def _run(self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any) -> jax.Array:
         spec = self.spec
+        y: jax.Array = spec(self._arrays(), x, **self._mode(spec, deterministic, rngs), **options)
+        return y
+
+    def _mode(self, spec: Any, deterministic: bool | None, rngs: Any) -> dict[str, Any]:
+        """Return whether a call is deterministic, and the key of its noise, as arguments of its spec."""
         calm, noise = spec.deterministic if deterministic is None else deterministic, {}
         if spec.random and not calm:
             stream = self.rngs if rngs is None else rngs
             if stream is not None:  # the spec says what is missing
                 noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
-        y: jax.Array = spec(self._arrays(), x, deterministic=calm, **noise, **options)
-        return y
+        return {"deterministic": calm, **noise}
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Change the mode of the layer, for ``nnx.view``.

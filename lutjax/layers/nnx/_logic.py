@@ -1,6 +1,8 @@
 """Differentiable logic for Flax NNX; `lutjax.layers._logic` has the arguments of the layers."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -31,6 +33,13 @@ class _Wired(Random):
           rngs: for the noise, instead of the layer's own stream.
         """
         return self._run(x, deterministic, rngs, temperature=temperature)
+
+    def _call(
+        self, deterministic: bool | None, temperature: Any, rngs: nnx.Rngs | nnx.RngStream | None
+    ) -> _logic.LayerCall:
+        spec = self.spec
+        options = {**self._mode(spec, deterministic, rngs), "temperature": temperature}
+        return _logic.LayerCall(spec, self._arrays(), options)
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
@@ -85,6 +94,18 @@ class SoftLUT(_Wired, _logic.SoftLUTArguments):
 @dataclasses.dataclass(eq=False, repr=False)
 class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
     """Layer of tables addressed by the signs of inputs."""
+
+
+def in_sequence(
+    layers: Iterable[LogicGates | SoftLUT | BinaryLUT],
+    x: Shaped[Array, "..."],
+    *,
+    deterministic: bool | None,
+    temperature: Float[Array, ""] | float | None,
+    rngs: nnx.Rngs | None,
+) -> Float[jax.Array, "..."]:
+    """Return the outputs of layers that follow one another; mixtures of gates of layers of the same size are computed at once."""
+    return _logic.in_sequence([layer._call(deterministic, temperature, rngs) for layer in layers], x)
 
 
 @dataclasses.dataclass(eq=False, repr=False)

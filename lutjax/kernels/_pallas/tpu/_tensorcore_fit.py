@@ -42,6 +42,9 @@ def unsupported_arguments(request: Request) -> str | None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
     if request.step is not None and not isinstance(request.step.rule, SGD):
         return f"moves rows by SGD only, not by {request.step.rule}"
+    pairs = request.op in ("lookup_attention", "lut_pair_attention")
+    if pairs and request.step is not None and request.step.differs_by_row:
+        return "adds pairs to rows at one rate for all, and the rates or factors of these differ"
     if request.op == "detect":
         return _lanes.unsupported(request)
     return _SIZES[request.op].unsupported(request) if request.op in _SIZES else None

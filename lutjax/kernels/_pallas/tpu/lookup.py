@@ -59,7 +59,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     if _empty(call):
         return plain.update(call, cotangent, step, device=device)
     weights, index = call.weights, call.detection.index
-    if step.rule.additive and weights.dtype == jnp.float32:
+    if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
         return _added(weights, call, values, device), step.state
     gradient = _added(None, call, cotangent, device)

@@ -66,7 +66,7 @@ def update(
         return plain.update(call, cotangent, step, device=device)
     weights, blocks = call.weights, _blocks(call, device)
     reads = _Scored(call, blocks)
-    if step.rule.additive and weights.dtype == jnp.float32:
+    if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
         return _products.add_rows(weights, weights.shape, reads, values, blocks, device), step.state
 
