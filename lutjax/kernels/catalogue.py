@@ -68,7 +68,10 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
 }
 
 # Those that layers alone call. They have tests of their own instead of cases.
-OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {"logic_trees": {XLA: GRADIENT, TRITON: GRADIENT}}
+OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {
+    "logic_trees": {XLA: GRADIENT, TRITON: GRADIENT},
+    "lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT},
+}
 
 
 def register(registry: KernelRegistry) -> None:
