@@ -33,7 +33,9 @@ def arguments(size, dtype=jnp.float32):
     weights = jnp.asarray(rng.integers(-8, 9, (n_detectors, 2**n_pairs, n_outputs)) / 4, dtype)
     n_values = windows.size[0] * windows.size[1] * windows.channels
     anchors = jnp.asarray(rng.integers(-1, n_values + 1, (n_detectors, n_pairs, 2)), jnp.int32)
-    targets = jnp.asarray(rng.integers(-1, n_targets + 1, (groups, n_outputs)), jnp.int32) if n_targets else None
+    targets = (
+        jnp.asarray(rng.integers(-1, n_targets + 1, (groups, n_outputs)), jnp.int32) if n_targets else None
+    )
     options = {"windows": windows, "groups": groups, "epsilon": epsilon}
     return images, weights, anchors, (targets, n_targets or None), options
 
@@ -70,7 +72,9 @@ def check(size, implementation, dtype=jnp.float32):
     images, weights, anchors, targets, options = arguments(size, dtype)
 
     def run(f, *of):
-        return jax.jit(functools.partial(with_gradient, lambda x, w: f(x, w, anchors, *targets, **options)))(*of)
+        return jax.jit(functools.partial(with_gradient, lambda x, w: f(x, w, anchors, *targets, **options)))(
+            *of
+        )
 
     found = run(functools.partial(lut_at_places, implementation=implementation), images, weights)
     wide = run(reference, images.astype(jnp.float32), weights.astype(jnp.float32))

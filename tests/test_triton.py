@@ -711,7 +711,9 @@ IMAGE_LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "compiles"), [("conv", False), *(slow(name, True) for name in IMAGE_LAYERS)])
+@pytest.mark.parametrize(
+    ("name", "compiles"), [("conv", False), *(slow(name, True) for name in IMAGE_LAYERS)]
+)
 @pytest.mark.usefixtures("kernel_cache")
 def test_layers_over_images_detect_and_look_up_in_one_kernel(name, compiles, launches):
     with _ahead_of_time.tracing_for("cuda", GPUS[90]):

@@ -168,7 +168,9 @@ def in_one_kernel(
         return None
     call = _call(images, weights, anchors, targets, n_outputs, windows, groups, epsilon)
     n = math.prod(images.shape[:-3])
-    request = Request("forward", call.replace(x=jax.ShapeDtypeStruct((n, call.x.shape[-1]), call.x.dtype)), gpu)
+    request = Request(
+        "forward", call.replace(x=jax.ShapeDtypeStruct((n, call.x.shape[-1]), call.x.dtype)), gpu
+    )
     try:
         spec = kernel_registry.resolve_request(request, kernel_registry.request(call.op, implementation))
     except NoImplementationError:  # another one is asked for by name

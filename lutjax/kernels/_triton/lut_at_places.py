@@ -13,6 +13,7 @@ one channel of pixels, and visit the ends of pairs that read the channel: each i
 fixed order. With targets, outputs of groups are added to those that they reach by atomics.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -31,6 +32,7 @@ from lutjax.tuning import Launch, Sizes, launch_of
 
 def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
     how = launch_of("lut_at_places.forward", _sizes(call), device, _forward_rule)
+    how = dataclasses.replace(how, detectors=0)  # a program owns whole groups
     shape = jax.ShapeDtypeStruct((len(call.x), call.n_places * call.n_outputs), call.weights.dtype)
     changed: dict[str, Any] = {"outputs": [shape]}
     if call.targets is not None:
@@ -62,9 +64,7 @@ def backward(
             jax.ShapeDtypeStruct((n_detectors, n) if of_margin else (1,), "int8"),
         ],
         zeroed=[
-            jax.ShapeDtypeStruct(
-                call.weights.shape if of_table else (1,), accumulator(call.weights.dtype)
-            )
+            jax.ShapeDtypeStruct(call.weights.shape if of_table else (1,), accumulator(call.weights.dtype))
         ],
         OF_MARGIN=of_margin,
         OF_TABLE=of_table,
@@ -116,7 +116,7 @@ def _forward_rule(sizes: Sizes) -> Launch:
     rows = 32
     while rows > 8 and _programs(sizes, rows, outputs) < 1024:
         rows //= 2
-    return Launch(rows=rows, outputs=outputs, detectors=sizes["detectors"], warps=1)
+    return Launch(rows=rows, outputs=outputs, warps=1)
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
@@ -210,9 +210,7 @@ def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
 
 
 @kernel
-def _multiply_and_add_rows(
-    x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr
-):
+def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr):
     # Programs own all outputs of a block of detectors of one group.
     blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     of_group: tl.constexpr = (c.n_of_group + c.DETECTORS - 1) // c.DETECTORS
