@@ -115,8 +115,8 @@ def conv_lut(
     keep = _checked_keep(op, keep, images.shape[:-3], n_detectors)
     size, step, around = window_sizes(op, images.shape[-3:], kernel, stride, padding)
 
-    images, lead, each = as_jax(images), images.shape[:-3], channels // n_groups
-    windows = Windows(images.shape[-3:], size, step, around, each)
+    images, lead, (height, width) = as_jax(images), images.shape[:-3], images.shape[-3:-1]
+    windows = Windows((height, width, channels), size, step, around, channels // n_groups)
     if read is None and accumulate is None:
         one: dict[str, Any] = {"windows": windows, "groups": n_groups, "epsilon": epsilon}
         y = in_one_kernel(images, weights, anchors, **one, implementation=implementation)

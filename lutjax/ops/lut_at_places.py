@@ -193,7 +193,8 @@ def _call(
     op = LutAtPlaces.op
     _checks.floats(op, "images", images, -3, "[..., height, width, channels]")
     _checks.anchors(op, anchors)
-    _checks.table(op, weights, *anchors.shape[:2], "anchors")
+    n_detectors, n_comparisons, _ = anchors.shape
+    _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     return LutAtPlaces(
         images.reshape(*images.shape[:-3], math.prod(images.shape[-3:])),
         weights,
