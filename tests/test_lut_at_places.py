@@ -88,16 +88,47 @@ def check(size, implementation, dtype=jnp.float32):
         )
 
 
-@pytest.mark.parametrize("size", [size if size in ("apart", "targets") else slow(size) for size in SIZES])
+@pytest.mark.parametrize("size", [size if size == "apart" else slow(size) for size in SIZES])
 def test_plain_jax(size):
     check(size, "xla")
+
+
+@pytest.mark.slow
+def test_samples_over_devices_and_mapped():
+    """Images may lie on several devices, and be mapped."""
+    windows = Windows((3, 3, 1), (2, 2), (1, 1), (0, 0), 1)
+    keys = jax.random.split(jax.random.key(0), 3)
+    images = jax.random.normal(keys[0], (8, 3, 3, 1))
+    weights = jax.random.normal(keys[1], (2, 4, 2))
+    anchors = lutjax.sample_anchors(keys[2], n_inputs=4, n_detectors=2, n_anchors=2)
+
+    def op(images, weights):
+        return lut_at_places(images, weights, anchors, windows=windows, implementation="xla")
+
+    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+    divided = jax.NamedSharding(mesh, jax.P("devices"))
+    found = jax.jit(op)(jax.device_put(images, divided), weights)
+    assert found.sharding.is_equivalent_to(divided, 4)
+    expected = lutjax.reference.conv_lut(images, weights, anchors, kernel=2)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(jax.vmap(op, in_axes=(0, None))(images, weights), found)
+
+
+def test_no_images_no_gradient():
+    windows = Windows((3, 3, 1), (2, 2), (1, 1), (0, 0), 1)
+    images, weights = jnp.zeros((0, 3, 3, 1)), jnp.ones((2, 4, 2))
+    anchors = jnp.zeros((2, 2, 2), jnp.int32)
+    f = functools.partial(lut_at_places, anchors=anchors, windows=windows)
+    y, pull = jax.vjp(f, images, weights)
+    assert y.shape == (0, 2, 2, 2)
+    np.testing.assert_array_equal(pull(y)[1], jnp.zeros_like(weights))
 
 
 # ------------------------------------------------------------------------------------- Triton
 triton_interpreter = pytest.importorskip("triton_interpreter")
 
 
-@pytest.mark.parametrize("size", [slow(size) if size in ("wide",) else size for size in SIZES])
+@pytest.mark.parametrize("size", [size if size in ("padded", "targets") else slow(size) for size in SIZES])
 def test_triton(size):
     with triton_interpreter.interpreted():
         check(size, "triton")
@@ -107,3 +138,40 @@ def test_triton(size):
 def test_triton_in_bfloat16():
     with triton_interpreter.interpreted():
         check("padded", "triton", jnp.bfloat16)
+
+
+# ------------------------------------------------------------------------------------- on GPUs
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
+]
+
+
+@pytest.mark.parametrize("size", [pytest.param(size, marks=on_gpu) for size in SIZES])
+def test_triton_on_a_gpu(size):
+    check(size, "triton")
+    check(size, "triton", jnp.bfloat16)
+
+
+@pytest.mark.parametrize("implementation", [pytest.param("triton", marks=on_gpu)])
+def test_the_gradient_of_images_has_the_same_bits_in_every_run(implementation):
+    keys = jax.random.split(jax.random.key(0), 4)
+    images, weights = jax.random.normal(keys[0], (8, 16, 16, 3)), jax.random.normal(keys[1], (16, 64, 64))
+    anchors = lutjax.sample_anchors(keys[2], n_inputs=27, n_detectors=16, n_anchors=6)
+    dy = jax.random.normal(keys[3], (8, 16, 16, 64))
+
+    @jax.jit
+    def of_images(images):
+        f = functools.partial(
+            lutjax.conv_lut,
+            weights=weights,
+            anchors=anchors,
+            kernel=3,
+            padding=1,
+            implementation=implementation,
+        )
+        return jax.vjp(f, images)[1](dy)[0]
+
+    first = of_images(images)
+    for _ in range(4):
+        np.testing.assert_array_equal(of_images(images), first)
