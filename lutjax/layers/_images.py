@@ -400,8 +400,9 @@ class ConvLUTArguments(_ImageArguments):
     """Layer of look-up tables over windows of an image, with the same tables at all places: `lutjax.conv_lut`.
 
     Detectors compare pairs of the values in a window, and their tables add to the outputs of its place. Windows are not copied, so the
-    memory of a call is that of images, detections and outputs. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
-    ``(rows, columns, out_channels)``, one row and column for each place of the window, or fewer with `pool`.
+    memory of a call is that of images, detections and outputs; on NVIDIA GPUs, without a `read`, detections take none. Inputs are
+    ``[..., *in_shape]`` and outputs ``[..., *out_shape]``: ``(rows, columns, out_channels)``, one row and column for each place of the
+    window, or fewer with `pool`.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, zeros at first.
