@@ -81,7 +81,8 @@ def _of_image(
 ) -> jax.Array:
     """Return the cotangent of images, ``[B, I]``, from those of margins and the closest pairs, ``[T, n]``."""
     height, width, channels = call.windows.image
-    order, starts = _histograms.sorted_by_id(ends[..., 3].reshape(1, -1), channels, device)
+    channel = call.windows.in_image(call.anchors, call.groups)[..., 2]
+    order, starts = _histograms.sorted_by_id(channel.reshape(1, channel.size), channels, device)
     n_pixels = len(call.x) * height * width
     pixels = _row_tiles.fitted(_PIXELS, n_pixels)
     (dx,) = launch(
@@ -120,10 +121,11 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
+    # As many places as threads: with fewer, Triton detects once more for each output that a thread has.
     outputs = _row_tiles.fitted(64, sizes["outputs"])
     programs = _programs(sizes, 32, sizes["outputs"])
     detectors = _row_tiles.split(programs, sizes["detectors"] // sizes["groups"])
-    return Launch(rows=32, outputs=outputs, detectors=detectors, warps=1 if outputs <= 32 else 2)
+    return Launch(rows=32, outputs=outputs, detectors=detectors, warps=1)
 
 
 def _programs(sizes: Sizes, rows: int, outputs: int) -> int:
@@ -131,11 +133,15 @@ def _programs(sizes: Sizes, rows: int, outputs: int) -> int:
 
 
 def _ends(call: LutAtPlaces) -> jax.Array:
-    """Return for every end of a pair its distance from the first value of the window's first pixel, row, column and channel: ``[T, C, 2, 4]``."""
+    """Return for every end of a pair its distance from the window's first value, and its row and column in 16 bits each: int32 ``[T, C, 2, 2]``.
+
+    A window of one pixel has distances alone, ``[T, C, 2, 1]``.
+    """
     _, width, channels = call.windows.image
-    at = call.windows.in_image(call.anchors, call.groups)
-    row, column, channel = jnp.unstack(at, axis=-1)
-    return jnp.concatenate([((row * width + column) * channels + channel)[..., None], at], -1)
+    row, column, channel = jnp.unstack(call.windows.in_image(call.anchors, call.groups), axis=-1)
+    if call.windows.size == (1, 1):
+        return channel[..., None]
+    return jnp.stack([(row * width + column) * channels + channel, row << 16 | column], -1)
 
 
 def _targets(call: LutAtPlaces) -> jax.Array:
@@ -152,6 +158,8 @@ def _geometry(call: LutAtPlaces) -> dict[str, Any]:
         "HEIGHT": windows.image[0],
         "WIDTH": windows.image[1],
         "CHANNELS": windows.image[2],
+        "n_values": call.x.size,
+        "ONE_PIXEL": windows.size == (1, 1),
         "PLACES": call.n_places,
         "PLACE_ROWS": windows.places[0],
         "PLACE_COLUMNS": windows.places[1],
@@ -269,8 +277,11 @@ def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
         for u in tl.static_range(UNROLL):
             k = k0 + u
             end = tl.load(order + k, mask=k < last, other=0)
-            top = row - tl.load(ends + end * 4 + 1)
-            left = column - tl.load(ends + end * 4 + 2)
+            top, left = row, column
+            if not c.ONE_PIXEL:
+                at_pixel = tl.load(ends + end * 2 + 1)
+                top -= at_pixel >> 16
+                left -= at_pixel & 0xFFFF
             reads = exists & (k < last) & (top >= 0) & (left >= 0)
             if c.DOWN > 1:
                 reads &= top % c.DOWN == 0
@@ -282,8 +293,8 @@ def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
             at = image * c.PLACES + top * c.PLACE_COLUMNS + left
             at += (end // (2 * c.n_pairs)).to(tl.int64) * c.n_samples
             closest = tl.load(pair + at, mask=reads, other=-1).to(tl.int32)
-            own = reads & (closest == end // 2 % c.n_pairs)
-            value = tl.load(d_margin + at, mask=own, other=0)
+            value = tl.load(d_margin + at, mask=reads, other=0)
+            value = tl.where(closest == end // 2 % c.n_pairs, value, 0)
             total += tl.where(end % 2 == 0, value, -value)
     tl.store(dx + pixel * c.CHANNELS + channel, total, mask=exists)
 
@@ -295,28 +306,35 @@ def _window(sample, c: tl.constexpr):
     row = place // c.PLACE_COLUMNS * c.DOWN - c.ABOVE
     column = place % c.PLACE_COLUMNS * c.RIGHT - c.LEFT
     first = image * (c.HEIGHT * c.WIDTH * c.CHANNELS) + (row * c.WIDTH + column) * c.CHANNELS
+    if c.n_values < 2**30:
+        first = first.to(tl.int32)
     return first, row, column
 
 
 @kernel
 def _delta(x, ends, t, r: tl.constexpr, first, row, column, exists, c: tl.constexpr):
     """Difference that a pair compares, at each place."""
-    end = ends + (t * c.n_pairs + r) * 8
-    a = _value(x, end, first, row, column, exists, c)
-    return a - _value(x, end + 4, first, row, column, exists, c)
+    number = (t * c.n_pairs + r) * 2
+    a = _value(x, ends, number, first, row, column, exists, c)
+    return a - _value(x, ends, number + 1, first, row, column, exists, c)
 
 
 @kernel
-def _value(x, end, first, row, column, exists, c: tl.constexpr):
+def _value(x, ends, number, first, row, column, exists, c: tl.constexpr):
     """Value of an end of a pair at each place; 0 outside of the image."""
-    reads = exists
-    if c.ABOVE > 0:
-        at = row + tl.load(end + 1)
-        reads &= (at >= 0) & (at < c.HEIGHT)
-    if c.LEFT > 0:
-        at = column + tl.load(end + 2)
-        reads &= (at >= 0) & (at < c.WIDTH)
-    return tl.load(x + first + tl.load(end), mask=reads, other=0).to(c.COMPARED)
+    if c.ABOVE + c.LEFT > 0:
+        # Distance, and row and column, by one load.
+        both = tl.load((ends + number * 2).to(tl.pointer_type(tl.int64), bitcast=True))
+        distance, at_pixel = both.to(tl.int32), (both >> 32).to(tl.int32)
+        # Negative numbers are large ones without a sign.
+        reads = (row + (at_pixel >> 16)).to(tl.uint32) < c.HEIGHT
+        reads &= (column + (at_pixel & 0xFFFF)).to(tl.uint32) < c.WIDTH
+        if c.n_samples % c.ROWS != 0:
+            reads &= exists
+        return tl.load(x + (first + distance), mask=reads, other=0).to(c.COMPARED)
+    else:
+        distance = tl.load(ends + (number if c.ONE_PIXEL else number * 2))
+        return tl.load(x + (first + distance), mask=exists, other=0).to(c.COMPARED)
 
 
 @kernel
