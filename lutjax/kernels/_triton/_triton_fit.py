@@ -16,6 +16,7 @@ from lutjax.kernels.registry import Request
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lut_at_places import LutAtPlaces
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
@@ -76,6 +77,8 @@ def slower(request: Request) -> str | None:
     call = request.call
     if request.step is not None:
         return _slower_update(request, request.step)
+    if isinstance(call, LutAtPlaces):
+        return _slower_at_places(call)
     return _slower_gates(call) if isinstance(call, BilinearGates | TableGates) else None
 
 
@@ -120,3 +123,15 @@ def _slower_gates(call: BilinearGates | TableGates) -> str | None:
     if values > _FEW_VALUES:
         return None
     return f"plain JAX is faster for at most {_FEW_VALUES} values of inputs or gates, here {values}"
+
+
+# Outputs of a table: a program has as many, and detects once more for further ones.
+_MOST_OUTPUTS = 64
+
+
+def _slower_at_places(call: LutAtPlaces) -> str | None:
+    """Return why a detection and a look-up of their own come first."""
+    n_outputs = call.weights.shape[2]
+    if n_outputs <= _MOST_OUTPUTS:
+        return None
+    return f"detects once more for each {_MOST_OUTPUTS} outputs of a table, here {n_outputs}"
