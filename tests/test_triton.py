@@ -723,7 +723,7 @@ def test_layers_over_images_detect_and_look_up_in_one_kernel(name, compiles, lau
         def loss(params, others, x):
             return nnx.merge(graph, params, others)(x).sum()
 
-        images = jax.ShapeDtypeStruct((32, 6, 6, 4), jnp.float32)
+        images = jax.ShapeDtypeStruct((512, 6, 6, 4), jnp.float32)
         jax.eval_shape(jax.grad(loss, argnums=(0, 2)), params, others, images)
     found = {kernel.fn.__name__ for kernel, _ in launches}
     assert found == {"_sum_rows", "_multiply_and_add_rows", "_sort", "_collect"}
