@@ -1,11 +1,20 @@
-"""Bytes that layers over images move: `python benchmarks/image_layers.py [--batch 128] [--only ConvLUT]`.
+"""Bytes that layers over images move, and times: `python benchmarks/image_layers.py [--batch 128] [--only ConvLUT] [--time]`.
 
-For each layer, of the compiled program of the forward pass and of a step (forward and backward, gradients of inputs and parameters): the
-bytes that its operations read and write, each operand and result once, beside the bytes of what has to move. Forward that is the
-input, the output and the parameters; in a step these again, their gradients, and the cotangent of the output. Nothing runs.
+For each layer, of the compiled program of the forward pass and of a step (which returns the output, and the gradients of input and
+parameters): the bytes that its operations read and write, each operand and result once, over two floors:
+
+- what has to move: forward the input, the output and the parameters; in a step these, then input, parameters and the cotangent of the
+  output once more, for the backward pass, and the two gradients.
+- each array once: input, output, parameters, and in a step their gradients. No step of layers that are mostly parameters can reach it:
+  both passes read these.
+
+What an operation reads again comes from caches and is not counted, nor is what a kernel clears before it adds to it. Nothing runs without
+`--time`. With `--apart`, detections are arrays of their own, as before tables and detectors had one kernel.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +23,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import lutjax
 from lutjax import wiring
-from lutjax.benchmark.results import size
+from lutjax.benchmark import measure
+from lutjax.benchmark.results import duration, size
 from lutjax.layers.nnx import ConvLUT, LogicConv, SpatialLUT, WindowLUT
 
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota")
@@ -92,46 +103,77 @@ def _of_arrays(arrays: Any) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(arrays))
 
 
-def measured(
-    make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int
-) -> tuple[int, int, int, int]:
-    """Return bytes forward and of what has to move, and the same of a step."""
-    graph, params, others = nnx.split(nnx.jit(lambda: make(nnx.Rngs(0)))(), nnx.Param, ...)
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Forward pass or step of a layer.
+
+    Attributes:
+      arguments: as shapes. floor: bytes that have to move. once: bytes of each array once.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    floor: int
+    once: int
+
+    def moved(self) -> int:
+        """Return the bytes that the compiled program moves."""
+        return bytes_moved(jax.jit(self.function).lower(*self.arguments).compile().as_text() or "")
+
+    def seconds(self) -> float:
+        """Return the time of a call on arrays of normal numbers, in seconds."""
+
+        def drawn(a: Any) -> Any:
+            return (
+                jax.random.normal(jax.random.key(a.size), a.shape, a.dtype)
+                if isinstance(a, jax.ShapeDtypeStruct)
+                else a
+            )
+
+        return measure.device_time(self.function, *jax.tree.map(drawn, self.arguments)).p50
+
+
+def programs(make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int) -> dict[str, Program]:
+    """Return the forward pass and the step of a layer."""
+    made = nnx.jit(lambda: make(nnx.Rngs(0)))()
+    graph, params, others = nnx.split(made, nnx.Param, ...)
+    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
     x = jax.ShapeDtypeStruct((batch, *shape), jnp.float32)
 
     def forward(params: Any, others: Any, x: jax.Array) -> jax.Array:
         y: jax.Array = nnx.merge(graph, params, others)(x)
         return y
 
-    y = jax.eval_shape(forward, params, others, x)
-
     def step(params: Any, others: Any, x: jax.Array, dy: jax.Array) -> Any:
-        def loss(params: Any, x: jax.Array) -> Any:
-            return jnp.vdot(forward(params, others, x), dy)
+        y, pull = jax.vjp(lambda params, x: forward(params, others, x), params, x)
+        return y, pull(dy)
 
-        return jax.grad(loss, argnums=(0, 1))(params, x)
-
+    y = jax.eval_shape(forward, params, others, x)
     once = _of_arrays((params, x, y))
-    rest = _of_arrays((params, x, x, y))
-    found = []
-    for f, arguments in ((forward, (params, others, x)), (step, (params, others, x, y))):
-        text = jax.jit(f).lower(*arguments).compile().as_text()
-        found.append(bytes_moved(text or ""))
-    return found[0], once, found[1], once + rest
+    return {
+        "forward": Program(forward, (params, others, x), once, once),
+        "step": Program(step, (params, others, x, y), 3 * once - _of_arrays(y), 2 * once),
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--only", nargs="+", default=list(layers()))
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--apart", action="store_true")
     given = parser.parse_args(arguments)
-    for name in given.only:
-        forward, least, step, least_of_step = measured(*layers()[name], given.batch)
-        print(
-            f"{name}: forward {size(forward)} of {size(least)}, {forward / least:.2f}x; "
-            f"step {size(step)} of {size(least_of_step)}, {step / least_of_step:.2f}x",
-            flush=True,
-        )
+    apart = lutjax.use_implementation({"lut_at_places": "xla"}) if given.apart else contextlib.nullcontext()
+    with apart:
+        for name in given.only:
+            for which, program in programs(*layers()[name], given.batch).items():
+                moved = program.moved()
+                took = f", {duration(program.seconds())}" if given.time else ""
+                print(
+                    f"{name}, {which}: {size(moved)}; has to move {size(program.floor)}: {moved / program.floor:.2f}x; "
+                    f"each array once {size(program.once)}: {moved / program.once:.2f}x{took}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ from cases import (
 from flax import nnx
 
 import lutjax
-from lutjax import _ahead_of_time, reads, testing, tuning
+from lutjax import _ahead_of_time, reads, testing, tuning, wiring
 from lutjax.cases import Tag
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
 from lutjax.kernels.registry import Backend, Device, Request
+from lutjax.layers import nnx as nnx_layers
 from lutjax.layers.nnx import LogicConv
 from lutjax.ops.lookup import Lookup
 from lutjax.training import tables
@@ -749,6 +750,42 @@ def test_layers_of_trees_compile(launches):
         )
     assert {kernel.fn.__name__ for kernel, _ in launches} == {"_apply", "_reduce"}
     check_compilation(launches, 90)
+
+
+IMAGE_LAYERS = {
+    "conv": lambda rngs: nnx_layers.ConvLUT(
+        (6, 6, 4), 6, kernel=3, padding=1, stride=2, groups=2, n_detectors=8, n_anchors=3, rngs=rngs
+    ),
+    "windows": lambda rngs: nnx_layers.WindowLUT(
+        (6, 6, 4), 6, kernel=3, stride=3, n_detectors=8, n_anchors=3, rngs=rngs
+    ),
+    "fields": lambda rngs: nnx_layers.SpatialLUT(
+        wiring.projections(None, (6, 6, 4), (3, 3), groups=(2, 2), receptive=3, projective=2),
+        n_detectors=8,
+        n_anchors=3,
+        rngs=rngs,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "compiles"), [("conv", False), *(slow(name, True) for name in IMAGE_LAYERS)]
+)
+@pytest.mark.usefixtures("kernel_cache")
+def test_layers_over_images_detect_and_look_up_in_one_kernel(name, compiles, launches):
+    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
+        layer = nnx.eval_shape(lambda: IMAGE_LAYERS[name](nnx.Rngs(0)))
+        graph, params, others = nnx.split(layer, nnx.Param, ...)
+
+        def loss(params, others, x):
+            return nnx.merge(graph, params, others)(x).sum()
+
+        images = jax.ShapeDtypeStruct((512, 6, 6, 4), jnp.float32)
+        jax.eval_shape(jax.grad(loss, argnums=(0, 2)), params, others, images)
+    found = {kernel.fn.__name__ for kernel, _ in launches}
+    assert found == {"_sum_rows", "_multiply_and_add_rows", "_sort", "_collect"}
+    if compiles:
+        check_compilation(launches, 90)
 
 
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")

@@ -72,13 +72,16 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
 
 # On CPUs layers evaluate trees level by level, whose gates have native kernels.
 WITHOUT_NATIVE = ("logic_trees",)
+# Those that layers alone call. They have tests of their own instead of cases.
+OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {"lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT}}
 
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
-    for op, row in KERNELS.items():
-        registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
-        if op not in WITHOUT_NATIVE:
+    for op, row in (KERNELS | OF_LAYERS).items():
+        cases = {} if op in OF_LAYERS else {"cases": f"lutjax.cases.{op}"}
+        registry.register_op(op, f"lutjax.ops.{op}", **cases)
+        if op not in (*WITHOUT_NATIVE, *OF_LAYERS):
             registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
         for column, directions in row.items():
             room = f"lutjax.kernels.{column.room}"

@@ -17,6 +17,7 @@ from lutjax._typing import Array
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableOptions, TableSpec
+from lutjax.ops.lut_at_places import Windows, in_one_kernel
 from lutjax.reads import Read
 from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
@@ -132,11 +133,32 @@ class _ImageSpec(_ReadSpec):
     def table_groups(self) -> int:
         return self._groups().n_groups
 
+    def _in_one_kernel(self, arrays: Arrays, x: Any, targets: jax.Array | None = None) -> jax.Array | None:
+        """Return outputs where one kernel detects and looks up, ``[..., outputs of all groups]``, or with targets ``[..., outputs]``."""
+        if self.accumulate is not None:
+            return None
+        y = in_one_kernel(
+            x[..., None, None, :],
+            self._cast(arrays["weights"]),
+            arrays["anchors"],
+            targets,
+            self.n_outputs,
+            windows=Windows.whole(self.n_inputs),
+            groups=self._groups().n_groups,
+            epsilon=self.epsilon,
+            implementation=self.implementation,
+        )
+        return None if y is None else y[..., 0, 0, :]
+
     def _outputs_of_groups(self, arrays: Arrays, x: Any, keep: jax.Array | None) -> jax.Array:
         """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
-        x, weights, groups = x[..., None, :], self._tables(arrays), self._groups().n_groups
+        weights, groups = self._tables(arrays), self._groups().n_groups
         if self.read is None:
-            return lutjax.lut(x, weights, arrays["anchors"], groups=groups, **self._options)
+            y = self._in_one_kernel(arrays, x)
+            if y is not None:
+                return y
+            return lutjax.lut(x[..., None, :], weights, arrays["anchors"], groups=groups, **self._options)
+        x = x[..., None, :]
         scalars = {name: arrays[name] for name in self.read.initial()}
         return lutjax.scored_lut(
             x, weights, arrays["anchors"], scalars, read=self.read, groups=groups, keep=keep, **self._reads
@@ -239,14 +261,16 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
         values, targets = self._values(x), jnp.asarray(arrays["targets"])
         keep = self._kept(x, self._groups().in_shape, deterministic, key)
         if self.read is None:
-            y = lutjax.sparse_lut(
-                values,
-                self._cast(arrays["weights"]),
-                arrays["anchors"],
-                jnp.repeat(targets, self.n_detectors, 0, total_repeat_length=self.n_tables),
-                self.n_outputs,
-                **self._options,
-            )
+            y = self._in_one_kernel(arrays, values, targets[:, 0])
+            if y is None:
+                y = lutjax.sparse_lut(
+                    values,
+                    self._cast(arrays["weights"]),
+                    arrays["anchors"],
+                    jnp.repeat(targets, self.n_detectors, 0, total_repeat_length=self.n_tables),
+                    self.n_outputs,
+                    **self._options,
+                )
         else:
             y = _added(self._outputs_of_groups(arrays, values, keep), targets[:, 0], self.n_outputs)
         return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
@@ -376,8 +400,9 @@ class ConvLUTArguments(_ImageArguments):
     """Layer of look-up tables over windows of an image, with the same tables at all places: `lutjax.conv_lut`.
 
     Detectors compare pairs of the values in a window, and their tables add to the outputs of its place. Windows are not copied, so the
-    memory of a call is that of images, detections and outputs. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
-    ``(rows, columns, out_channels)``, one row and column for each place of the window, or fewer with `pool`.
+    memory of a call is that of images, detections and outputs; on NVIDIA GPUs, without a `read`, detections take none. Inputs are
+    ``[..., *in_shape]`` and outputs ``[..., *out_shape]``: ``(rows, columns, out_channels)``, one row and column for each place of the
+    window, or fewer with `pool`.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, zeros at first.

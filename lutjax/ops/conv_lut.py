@@ -1,11 +1,11 @@
 """Look-up tables over the windows of images, one set for all places."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float
 
 from lutjax import _quantised
@@ -18,6 +18,7 @@ from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks, _groups, _table_reads
 from lutjax.ops.detect import detect
 from lutjax.ops.lookup import lookup
+from lutjax.ops.lut_at_places import Windows, in_one_kernel
 from lutjax.ops.margins import margins
 from lutjax.ops.scored_lut import _scalars, scored_lut
 from lutjax.ops.weighted_lookup import weighted_lookup
@@ -114,9 +115,16 @@ def conv_lut(
     keep = _checked_keep(op, keep, images.shape[:-3], n_detectors)
     size, step, around = window_sizes(op, images.shape[-3:], kernel, stride, padding)
 
-    padded, lead = _padded(as_jax(images), around), images.shape[:-3]
-    ids, places = _ids_at_places(as_int32(anchors), padded.shape[-3:], size, step, n_groups)
-    x = padded.reshape(*lead, padded.shape[-3] * padded.shape[-2] * channels)
+    images, lead, (height, width) = as_jax(images), images.shape[:-3], images.shape[-3:-1]
+    windows = Windows((height, width, channels), size, step, around, channels // n_groups)
+    if read is None and accumulate is None:
+        one: dict[str, Any] = {"windows": windows, "groups": n_groups, "epsilon": epsilon}
+        y = in_one_kernel(images, weights, anchors, **one, implementation=implementation)
+        if y is not None:
+            return y
+    ids, places = windows.ids(as_int32(anchors), n_groups), windows.places
+    padded = windows.padded(images)
+    x = padded.reshape(*lead, math.prod(padded.shape[-3:]))
     how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
 
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
@@ -192,36 +200,6 @@ def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -
         f"expected [{sizes}], a factor for each image and table",
     )
     return as_jax(keep)
-
-
-def _padded(images: jax.Array, around: tuple[int, int]) -> jax.Array:
-    """Return images with rows and columns of zeros around them."""
-    if not any(around):
-        return images
-    return jnp.pad(images, [(0, 0)] * (images.ndim - 3) + [(n, n) for n in (*around, 0)])
-
-
-def _ids_at_places(
-    anchors: jax.Array,
-    shape: tuple[int, ...],
-    size: tuple[int, int],
-    step: tuple[int, int],
-    groups: int,
-) -> tuple[jax.Array, tuple[int, int]]:
-    """Return the anchors of every place as ids of values of an image, ``[P * T, C, 2]``, and rows and columns of places.
-
-    The id of a value of the window at a place is its id in the first window plus the shift of that place.
-    """
-    height, width, channels = shape
-    each = channels // groups
-    ids = jnp.clip(anchors, 0, size[0] * size[1] * each - 1)
-    pixel = ids // each
-    at_first = (pixel // size[1] * width + pixel % size[1]) * channels + ids % each
-    at_first += (_groups.of_detector(len(anchors), groups) * each)[:, None, None]
-    rows, columns = (np.arange(0, n - k + 1, s) for n, k, s in zip((height, width), size, step, strict=True))
-    shifts = ((rows[:, None] * width + columns) * channels).astype(np.int32)
-    at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
-    return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:]), (len(rows), len(columns))
 
 
 def _rounded(weights: jax.Array, groups: int) -> jax.Array:

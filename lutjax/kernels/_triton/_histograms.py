@@ -230,19 +230,7 @@ class Order:
         self.n_ids = pairs.weights.shape[1] // self.cells
         self.n = ids[0].size
         self.positions = 1 << pairs.key_shift
-        n_detectors = len(ids)
-        shapes = [(n_detectors, self.n), (n_detectors, self.n_ids + 1)]
-        self.arrays = launch(
-            _sort,
-            ids,
-            outputs=[jax.ShapeDtypeStruct(s, jnp.int32) for s in shapes],
-            programs=n_detectors * self.n_ids,
-            device=device,
-            warps=4,
-            n=self.n,
-            n_ids=self.n_ids,
-            BLOCK=1024,
-        )
+        self.arrays = sorted_by_id(ids.reshape(len(ids), self.n), self.n_ids, device)
 
     def blocks(self, rows: int) -> int:
         """Return a bound on the number of blocks of `rows` queries of one id."""
@@ -256,6 +244,22 @@ class Order:
             "n_cells": self.cells,
             "n_rows": self.n_ids * self.cells,
         }
+
+
+def sorted_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, ...]:
+    """Return the places of each row of ids ``[m, n]``, those of one id side by side, and where each id begins: ``[m, n_ids + 1]``."""
+    n_lists, n = ids.shape
+    return launch(
+        _sort,
+        ids,
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.int32) for shape in (ids.shape, (n_lists, n_ids + 1))],
+        programs=n_lists * n_ids,
+        device=device,
+        warps=4,
+        n=n,
+        n_ids=n_ids,
+        BLOCK=1024,
+    )
 
 
 def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:

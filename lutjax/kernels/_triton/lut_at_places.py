@@ -1,0 +1,356 @@
+"""`lut_at_places` in Triton: detection inside the look-up.
+
+For place ``n`` of an image, group ``g`` and detectors ``t`` of the group, with ``i``, ``j`` and ``margin`` as `lutjax.detect` has them, computed
+from the image wherever they are needed::
+
+    y[n, g] = sum over t of weights[t, i]
+    dmargin[t, n] = slope(margin) * <dy[n, g], weights[t, i] - weights[t, j]>
+    dweights[t, i] += dy[n, g]
+    dx[a] += dmargin[t, n];  dx[b] -= dmargin[t, n]     with the ends (a, b) of the closest pair, ``pair[t, n]``
+
+Programs of the first three own a tile of places and outputs, of a block of the detectors of one group. Those of the last one own values of
+one channel of pixels, and visit the ends of pairs that read the channel: each is of at most one place for a pixel, so that sums have a
+fixed order. With targets, outputs of groups are added to those that they reach by atomics.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax._dtypes import accumulator
+from lutjax.kernels._triton import _histograms, _row_tiles, detect
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.kernels.registry import Device
+from lutjax.ops.lut_at_places import LutAtPlaces
+from lutjax.tuning import Launch, Sizes, launch_of
+
+
+def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
+    how = launch_of("lut_at_places.forward", _sizes(call), device, _forward_rule)
+    how = dataclasses.replace(how, detectors=0)  # a program owns whole groups
+    shape = jax.ShapeDtypeStruct((len(call.x), call.n_places * call.n_outputs), call.weights.dtype)
+    changed: dict[str, Any] = {"outputs": [shape]}
+    if call.targets is not None:
+        sums = accumulator(shape.dtype)
+        changed = {"zeroed": [jax.ShapeDtypeStruct(shape.shape, sums)]}
+    ends = _ends(call)
+    (y,) = launch(
+        _sum_rows, call.x, call.weights, ends, _targets(call), **changed, **_arguments(call, how, device)
+    )
+    return y.astype(shape.dtype)
+
+
+def backward(
+    call: LutAtPlaces, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    how = launch_of("lut_at_places.backward", _sizes(call), device, _backward_rule)
+    n_detectors, n = len(call.anchors), len(call.x) * call.n_places
+    of_margin, of_table = "x" in needs, "weights" in needs
+    ends = _ends(call)
+    d_margin, pair, d_weights = launch(
+        _multiply_and_add_rows,
+        call.x,
+        call.weights,
+        ends,
+        _targets(call),
+        cotangent,
+        outputs=[
+            jax.ShapeDtypeStruct((n_detectors, n) if of_margin else (1,), accumulator(call.x.dtype)),
+            jax.ShapeDtypeStruct((n_detectors, n) if of_margin else (1,), "int8"),
+        ],
+        zeroed=[
+            jax.ShapeDtypeStruct(call.weights.shape if of_table else (1,), accumulator(call.weights.dtype))
+        ],
+        OF_MARGIN=of_margin,
+        OF_TABLE=of_table,
+        **_arguments(call, how, device, all_outputs=True),
+    )
+    found = {"weights": d_weights}
+    if of_margin:
+        found["x"] = _of_image(call, ends, d_margin, pair, device)
+    return {name: found[name] for name in needs}
+
+
+def _of_image(
+    call: LutAtPlaces, ends: jax.Array, d_margin: jax.Array, pair: jax.Array, device: Device
+) -> jax.Array:
+    """Return the cotangent of images, ``[B, I]``, from those of margins and the closest pairs, ``[T, n]``."""
+    height, width, channels = call.windows.image
+    channel = call.windows.in_image(call.anchors, call.groups)[..., 2]
+    order, starts = _histograms.sorted_by_id(channel.reshape(1, channel.size), channels, device)
+    n_pixels = len(call.x) * height * width
+    pixels = _row_tiles.fitted(_PIXELS, n_pixels)
+    (dx,) = launch(
+        _collect,
+        ends,
+        order,
+        starts,
+        d_margin,
+        pair,
+        outputs=[jax.ShapeDtypeStruct(call.x.shape, d_margin.dtype)],
+        programs=triton.cdiv(n_pixels, pixels) * channels if d_margin.size else 0,
+        device=device,
+        warps=max(min(pixels // 64, 4), 1),
+        PIXELS=pixels,
+        n_pixels=n_pixels,
+        **_geometry(call),
+    )
+    return dx
+
+
+_PIXELS = 256
+
+
+# ------------------------------------------------------------------------------------- launches
+def _sizes(call: LutAtPlaces) -> Sizes:
+    n, pairs = len(call.x) * call.n_places, call.anchors.shape[1]
+    return _row_tiles.sizes(call.weights, samples=n, pairs=pairs, groups=call.groups)
+
+
+def _forward_rule(sizes: Sizes) -> Launch:
+    outputs = _row_tiles.fitted(64, sizes["outputs"])
+    rows = 32
+    while rows > 8 and _programs(sizes, rows, outputs) < 1024:
+        rows //= 2
+    return Launch(rows=rows, outputs=outputs, warps=1)
+
+
+def _backward_rule(sizes: Sizes) -> Launch:
+    # As many places as threads: with fewer, Triton detects once more for each output that a thread has.
+    outputs = _row_tiles.fitted(64, sizes["outputs"])
+    programs = _programs(sizes, 32, sizes["outputs"])
+    detectors = _row_tiles.split(programs, sizes["detectors"] // sizes["groups"])
+    return Launch(rows=32, outputs=outputs, detectors=detectors, warps=1)
+
+
+def _programs(sizes: Sizes, rows: int, outputs: int) -> int:
+    return triton.cdiv(sizes["samples"], rows) * triton.cdiv(sizes["outputs"], outputs) * sizes["groups"]
+
+
+def _ends(call: LutAtPlaces) -> jax.Array:
+    """Return for every end of a pair its distance from the window's first value, and its row and column in 16 bits each: int32 ``[T, C, 2, 2]``.
+
+    A window of one pixel has distances alone, ``[T, C, 2, 1]``.
+    """
+    _, width, channels = call.windows.image
+    row, column, channel = jnp.unstack(call.windows.in_image(call.anchors, call.groups), axis=-1)
+    if call.windows.size == (1, 1):
+        return channel[..., None]
+    return jnp.stack([(row * width + column) * channels + channel, row << 16 | column], -1)
+
+
+def _targets(call: LutAtPlaces) -> jax.Array:
+    """Return targets, or an array that is not looked at."""
+    return call.anchors if call.targets is None else call.targets
+
+
+def _geometry(call: LutAtPlaces) -> dict[str, Any]:
+    """Constants of kernels: numbers of pairs, and where windows are."""
+    windows = call.windows
+    return {
+        "n_pairs": call.anchors.shape[1],
+        "n_samples": len(call.x) * call.n_places,
+        "HEIGHT": windows.image[0],
+        "WIDTH": windows.image[1],
+        "CHANNELS": windows.image[2],
+        "n_values": call.x.size,
+        "ONE_PIXEL": windows.size == (1, 1),
+        "PLACES": call.n_places,
+        "PLACE_ROWS": windows.places[0],
+        "PLACE_COLUMNS": windows.places[1],
+        "DOWN": windows.stride[0],
+        "RIGHT": windows.stride[1],
+        "ABOVE": windows.padding[0],
+        "LEFT": windows.padding[1],
+    }
+
+
+def _arguments(
+    call: LutAtPlaces, how: Launch, device: Device, *, all_outputs: bool = False
+) -> dict[str, Any]:
+    """Arguments of `launch`, and constants of kernels that read tables."""
+    n_detectors, n_rows, n_outputs = call.weights.shape
+    n, number = len(call.x) * call.n_places, accumulator(call.weights.dtype)
+    tile = _row_tiles.RowTile(how, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups)
+    return {
+        **tile.arguments,
+        **_geometry(call),
+        **_row_tiles.arithmetic_of(n_rows, number, None),
+        "programs": tile.programs if math.prod((n, n_detectors, n_outputs, call.x.shape[1])) else 0,
+        "n_groups": call.groups,
+        "n_of_group": max(n_detectors // call.groups, 1),
+        "n_all_outputs": call.n_outputs,
+        "EPSILON": call.epsilon,
+        "COMPARED": _row_tiles.TYPES[accumulator(call.x.dtype).name],
+        "TARGETS": call.targets is not None,
+    }
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
+    UNROLL: tl.constexpr = 4 if c.n_of_group % 4 == 0 else 1
+    sample, exists, output, output_exists, group = _row_tiles.place(
+        c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
+    )
+    first, row, column = _window(sample, c)
+    total = tl.zeros((c.ROWS, c.OUTPUTS), c.ACC)
+    for t0 in range(group * c.n_of_group, (group + 1) * c.n_of_group, UNROLL):
+        for u in tl.static_range(UNROLL):
+            t = t0 + u
+            index = tl.zeros((c.ROWS,), tl.int32)
+            for r in tl.static_range(c.n_pairs):
+                delta = _delta(x, ends, t, r, first, row, column, exists, c)
+                index |= detect.bit(delta, r, c.EPSILON)
+            total += _row_tiles.read(
+                _row_tiles.table(weights, t, c), _row_tiles.offset(index, c), output, c
+            ).to(c.ACC)
+    at, reached = _outputs(targets, sample, exists, output, output_exists, group, c)
+    if c.TARGETS:
+        tl.atomic_add(y + at, total, mask=reached, sem="relaxed")
+    else:
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=reached)
+
+
+@kernel
+def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr):
+    # Programs own all outputs of a block of detectors of one group.
+    blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
+    of_group: tl.constexpr = (c.n_of_group + c.DETECTORS - 1) // c.DETECTORS
+    sample, exists = _row_tiles.block(c.ROWS, c.n_samples, tl.program_id(0) % blocks)
+    block = tl.program_id(0) // blocks
+    group = block // of_group
+    begin = group * c.n_of_group + block % of_group * c.DETECTORS
+    first, row, column = _window(sample, c)
+    if c.n_outputs <= c.OUTPUTS:
+        output = tl.arange(0, c.OUTPUTS)
+        cotangent = _cotangent(targets, dy, sample, exists, output, group, c)
+    for t in range(begin, tl.minimum(begin + c.DETECTORS, (group + 1) * c.n_of_group)):
+        index, _flip, margin = detect.nothing(c.ROWS, c.COMPARED)
+        closest = tl.zeros((c.ROWS,), tl.int32)
+        for r in tl.static_range(c.n_pairs):
+            delta = _delta(x, ends, t, r, first, row, column, exists, c)
+            index |= detect.bit(delta, r, c.EPSILON)
+            if c.OF_MARGIN:
+                closer = detect.is_closer(delta, margin, r)
+                margin = tl.where(closer, delta, margin)
+                closest = tl.where(closer, r, closest)
+        main = _row_tiles.offset(index, c)
+        table = _row_tiles.table(weights, t, c)
+        product = tl.zeros((c.ROWS,), c.ACC)
+        for o in range(0, c.n_outputs, c.OUTPUTS):
+            if c.n_outputs > c.OUTPUTS:
+                output = o + tl.arange(0, c.OUTPUTS)
+                cotangent = _cotangent(targets, dy, sample, exists, output, group, c)
+            if c.OF_MARGIN:
+                other = _row_tiles.offset(index ^ (1 << closest), c)
+                value = _row_tiles.read(table, main, output, c).to(c.ACC)
+                value -= _row_tiles.read(table, other, output, c).to(c.ACC)
+                product += tl.sum(value * cotangent, 1)
+            if c.OF_TABLE:
+                at = t.to(tl.int64) * c.n_rows * c.n_outputs + main[:, None] + output[None, :]
+                adds = exists[:, None] & (output < c.n_outputs)[None, :]
+                tl.atomic_add(d_weights + at, cotangent, mask=adds, sem="relaxed")
+        if c.OF_MARGIN:
+            at = t.to(tl.int64) * c.n_samples + sample
+            tl.store(d_margin + at, _row_tiles.slope(margin) * product.to(margin.dtype), mask=exists)
+            tl.store(pair + at, closest.to(tl.int8), mask=exists)
+
+
+@kernel
+def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
+    """Sums in a fixed order: the values of one channel, over the ends of pairs that read it."""
+    UNROLL: tl.constexpr = 4
+    channel = tl.program_id(0) % c.CHANNELS
+    pixel, exists = _row_tiles.block(c.PIXELS, c.n_pixels, tl.program_id(0) // c.CHANNELS)
+    image = pixel // (c.HEIGHT * c.WIDTH)
+    row = (pixel // c.WIDTH % c.HEIGHT).to(tl.int32) + c.ABOVE
+    column = (pixel % c.WIDTH).to(tl.int32) + c.LEFT
+    total = tl.zeros((c.PIXELS,), dx.dtype.element_ty)
+    last = tl.load(starts + channel + 1)
+    for k0 in range(tl.load(starts + channel), last, UNROLL):
+        for u in tl.static_range(UNROLL):
+            k = k0 + u
+            end = tl.load(order + k, mask=k < last, other=0)
+            top, left = row, column
+            if not c.ONE_PIXEL:
+                at_pixel = tl.load(ends + end * 2 + 1)
+                top -= at_pixel >> 16
+                left -= at_pixel & 0xFFFF
+            reads = exists & (k < last) & (top >= 0) & (left >= 0)
+            if c.DOWN > 1:
+                reads &= top % c.DOWN == 0
+                top = top // c.DOWN
+            if c.RIGHT > 1:
+                reads &= left % c.RIGHT == 0
+                left = left // c.RIGHT
+            reads &= (top < c.PLACE_ROWS) & (left < c.PLACE_COLUMNS)
+            at = image * c.PLACES + top * c.PLACE_COLUMNS + left
+            at += (end // (2 * c.n_pairs)).to(tl.int64) * c.n_samples
+            closest = tl.load(pair + at, mask=reads, other=-1).to(tl.int32)
+            value = tl.load(d_margin + at, mask=reads, other=0)
+            value = tl.where(closest == end // 2 % c.n_pairs, value, 0)
+            total += tl.where(end % 2 == 0, value, -value)
+    tl.store(dx + pixel * c.CHANNELS + channel, total, mask=exists)
+
+
+@kernel
+def _window(sample, c: tl.constexpr):
+    """Start of the first pixel of the window at each place in the images, and its row and column, which may lie outside."""
+    image, place = sample // c.PLACES, (sample % c.PLACES).to(tl.int32)
+    row = place // c.PLACE_COLUMNS * c.DOWN - c.ABOVE
+    column = place % c.PLACE_COLUMNS * c.RIGHT - c.LEFT
+    first = image * (c.HEIGHT * c.WIDTH * c.CHANNELS) + (row * c.WIDTH + column) * c.CHANNELS
+    if c.n_values < 2**30:
+        first = first.to(tl.int32)
+    return first, row, column
+
+
+@kernel
+def _delta(x, ends, t, r: tl.constexpr, first, row, column, exists, c: tl.constexpr):
+    """Difference that a pair compares, at each place."""
+    number = (t * c.n_pairs + r) * 2
+    a = _value(x, ends, number, first, row, column, exists, c)
+    return a - _value(x, ends, number + 1, first, row, column, exists, c)
+
+
+@kernel
+def _value(x, ends, number, first, row, column, exists, c: tl.constexpr):
+    """Value of an end of a pair at each place; 0 outside of the image."""
+    if c.ABOVE + c.LEFT > 0:
+        # Distance, and row and column, by one load.
+        both = tl.load((ends + number * 2).to(tl.pointer_type(tl.int64), bitcast=True))
+        distance, at_pixel = both.to(tl.int32), (both >> 32).to(tl.int32)
+        # Negative numbers are large ones without a sign.
+        reads = (row + (at_pixel >> 16)).to(tl.uint32) < c.HEIGHT
+        reads &= (column + (at_pixel & 0xFFFF)).to(tl.uint32) < c.WIDTH
+        if c.n_samples % c.ROWS != 0:
+            reads &= exists
+        return tl.load(x + (first + distance), mask=reads, other=0).to(c.COMPARED)
+    else:
+        distance = tl.load(ends + (number if c.ONE_PIXEL else number * 2))
+        return tl.load(x + (first + distance), mask=exists, other=0).to(c.COMPARED)
+
+
+@kernel
+def _outputs(targets, sample, exists, output, output_exists, group, c: tl.constexpr):
+    """Places of the outputs of a group, and whether there are such."""
+    used = exists[:, None] & output_exists[None, :]
+    if c.TARGETS:
+        target = tl.load(targets + group * c.n_outputs + output, mask=output_exists, other=-1)
+        used &= (target >= 0)[None, :]
+        target = tl.minimum(tl.maximum(target, 0), c.n_all_outputs - 1)
+        return sample[:, None] * c.n_all_outputs + target[None, :], used
+    else:
+        return (sample * c.n_all_outputs)[:, None] + (group * c.n_outputs + output)[None, :], used
+
+
+@kernel
+def _cotangent(targets, dy, sample, exists, output, group, c: tl.constexpr):
+    at, used = _outputs(targets, sample, exists, output, output < c.n_outputs, group, c)
+    return tl.load(dy + at, mask=used, other=0).to(c.ACC)

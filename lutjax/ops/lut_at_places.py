@@ -1,0 +1,212 @@
+"""Look-up tables at the places of a window over images, in one op: detection, and the sums of the rows that it addresses."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from lutjax import _meshes
+from lutjax._ids import as_int32, as_jax
+from lutjax._typing import Anchors, Array
+from lutjax.kernels.contract import Call, batched, shared, static
+from lutjax.kernels.registry import (
+    Backend,
+    Implementation,
+    NoImplementationError,
+    Platform,
+    Request,
+    devices_of,
+    kernel_registry,
+)
+from lutjax.ops import _checks, _groups, _table_reads
+from lutjax.ops._transforms import apply
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Places of a window over an image.
+
+    Attributes:
+      image: height, width and channels. size, stride, padding: of the window, in rows and in columns.
+      channels: of a window. Fewer than those of the image: those of each group of detectors follow those of the group before.
+    """
+
+    image: tuple[int, int, int]
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    channels: int
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Rows and columns of places."""
+        sizes = zip(self.image[:2], self.size, self.stride, self.padding, strict=True)
+        rows, columns = ((n + 2 * p - k) // s + 1 for n, k, s, p in sizes)
+        return rows, columns
+
+    @classmethod
+    def whole(cls, n_inputs: int) -> "Windows":
+        """Return the one place of a window that is all there is: anchors are ids of inputs."""
+        return cls((1, 1, n_inputs), (1, 1), (1, 1), (0, 0), n_inputs)
+
+    def in_image(self, anchors: jax.Array, groups: int) -> jax.Array:
+        """Return row, column and channel of every end of anchor pairs in the window, int32 ``[T, C, 2, 3]``."""
+        ids = jnp.clip(anchors, 0, self.size[0] * self.size[1] * self.channels - 1)
+        pixel, channel = ids // self.channels, ids % self.channels
+        if self.channels < self.image[2]:
+            channel += (_groups.of_detector(len(anchors), groups) * self.channels)[:, None, None]
+        return jnp.stack([pixel // self.size[1], pixel % self.size[1], channel], -1)
+
+    def ids(self, anchors: jax.Array, groups: int) -> jax.Array:
+        """Return the anchors of every place as ids of values of the padded image, ``[P * T, C, 2]``.
+
+        The id of a value of the window at a place is its id in the first window plus the shift of that place.
+        """
+        row, column, channel = jnp.unstack(self.in_image(anchors, groups), axis=-1)
+        width, n_channels = self.image[1] + 2 * self.padding[1], self.image[2]
+        at_first = (row * width + column) * n_channels + channel
+        rows, columns = (np.arange(n) * s for n, s in zip(self.places, self.stride, strict=True))
+        shifts = ((rows[:, None] * width + columns) * n_channels).astype(np.int32)
+        at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
+        return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:])
+
+    def padded(self, images: jax.Array) -> jax.Array:
+        """Return images ``[..., height, width, channels]`` with rows and columns of zeros around them."""
+        if not any(self.padding):
+            return images
+        return jnp.pad(images, [(0, 0)] * (images.ndim - 3) + [(n, n) for n in (*self.padding, 0)])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LutAtPlaces(Call, op="lut_at_places", output="o"):
+    """The call of `lut_at_places`.
+
+    Attributes:
+      x: ``[B, I]`` floats, the values of images, not padded.
+      weights: ``[T, R, O]`` floats.
+      anchors: int32 ``[T, C, 2]``, ids of values of a window, which may lie beyond it. ``C`` is at least 1.
+      targets: int32 ``[G, O]``, the outputs that each group reaches, -1 for none; None: each group has outputs of its own.
+      windows: where detectors are. groups: ``G``, whose detectors follow each other. epsilon: dead zone.
+      n_outputs: of a place; ``G * O`` without targets.
+
+    Output and its cotangent: ``[B, P * n_outputs]``. Differentiable: `x`, `weights`.
+    """
+
+    x: jax.Array = batched(1, "i")
+    weights: jax.Array = shared("d r k")
+    anchors: jax.Array = shared("d c w")
+    targets: jax.Array | None = shared("g k", default=None)
+    windows: Windows = static()
+    groups: int = static(default=1)
+    epsilon: float = static(default=0.0)
+    n_outputs: int = static()
+
+    @property
+    def n_places(self) -> int:
+        """Number of places, ``P``."""
+        return math.prod(self.windows.places)
+
+
+def lut_at_places(
+    images: Float[Array, "*batch height width channels"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    targets: Int[Array, "groups outputs"] | None = None,
+    n_outputs: int | None = None,
+    *,
+    windows: Windows,
+    groups: int = 1,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*any place_rows place_columns out_channels"]:
+    """Look-up tables at all places of a window: `lutjax.detect` and `lutjax.lookup`, without an array of detections.
+
+    Rows and margins are computed where they are used, from the image, in the forward and in the backward pass.
+
+    Args:
+      images: ``[..., height, width, F]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``, ids of values of a window.
+      targets: int32 ``[groups, O]``: the outputs that the tables of each group reach, of `n_outputs`; -1 for none. None: each group
+        has ``O`` outputs of its own.
+      windows: where detectors are. groups, epsilon: as `lutjax.conv_lut` takes them.
+      implementation: see `lutjax.detect`. In Triton, the gradient of the weights, and outputs with `targets`, are summed by atomics.
+
+    Returns:
+      ``[..., rows, columns, n_outputs]``, of the dtype of `weights`.
+
+    Source: docs/semantics.md, section 11.
+    """
+    images = as_jax(images)
+    call = _call(images, as_jax(weights), anchors, targets, n_outputs, windows, groups, epsilon)
+    return _applied(call, images.shape[:-3], implementation)
+
+
+def in_one_kernel(
+    images: Float[Array, "*batch height width channels"],
+    weights: Any,
+    anchors: Anchors,
+    targets: Int[Array, "groups outputs"] | None = None,
+    n_outputs: int | None = None,
+    *,
+    windows: Windows,
+    groups: int = 1,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "*any place_rows place_columns out_channels"] | None:
+    """Return `lut_at_places` where a kernel on a GPU has it, else None: a detection and a look-up are then as good.
+
+    None, too, where NaN are to be shown, tables are watched, or arrays lie on a mesh with explicit axes: those ops have rules for these.
+    """
+    images, weights = as_jax(images), as_jax(weights)
+    gpu = next((d for d in devices_of([images, weights]) if d.backend == Backend.GPU), None)
+    if gpu is None or not anchors.shape[1] or any(map(_meshes.explicit_axes, (images, weights))):
+        return None
+    if jax.config.jax_debug_nans or _table_reads.current() is not None:  # type: ignore[attr-defined]
+        return None
+    call = _call(images, weights, anchors, targets, n_outputs, windows, groups, epsilon)
+    n = math.prod(images.shape[:-3])
+    request = Request(
+        "forward", call.replace(x=jax.ShapeDtypeStruct((n, call.x.shape[-1]), call.x.dtype)), gpu
+    )
+    try:
+        spec = kernel_registry.resolve_request(request, kernel_registry.request(call.op, implementation))
+    except NoImplementationError:  # another one is asked for by name
+        return None
+    if spec.platform != Platform.TRITON:
+        return None
+    return _applied(call, images.shape[:-3], implementation)
+
+
+def _call(
+    images: jax.Array,
+    weights: jax.Array,
+    anchors: Anchors,
+    targets: Array | None,
+    n_outputs: int | None,
+    windows: Windows,
+    groups: int,
+    epsilon: float,
+) -> LutAtPlaces:
+    op = LutAtPlaces.op
+    _checks.floats(op, "images", images, -3, "[..., height, width, channels]")
+    _checks.anchors(op, anchors)
+    n_detectors, n_comparisons, _ = anchors.shape
+    _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
+    return LutAtPlaces(
+        images.reshape(*images.shape[:-3], math.prod(images.shape[-3:])),
+        weights,
+        as_int32(anchors),
+        None if targets is None else as_int32(targets),
+        windows=windows,
+        groups=groups,
+        epsilon=_checks.finite_epsilon(op, epsilon),
+        n_outputs=groups * weights.shape[2] if targets is None or n_outputs is None else n_outputs,
+    )
+
+
+def _applied(call: LutAtPlaces, lead: tuple[int, ...], implementation: Implementation) -> jax.Array:
+    y = jnp.asarray(apply(call, implementation=implementation))
+    return y.reshape(*lead, *call.windows.places, call.n_outputs)
