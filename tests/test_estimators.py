@@ -22,8 +22,6 @@ from lutjax.models import LogicClassifierConfig, LogicTreeNetConfig
 from lutjax.training import classifier, models, optimizers, reports, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets.columns import Encoding, Table
-from lutjax.training.errors import RunError
-from lutjax.training.export import source_of
 from lutjax.training.recipes import RECIPES
 from lutjax.training.samples import Samples
 
@@ -466,8 +464,6 @@ def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None
         )
         assert result.exit_code
         assert message in " ".join(result.output.replace("│", "").split())
-    with pytest.raises(RunError, match="holds a run of the model tree, which is not exported as a whole"):
-        source_of(out)
 
 
 def live_by_loops(trees: reports.Trees, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
 from lutjax._typing import Array
@@ -23,7 +23,7 @@ from lutjax.models._encoder import encoder_of
 from lutjax.models.packed import bits_of, classes_of_bits
 
 if TYPE_CHECKING:
-    from lutjax.circuits import Circuit
+    from lutjax.circuits import Circuit, Format
 
 # Words of samples that go through all layers together.
 _WORDS = 4
@@ -196,6 +196,11 @@ class LogicTreeNetConfig(Config):
         """Number of gates that are trained. A tree is at many places of the image."""
         return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
 
+    @property
+    def n_gates_at_places(self) -> int:
+        """Number of gates of the circuit before it is simplified, those of trees at all places of the image."""
+        return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(self.layers)
+
 
 def _published(
     name: str, size: str, sizes: dict[str, tuple[int, int, float, int]]
@@ -301,21 +306,26 @@ class LogicTreeNet(nnx.Module):
             config=self.config,
         )
 
-    def circuit(self, *, outputs: str = "class", **options: Any) -> "Circuit":
+    def circuit(
+        self, *, inputs: "str | Format" = "bits", outputs: str = "class", **options: Any
+    ) -> "Circuit":
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
-        The input ``x`` has the bits of the thermometer, in the order channel, threshold, row, column.
+        A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
+        anything is built.
 
         Args:
+          inputs: ``"bits"`` of the thermometer, in the order channel, threshold, row, column; or numbers of a
+            `lutjax.circuits.Format` such as ``"uint8"``, in the order row, column, channel.
           outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
           **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
 
         Raises:
-          ValueError: there is no exact circuit of such outputs.
+          ValueError: there is no exact circuit of such inputs or outputs.
         """
         from lutjax import circuits
 
-        return circuits.of([*self.trees, *self.gates, self.votes], outputs=outputs, **options)
+        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
 
 @functools.partial(
@@ -362,6 +372,32 @@ class PackedTreeNet:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
         return _classes(self, x)
 
+    def first_bits(self, x: Num[Array, "batch height width channels"]) -> Bool[jax.Array, "batch bits"]:
+        """Return the bits of images that the first layer can read, in the order of `last_words`."""
+        return _first_bits(self, _features_first(x, self.config)).T
+
+    def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
+        """Return the bits of the last layer, those that vote.
+
+        Args:
+          words: 32 samples a word, by `lutjax.pack_bits`: bits in the order channel, threshold, row, column.
+        """
+        n_words = words.shape[1]
+        words = words.reshape(-1, *self.config.in_shape[:2], n_words)
+        for spec, truth, wires in zip(
+            self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
+        ):
+            words = spec.of_words(truth, wires, words)
+        words = words.reshape(-1, n_words)
+        for truth, wires in zip(self.truth, self.wires, strict=True):
+            words = lutjax.packed_lut(words, truth, wires)
+        return jnp.asarray(words)
+
+    def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
+        """Classes of samples whose bits are packed, as `last_words` takes them: int32 ``[32 * words]``."""
+        classes = classes_of_bits(self.last_words(words), self.config.n_classes)
+        return classes.T.reshape(-1).astype(jnp.int32)
+
 
 @jax.jit
 def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
@@ -373,18 +409,15 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x.reshape(*x.shape[:3], blocks, 32 * n_words), 3, 0)
 
     def of_block(x: jax.Array) -> jax.Array:
-        bits = bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1))
-        words = lutjax.pack_bits(bits.reshape(-1, x.shape[-1])).reshape(-1, *x.shape[1:3], n_words)
-        tables = zip(packed.config.tree_specs(), packed.tree_truth, packed.tree_wires, strict=True)
-        for spec, truth, wires in tables:
-            words = spec.of_words(truth, wires, words)
-        words = words.reshape(-1, n_words)
-        for truth, wires in zip(packed.truth, packed.wires, strict=True):
-            words = lutjax.packed_lut(words, truth, wires)
-        return classes_of_bits(words, packed.config.n_classes).T.reshape(-1)
+        return packed.from_words(lutjax.pack_bits(_first_bits(packed, x)))
 
-    classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples].astype(jnp.int32)
+    classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples]
     return classes
+
+
+def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
+    """Return the bits of images ``[channels, height, width, B]`` that trees read: ``[bits, B]``."""
+    return bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1)).reshape(-1, x.shape[-1])
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -220,8 +219,7 @@ class Classifier(Experiment):
     def _n_gates(self) -> int:
         """Return the number of gates, those of trees at all places."""
         model = self.record.model
-        trees = model.tree_specs() if isinstance(model, LogicTreeNetConfig) else []
-        return sum(sum(spec.levels) * math.prod(spec.places) for spec in trees) + sum(model.layers)
+        return model.n_gates_at_places if isinstance(model, LogicTreeNetConfig) else sum(model.layers)
 
     def solved(self) -> str | None:
         patience = self.intervals.patience
