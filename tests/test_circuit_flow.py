@@ -361,7 +361,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
 
 
 def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> None:
-    run, x = trees
+    run, _ = trees
     out = tmp_path / "out"
     result = lutjax_command("export", "--run", run, "--out", out, "--format", "c,blif")
     assert result.exit_code == 0, result.output
