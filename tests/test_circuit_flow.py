@@ -399,7 +399,7 @@ def test_a_network_with_too_many_places_is_not_exported(
 
 @pytest.mark.slow
 def test_trees_from_training_to_every_format(tmp_path: Path) -> None:
-    """By the command line, on digits of 8 x 8 pixels; proved by the tools that are here."""
+    """Digits of 8 x 8 pixels, by the command line; proved by the tools that are here."""
     out = tmp_path / "trees"
     sizes = ("--kernels", "8,16", "--layers", "160,80", "--tau", 2, "--n-thresholds", 1)
     result = lutjax_command(

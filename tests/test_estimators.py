@@ -19,6 +19,7 @@ from lutjax import circuits
 from lutjax.cli._main import cli
 from lutjax.layers.nnx import LogicGates, SoftLUT, Thermometer
 from lutjax.models import LogicClassifierConfig, LogicTreeNetConfig
+from lutjax.models.tree_net import EDGES
 from lutjax.training import classifier, models, optimizers, reports, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets.columns import Encoding, Table
@@ -425,6 +426,45 @@ def test_trees_are_trained_by_the_command(trees: tuple[Path, Path, Result]) -> N
         every[-1].any(1).sum()
     )
     assert float(classifier.expected_gates(model, jnp.float32(1e-5))) == pytest.approx(expected)
+
+
+def test_weight_decay_takes_a_share_of_gates_and_none_of_thresholds() -> None:
+    data = images()
+    config = LogicTreeNetConfig((4, 4, 1), 3, kernels=(2,), layers=(6,), learned_thresholds=True)
+    settings = {"learning_rate": 0.5, "thresholds": "learned", "cooldown": 0.0}
+    run = classifier.Run(config, classifier.TrainingConfig(weight_decay=0.1, **settings), data)
+    params = jax.tree.map(lambda a: jnp.full(a.shape, 2.0, a.dtype), run.abstract().params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = run._optimizer.update(zeros, run._optimizer.init(params), params)
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        of_gates = "encoder" not in jax.tree_util.keystr(path)
+        np.testing.assert_allclose(update, -0.5 * 0.1 * 2.0 if of_gates else 0.0, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"weight_decay is -0.1; it must not be negative"):
+        classifier.TrainingConfig(weight_decay=-0.1)
+
+
+@pytest.mark.slow
+def test_trees_read_edges(tmp_path: Path) -> None:
+    """A run with edges, from thresholds to the report and the circuit."""
+    data = images()
+    np.savez(tmp_path / "data.npz", x=data.x.reshape(-1, 4, 4), y=data.y)
+    sizes = ("--kernels", "3", "--layers", "12", "--n-thresholds", 2, "--edges", "--weight-decay", 0.01)
+    out = tmp_path / "run"
+    words = ("--model", "tree", "--data", tmp_path / "data.npz", *sizes, "--steps", 4, "--out", out)
+    result = command("train", "classify", *words)
+    assert result.exit_code == 0, result.output
+    model, record = classifier.load_model(out)
+    assert record.training.weight_decay == 0.01
+    assert model.encoder.thresholds.shape == (5, 2)
+    report = json.loads((out / "report.json").read_text())
+    assert report["bits"] == 5 * 2 * 16
+    names = {name.partition(" ")[2].rpartition(" > ")[0] for name in report["dead_bits"]}
+    assert names & set(EDGES)
+    result = command("export", "--run", out, "--format", "json")
+    assert result.exit_code == 0, result.output
+    result = command("verify", out / "circuit")
+    assert result.exit_code == 0, result.output
 
 
 def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:

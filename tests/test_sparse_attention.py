@@ -85,7 +85,7 @@ def test_equal_to_a_table_that_is_zero_elsewhere(kind, lists):
 
 @pytest.mark.parametrize("lists", ["row", slow("table")])
 def test_values_and_gradients_by_loops(lists):
-    """By the definition of `lutjax.lookup_attention`, slot by slot."""
+    """The definition of `lutjax.lookup_attention`, slot by slot."""
     targets = np.broadcast_to(targets_of(lists), WEIGHTS.shape)
     d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
     y = np.zeros((2, L, OUTPUTS), np.float32)

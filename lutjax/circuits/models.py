@@ -111,6 +111,11 @@ def of(
     """
     if _is(model, "lutjax.models.automaton", "LogicCA"):
         return _of_automaton(model, inputs, outputs, Builder(simplify=simplify, merge=merge), about)
+    if inputs != "bits" and _is(model, "lutjax.models.tree_net", "LogicTreeNet") and model.config.edges:
+        raise ValueError(
+            f"circuits.of: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
+            "leaves outside; use inputs='bits'."
+        )
     stages = _network(model)
     encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
     votes = stages[-1] if isinstance(stages[-1], _Votes) else None

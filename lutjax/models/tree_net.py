@@ -38,6 +38,9 @@ _CIFAR10 = {
 _MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
 TABLES = ("gates", *PARAMETRISATIONS)
+EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 middle + above")
+"""What edges are of each channel: first and second differences of neighbours."""
+
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("kernel", "padding", "pool", "pool_padding", "channels_per_kernel")
 
@@ -54,6 +57,8 @@ class LogicTreeNetConfig(Config):
       kernels: trees of each layer of trees.
       layers: gates of each layer after these; those of the last vote for the classes and are a multiple of them.
       n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
+      edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighbouring pixels in rows and
+        in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
       depth: levels of gates of a tree.
       kernel, padding, pool, pool_padding, channels_per_kernel: see `lutjax.layers.nnx.LogicConv`; here 0 channels are all.
       tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
@@ -92,6 +97,7 @@ class LogicTreeNetConfig(Config):
     residual: float | int = 0.9
     estimator: str = "soft"
     tau: float | int = 1.0
+    edges: bool = False
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
@@ -114,6 +120,8 @@ class LogicTreeNetConfig(Config):
             raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        if self.edges and not self.n_thresholds:
+            raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
         for arguments in self.gate_arguments():  # the layers check the rest
             (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)
 
@@ -121,7 +129,7 @@ class LogicTreeNetConfig(Config):
     def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
         """Return the published network for CIFAR-10 of a size: ``"S"``, ``"M"``, ``"B"``, ``"L"`` or ``"G"``.
 
-        The published B, L and G read bits of edges and of curvature, too; these read thresholds of pixels alone.
+        B, L and G read bits of edges and of curvature, too. How these are made is a choice of this package; see `edges`.
 
         Raises:
           ValueError: there is no such size.
@@ -136,6 +144,7 @@ class LogicTreeNetConfig(Config):
             padding=1,
             channels_per_kernel=2,
             tau=tau,
+            edges=n_thresholds > 3,
         )
 
     @classmethod
@@ -163,8 +172,8 @@ class LogicTreeNetConfig(Config):
 
     def tree_arguments(self) -> list[dict[str, Any]]:
         """Return the arguments of each layer of trees."""
-        height, width, channels = self.in_shape
-        shape, every = (height, width, channels * max(self.n_thresholds, 1)), []
+        height, width, _ = self.in_shape
+        shape, every = (height, width, self.n_maps * max(self.n_thresholds, 1)), []
         for i, n_kernels in enumerate(self.kernels):
             sizes: dict[str, Any] = {}
             for name in _PER_LAYER:
@@ -190,6 +199,11 @@ class LogicTreeNetConfig(Config):
         if self.tables == "gates":
             return {**options, "logits_init": residual_gates(self.residual)}
         return {**options, "table_init": residual_table(self.residual, self.tables)}
+
+    @property
+    def n_maps(self) -> int:
+        """Number of maps that become bits: channels, and the edges of each."""
+        return self.in_shape[2] * (1 + len(EDGES) if self.edges else 1)
 
     @property
     def n_gates(self) -> int:
@@ -222,8 +236,9 @@ class LogicTreeNet(nnx.Module):
 
     Args:
       config: the sizes.
-      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
-      widths: ``[channels]``, of the sigmoids through which thresholds are learned; by default the distances between thresholds.
+      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1). With edges there are
+        five times as many: those of channels, then those of each of the differences.
+      widths: ``[channels]``, as many, of the sigmoids through which thresholds are learned; by default the distances between thresholds.
       implementation: which implementation runs the ops; see `lutjax.logic_gates`.
       rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
 
@@ -256,7 +271,7 @@ class LogicTreeNet(nnx.Module):
     ):
         self.config = config
         self.encoder: Any = nnx.data(None)
-        self.encoder = encoder_of("LogicTreeNet", config, config.in_shape[2], thresholds, widths)
+        self.encoder = encoder_of("LogicTreeNet", config, config.n_maps, thresholds, widths)
         options: dict[str, Any] = {"implementation": implementation, "rngs": rngs}
         self.trees: Any = nnx.List([LogicConv(**a, **options) for a in config.tree_arguments()])
         gates = LogicGates if config.tables == "gates" else SoftLUT
@@ -284,6 +299,8 @@ class LogicTreeNet(nnx.Module):
           ValueError: images have another size.
         """
         y = _features_first(x, self.config)
+        if self.config.edges:
+            y = with_edges(y)
         if self.encoder is not None:
             y = self.encoder(y)
         for layer in self.trees:
@@ -417,7 +434,22 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
     """Return the bits of images ``[channels, height, width, B]`` that trees read: ``[bits, B]``."""
+    if packed.config.edges:
+        assert packed.thresholds is not None
+        x = with_edges(x.astype(packed.thresholds.dtype))
     return bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1)).reshape(-1, x.shape[-1])
+
+
+def with_edges(x: jax.Array) -> jax.Array:
+    """Return images ``[channels, height, width, ...]`` followed by their `EDGES`, each of all channels: ``[5 * channels, ...]``."""
+    maps: list[list[jax.Array]] = [[], []]
+    for axis in (2, 1):
+        around = [(1, 1) if i == axis else (0, 0) for i in range(x.ndim)]
+        padded, size = jnp.pad(x, around, mode="edge"), x.shape[axis]
+        before, after = (jax.lax.slice_in_dim(padded, n, n + size, axis=axis) for n in (0, 2))
+        maps[0].append(after - before)
+        maps[1].append(after - 2 * x + before)
+    return jnp.concatenate([x, *maps[0], *maps[1]])
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
+from lutjax.models.tree_net import EDGES
 from lutjax.training import datasets, meshes, presets, reports, runs
 from lutjax.training.classifier import (
     Record,
@@ -163,7 +164,11 @@ class Classifier(Experiment):
         wanted = self.intervals.baselines
         if wanted or (wanted is None and n_bits <= MOST_BITS):
             thresholds = self.run.thresholds
-            if thresholds is not None:  # a channel's are those of all its pixels
+            if (
+                thresholds is not None
+            ):  # a channel's are those of all its pixels, and come before those of edges
+                if isinstance(record.model, LogicTreeNetConfig):
+                    thresholds = thresholds[: record.model.in_shape[2]]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
             record.baselines = baselines(
                 self.train, self.test, record.training, record.model.n_thresholds, thresholds
@@ -259,7 +264,13 @@ class Classifier(Experiment):
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
             trees=trees,
-            bits=reports.bit_names(self.test, thresholds, self.encoding, channels_first=bool(trees)),
+            bits=reports.bit_names(
+                self.test,
+                thresholds,
+                self.encoding,
+                channels_first=bool(trees),
+                maps=EDGES if trees and record.model.edges else (),
+            ),
         )
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())

@@ -281,7 +281,8 @@ def _of_classifier(
     test = Classifier.of(record).test
     packed = model.packed()
     if inputs is None:
-        inputs = _format_of(test) if model.config.n_thresholds else "bits"
+        of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
+        inputs = _format_of(test) if of_numbers else "bits"
     about: dict[str, Any] = {}
     if len(test.shape) == 2:
         about["image"] = list(test.shape)

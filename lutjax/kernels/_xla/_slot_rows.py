@@ -57,7 +57,7 @@ class SlotRows:
         return jnp.pad(dy, ((0, 0), (0, 1)))
 
     def of_slots(self, dy: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
-        """What the outputs of rows ``[n]`` have in a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
+        """The values of the outputs of rows ``[n]`` in a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
         return read(dy, _places(dy), self.outputs(t, row))
 
     def change(
