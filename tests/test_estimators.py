@@ -1,6 +1,7 @@
 """Estimators by their definitions: temperatures, light gates, learned thresholds, and classifiers that are trained with them."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -295,6 +296,64 @@ def test_learned_thresholds_resume_to_the_same_bits(run: classifier.Run, tmp_pat
     loaded, _ = classifier.load_model(tmp_path)
     assert loaded.encoder.learnable
     assert loaded.encoder.widths.shape == (16,)
+
+
+@pytest.mark.parametrize("estimator", ["soft", pytest.param("gumbel", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wiring", ["top-k", pytest.param("full", marks=pytest.mark.slow)])
+def test_learned_wires_resume_to_the_same_bits(wiring: str, estimator: str, tmp_path: Path) -> None:
+    """Scores, their moments, the chosen wires and the noise of a step, while gates change their wires before and after the stop."""
+    config = LogicClassifierConfig(
+        16, 2, layers=(40, 20), n_thresholds=3, wiring=wiring, candidates=4, estimator=estimator
+    )
+    training = classifier.TrainingConfig(
+        steps=8, batch_size=20, learning_rate=0.5, final_temperature=0.5, weight_decay=0.01
+    )
+    run = classifier.Run(config, training, images())
+
+    def wires(state: Any) -> np.ndarray:
+        model = run.structure.model(state.params, state.others)
+        return np.concatenate([np.asarray(layer.truth_tables()[0]) for layer in model.layers])
+
+    first = run.init()
+    chosen = [wires(first)]
+    half, _ = run.advance(first, 0, 3)
+    chosen.append(wires(half))
+    record = classifier.Record(config, training, runs.Source(None, 60, ""), {}, {}, runs.History())
+    models.save(tmp_path, 3, half, record)
+    resumed, _ = run.advance(models.restore(tmp_path, 3, run), 3, 5)
+    chosen.append(wires(resumed))
+    assert all((before != after).any() for before, after in itertools.pairwise(chosen))
+    whole, _ = run.advance(run.init(), 0, 8)
+    assert_same(whole, resumed)
+
+
+@pytest.mark.slow
+def test_learned_wires_resume_by_the_command(tmp_path: Path) -> None:
+    """Stopped after a checkpoint in mid-run, and never stopped: all arrays, and what is reported."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    data = images()
+    np.savez(tmp_path / "data.npz", x=data.x.reshape(-1, 4, 4), y=data.y)
+    sizes = (
+        "--layers",
+        "40,20",
+        "--wiring",
+        "top-k",
+        "--steps",
+        12,
+        "--checkpoint-every",
+        4,
+        "--eval-every",
+        4,
+    )
+    result = command("train", "classify", "--data", tmp_path / "data.npz", *sizes, "--out", out)
+    assert result.exit_code == 0, result.output
+    shutil.copytree(out, other)
+    shutil.rmtree(other / runs.FOLDER / "12")
+    assert "resumed after 8 steps" in command("train", "classify", "--resume", "--out", other).output
+    (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
+    assert record == again
+    assert_same(models.arrays(one), models.arrays(two))
+    assert (out / "report.json").read_text() == (other / "report.json").read_text()
 
 
 def test_the_soft_network_is_tested_at_the_temperature_of_its_step(run: classifier.Run) -> None:

@@ -50,7 +50,7 @@ class TrainingConfig(Training):
       batch_size: samples of one step.
       learning_rate: of Adam, before the cool-down.
       weight_decay: share of each number of gates and tables that a step takes away, times the rate, as in AdamW; not of
-        thresholds. 0 is Adam.
+        thresholds and of the scores of learned wires. 0 is Adam.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
       thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive, see
         lutjax.thermometer_thresholds; or learned, which starts as uniform, and for columns of
@@ -315,10 +315,14 @@ def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decayed(params: Any) -> Any:
-    """Return which parameters weight decay takes something of: all but thresholds."""
-    return {
-        name: jax.tree.map(lambda _, decays=name != "encoder": decays, part) for name, part in params.items()
-    }
+    """Return which parameters weight decay takes something of: all but thresholds, and the scores that choose wires."""
+
+    def decays(path: Any, _: Array) -> bool:
+        return not {"encoder", "scores"} & set(
+            jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        )
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
