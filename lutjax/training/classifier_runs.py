@@ -269,7 +269,7 @@ class Classifier(Experiment):
                 thresholds,
                 self.encoding,
                 channels_first=bool(trees),
-                maps=EDGES if trees and record.model.edges else (),
+                maps=EDGES if isinstance(record.model, LogicTreeNetConfig) and record.model.edges else (),
             ),
         )
         path.write_text(json.dumps(report.to_dict(), indent=1))
