@@ -15,6 +15,7 @@ from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_l
 
 import lutjax
 from lutjax import reference
+from lutjax.kernels.registry import Backend, KernelSpec, Platform, devices_of
 from lutjax.testing import assert_close
 from lutjax.training import tables
 
@@ -209,6 +210,20 @@ def test_other_ways_to_run(kind, lists, how):
             np.testing.assert_allclose(a, b, atol=1e-3)
         else:
             assert_close(part, jnp.asarray(np.asarray(a)), b.astype(a.dtype))
+
+
+def test_plain_jax_runs_lists_of_rows_and_any_implementation_one_list():
+    d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
+    other = KernelSpec(
+        "lookup_attention", Platform.NATIVE, Backend.ANY, "somewhere", directions=("forward", "update")
+    )
+    (device,) = devices_of([WEIGHTS])
+    for lists in SHAPES:
+        options = {"targets": targets_of(lists), "n_outputs": OUTPUTS}
+        (made, *_) = lutjax.kernel_registry.calls_of("lookup_attention", WEIGHTS, d, d, e, **options)
+        for direction in other.directions:
+            why = other.why_not(made.request(direction, device))
+            assert why is None if lists == "layer" else "reads no targets" in why
 
 
 def test_no_array_of_all_outputs():
