@@ -363,7 +363,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
 def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     run, _ = trees
     out = tmp_path / "out"
-    result = lutjax_command("export", "--run", run, "--out", out, "--format", "c,blif")
+    result = lutjax_command("export", "--run", run, "--out", out, "--format", "c,verilog")
     assert result.exit_code == 0, result.output
     vectors = Vectors.from_json((out / VECTORS).read_text())
     assert len(np.unique(vectors.outputs["y"])) == 3
@@ -373,6 +373,7 @@ def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> N
     assert circuit.inputs[0].count == 32
 
 
+@pytest.mark.slow
 def test_circuits_of_trees_from_numbers_and_from_bits(trees: tuple[Path, np.ndarray]) -> None:
     """Rows, columns and channels in the orders that `LogicTreeNet.circuit` names: those of the model itself."""
     run, x = trees

@@ -298,8 +298,9 @@ def test_learned_thresholds_resume_to_the_same_bits(run: classifier.Run, tmp_pat
     assert loaded.encoder.widths.shape == (16,)
 
 
-@pytest.mark.parametrize("estimator", ["soft", pytest.param("gumbel", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("wiring", ["top-k", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["soft", "gumbel"])
+@pytest.mark.parametrize("wiring", ["top-k", "full"])
 def test_learned_wires_resume_to_the_same_bits(wiring: str, estimator: str, tmp_path: Path) -> None:
     """Scores, their moments, the chosen wires and the noise of a step, while gates change their wires before and after the stop."""
     config = LogicClassifierConfig(
