@@ -15,7 +15,9 @@ import pytest
 from cases import slow
 from click.testing import Result
 from commands import command
+from flax import nnx
 
+import lutjax
 from lutjax import circuits
 from lutjax.circuits import abc, deployment, proofs
 from lutjax.circuits.circuit import Circuit
@@ -47,6 +49,22 @@ def write_classifier(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) 
     options = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0, **fields}
     experiment = Classifier.new(options, folder / "data.npz")
     models.save(folder / "run", 1, experiment.run.init(), experiment.record)
+    return folder / "run"
+
+
+def write_trees(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Path:
+    """Write the run of trees whose gates are random, on images; return its folder."""
+    np.savez(folder / "data.npz", x=x, y=y)
+    sizes = {"kernels": (4,), "layers": (24,), "depth": 2, "kernel": 3, "padding": 1, "pool": 2}
+    experiment = Classifier.new(
+        {**sizes, "n_thresholds": 2, "steps": 1, **fields}, folder / "data.npz", model="tree"
+    )
+    state = experiment.run.init()
+    draw = np.random.default_rng(20).normal
+    state = state._replace(
+        params=jax.tree.map(lambda a: jnp.asarray(draw(size=a.shape), a.dtype), state.params)
+    )
+    models.save(folder / "run", 1, state, experiment.record)
     return folder / "run"
 
 
@@ -324,6 +342,73 @@ def test_export_refuses_other_models(folders: dict[str, Path], tmp_path: Path) -
         result = command("export", "--run", run, "--out", tmp_path / "out", *words)
         assert result.exit_code
         assert expected in message(result), result.output
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A run of trees, and its images of two channels."""
+    x, y = images()
+    x = np.pad(x, ((0, 0), (1, 1), (0, 1)))
+    x = np.stack([x, x[:, ::-1] // 2], -1)
+    return write_trees(tmp_path_factory.mktemp("trees"), x, y), x
+
+
+def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    run, _ = trees
+    out = tmp_path / "out"
+    result = command("export", "--run", run, "--out", out, "--format", "c,verilog")
+    assert result.exit_code == 0, result.output
+    vectors = Vectors.from_json((out / VECTORS).read_text())
+    assert len(np.unique(vectors.outputs["y"])) == 3
+    assert not failures(out)
+    circuit = circuits.from_json((out / "digits.json").read_text())
+    assert [name for name, _ in circuit.parts] == ["encoder", "layer 1", "layer 2", "votes", "argmax"]
+    assert circuit.inputs[0].count == 32
+
+
+@pytest.mark.slow
+def test_circuits_of_trees_from_numbers_and_from_bits(trees: tuple[Path, np.ndarray]) -> None:
+    """Rows, columns and channels in the orders that `LogicTreeNet.circuit` names: those of the model itself."""
+    run, x = trees
+    model = lutjax.load(run)
+    logits = nnx.jit(lambda model, x: model(x, deterministic=True))(model, jnp.asarray(x, jnp.float32))
+    votes = np.round(np.asarray(logits) * model.config.tau)
+    of_numbers = model.circuit(inputs="uint8", outputs="bits")(x.reshape(len(x), -1))
+    np.testing.assert_array_equal(of_numbers.reshape(len(x), 3, -1).sum(-1), votes)
+    bits = (x[..., None] > np.asarray(model.encoder.thresholds[...])).transpose(0, 3, 4, 1, 2)
+    of_bits = exporting.source_of(run, inputs="bits", outputs="votes")
+    np.testing.assert_array_equal(of_bits.circuit(bits.reshape(len(x), -1).astype(np.uint8)), votes)
+    np.testing.assert_array_equal(of_bits.circuit(of_bits.samples), of_bits.answer(of_bits.samples))
+
+
+def test_a_network_with_too_many_places_is_not_exported(
+    trees: tuple[Path, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "MOST_GATES", 100)
+    result = command("export", "--run", trees[0], "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "36 trained gates, which are 216 with those of trees at each place" in message(result)
+    assert "more than 100 no circuit is written. Train fewer trees (--kernels)" in message(result)
+
+
+@pytest.mark.slow
+def test_trees_from_training_to_every_format(tmp_path: Path) -> None:
+    """Digits of 8 x 8 pixels, by the command line; proved by the tools that are here."""
+    out = tmp_path / "trees"
+    sizes = ("--kernels", "8,16", "--layers", "160,80", "--tau", 2, "--n-thresholds", 1)
+    result = command(
+        "train", "classify", "--model", "tree", *sizes, "--steps", 300, "--learning-rate", 0.05, "--out", out
+    )
+    assert result.exit_code == 0, result.output
+    result = command("export", "--run", out)
+    assert result.exit_code == 0, result.output
+    manifest = deployment.read_manifest(out / "circuit")
+    assert manifest["about"]["image"] == [8, 8]
+    vectors = Vectors.from_json((out / "circuit" / VECTORS).read_text())
+    assert len(np.unique(vectors.outputs["y"])) == 10
+    result = command("verify", out / "circuit")
+    assert result.exit_code == 0, result.output
+    assert " 0 failed" in result.output
 
 
 def test_nothing_is_lost_by_an_export(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Estimators by their definitions: temperatures, light gates, learned thresholds, and classifiers that are trained with them."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -19,11 +20,10 @@ import lutjax
 from lutjax import circuits
 from lutjax.layers.nnx import LogicGates, SoftLUT, Thermometer
 from lutjax.models import LogicClassifierConfig, LogicTreeNetConfig
+from lutjax.models.tree_net import EDGES
 from lutjax.training import classifier, models, optimizers, reports, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets.columns import Encoding, Table
-from lutjax.training.errors import RunError
-from lutjax.training.export import source_of
 from lutjax.training.recipes import RECIPES
 from lutjax.training.samples import Samples
 
@@ -298,6 +298,65 @@ def test_learned_thresholds_resume_to_the_same_bits(run: classifier.Run, tmp_pat
     assert loaded.encoder.widths.shape == (16,)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["soft", "gumbel"])
+@pytest.mark.parametrize("wiring", ["top-k", "full"])
+def test_learned_wires_resume_to_the_same_bits(wiring: str, estimator: str, tmp_path: Path) -> None:
+    """Scores, their moments, the chosen wires and the noise of a step, while gates change their wires before and after the stop."""
+    config = LogicClassifierConfig(
+        16, 2, layers=(40, 20), n_thresholds=3, wiring=wiring, candidates=4, estimator=estimator
+    )
+    training = classifier.TrainingConfig(
+        steps=8, batch_size=20, learning_rate=0.5, final_temperature=0.5, weight_decay=0.01
+    )
+    run = classifier.Run(config, training, images())
+
+    def wires(state: Any) -> np.ndarray:
+        model = run.structure.model(state.params, state.others)
+        return np.concatenate([np.asarray(layer.truth_tables()[0]) for layer in model.layers])
+
+    first = run.init()
+    chosen = [wires(first)]
+    half, _ = run.advance(first, 0, 3)
+    chosen.append(wires(half))
+    record = classifier.Record(config, training, runs.Source(None, 60, ""), {}, {}, runs.History())
+    models.save(tmp_path, 3, half, record)
+    resumed, _ = run.advance(models.restore(tmp_path, 3, run), 3, 5)
+    chosen.append(wires(resumed))
+    assert all((before != after).any() for before, after in itertools.pairwise(chosen))
+    whole, _ = run.advance(run.init(), 0, 8)
+    assert_same(whole, resumed)
+
+
+@pytest.mark.slow
+def test_learned_wires_resume_by_the_command(tmp_path: Path) -> None:
+    """Stopped after a checkpoint in mid-run, and never stopped: all arrays, and what is reported."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    data = images()
+    np.savez(tmp_path / "data.npz", x=data.x.reshape(-1, 4, 4), y=data.y)
+    sizes = (
+        "--layers",
+        "40,20",
+        "--wiring",
+        "top-k",
+        "--steps",
+        12,
+        "--checkpoint-every",
+        4,
+        "--eval-every",
+        4,
+    )
+    result = command("train", "classify", "--data", tmp_path / "data.npz", *sizes, "--out", out)
+    assert result.exit_code == 0, result.output
+    shutil.copytree(out, other)
+    shutil.rmtree(other / runs.FOLDER / "12")
+    assert "resumed after 8 steps" in command("train", "classify", "--resume", "--out", other).output
+    (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
+    assert record == again
+    assert_same(models.arrays(one), models.arrays(two))
+    assert (out / "report.json").read_text() == (other / "report.json").read_text()
+
+
 def test_the_soft_network_is_tested_at_the_temperature_of_its_step(run: classifier.Run) -> None:
     assert float(run.temperature(3)) == pytest.approx(1.0)  # between 2 and 1/2, exponentially
     state, x = run.init(), images(40).x
@@ -422,6 +481,45 @@ def test_trees_are_trained_by_the_command(trees: tuple[Path, Path, Result]) -> N
     assert float(classifier.expected_gates(model, jnp.float32(1e-5))) == pytest.approx(expected)
 
 
+def test_weight_decay_takes_a_share_of_gates_and_none_of_thresholds() -> None:
+    data = images()
+    config = LogicTreeNetConfig((4, 4, 1), 3, kernels=(2,), layers=(6,), learned_thresholds=True)
+    settings = {"learning_rate": 0.5, "thresholds": "learned", "cooldown": 0.0}
+    run = classifier.Run(config, classifier.TrainingConfig(weight_decay=0.1, **settings), data)
+    params = jax.tree.map(lambda a: jnp.full(a.shape, 2.0, a.dtype), run.abstract().params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = run._optimizer.update(zeros, run._optimizer.init(params), params)
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        of_gates = "encoder" not in jax.tree_util.keystr(path)
+        np.testing.assert_allclose(update, -0.5 * 0.1 * 2.0 if of_gates else 0.0, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"weight_decay is -0.1; it must not be negative"):
+        classifier.TrainingConfig(weight_decay=-0.1)
+
+
+@pytest.mark.slow
+def test_trees_read_edges(tmp_path: Path) -> None:
+    """A run with edges, from thresholds to the report and the circuit."""
+    data = images()
+    np.savez(tmp_path / "data.npz", x=data.x.reshape(-1, 4, 4), y=data.y)
+    sizes = ("--kernels", "3", "--layers", "12", "--n-thresholds", 2, "--edges", "--weight-decay", 0.01)
+    out = tmp_path / "run"
+    words = ("--model", "tree", "--data", tmp_path / "data.npz", *sizes, "--steps", 4, "--out", out)
+    result = command("train", "classify", *words)
+    assert result.exit_code == 0, result.output
+    model, record = classifier.load_model(out)
+    assert record.training.weight_decay == 0.01
+    assert model.encoder.thresholds.shape == (5, 2)
+    report = json.loads((out / "report.json").read_text())
+    assert report["bits"] == 5 * 2 * 16
+    names = {name.partition(" ")[2].rpartition(" > ")[0] for name in report["dead_bits"]}
+    assert names & set(EDGES)
+    result = command("export", "--run", out, "--format", "json")
+    assert result.exit_code == 0, result.output
+    result = command("verify", out / "circuit")
+    assert result.exit_code == 0, result.output
+
+
 def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:
     _, out, _ = trees
     other = tmp_path / "run"
@@ -459,8 +557,6 @@ def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None
         )
         assert result.exit_code
         assert message in " ".join(result.output.replace("│", "").split())
-    with pytest.raises(RunError, match="holds a run of the model tree, which is not exported as a whole"):
-        source_of(out)
 
 
 def live_by_loops(trees: reports.Trees, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,14 +1,21 @@
 """Attention whose rows reach only some of the outputs: against loops over pairs and slots, by the reference, and in every library."""
 
+import dataclasses
+import functools
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
 
 import lutjax
 from lutjax import reference
+from lutjax.kernels.registry import Backend, KernelSpec, Platform, devices_of
 from lutjax.testing import assert_close
 from lutjax.training import tables
 
@@ -77,17 +84,167 @@ def test_equal_to_a_table_that_is_zero_elsewhere(kind, lists):
             assert_close(f"{which} {part}", a, b)
 
 
-def test_values_by_loops():
-    targets = targets_of("row")
+@pytest.mark.parametrize("lists", ["row", slow("table")])
+def test_values_and_gradients_by_loops(lists):
+    """The definition of `lutjax.lookup_attention`, slot by slot."""
+    targets = np.broadcast_to(targets_of(lists), WEIGHTS.shape)
     d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
-    want = np.zeros((2, L, OUTPUTS), np.float32)
-    for b, j, i, t, k in np.ndindex(2, L, L, T, K):
-        if i < j:
-            row = int(d.index[b, j, t]) << 2 | int(d.index[b, i, t]) << 1 | int(e.index[j - i - 1, 0])
-            if targets[t, row, k] >= 0:
-                want[b, j, targets[t, row, k]] += WEIGHTS[t, row, k]
-    y = lutjax.lookup_attention(WEIGHTS, d, d, e, targets=targets, n_outputs=OUTPUTS)
-    assert_close("y", y, want)
+    y = np.zeros((2, L, OUTPUTS), np.float32)
+    dweights, dmargin, dposition = (np.zeros(a.shape, np.float32) for a in (WEIGHTS, d.margin, e.margin))
+
+    def product(t, row, dy):
+        return sum(WEIGHTS[t, row, k] * dy[o] for k, o in enumerate(targets[t, row]) if o >= 0)
+
+    def slope(margin):
+        return 0.5 * (1 if margin > 0 else -1) / (1 + abs(margin)) ** 2
+
+    index, flip, margin = (np.asarray(a) for a in (d.index, d.flip, d.margin))
+    for b, j, i, t in np.ndindex(2, L, L, T):
+        if i >= j:
+            continue
+        p = j - i - 1, 0
+        row = int(index[b, j, t]) << 2 | int(index[b, i, t]) << 1 | int(e.index[p])
+        for k, o in enumerate(targets[t, row]):
+            if o >= 0:
+                y[b, j, o] += WEIGHTS[t, row, k]
+                dweights[t, row, k] += DY[b, j, o]
+        of_query, of_key, of_position = margin[b, j, t], margin[b, i, t], float(e.margin[p])
+        is_query = abs(of_query) < abs(of_key)
+        other = row ^ (int(flip[b, j, t]) << 2 if is_query else int(flip[b, i, t]) << 1)
+        place, own = (j, of_query) if is_query else (i, of_key)
+        dmargin[b, place, t] += slope(own) * (product(t, row, DY[b, j]) - product(t, other, DY[b, j]))
+        if abs(of_position) < min(abs(of_query), abs(of_key)):
+            other = row ^ int(e.flip[p])
+            dposition[p] += slope(of_position) * (product(t, row, DY[b, j]) - product(t, other, DY[b, j]))
+
+    @jax.jit
+    def found(weights, margin, position):
+        def f(weights, margin, position):
+            own, of_distance = (dataclasses.replace(a, margin=m) for a, m in ((d, margin), (e, position)))
+            options = {"targets": targets_of(lists), "n_outputs": OUTPUTS}
+            return lutjax.lookup_attention(weights, own, own, of_distance, **options)
+
+        y, back = jax.vjp(f, weights, margin, position)
+        return y, *back(DY)
+
+    wanted = {"y": y, "dweights": dweights, "dmargin": dmargin, "dposition": dposition}
+    for (name, want), got in zip(wanted.items(), found(WEIGHTS, d.margin, e.margin), strict=True):
+        assert want.any()
+        assert_close(name, got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lists"),
+    [("concatenated", "row"), slow("concatenated", "table"), slow("pair", "table"), slow("pair", "row")],
+)
+def test_gradients_in_factors(kind, lists):
+    """They hold no table, equal dense ones, and move rows by every rule as dense ones do."""
+    name, anchors = OPS[kind]
+    targets, params = targets_of(lists), {"weights": WEIGHTS}
+
+    def loss(params):
+        options = {"targets": targets, "n_outputs": OUTPUTS}
+        return jnp.vdot(getattr(lutjax, name)(X, params["weights"], anchors, POSITIONS, **options), DY)
+
+    rule = tables.RowAdagrad()
+
+    @jax.jit
+    def step(params):
+        gradient = tables.value_and_grad(loss)(params)[1]["weights"]
+        weights = params["weights"]
+        added, _ = lutjax.update_table(weights, gradient, 0.5)
+        moved, _ = lutjax.update_table(weights, gradient, 0.5, rule=rule, state=rule.init(weights))
+        return gradient, added, moved, tables.global_norm({"weights": gradient})
+
+    gradient, added, moved, norm = step(params)
+    dense = jax.jit(jax.grad(loss))(params)["weights"]
+    assert gradient.cotangent.shape == (2, L, OUTPUTS)
+    assert_close("dense", gradient.to_dense(), dense)
+    assert_close("added", added, WEIGHTS - 0.5 * dense)
+    state = rule.init(WEIGHTS)
+    assert_close("moved", moved, rule.step(WEIGHTS, dense, state, jnp.float32(0.5))[0])
+    assert_close("norm", norm, jnp.linalg.norm(dense))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lists", ["row", "table"])
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("how", ["vmap", "divided", "explicit", "fixed point", "bfloat16"])
+def test_other_ways_to_run(kind, lists, how):
+    """Under `vmap`, on meshes of both kinds by batch and detectors, with sums of integers, and in 16 bits."""
+    name, anchors = OPS[kind]
+    anchors = jnp.concatenate([anchors, anchors[:1]])
+    targets = np.concatenate([targets_of(lists), targets_of(lists)[:1]])
+    weights = jnp.concatenate([WEIGHTS, 2 * WEIGHTS[:1]])
+    dtype = jnp.bfloat16 if how == "bfloat16" else jnp.float32
+    options = {"accumulate": lutjax.FixedPoint(2**16)} if how == "fixed point" else {}
+
+    def run(op, x, weights, anchors, targets, dy, **options):
+        def f(x, weights):
+            return op(x, weights, anchors, POSITIONS, targets=targets, n_outputs=OUTPUTS, **options)
+
+        y, back = jax.vjp(f, x, weights)
+        return (y, *back(dy.astype(y.dtype)))
+
+    weights, dy = weights.astype(dtype), DY.astype(dtype).astype(jnp.float32)
+    args = X, weights, anchors, jnp.asarray(targets), dy
+    oracle = functools.partial(
+        run, getattr(reference, name)
+    )  # it would round a row's sum of slots with one target to 16 bits
+    want = jax.jit(oracle)(X, weights.astype(jnp.float32), *args[2:])
+    op = functools.partial(run, getattr(lutjax, name), **options)
+    if how == "vmap":
+        got = jax.jit(jax.vmap(op, in_axes=(0, None, None, None, 0)))(*args)
+        got = got[0], got[1], got[2].sum(0)
+    elif how in ("divided", "explicit"):
+        kind_of_axis = AxisType.Auto if how == "divided" else AxisType.Explicit
+        mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind_of_axis,) * 2)
+        of_table = P("model")
+        specs = (P("data"), of_table, of_table, of_table, P("data"))
+        args = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(args, specs, strict=True)]
+        got = jax.jit(op)(*args)
+    else:
+        got = jax.jit(op)(*args)
+    for part, a, b in zip(("y", "dx", "dweights"), got, want, strict=True):
+        if how == "fixed point":
+            np.testing.assert_allclose(a, b, atol=1e-3)
+        else:
+            assert_close(part, jnp.asarray(np.asarray(a)), b.astype(a.dtype))
+
+
+def test_plain_jax_runs_lists_of_rows_and_any_implementation_one_list():
+    d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
+    other = KernelSpec(
+        "lookup_attention", Platform.NATIVE, Backend.ANY, "somewhere", directions=("forward", "update")
+    )
+    (device,) = devices_of([WEIGHTS])
+    for lists in SHAPES:
+        options = {"targets": targets_of(lists), "n_outputs": OUTPUTS}
+        (made, *_) = lutjax.kernel_registry.calls_of("lookup_attention", WEIGHTS, d, d, e, **options)
+        for direction in other.directions:
+            why = other.why_not(made.request(direction, device))
+            assert why is None if lists == "layer" else "reads no targets" in why
+
+
+def test_no_array_of_all_outputs():
+    """A step, dense or in factors, has no array as large as a table that reaches all outputs."""
+    n_detectors, n_anchors, n_outputs = 5, 4, 64
+    anchors = lutjax.sample_anchors(jax.random.key(0), INPUTS, n_detectors, n_anchors)
+    weights = jnp.zeros((n_detectors, 4**n_anchors, K))
+    targets = np.random.default_rng(0).integers(-1, n_outputs, weights.shape).astype(np.int32)
+
+    def loss(params):
+        y = lutjax.lut_attention(X, params["weights"], anchors, targets=targets, n_outputs=n_outputs)
+        return jnp.square(y - 1).sum()
+
+    def step(params):
+        gradient = tables.value_and_grad(loss)(params)[1]["weights"]
+        return jax.grad(loss)(params), lutjax.update_table(params["weights"], gradient, 0.5)
+
+    program = jax.jit(step).lower({"weights": weights}).compile().as_text()
+    sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"\w\[([\d,]+)\]", program)]
+    assert weights.size in sizes
+    assert max(sizes) == weights.size < n_detectors * 4**n_anchors * n_outputs
 
 
 def test_one_list_keeps_gradients_in_factors():

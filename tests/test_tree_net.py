@@ -9,7 +9,9 @@ import optax
 import pytest
 from flax import nnx
 
+from lutjax import circuits
 from lutjax.models import LogicTreeNet, LogicTreeNetConfig
+from lutjax.models.tree_net import EDGES, with_edges
 
 SIZES = {"kernels": (3, 4), "layers": (24, 12), "kernel": (3, 2), "padding": (1, 0), "pool": (2, 1)}
 
@@ -40,15 +42,48 @@ def test_published_sizes():
     assert LogicTreeNetConfig.from_dict(json.loads(json.dumps(mnist.to_dict()))) == mnist
 
 
-def test_packed_network_and_circuit_are_the_hard_network():
-    model = model_of(n_thresholds=2)
+def test_edges_by_loops():
+    x = np.random.default_rng(0).integers(0, 256, (2, 3, 4, 5)).astype(np.float32)
+    want = np.zeros((5, *x.shape), np.float32)
+    want[0] = x
+    for c, i, j, b in np.ndindex(x.shape):
+        middle, (left, right) = x[c, i, j, b], x[c, i, [max(j - 1, 0), min(j + 1, 3)], b]
+        above, below = x[c, [max(i - 1, 0), min(i + 1, 2)], j, b]
+        want[1:, c, i, j, b] = (
+            right - left,
+            below - above,
+            right - 2 * middle + left,
+            below - 2 * middle + above,
+        )
+    np.testing.assert_array_equal(with_edges(jnp.asarray(x)), want.reshape(10, 3, 4, 5))
+    assert len(EDGES) == 4
+    large = LogicTreeNetConfig.cifar10("B")
+    assert large.edges
+    assert large.tree_specs()[0].in_shape == (32, 32, 3 * 5 * 31)
+
+
+def test_circuits_of_edges_begin_with_bits():
+    model = nnx.eval_shape(lambda: model_of(n_thresholds=1, edges=True))
+    with pytest.raises(
+        ValueError, match=r"compares differences of pixels with thresholds, .* use inputs='bits'"
+    ):
+        circuits.of(model, inputs="uint8")
+
+
+@pytest.mark.parametrize("edges", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_packed_network_and_circuit_are_the_hard_network(edges):
+    model = model_of(n_thresholds=2, edges=edges)
+    if edges:  # differences are negative, too
+        model.encoder.thresholds[2:, 0] = -0.2
     x = jnp.asarray(np.random.default_rng(0).uniform(size=(150, 6, 4, 2)), jnp.float32)
     sums = np.asarray(nnx.jit(lambda model, x: model(x, deterministic=True))(model, x))
     want = sums.argmax(-1)
-    assert len(np.unique(want)) == 3
+    assert len(np.unique(want)) == 3 - edges
     np.testing.assert_array_equal(model.packed()(x), want)  # more than a block
     circuit = model.circuit()
-    bits = np.asarray(model.encoder(jnp.moveaxis(x, (3, 1, 2), (0, 1, 2)))).reshape(-1, 150).T
+    images = jnp.moveaxis(x, (3, 1, 2), (0, 1, 2))
+    bits = np.asarray(model.encoder(with_edges(images) if edges else images)).reshape(-1, 150).T
+    np.testing.assert_array_equal(model.packed().first_bits(x), bits)
     np.testing.assert_array_equal(circuit(bits.astype(np.uint8)).ravel(), want)
 
 
@@ -88,6 +123,7 @@ def test_training():
         ),
         ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one for each of the 2 layers"),
         ({"kernels": ()}, "kernels is empty"),
+        ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
         ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
         ({"residual": 2.0}, "residual_gates: probability is 2.0"),
     ],

@@ -42,14 +42,15 @@ def of(
     """Return the circuit of a hard model: the same bits, votes and classes as ``deterministic=True``.
 
     Args:
-      model: a `LogicClassifier`, `PackedClassifier` or `LogicCA`; or a list of layers in the order of their calls, such as
+      model: a `LogicClassifier`, `PackedClassifier`, `LogicTreeNet` or `LogicCA`; or a list of layers in the order of their calls, such as
         ``[Thermometer, LogicConv, LogicGates, GroupSum]``, or a ``Sequential`` of them. Layers of Flax NNX are given as they
         are; those of Haiku inside of a transformed function that is not jitted; those of Linen bound, or as pairs
         ``(layer, variables)`` with the layer's own part of the variables. Between layers bits are flattened, images
         in the order of their axes.
       inputs: what the port ``x`` takes. ``"bits"``: the bits that the first layer of gates reads, so all of a
-        thermometer's. A `Format` or its text, such as ``"uint8"`` or ``"fixed12.4"``: numbers, which a thermometer in the
-        circuit compares with its thresholds.
+        thermometer's; those of a `LogicTreeNet` in the order channel, threshold, row, column. A `Format` or its text, such as
+        ``"uint8"`` or ``"fixed12.4"``: numbers, which a thermometer in the circuit compares with its thresholds; images of a
+        `LogicTreeNet` in the order row, column, channel.
       outputs: what the port ``y`` gives. ``"bits"``: those of the last layer; ``"votes"``: the sum of bits for each class,
         not divided by tau; ``"class"``: the first class with the most votes. Default: the class where there are votes.
       simplify: whether constants, copies, repeated and unread gates are removed; else the circuit has every gate.
@@ -110,6 +111,11 @@ def of(
     """
     if _is(model, "lutjax.models.automaton", "LogicCA"):
         return _of_automaton(model, inputs, outputs, Builder(simplify=simplify, merge=merge), about)
+    if inputs != "bits" and _is(model, "lutjax.models.tree_net", "LogicTreeNet") and model.config.edges:
+        raise ValueError(
+            f"circuits.of: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
+            "leaves outside; use inputs='bits'."
+        )
     stages = _network(model)
     encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
     votes = stages[-1] if isinstance(stages[-1], _Votes) else None
@@ -205,22 +211,26 @@ def step_automaton(
 # ------------------------------------------------------------------------------------- stages
 @dataclasses.dataclass(frozen=True)
 class _Thermometer:
-    """Comparisons of numbers with thresholds ``[features, thresholds]``, in some dtype."""
+    """Comparisons of numbers with thresholds ``[features, thresholds]``, in some dtype.
+
+    Of images, features are channels: numbers come pixel by pixel, and bits leave in the order channel, threshold, pixel.
+    """
 
     thresholds: np.ndarray
     dtype: np.dtype
+    n_pixels: int = 1
 
     @property
     def n_inputs(self) -> int:
-        return len(self.thresholds)
+        return len(self.thresholds) * self.n_pixels
 
     @property
     def n_outputs(self) -> int:
-        return self.thresholds.size
+        return self.thresholds.size * self.n_pixels
 
     @property
     def n_gates(self) -> int:
-        return self.thresholds.size
+        return self.n_outputs
 
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
         return self.of_numbers(builder, [[bit] for bit in bits], Format())
@@ -228,8 +238,9 @@ class _Thermometer:
     def of_numbers(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
         return [
             arithmetic.above_constant(builder, number, k, signed=format.signed)
-            for number, row in zip(numbers, self.levels(format).tolist(), strict=True)
+            for feature, row in enumerate(self.levels(format).tolist())
             for k in row
+            for number in numbers[feature :: len(self.thresholds)]
         ]
 
     def levels(self, format: Format) -> np.ndarray:
@@ -409,15 +420,26 @@ def _network(model: Any) -> list[Any]:
     if _is(model, "lutjax.models.packed", "PackedClassifier"):
         stages = _stages_of_packed(model)
     else:
+        n_pixels = 1
         if _is(model, "lutjax.models.classifier", "LogicClassifier"):
-            layers = [*([] if model.encoder is None else [model.encoder]), *model.layers, model.votes]
+            layers = [*_encoder(model), *model.layers, model.votes]
+        elif _is(model, "lutjax.models.tree_net", "LogicTreeNet"):
+            layers = [*_encoder(model), *model.trees, *model.gates, model.votes]
+            n_pixels = math.prod(model.config.in_shape[:2])
         else:
             layers = _layers_of(model)
         stages, n_bits = [], None
         for number, layer in enumerate(layers, 1):
-            stages.append(_stage(f"layer {number}", layer, n_bits, last=number == len(layers)))
-            n_bits = stages[-1].n_outputs
+            stage = _stage(f"layer {number}", layer, n_bits, last=number == len(layers))
+            if n_bits is None and isinstance(stage, _Thermometer):
+                stage = dataclasses.replace(stage, n_pixels=n_pixels)
+            stages.append(stage)
+            n_bits = stage.n_outputs
     return stages
+
+
+def _encoder(model: Any) -> list[Any]:
+    return [] if model.encoder is None else [model.encoder]
 
 
 def _stages_of_packed(model: Any) -> list[_Stage]:
@@ -444,8 +466,8 @@ def _layers_of(model: Any) -> list[Any]:
     layers = model if isinstance(model, Sequence) else getattr(model, "layers", None)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
         raise TypeError(
-            f"circuits.of: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier or LogicCA, or a "
-            "list of layers."
+            f"circuits.of: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier, LogicTreeNet or LogicCA, "
+            "or a list of layers."
         )
     if not layers:
         raise ValueError("circuits.of: model is an empty list; give at least one layer.")

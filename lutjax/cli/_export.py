@@ -18,7 +18,7 @@ from lutjax.training.errors import RunError
     metavar="RUN",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of a run: what `train digits`, `train ca` or `train lm` got as --out.",
+    help="Folder of a run: what `train digits`, `train classify`, `train ca` or `train lm` got as --out.",
 )
 @click.option(
     "--format",

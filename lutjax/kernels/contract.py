@@ -1,6 +1,6 @@
 """The contract of a kernel: what it is given, and what it returns.
 
-Each op declares one subclass of `Call`, a frozen dataclass of its arrays and static options, in ``lutjax/ops/<op>.py``. A kernel is a
+Each op declares a subclass of `Call`, a frozen dataclass of its arrays and static options, in ``lutjax/ops/<op>.py``. A kernel is a
 module with functions of it::
 
     forward(call, *, device) -> outputs
@@ -70,6 +70,8 @@ class Call:
       differentiable: whether the op has a gradient.
       features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
       output: letters of the output's axes without the batch; None: of the axes of this op nothing is said.
+      plain: the reason why plain JAX alone runs calls of this class; None: any implementation may. An op whose arguments are of two
+        kinds has two classes of calls of its name.
     """
 
     op: ClassVar[str]
@@ -77,6 +79,7 @@ class Call:
     differentiable: ClassVar[bool]
     features_first: ClassVar[bool]
     output: ClassVar[str | None]
+    plain: ClassVar[str | None] = None
 
     def __init_subclass__(
         cls,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int, Num, UInt32
+from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
 from lutjax._typing import Array
@@ -87,6 +87,17 @@ class PackedClassifier:
                 f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
             )
         return _of_words(self, words)
+
+    def first_bits(self, x: Num[Array, "batch inputs"]) -> Bool[jax.Array, "batch bits"]:
+        """Return the bits of samples ``[B, in_features]`` that the first layer can read, in the order of `from_words`."""
+        bits = bits_of(self.thresholds, jnp.asarray(x).T[:, None])
+        return bits.reshape(-1, len(x)).T
+
+    def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
+        """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
+        for truth, wires in zip(self.truth, self.wires, strict=True):
+            words = lutjax.packed_lut(words, truth, wires)
+        return jnp.asarray(words)
 
     def circuit(
         self,
@@ -174,9 +185,7 @@ def bits_of(thresholds: Array | None, x: jax.Array) -> jax.Array:
 
 def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
     """Classes of samples: words ``[bits, W]`` -> uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
-    for truth, wires in zip(packed.truth, packed.wires, strict=True):
-        words = lutjax.packed_lut(words, truth, wires)
-    return classes_of_bits(words, packed.config.n_classes)
+    return classes_of_bits(packed.last_words(words), packed.config.n_classes)
 
 
 def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:

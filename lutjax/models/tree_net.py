@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
 from lutjax._typing import Array
@@ -23,7 +23,7 @@ from lutjax.models._encoder import encoder_of
 from lutjax.models.packed import bits_of, classes_of_bits
 
 if TYPE_CHECKING:
-    from lutjax.circuits import Circuit
+    from lutjax.circuits import Circuit, Format
 
 # Words of samples that go through all layers together.
 _WORDS = 4
@@ -38,6 +38,9 @@ _CIFAR10 = {
 _MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
 TABLES = ("gates", *PARAMETRISATIONS)
+EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 middle + above")
+"""What edges are of each channel: first and second differences of neighbours."""
+
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("kernel", "padding", "pool", "pool_padding", "channels_per_kernel")
 
@@ -54,6 +57,8 @@ class LogicTreeNetConfig(Config):
       kernels: trees of each layer of trees.
       layers: gates of each layer after these; those of the last vote for the classes and are a multiple of them.
       n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
+      edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighbouring pixels in rows and
+        in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
       depth: levels of gates of a tree.
       kernel, padding, pool, pool_padding, channels_per_kernel: see `lutjax.layers.nnx.LogicConv`; here 0 channels are all.
       tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
@@ -92,6 +97,7 @@ class LogicTreeNetConfig(Config):
     residual: float | int = 0.9
     estimator: str = "soft"
     tau: float | int = 1.0
+    edges: bool = False
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
@@ -114,6 +120,8 @@ class LogicTreeNetConfig(Config):
             raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        if self.edges and not self.n_thresholds:
+            raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
         for arguments in self.gate_arguments():  # the layers check the rest
             (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)
 
@@ -121,7 +129,7 @@ class LogicTreeNetConfig(Config):
     def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
         """Return the published network for CIFAR-10 of a size: ``"S"``, ``"M"``, ``"B"``, ``"L"`` or ``"G"``.
 
-        The published B, L and G read bits of edges and of curvature, too; these read thresholds of pixels alone.
+        B, L and G read bits of edges and of curvature, too. How these are made is a choice of this package; see `edges`.
 
         Raises:
           ValueError: there is no such size.
@@ -136,6 +144,7 @@ class LogicTreeNetConfig(Config):
             padding=1,
             channels_per_kernel=2,
             tau=tau,
+            edges=n_thresholds > 3,
         )
 
     @classmethod
@@ -163,8 +172,8 @@ class LogicTreeNetConfig(Config):
 
     def tree_arguments(self) -> list[dict[str, Any]]:
         """Return the arguments of each layer of trees."""
-        height, width, channels = self.in_shape
-        shape, every = (height, width, channels * max(self.n_thresholds, 1)), []
+        height, width, _ = self.in_shape
+        shape, every = (height, width, self.n_maps * max(self.n_thresholds, 1)), []
         for i, n_kernels in enumerate(self.kernels):
             sizes: dict[str, Any] = {}
             for name in _PER_LAYER:
@@ -192,9 +201,19 @@ class LogicTreeNetConfig(Config):
         return {**options, "table_init": residual_table(self.residual, self.tables)}
 
     @property
+    def n_maps(self) -> int:
+        """Number of maps that become bits: channels, and the edges of each."""
+        return self.in_shape[2] * (1 + len(EDGES) if self.edges else 1)
+
+    @property
     def n_gates(self) -> int:
         """Number of gates that are trained. A tree is at many places of the image."""
         return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
+
+    @property
+    def n_gates_at_places(self) -> int:
+        """Number of gates of the circuit before it is simplified, those of trees at all places of the image."""
+        return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(self.layers)
 
 
 def _published(
@@ -217,8 +236,9 @@ class LogicTreeNet(nnx.Module):
 
     Args:
       config: the sizes.
-      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
-      widths: ``[channels]``, of the sigmoids through which thresholds are learned; by default the distances between thresholds.
+      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1). With edges there are
+        five times as many: those of channels, then those of each of the differences.
+      widths: ``[channels]``, as many, of the sigmoids through which thresholds are learned; by default the distances between thresholds.
       implementation: which implementation runs the ops; see `lutjax.logic_gates`.
       rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
 
@@ -251,7 +271,7 @@ class LogicTreeNet(nnx.Module):
     ):
         self.config = config
         self.encoder: Any = nnx.data(None)
-        self.encoder = encoder_of("LogicTreeNet", config, config.in_shape[2], thresholds, widths)
+        self.encoder = encoder_of("LogicTreeNet", config, config.n_maps, thresholds, widths)
         options: dict[str, Any] = {"implementation": implementation, "rngs": rngs}
         self.trees: Any = nnx.List([LogicConv(**a, **options) for a in config.tree_arguments()])
         gates = LogicGates if config.tables == "gates" else SoftLUT
@@ -279,6 +299,8 @@ class LogicTreeNet(nnx.Module):
           ValueError: images have another size.
         """
         y = _features_first(x, self.config)
+        if self.config.edges:
+            y = with_edges(y)
         if self.encoder is not None:
             y = self.encoder(y)
         for layer in self.trees:
@@ -301,21 +323,26 @@ class LogicTreeNet(nnx.Module):
             config=self.config,
         )
 
-    def circuit(self, *, outputs: str = "class", **options: Any) -> "Circuit":
+    def circuit(
+        self, *, inputs: "str | Format" = "bits", outputs: str = "class", **options: Any
+    ) -> "Circuit":
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
-        The input ``x`` has the bits of the thermometer, in the order channel, threshold, row, column.
+        A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
+        anything is built.
 
         Args:
+          inputs: ``"bits"`` of the thermometer, in the order channel, threshold, row, column; or numbers of a
+            `lutjax.circuits.Format` such as ``"uint8"``, in the order row, column, channel.
           outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
           **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
 
         Raises:
-          ValueError: there is no exact circuit of such outputs.
+          ValueError: there is no exact circuit of such inputs or outputs.
         """
         from lutjax import circuits
 
-        return circuits.of([*self.trees, *self.gates, self.votes], outputs=outputs, **options)
+        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
 
 @functools.partial(
@@ -362,6 +389,32 @@ class PackedTreeNet:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
         return _classes(self, x)
 
+    def first_bits(self, x: Num[Array, "batch height width channels"]) -> Bool[jax.Array, "batch bits"]:
+        """Return the bits of images that the first layer can read, in the order of `last_words`."""
+        return _first_bits(self, _features_first(x, self.config)).T
+
+    def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
+        """Return the bits of the last layer, those that vote.
+
+        Args:
+          words: 32 samples a word, by `lutjax.pack_bits`: bits in the order channel, threshold, row, column.
+        """
+        n_words = words.shape[1]
+        words = words.reshape(-1, *self.config.in_shape[:2], n_words)
+        for spec, truth, wires in zip(
+            self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
+        ):
+            words = spec.of_words(truth, wires, words)
+        words = words.reshape(-1, n_words)
+        for truth, wires in zip(self.truth, self.wires, strict=True):
+            words = lutjax.packed_lut(words, truth, wires)
+        return jnp.asarray(words)
+
+    def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
+        """Classes of samples whose bits are packed, as `last_words` takes them: int32 ``[32 * words]``."""
+        classes = classes_of_bits(self.last_words(words), self.config.n_classes)
+        return classes.T.reshape(-1).astype(jnp.int32)
+
 
 @jax.jit
 def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
@@ -373,18 +426,30 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x.reshape(*x.shape[:3], blocks, 32 * n_words), 3, 0)
 
     def of_block(x: jax.Array) -> jax.Array:
-        bits = bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1))
-        words = lutjax.pack_bits(bits.reshape(-1, x.shape[-1])).reshape(-1, *x.shape[1:3], n_words)
-        tables = zip(packed.config.tree_specs(), packed.tree_truth, packed.tree_wires, strict=True)
-        for spec, truth, wires in tables:
-            words = spec.of_words(truth, wires, words)
-        words = words.reshape(-1, n_words)
-        for truth, wires in zip(packed.truth, packed.wires, strict=True):
-            words = lutjax.packed_lut(words, truth, wires)
-        return classes_of_bits(words, packed.config.n_classes).T.reshape(-1)
+        return packed.from_words(lutjax.pack_bits(_first_bits(packed, x)))
 
-    classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples].astype(jnp.int32)
+    classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples]
     return classes
+
+
+def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
+    """Return the bits of images ``[channels, height, width, B]`` that trees read: ``[bits, B]``."""
+    if packed.config.edges:
+        assert packed.thresholds is not None
+        x = with_edges(x.astype(packed.thresholds.dtype))
+    return bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1)).reshape(-1, x.shape[-1])
+
+
+def with_edges(x: jax.Array) -> jax.Array:
+    """Return images ``[channels, height, width, ...]`` followed by their `EDGES`, each of all channels: ``[5 * channels, ...]``."""
+    maps: list[list[jax.Array]] = [[], []]
+    for axis in (2, 1):
+        around = [(1, 1) if i == axis else (0, 0) for i in range(x.ndim)]
+        padded, size = jnp.pad(x, around, mode="edge"), x.shape[axis]
+        before, after = (jax.lax.slice_in_dim(padded, n, n + size, axis=axis) for n in (0, 2))
+        maps[0].append(after - before)
+        maps[1].append(after - 2 * x + before)
+    return jnp.concatenate([x, *maps[0], *maps[1]])
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from lutjax import _meshes
-from lutjax._ids import as_int32, as_jax
+from lutjax._ids import as_int32
 from lutjax.ops import _checks
 
 
@@ -28,39 +28,40 @@ def checked(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
     return n
 
 
-def spread(
-    op: str, weights: Any, targets: Any, n_outputs: int | None
-) -> tuple[Any, Callable[[jax.Array], jax.Array]]:
-    """Return tables of an op that adds whole rows, and what makes the outputs of its outputs, where rows have targets.
+NOT_READ = "reads no targets: in attention, rows that reach some of the outputs are for plain JAX"
+"""Why other implementations do not run attention with targets."""
 
-    With one list of targets for all rows the tables are those of its slots, and outputs are added at their targets. Otherwise the tables
-    are ``[T, R, n_outputs]``, zero where no slot reaches.
+
+def of_rows(
+    op: str, weights: Any, targets: Any, n_outputs: int | None
+) -> tuple[dict[str, Any], Callable[[jax.Array], jax.Array]]:
+    """Return fields of a call that names the targets of rows, and what makes the outputs of its outputs.
+
+    There are no fields without targets; nor with one list of targets for all rows: then slots are added up like outputs, which are added
+    at their targets.
     """
     if targets is None:
         _checks.require(
             n_outputs is None, op, "n_outputs", n_outputs, "it is that of targets, which are not given"
         )
-        return weights, lambda y: y
+        return {}, lambda y: y
     _checks.floats(op, "weights", weights, 3, "[detectors, rows, slots]")
     if n_outputs is None:
         raise ValueError(f"{op}: targets is {_checks.describe(targets)} but n_outputs is not given.")
     n = checked(op, weights, targets, n_outputs)
-    weights, ids = as_jax(weights), as_int32(targets)
-    ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))  # what is added beyond the end is dropped
+    ids = as_int32(targets)
+    if ids.shape[:2] != (1, 1):
+        return {"targets": ids, "n_outputs": n}, lambda y: y
+    ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))[0, 0]  # what is added beyond the end is dropped
 
     def at(slots: jax.Array, ids: jax.Array) -> jax.Array:
         """Add slots ``[..., K]`` to zeros ``[..., n]``."""
         zeros = jnp.zeros_like(slots, shape=(*slots.shape[:-1], n))
-        if ids.ndim == 1:
-            return zeros.at[..., ids].add(slots, mode="drop")
-        t, r = (jax.lax.broadcasted_iota(jnp.int32, slots.shape, axis) for axis in (0, 1))
-        return zeros.at[t, r, jnp.broadcast_to(ids, slots.shape)].add(slots, mode="drop")
+        return zeros.at[..., ids].add(slots, mode="drop")
 
     def laid_out(slots: jax.Array, ids: jax.Array) -> PartitionSpec:
         del ids
         return _meshes.spec_of(slots)
 
     add = _meshes.divided_by_compiler(at, laid_out)
-    if ids.shape[:2] == (1, 1):
-        return weights, lambda y: add(y, ids[0, 0])
-    return add(weights, ids), lambda y: y
+    return {}, lambda y: add(y, ids)

@@ -1,6 +1,7 @@
 """Attention without multiplications: rows addressed by a query, a key and their distance."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from jaxtyping import Float, Int
@@ -49,6 +50,11 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
         return self.replace(query=existing(self.query), key=existing(self.key), position=position)
 
     @property
+    def width(self) -> int:
+        """Number of outputs."""
+        return self.weights.shape[2]
+
+    @property
     def query_places(self) -> jax.Array:
         """An array ``[B, Lq, ...]``."""
         return self.query.index
@@ -57,6 +63,27 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     def key_places(self) -> jax.Array:
         """An array ``[B, Lk, ...]``."""
         return self.key.index
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseLookupAttention(LookupAttention, op="lookup_attention", table="weights", output="q o"):
+    """The call of `lutjax.lookup_attention` with targets, which are not the same for all rows.
+
+    Attributes:
+      weights: ``[T, R, K]`` floats.
+      targets: int32 ``[T or 1, R or 1, K]``; negative ids are unused slots, others may lie beyond the outputs.
+      n_outputs: ``O``.
+    """
+
+    plain: ClassVar[str | None] = _edges.NOT_READ
+
+    weights: jax.Array = shared("t r k")
+    targets: jax.Array = shared("t r k", default=None)
+    n_outputs: int = static()
+
+    @property
+    def width(self) -> int:
+        return self.n_outputs
 
 
 def lookup_attention(
@@ -121,8 +148,8 @@ def lookup_attention(
         self-attention the same detection. Indices out of range are clamped, each before they are put together.
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
       targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot: weights are then ``[T, R, K]``, and slot ``k`` of a row reaches output
-        ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is made for the call,
-        unless all rows share one list.
+        ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is not made. Unless all
+        rows share one list, plain JAX runs it.
       n_outputs: number of outputs, with targets.
       causal: whether a query sees earlier keys only. False: every query sees every key, and the distance of query ``j`` and key ``i``
         is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and
@@ -159,7 +186,7 @@ def lookup_attention(
       Array([ 0., 10., 11.], dtype=float32)
     """
     op = "lookup_attention"
-    weights, finish = _edges.spread(op, weights, targets, n_outputs)
+    edges, finish = _edges.of_rows(op, weights, targets, n_outputs)
     query = _checks.detection(op, "query", query, 2, "[..., queries, detectors]")
     key = _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
     *batch, n_queries, n_detectors = query.shape
@@ -206,7 +233,8 @@ def lookup_attention(
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
     start = _checks.starts(op, first, key_start)
     accumulate = _checks.accumulation(op, accumulate)
-    call = LookupAttention(
+    kind = SparseLookupAttention if edges else LookupAttention
+    call = kind(
         as_jax(weights),
         query,
         key,
@@ -216,6 +244,7 @@ def lookup_attention(
         window=window,
         sequence_axis=sequence_axis,
         accumulate=accumulate,
+        **edges,
     )
     y = finish(apply(call, implementation=implementation))
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

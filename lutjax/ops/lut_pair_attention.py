@@ -1,6 +1,7 @@
 """Attention whose detectors compare inputs of the query, of the key and positions with each other."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from jaxtyping import Float, Int
@@ -44,6 +45,11 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     accumulate: FixedPoint | None = static(default=None)
 
     @property
+    def width(self) -> int:
+        """Number of outputs."""
+        return self.weights.shape[2]
+
+    @property
     def query_places(self) -> jax.Array:
         """An array ``[B, Lq, ...]``."""
         return self.x
@@ -52,6 +58,25 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     def key_places(self) -> jax.Array:
         """An array ``[B, Lk, ...]``."""
         return self.keys
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseLutPairAttention(LutPairAttention, op="lut_pair_attention", table="weights", output="q o"):
+    """The call of `lutjax.lut_pair_attention` with targets, which are not the same for all rows.
+
+    Attributes:
+      weights, targets, n_outputs: see `lutjax.ops.lookup_attention.SparseLookupAttention`.
+    """
+
+    plain: ClassVar[str | None] = _edges.NOT_READ
+
+    weights: jax.Array = shared("t r k")
+    targets: jax.Array = shared("t r k", default=None)
+    n_outputs: int = static()
+
+    @property
+    def width(self) -> int:
+        return self.n_outputs
 
 
 def lut_pair_attention(
@@ -146,7 +171,7 @@ def lut_pair_attention(
       Array([ 0.,  1., 11.], dtype=float32)
     """
     op = "lut_pair_attention"
-    weights, finish = _edges.spread(op, weights, targets, n_outputs)
+    edges, finish = _edges.of_rows(op, weights, targets, n_outputs)
     _checks.floats(op, "x", x, -2, "[..., length, inputs]")
     *batch, n_queries, n_inputs = x.shape
     if keys is None:
@@ -196,7 +221,8 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    call = LutPairAttention(
+    kind = SparseLutPairAttention if edges else LutPairAttention
+    call = kind(
         as_jax(x),
         as_jax(keys),
         as_jax(weights),
@@ -210,6 +236,7 @@ def lut_pair_attention(
         sequence_axis=sequence_axis,
         epsilon=_checks.finite_epsilon(op, epsilon),
         accumulate=_checks.accumulation(op, accumulate),
+        **edges,
     )
     y = finish(apply(call, implementation=implementation))
     return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))

@@ -15,6 +15,7 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
+from lutjax.models.tree_net import with_edges
 from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp
 from lutjax.training.configs import Training
@@ -37,6 +38,9 @@ WIDTH = 0.1
 AT_ONCE = 2048
 """Samples that are tested together at most."""
 
+MOST_IMAGES = 4096
+"""Images of which edges are computed for the first thresholds."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
@@ -45,6 +49,8 @@ class TrainingConfig(Training):
     Attributes:
       batch_size: samples of one step.
       learning_rate: of Adam, before the cool-down.
+      weight_decay: share of each number of gates and tables that a step takes away, times the rate, as in AdamW; not of
+        thresholds and of the scores of learned wires. 0 is Adam.
       cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
       thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive, see
         lutjax.thermometer_thresholds; or learned, which starts as uniform, and for columns of
@@ -66,6 +72,7 @@ class TrainingConfig(Training):
 
     steps: int = 15000
     batch_size: int = 100
+    weight_decay: float | int = 0.0
     cooldown: float = 0.5
     thresholds: str = "uniform"
     temperature: float | int = 1.0
@@ -80,6 +87,8 @@ class TrainingConfig(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_fractions("cooldown")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         self.check_least(column_bits=0)
         self.check_seeds("split")
         if self.thresholds not in THRESHOLDS:
@@ -145,6 +154,8 @@ class Run(ModelRun[Model]):
                 self.thresholds = first_thresholds(by_feature(model, train), training, model.n_thresholds)
             given["thresholds"] = jnp.asarray(self.thresholds)
         optimizer = optimizers.optimizer("adam", training.rate())
+        if training.weight_decay:
+            optimizer = optax.adamw(training.rate(), weight_decay=training.weight_decay, mask=_decayed)
         if learned:
             widths, can_move = _widths(model, train)
             given["widths"] = jnp.asarray(widths)
@@ -190,7 +201,7 @@ class Run(ModelRun[Model]):
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
-            updates, optimizer = self._optimizer.update(gradients, state.optimizer)
+            updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.params)
         return State(optax.apply_updates(state.params, updates), state.others, optimizer), loss
 
     def classes(
@@ -277,9 +288,18 @@ def first_thresholds(
 
 
 def by_feature(model: Config, train: Samples) -> Num[np.ndarray, "values features"]:
-    """Return the numbers that share thresholds as columns: each number of a sample, or each channel where trees read images."""
+    """Return the numbers that share thresholds as columns: each number of a sample, or each channel where trees read images.
+
+    Of edges, those of about `MOST_IMAGES` images at even distances.
+    """
     found: np.ndarray = train.x
-    return found.reshape(-1, model.in_shape[2]) if isinstance(model, LogicTreeNetConfig) else found
+    if not isinstance(model, LogicTreeNetConfig):
+        return found
+    if not model.edges:
+        return found.reshape(-1, model.in_shape[2])
+    images = found[:: -(-len(found) // MOST_IMAGES)].reshape(-1, *model.in_shape)
+    maps = np.asarray(with_edges(jnp.moveaxis(jnp.asarray(images, jnp.float32), (3, 1, 2), (0, 1, 2))))
+    return maps.reshape(len(maps), -1).T
 
 
 def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
@@ -292,6 +312,17 @@ def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
     can_move = ~((x == low) | (x == high)).all(0)
     widths = np.where(can_move, WIDTH * deviation, 1.0)
     return widths.astype(np.float32), can_move.astype(np.float32)
+
+
+def _decayed(params: Any) -> Any:
+    """Return which parameters weight decay takes something of: all but thresholds, and the scores that choose wires."""
+
+    def decays(path: Any, _: Array) -> bool:
+        return not {"encoder", "scores"} & set(
+            jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        )
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:

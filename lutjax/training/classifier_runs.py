@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
+from lutjax.models.tree_net import EDGES
 from lutjax.training import datasets, meshes, presets, reports, runs
 from lutjax.training.classifier import (
     Record,
@@ -164,7 +164,11 @@ class Classifier(Experiment):
         wanted = self.intervals.baselines
         if wanted or (wanted is None and n_bits <= MOST_BITS):
             thresholds = self.run.thresholds
-            if thresholds is not None:  # a channel's are those of all its pixels
+            if (
+                thresholds is not None
+            ):  # a channel's are those of all its pixels, and come before those of edges
+                if isinstance(record.model, LogicTreeNetConfig):
+                    thresholds = thresholds[: record.model.in_shape[2]]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
             record.baselines = baselines(
                 self.train, self.test, record.training, record.model.n_thresholds, thresholds
@@ -220,8 +224,7 @@ class Classifier(Experiment):
     def _n_gates(self) -> int:
         """Return the number of gates, those of trees at all places."""
         model = self.record.model
-        trees = model.tree_specs() if isinstance(model, LogicTreeNetConfig) else []
-        return sum(sum(spec.levels) * math.prod(spec.places) for spec in trees) + sum(model.layers)
+        return model.n_gates_at_places if isinstance(model, LogicTreeNetConfig) else sum(model.layers)
 
     def solved(self) -> str | None:
         patience = self.intervals.patience
@@ -261,7 +264,13 @@ class Classifier(Experiment):
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
             trees=trees,
-            bits=reports.bit_names(self.test, thresholds, self.encoding, channels_first=bool(trees)),
+            bits=reports.bit_names(
+                self.test,
+                thresholds,
+                self.encoding,
+                channels_first=bool(trees),
+                maps=EDGES if isinstance(record.model, LogicTreeNetConfig) and record.model.edges else (),
+            ),
         )
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
@@ -14,7 +15,7 @@ from lutjax import circuits
 from lutjax.circuits import deployment, proofs
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.circuits.deployment import Vectors
-from lutjax.models import LogicCA, LogicTreeNet, PackedClassifier
+from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import RunError
@@ -22,6 +23,11 @@ from lutjax.training.samples import Samples
 
 MOST_VECTORS = 1000
 """Samples that are written with a circuit: the first of the test part."""
+
+MOST_GATES = 2_000_000
+"""Gates, at all places of an image, of the largest network whose circuit is written."""
+
+Packed = PackedClassifier | PackedTreeNet
 
 Numbers = Shaped[np.ndarray, "samples _"]
 
@@ -233,7 +239,7 @@ def source_of(
     lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
-    """Return the circuit of the latest checkpoint in the folder of a run of ``train digits`` or ``train ca``.
+    """Return the circuit of the latest checkpoint in the folder of a run of ``train digits``, ``train classify`` or ``train ca``.
 
     Args:
       inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
@@ -270,16 +276,13 @@ def _of_classifier(
     on_damage: Callable[[str], None],
 ) -> Source:
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
+    _refuse_large(folder, record.model)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
-    if isinstance(model, LogicTreeNet):
-        raise RunError(
-            f"{folder} holds a run of the model tree, which is not exported as a whole: write the circuit of lutjax.load(...) by "
-            "its method circuit() and those of lutjax.circuits."
-        )
     test = Classifier.of(record).test
     packed = model.packed()
     if inputs is None:
-        inputs = _format_of(test) if model.config.n_thresholds else "bits"
+        of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
+        inputs = _format_of(test) if of_numbers else "bits"
     about: dict[str, Any] = {}
     if len(test.shape) == 2:
         about["image"] = list(test.shape)
@@ -299,6 +302,18 @@ def _of_classifier(
         run=_facts(folder, "digits", step),
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=remarks,
+    )
+
+
+def _refuse_large(folder: Path, config: classifier.Config) -> None:
+    """Raise RunError if trees at all places of an image are more gates than files are written of."""
+    if not isinstance(config, LogicTreeNetConfig) or config.n_gates_at_places <= MOST_GATES:
+        return
+    raise RunError(
+        f"{folder} holds a network of {config.n_gates:,} trained gates, which are {config.n_gates_at_places:,} with those of trees at "
+        f"each place of the image; of more than {MOST_GATES:,} no circuit is written. Train fewer trees (--kernels), larger pools "
+        "(--pool) or narrower layers (--layers); or run the packed network in JAX: lutjax.load(...).packed(); or make the circuit "
+        "in a program, which takes about a kilobyte of memory a gate: lutjax.load(...).circuit()."
     )
 
 
@@ -340,7 +355,7 @@ def _format_of(part: Samples) -> str:
     )
 
 
-def _samples(part: Samples, inputs: str, packed: PackedClassifier) -> tuple[np.ndarray, tuple[str, ...]]:
+def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the samples as numbers of a format, or as bits; and what is to be said of it."""
     if inputs == "bits":
         return _bits(packed, part.x), ()
@@ -356,33 +371,31 @@ def _samples(part: Samples, inputs: str, packed: PackedClassifier) -> tuple[np.n
     other = rounded != part.x
     if not other.any():
         return rounded, ()
-    right = [
-        float((np.asarray(packed(jnp.asarray(x, jnp.float32))) == part.y).mean()) for x in (part.x, rounded)
-    ]
+    right = [float((np.asarray(packed(_given(packed, x))) == part.y).mean()) for x in (part.x, rounded)]
     return rounded, (
         f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: {100 * right[0]:.2f} % of it are "
         f"right before, {100 * right[1]:.2f} % after.",
     )
 
 
-def _bits(packed: PackedClassifier, x: Numbers) -> np.ndarray:
-    if packed.thresholds is None:
-        bits: np.ndarray = x != 0
-    else:
-        thresholds = np.asarray(packed.thresholds)
-        bits = (x.astype(thresholds.dtype)[:, :, None] > thresholds).reshape(len(x), -1)
-    return bits.astype(np.uint8)
+def _given(packed: Packed, x: Numbers) -> jax.Array:
+    """Return samples as the packed network takes them: images for trees."""
+    shape = packed.config.in_shape if isinstance(packed, PackedTreeNet) else x.shape[1:]
+    return jnp.asarray(x, jnp.float32).reshape(len(x), *shape)
 
 
-def _answers(packed: PackedClassifier, x: Numbers, *, bits: bool, outputs: str) -> np.ndarray:
+def _bits(packed: Packed, x: Numbers) -> np.ndarray:
+    return np.asarray(packed.first_bits(_given(packed, x)), np.uint8)
+
+
+def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndarray:
     if outputs == "class" and not bits:
-        return np.asarray(packed(jnp.asarray(x, jnp.float32)))[:, None]
+        return np.asarray(packed(_given(packed, x)))[:, None]
     words = lutjax.pack_bits(jnp.asarray(x if bits else _bits(packed, x), bool).T)
     if outputs == "class":
-        return np.asarray(packed.from_words(words))[: len(x), None]
-    for truth, wires in zip(packed.truth, packed.wires, strict=True):
-        words = lutjax.packed_lut(words, truth, wires)
-    last = np.asarray(lutjax.unpack_bits(words, len(x)), np.int64)
+        return np.asarray(jax.jit(type(packed).from_words)(packed, words))[: len(x), None]
+    last_words = jax.jit(type(packed).last_words)(packed, words)
+    last = np.asarray(lutjax.unpack_bits(last_words, len(x)), np.int64)
     if outputs == "votes":
         last = last.reshape(packed.config.n_classes, -1, len(x)).sum(1)
     answers: np.ndarray = last.T

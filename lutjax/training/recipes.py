@@ -14,7 +14,7 @@ class Published:
       data: what it was trained on.
       published: its accuracy there, in percent; None where the source of these sizes names none.
       differs: what is not as published here, in words; empty where nothing is known to differ.
-      steps, batch_size, learning_rate, cooldown, thresholds, augment: see `lutjax.training.classifier.TrainingConfig`.
+      steps, batch_size, learning_rate, weight_decay, cooldown, thresholds, augment: see `lutjax.training.classifier.TrainingConfig`.
     """
 
     model: ClassVar[str]
@@ -28,6 +28,7 @@ class Published:
     steps: int = 200_000
     batch_size: int = 100
     learning_rate: float = 0.01
+    weight_decay: float = 0.0
     cooldown: float = 0.0
     thresholds: str = "uniform"
     augment: float = 0.0
@@ -75,7 +76,7 @@ class Recipe(Published):
         source: Petersen et al., Deep Differentiable Logic Gate Networks, 2022
         differs: pixels are bits while training, too; the published network reads 20 x 20 pixels of each image
         layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; residual 0.0; noise 1.0; wiring unique; candidates 8; tau 10.0
-        steps 200000; batch_size 100; learning_rate 0.01; cooldown 0.0; thresholds uniform; augment 0.0
+        steps 200000; batch_size 100; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0
     """
 
     model: ClassVar[str] = "gates"
@@ -112,8 +113,8 @@ class TreeRecipe(Published):
       logictreenet-mnist-s: 73,136 gates that are trained, published with 98.46 % on MNIST
         source: Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024
         differs: the last network is the result, not the one that is best on a validation part
-        kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; estimator soft; tau 6.5
-        steps 200000; batch_size 512; learning_rate 0.01; cooldown 0.0; thresholds uniform; augment 0.0
+        kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; estimator soft; tau 6.5; edges False
+        steps 200000; batch_size 512; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0
     """
 
     model: ClassVar[str] = "tree"
@@ -140,7 +141,7 @@ def _words(value: Any) -> str:
 
 
 _MODEL = ("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise", "wiring", "candidates", "tau")
-_TRAINING = ("steps", "batch_size", "learning_rate", "cooldown", "thresholds", "augment")
+_TRAINING = ("steps", "batch_size", "learning_rate", "weight_decay", "cooldown", "thresholds", "augment")
 _OF_SAMPLES = ("in_shape", "n_classes", "learned_thresholds")
 
 _DIFFLOGIC = "Petersen et al., Deep Differentiable Logic Gate Networks, 2022"
@@ -167,12 +168,18 @@ def _cifar(name: str, published: float, layers: tuple[int, ...], n_thresholds: i
 
 _TREES = "Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024"
 _LAST = "the last network is the result, not the one that is best on a validation part"
-_DECAY = "Adam has no weight decay here (published: 0.002)"
-_OTHER_BITS = "inputs are thresholds of pixels alone, without the published bits of edges and of curvature; no teacher is followed"
+_EDGES = "bits of edges and of curvature are those of differences of neighbours, 31 of each; no teacher is followed"
 
 
 def _tree(
-    network: str, size: str, data: str, published: float, *differs: str, rate: float, batch_size: int = 128
+    network: str,
+    size: str,
+    data: str,
+    published: float,
+    *differs: str,
+    rate: float,
+    batch_size: int = 128,
+    weight_decay: float = 0.0,
 ) -> TreeRecipe:
     return TreeRecipe(
         name=f"logictreenet-{network}-{size.lower()}",
@@ -184,6 +191,7 @@ def _tree(
         size=size,
         learning_rate=rate,
         batch_size=batch_size,
+        weight_decay=weight_decay,
     )
 
 
@@ -267,11 +275,11 @@ RECIPES: dict[str, Published] = {
         _tree("mnist", "S", "MNIST", 98.46, rate=0.01, batch_size=512),
         _tree("mnist", "M", "MNIST", 99.23, rate=0.01, batch_size=256),
         _tree("mnist", "L", "MNIST", 99.35, rate=0.01),
-        _tree("cifar10", "S", "CIFAR-10", 60.38, _DECAY, rate=0.02),
-        _tree("cifar10", "M", "CIFAR-10", 71.01, _DECAY, rate=0.02),
-        _tree("cifar10", "B", "CIFAR-10", 80.17, _OTHER_BITS, _DECAY, rate=0.02),
-        _tree("cifar10", "L", "CIFAR-10", 84.99, _OTHER_BITS, _DECAY, rate=0.02),
-        _tree("cifar10", "G", "CIFAR-10", 86.29, _OTHER_BITS, _DECAY.replace("0.002", "0.001"), rate=0.02),
+        _tree("cifar10", "S", "CIFAR-10", 60.38, rate=0.02, weight_decay=0.002),
+        _tree("cifar10", "M", "CIFAR-10", 71.01, rate=0.02, weight_decay=0.002),
+        _tree("cifar10", "B", "CIFAR-10", 80.17, _EDGES, rate=0.02, weight_decay=0.002),
+        _tree("cifar10", "L", "CIFAR-10", 84.99, _EDGES, rate=0.02, weight_decay=0.002),
+        _tree("cifar10", "G", "CIFAR-10", 86.29, _EDGES, rate=0.02, weight_decay=0.001),
         _lilogic("MNIST", "small", 4000, 97.96, 30.0, 1, _OWN_RATES),
         _lilogic("MNIST", "medium", 8000, 98.45, 30.0, 1, _OWN_RATES),
         _lilogic("MNIST", "large", 32_000, 98.95, 30.0, 1, _OWN_RATES),

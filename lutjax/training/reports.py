@@ -325,11 +325,13 @@ def bit_names(
     encoding: Encoding | None,
     *,
     channels_first: bool = False,
+    maps: Sequence[str] = (),
 ) -> list[str]:
     """Return names of the bits that a network reads: pixels by row and column, columns of a table by name.
 
     Args:
       channels_first: whether thresholds are those of channels, and bits lie in the order channel, threshold, row, column.
+      maps: names of the maps that follow the channels, each with as many.
     """
     names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
     if channels_first:
@@ -339,6 +341,7 @@ def bit_names(
             .transpose(2, 0, 1)
             .reshape(-1, math.prod(part.shape[:2]))
         )
+        planes = np.concatenate([planes, *(planes + f" {name}" for name in maps)])
         rows = (
             [[""]] * len(planes) if thresholds is None else [[f" > {t:g}" for t in row] for row in thresholds]
         )

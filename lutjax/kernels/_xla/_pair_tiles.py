@@ -279,7 +279,7 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
     start, window = call.start, call.window
     n_samples, n_queries, _ = call.query_places.shape
     n_keys = call.key_places.shape[1]
-    n_detectors, _, n_outputs = call.weights.shape
+    n_detectors, n_outputs = call.weights.shape[0], call.width
     if in_sequence(device):
         most_pairs = int(np.clip(2**18 // max(n_outputs, 1), 256, 2**13))
         side = 16 if most_pairs < 1024 else 32

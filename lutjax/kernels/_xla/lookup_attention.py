@@ -6,9 +6,8 @@ The same by any other module that reads rows as `_row_gathers` does.
 """
 
 import copy
-import functools
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +17,13 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
+from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
-from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lookup_attention import LookupAttention, SparseLookupAttention
 
 
-def forward_by(rows: ModuleType, call: LookupAttention, *, device: Device) -> jax.Array:
+def forward_by(rows: Any, call: LookupAttention, *, device: Device) -> jax.Array:
     weights, accumulate = call.weights, call.accumulate
     pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
@@ -32,12 +32,12 @@ def forward_by(rows: ModuleType, call: LookupAttention, *, device: Device) -> ja
         return tile.add_rows(y, rows.sum_rows(weights, _row_gathers.flat(row(tile)), device, accumulate))
 
     dtype = addend_dtype(weights.dtype, accumulate)
-    y = zeros_varying(call.query.index, pairs.padded_shape(weights.shape[-1]), dtype)
+    y = zeros_varying(call.query.index, pairs.padded_shape(call.width), dtype)
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
 def backward_by(
-    rows: ModuleType, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    rows: Any, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     weights, query, key, position = call.weights, call.query, call.key, call.position
     accumulate = call.accumulate
@@ -58,9 +58,7 @@ def backward_by(
         dy_pair = tile.of_rows(dy)
         if "weights" in needs:
             addend = addends(dy_pair, accumulate)
-            totals["weights"] = _row_gathers.add_rows(
-                totals["weights"], _row_gathers.flat(main), addend, device
-            )
+            totals["weights"] = rows.add_rows(totals["weights"], _row_gathers.flat(main), addend, device)
         if not (need_query or need_key or need_position):
             return totals
 
@@ -121,8 +119,19 @@ def backward_by(
     return found
 
 
-forward = functools.partial(forward_by, _row_gathers)
-backward = functools.partial(backward_by, _row_gathers)
+def forward(call: LookupAttention, *, device: Device) -> jax.Array:
+    return forward_by(_rows(call), call, device=device)
+
+
+def backward(
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return backward_by(_rows(call), call, cotangent, needs, device=device)
+
+
+def _rows(call: LookupAttention) -> Any:
+    """Return how rows are read and added."""
+    return SlotRows.of(call) if isinstance(call, SparseLookupAttention) else _row_gathers
 
 
 def update(
@@ -140,7 +149,9 @@ def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row
         ids = row.of(detectors)
         return lambda tile: _row_gathers.flat(ids(tile))
 
-    return _row_updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
+    dy = cotangent.astype(accumulator(call.weights.dtype))
+    hits = _row_updates.hits_of_pairs(pairs, dy, of_group)
+    return SlotRows.of(call).hits(call.weights, hits) if isinstance(call, SparseLookupAttention) else hits
 
 
 class RowIds:

@@ -4,8 +4,7 @@
 comparison is ``+-slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
 """
 
-import functools
-from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,14 @@ from lutjax._fixed_point import addend_dtype, addends, result
 from lutjax._row_rules import RowState
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
 from lutjax.kernels._xla._comparison_terms import Terms
+from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.kernels.contract import Step
 from lutjax.kernels.registry import Device
-from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention, SparseLutPairAttention
 
 
-def forward_by(rows: ModuleType, call: LutPairAttention, *, device: Device) -> jax.Array:
+def forward_by(rows: Any, call: LutPairAttention, *, device: Device) -> jax.Array:
     weights, accumulate = call.weights, call.accumulate
     pairs = _pair_tiles.plan(call, device)
     terms = TiledTerms(pairs, call)
@@ -32,12 +32,12 @@ def forward_by(rows: ModuleType, call: LutPairAttention, *, device: Device) -> j
         index = _row_gathers.flat(terms.detect(tile).index)
         return tile.add_rows(y, rows.sum_rows(weights, index, device, accumulate))
 
-    y = zeros_varying(call.x, pairs.padded_shape(weights.shape[-1]), addend_dtype(weights.dtype, accumulate))
+    y = zeros_varying(call.x, pairs.padded_shape(call.width), addend_dtype(weights.dtype, accumulate))
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
 def backward_by(
-    rows: ModuleType, call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    rows: Any, call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     weights, accumulate = call.weights, call.accumulate
     need_x, need_keys, need_positions = (name in needs for name in ("x", "keys", "positions"))
@@ -51,9 +51,7 @@ def backward_by(
         dy_pair = tile.of_rows(dy)
         index = _row_gathers.flat(d.index)
         if "weights" in needs:
-            totals["weights"] = _row_gathers.add_rows(
-                totals["weights"], index, addends(dy_pair, accumulate), device
-            )
+            totals["weights"] = rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
         main_and_flipped = index, _row_gathers.flat(d.index ^ d.flip)
@@ -95,8 +93,19 @@ def backward_by(
     return found
 
 
-forward = functools.partial(forward_by, _row_gathers)
-backward = functools.partial(backward_by, _row_gathers)
+def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
+    return forward_by(_rows(call), call, device=device)
+
+
+def backward(
+    call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return backward_by(_rows(call), call, cotangent, needs, device=device)
+
+
+def _rows(call: LutPairAttention) -> Any:
+    """Return how rows are read and added."""
+    return SlotRows.of(call) if isinstance(call, SparseLutPairAttention) else _row_gathers
 
 
 def update(
@@ -117,7 +126,9 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
         terms = TiledTerms(pairs, group)
         return lambda tile: _row_gathers.flat(terms.detect(tile).index)
 
-    return _row_updates.hits_of_pairs(pairs, cotangent.astype(accumulator(call.weights.dtype)), of_group)
+    dy = cotangent.astype(accumulator(call.weights.dtype))
+    hits = _row_updates.hits_of_pairs(pairs, dy, of_group)
+    return SlotRows.of(call).hits(call.weights, hits) if isinstance(call, SparseLutPairAttention) else hits
 
 
 class TiledTerms(Terms):

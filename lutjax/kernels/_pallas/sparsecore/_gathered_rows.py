@@ -11,6 +11,8 @@ from lutjax.kernels._pallas.sparsecore import _gather, _sizes
 from lutjax.kernels._xla import _row_gathers as plain
 from lutjax.kernels.registry import Device
 
+add_rows = plain.add_rows
+
 
 def sum_rows(
     weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None, groups: int = 1

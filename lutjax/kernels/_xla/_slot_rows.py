@@ -1,0 +1,158 @@
+"""Reading and adding rows whose slots reach some of the outputs, one table after the other: no array ``[T, n, K]`` exists.
+
+`SlotRows` has the loops of `_row_gathers` for tables with targets, ``[T, R, K]``: sums and cotangents are ``[n, O]`` there, too.
+"""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax._dtypes import accumulator
+from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax.kernels._xla import _row_updates
+from lutjax.kernels._xla._row_gathers import add, clamped, detectors, read
+from lutjax.kernels.registry import Device
+
+
+@runtime_checkable
+class HasTargets(Protocol):
+    """Call of an op whose rows have targets."""
+
+    @property
+    def targets(self) -> jax.Array: ...
+    @property
+    def n_outputs(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotRows:
+    """Rows with targets.
+
+    Attributes:
+      targets: ``[T or 1, R or 1, K]``, unused ones behind the last output.
+      n_outputs: outputs, without that.
+    """
+
+    targets: jax.Array
+    n_outputs: int
+
+    @classmethod
+    def of(cls, call: HasTargets) -> "SlotRows":
+        targets = jnp.clip(call.targets, -1, call.n_outputs - 1)
+        return cls(jnp.where(targets < 0, call.n_outputs, targets), call.n_outputs)
+
+    # ------------------------------------------------------------------------------------- one table
+    def outputs(self, t: jax.Array, row: jax.Array) -> jax.Array:
+        """The targets of rows ``[n]`` of a table: ``[n, K]``."""
+        targets = self.targets
+        return read(
+            targets, t if targets.shape[0] > 1 else 0, row if targets.shape[1] > 1 else jnp.zeros_like(row)
+        )
+
+    def padded(self, dy: jax.Array) -> jax.Array:
+        """A cotangent ``[n, O]`` with a zero for unused slots."""
+        return jnp.pad(dy, ((0, 0), (0, 1)))
+
+    def of_slots(self, dy: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
+        """The values of the outputs of rows ``[n]`` in a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
+        return read(dy, _places(dy), self.outputs(t, row))
+
+    def change(
+        self,
+        weights: jax.Array,
+        t: jax.Array,
+        row: jax.Array,
+        other: jax.Array,
+        dy: jax.Array,
+        accumulate: FixedPoint | None,
+    ) -> jax.Array:
+        """Sums of addends ``<dy, row - other row>``: where both reach one output, values are subtracted before they are multiplied.
+
+        Args:
+          dy: padded, as it is accumulated.
+        """
+
+        def values(row: jax.Array) -> jax.Array:
+            return jnp.where(self.outputs(t, row) < self.n_outputs, read(weights, t, row).astype(dy.dtype), 0)
+
+        value, other_value, dy_row = values(row), values(other), self.of_slots(dy, t, row)
+        total = addends((value - other_value) * dy_row, accumulate)
+        if self.targets.shape[1] > 1:
+            apart = addends(value * dy_row, accumulate)
+            apart -= addends(other_value * self.of_slots(dy, t, other), accumulate)
+            total = jnp.where(self.outputs(t, row) == self.outputs(t, other), total, apart)
+        return jnp.sum(total, -1, dtype=total.dtype)
+
+    # ------------------------------------------------------------------------------------- all tables
+    def sum_rows(
+        self, weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
+    ) -> jax.Array:
+        """The sums of addends of all tables at the targets of the rows that they address: ``[T, n]`` -> ``[n, O]``."""
+        del device
+
+        def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            t, row = of
+            values = addends(read(weights, t, row), accumulate)
+            return add(y, (_places(y), self.outputs(t, row)), values), None
+
+        shape = (index.shape[1], self.n_outputs + 1)
+        y = zeros_varying(index, shape, addend_dtype(weights.dtype, accumulate))
+        y, _ = jax.lax.scan(step, y, (detectors(weights), clamped(weights, index)))
+        return y[:, : self.n_outputs]
+
+    def differences(
+        self,
+        weights: jax.Array,
+        index: tuple[jax.Array, ...],
+        dy: jax.Array,
+        device: Device,
+        accumulate: FixedPoint | None,
+    ) -> tuple[jax.Array, ...]:
+        """``<dy, row - other row>`` of each read: the first way to read against each other one. ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s."""
+        del device
+        dy = self.padded(dy.astype(accumulator(weights.dtype)))
+
+        def step(_: None, of: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[None, Any]:
+            t, (row, *others) = of
+            return None, tuple(self.change(weights, t, row, other, dy, accumulate) for other in others)
+
+        rows = tuple(clamped(weights, i) for i in index)
+        _, totals = jax.lax.scan(step, None, (detectors(weights), rows))
+        return tuple(result(total, dy.dtype, accumulate) for total in totals)
+
+    def add_rows(self, total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
+        """Tables plus values ``[n, O]`` of the outputs that each row reaches: ``[T, R, K]``, ``[T, n]``."""
+        del device
+        values = self.padded(values.astype(total.dtype))
+
+        def step(total: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            t, row = of
+            return add(total, (t, row), self.of_slots(values, t, row)), None
+
+        return jax.lax.scan(step, total, (detectors(total), clamped(total, index)))[0]
+
+    def hits(self, weights: jax.Array, hits: _row_updates.Hits) -> _row_updates.Hits:
+        """Return hits whose values are those of all outputs, with those of the slots of each row."""
+        visit, n_hits = hits
+
+        def of_slots(group: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
+            lists = SlotRows(
+                group(self.targets) if self.targets.shape[0] > 1 else self.targets, self.n_outputs
+            )
+
+            def own(carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None) -> Any:
+                number = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
+                rows = clamped(weights, rows)
+                return body(carry, rows, lists.of_slots(self.padded(values), number, rows), counts)
+
+            return visit(group, own, carry)
+
+        return of_slots, n_hits
+
+
+def _places(a: jax.Array) -> jax.Array:
+    """``[n, 1]``."""
+    return jnp.arange(a.shape[0], dtype=jnp.int32)[:, None]
