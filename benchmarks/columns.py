@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from splits import Trained
 
-import lutjax
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import datasets
-from lutjax.training.classifier import Run, TrainingConfig
-from lutjax.training.loop import Repeated
+from lutjax.training.classifier import TrainingConfig
 from lutjax.training.samples import Samples, part, split_ids
 
 SPLITS = 5
@@ -176,33 +174,15 @@ def measure(
     sizes = {"n_thresholds": 0} if kind == "adult" else {}
     sizes |= {key: value for key, value in fields.items() if key in own}
     model = LogicClassifierConfig(size, max(train.n_classes for train in divided), **sizes)
-    run = Run(model, training, divided[0])
-    keys = [jax.random.key(seed) for seed, _ in zip(itertools.cycle(splits), divided, strict=False)]
-    states = jax.jit(jax.vmap(run.drawn))(jnp.stack(keys))
-    if model.n_thresholds:
-        thresholds = [
-            lutjax.thermometer_thresholds(
-                jnp.asarray(train.x), model.n_thresholds, method=training.thresholds
-            )
-            for train in divided
-        ]
-        states.others["encoder"]["thresholds"] = jnp.stack(thresholds)
-    samples = tuple(jnp.stack([getattr(train, array) for train in divided]) for array in ("x", "y"))
-
-    def step(states: Any, number: Any, samples: Any) -> Any:
-        states, losses = jax.vmap(run.step, (0, None, 0))(states, number, samples)
-        return states, losses.mean()
-
-    with lutjax.use_implementation("xla"):  # under vmap other kernels run for one network after the other
-        states, _ = Repeated(step, samples)(states, 0, training.steps)
+    seeds = [seed for seed, _ in zip(itertools.cycle(splits), divided, strict=False)]
+    trained = Trained(model, training, divided, seeds)
     reached: dict[str, list[float]] = {}
     for number, part_name in enumerate(wanted):
         for hard in (True, False):
             accuracies = []
             for i, split in enumerate(found):
                 i += 0 if kind == "adult" else number * len(found)
-                state = jax.tree.map(lambda array, i=i: array[i], states)
-                accuracies.append(100 * run.accuracy(state, padded(split[part_name][1], size), hard=hard))
+                accuracies.append(trained.accuracy(i, padded(split[part_name][1], size), hard=hard))
             reached[part_name if hard else f"soft {part_name}"] = [round(value, 3) for value in accuracies]
     n_gates = sum(model.layers) if model.n_inputs == 2 else None
     took = round(time.perf_counter() - start, 1)
