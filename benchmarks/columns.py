@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from splits import Trained
 
+import lutjax
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import datasets
 from lutjax.training.classifier import TrainingConfig
@@ -31,7 +33,7 @@ from lutjax.training.samples import Samples, part, split_ids
 
 SPLITS = 5
 PARTS = ("validation", "test")
-OTHERS = ("logistic regression", "random forest", "gradient boosting")
+OTHERS = ("logistic regression", "random forest", "random forest on bits", "gradient boosting")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
 PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 
@@ -143,6 +145,13 @@ def of_digits(data: datasets.Data, split: int) -> dict[str, tuple[Samples, Sampl
     return {kind: (part(data.train, a), part(data.train, b)) for kind, (a, b) in ids.items()}
 
 
+def in_bits(samples: Samples, train: Samples) -> Samples:
+    """Return samples whose numbers are the bits that networks make of them."""
+    thresholds = lutjax.thermometer_thresholds(jnp.asarray(train.x), LogicClassifierConfig(1, 2).n_thresholds)
+    bits = (samples.x[:, :, None] > np.asarray(thresholds)).reshape(len(samples.x), -1)
+    return dataclasses.replace(samples, x=bits.astype(np.float32), shape=bits.shape[1:])
+
+
 def padded(samples: Samples, size: int) -> Samples:
     """Return samples with features of 0 added: the splits of a table may differ in their number."""
     if samples.x.shape[1] == size:
@@ -190,7 +199,9 @@ def measure(
 
 
 def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequence[str]) -> Iterator[Row]:
-    """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks."""
+    """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks; of digits
+    all on pixels, and a forest on the bits of networks, too.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -208,6 +219,8 @@ def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequen
         ),
     }
     bits = next(iter(NETWORKS[kind].values())).get("column_bits", 0)
+    if kind == "digits":
+        learners["random forest on bits"] = learners["random forest"]
     for name, learner in learners.items():
         start = time.perf_counter()
         reached: dict[str, list[float]] = {part_name: [] for part_name in wanted}
@@ -217,6 +230,8 @@ def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequen
             fitted = None
             for part_name in wanted:
                 train, test = found[part_name]
+                if name == "random forest on bits":
+                    train, test = (in_bits(samples, train) for samples in (train, test))
                 if fitted is None or kind != "adult":
                     fitted = learner(split).fit(train.x, train.y)
                 reached[part_name].append(round(100 * float(fitted.score(test.x, test.y)), 3))
