@@ -52,6 +52,15 @@ def test_packed_network_and_circuit_are_the_hard_network():
     np.testing.assert_array_equal(circuit(bits.astype(np.uint8)).ravel(), want)
 
 
+def test_layers_of_gates_learn_their_wires():
+    model = model_of(n_thresholds=1, wiring="top-k", candidates=4)
+    assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
+    scores = np.random.default_rng(3).normal(size=(24, 2, 4)).astype(np.float32)
+    model.gates[0].scores = scores
+    wires = np.take_along_axis(np.asarray(model.gates[0].wires), scores.argmax(-1)[..., None], -1)[..., 0]
+    np.testing.assert_array_equal(model.packed().wires[0], wires)
+
+
 def test_training():
     """Classes are images with few bits and with many."""
     config = LogicTreeNetConfig(
@@ -90,6 +99,7 @@ def test_training():
         ({"kernels": ()}, "kernels is empty"),
         ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
         ({"residual": 2.0}, "residual_gates: probability is 2.0"),
+        ({"wiring": "best"}, "LogicGates: wiring is 'best'"),
     ],
 )
 def test_impossible(options, message):
