@@ -172,7 +172,7 @@ NETWORKS = {
         build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=500, rate=0.01), batch=64
     ),
     "logic trees": Network(
-        build=_trees(64, 3, wiring="top-k", candidates=16),
+        build=_trees(64, 3, wiring="top-k"),
         rates=Rates(steps=6000, rate=0.1, tau=20.0, shift=1.0, bend=0.7),
     ),
     "logic trees, drawn wires, straight through": Network(
