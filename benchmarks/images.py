@@ -173,7 +173,7 @@ NETWORKS = {
     ),
     "logic trees": Network(
         build=_trees(64, 3, wiring="top-k"),
-        rates=Rates(steps=6000, rate=0.2, decay=0.03, tau=16.0, shift=1.0, bend=0.7),
+        rates=Rates(steps=6000, rate=0.2, decay=0.005, tau=16.0, shift=1.0, bend=0.7),
     ),
     "logic trees, drawn wires, straight through": Network(
         build=_trees(64, 3, estimator="straight_through"), rates=Rates(rate=0.02, tau=28.0)
