@@ -173,6 +173,10 @@ NETWORKS = {
     ),
     "logic trees": Network(
         build=_trees(64, 3, wiring="top-k"),
+        rates=Rates(steps=6000, rate=0.1, tau=16.0, shift=1.0, bend=0.7),
+    ),
+    "logic trees, rate 0.2": Network(
+        build=_trees(64, 3, wiring="top-k"),
         rates=Rates(steps=6000, rate=0.2, decay=0.005, tau=16.0, shift=1.0, bend=0.7),
     ),
     "logic trees, drawn wires, straight through": Network(

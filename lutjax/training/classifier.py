@@ -32,7 +32,10 @@ Model = LogicClassifier | LogicTreeNet
 THRESHOLDS = ("uniform", "gaussian", "distributive", "learned")
 
 WIDTH = 0.1
-"""Width of the sigmoids of learned thresholds, and the unit of their rate, in standard deviations of a number."""
+"""Width of the sigmoids of learned thresholds, and the unit of their rate, in standard deviations of a number.
+
+On validation parts of the digits hard networks of 2 x 500 gates reached 91.4, 92.5, 91.8 and 87.2 % with 0.03, 0.1, 0.3 and 1.
+"""
 
 AT_ONCE = 2048
 """Samples that are tested together at most."""
