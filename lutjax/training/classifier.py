@@ -180,7 +180,9 @@ class Run(ModelRun[Model]):
         x, y = meshes.by_sample((x[chosen].astype(jnp.float32), y[chosen]), self.mesh)
         if self._image is not None:
             changes = {"shift": self.training.shift, "bend": self.training.bend}
-            x = warp(image_key, x.reshape(-1, *self._image), self.training.augment, **changes).reshape(x.shape)
+            x = warp(image_key, x.reshape(-1, *self._image), self.training.augment, **changes).reshape(
+                x.shape
+            )
 
         temperature = self.temperature(number)
 
