@@ -23,17 +23,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from splits import Trained
 
 import lutjax
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import datasets
-from lutjax.training.classifier import Run, TrainingConfig
-from lutjax.training.loop import Repeated
+from lutjax.training.classifier import TrainingConfig
 from lutjax.training.samples import Samples, part, split_ids
 
 SPLITS = 5
 PARTS = ("validation", "test")
-OTHERS = ("logistic regression", "random forest", "gradient boosting")
+OTHERS = ("logistic regression", "random forest", "random forest on bits", "gradient boosting")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
 PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
 
@@ -145,6 +145,13 @@ def of_digits(data: datasets.Data, split: int) -> dict[str, tuple[Samples, Sampl
     return {kind: (part(data.train, a), part(data.train, b)) for kind, (a, b) in ids.items()}
 
 
+def in_bits(samples: Samples, train: Samples) -> Samples:
+    """Return samples whose numbers are the bits that networks make of them."""
+    thresholds = lutjax.thermometer_thresholds(jnp.asarray(train.x), LogicClassifierConfig(1, 2).n_thresholds)
+    bits = (samples.x[:, :, None] > np.asarray(thresholds)).reshape(len(samples.x), -1)
+    return dataclasses.replace(samples, x=bits.astype(np.float32), shape=bits.shape[1:])
+
+
 def padded(samples: Samples, size: int) -> Samples:
     """Return samples with features of 0 added: the splits of a table may differ in their number."""
     if samples.x.shape[1] == size:
@@ -176,33 +183,15 @@ def measure(
     sizes = {"n_thresholds": 0} if kind == "adult" else {}
     sizes |= {key: value for key, value in fields.items() if key in own}
     model = LogicClassifierConfig(size, max(train.n_classes for train in divided), **sizes)
-    run = Run(model, training, divided[0])
-    keys = [jax.random.key(seed) for seed, _ in zip(itertools.cycle(splits), divided, strict=False)]
-    states = jax.jit(jax.vmap(run.drawn))(jnp.stack(keys))
-    if model.n_thresholds:
-        thresholds = [
-            lutjax.thermometer_thresholds(
-                jnp.asarray(train.x), model.n_thresholds, method=training.thresholds
-            )
-            for train in divided
-        ]
-        states.others["encoder"]["thresholds"] = jnp.stack(thresholds)
-    samples = tuple(jnp.stack([getattr(train, array) for train in divided]) for array in ("x", "y"))
-
-    def step(states: Any, number: Any, samples: Any) -> Any:
-        states, losses = jax.vmap(run.step, (0, None, 0))(states, number, samples)
-        return states, losses.mean()
-
-    with lutjax.use_implementation("xla"):  # under vmap other kernels run for one network after the other
-        states, _ = Repeated(step, samples)(states, 0, training.steps)
+    seeds = [seed for seed, _ in zip(itertools.cycle(splits), divided, strict=False)]
+    trained = Trained(model, training, divided, seeds)
     reached: dict[str, list[float]] = {}
     for number, part_name in enumerate(wanted):
         for hard in (True, False):
             accuracies = []
             for i, split in enumerate(found):
                 i += 0 if kind == "adult" else number * len(found)
-                state = jax.tree.map(lambda array, i=i: array[i], states)
-                accuracies.append(100 * run.accuracy(state, padded(split[part_name][1], size), hard=hard))
+                accuracies.append(trained.accuracy(i, padded(split[part_name][1], size), hard=hard))
             reached[part_name if hard else f"soft {part_name}"] = [round(value, 3) for value in accuracies]
     n_gates = sum(model.layers) if model.n_inputs == 2 else None
     took = round(time.perf_counter() - start, 1)
@@ -210,7 +199,9 @@ def measure(
 
 
 def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequence[str]) -> Iterator[Row]:
-    """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks."""
+    """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks; of digits
+    all on pixels, and a forest on the bits of networks, too.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -228,6 +219,8 @@ def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequen
         ),
     }
     bits = next(iter(NETWORKS[kind].values())).get("column_bits", 0)
+    if kind == "digits":
+        learners["random forest on bits"] = learners["random forest"]
     for name, learner in learners.items():
         start = time.perf_counter()
         reached: dict[str, list[float]] = {part_name: [] for part_name in wanted}
@@ -237,6 +230,8 @@ def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequen
             fitted = None
             for part_name in wanted:
                 train, test = found[part_name]
+                if name == "random forest on bits":
+                    train, test = (in_bits(samples, train) for samples in (train, test))
                 if fitted is None or kind != "adult":
                     fitted = learner(split).fit(train.x, train.y)
                 reached[part_name].append(round(100 * float(fitted.score(test.x, test.y)), 3))

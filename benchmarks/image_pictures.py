@@ -5,7 +5,6 @@ layer, and `image-learned.png`, its classes.
 """
 
 import argparse
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from images import NETWORKS, Network, Program, _trees, parts, rates_of
+from images import Network, Program, Rates, _trees, parts, rates_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -123,10 +122,7 @@ def main() -> None:
     whole = load_samples(given.data)
     images = (whole.x / max(float(whole.x.max()), 1.0)).reshape(-1, *whole.shape, 1).astype(np.float32)
     train, test = parts(whole, 0)
-    rates = NETWORKS["logic trees"].rates
-    rates = dataclasses.replace(
-        rates, steps=given.steps, tau=rates.tau * given.size / 64
-    )  # by the number of votes
+    rates = Rates(steps=given.steps, rate=0.02, tau=28 * given.size / 64)  # by the number of votes
     program = Program(
         Network(build=_trees(given.size, 2, estimator="straight_through"), rates=rates),
         images.shape[1:],

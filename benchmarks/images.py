@@ -2,8 +2,8 @@
 
 Logistic regression, a random forest and gradient boosting of scikit-learn, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
 convolutions of tables (`ConvLUT`) are trained on each of five splits, four fifths to one fifth of each class
-(`lutjax.training.samples.split_ids`, stratified), and tested once, after the last step. All networks see the same random changes of the
-images. Recipes were chosen with `--choose`, which tests on images that are in none of the five test parts.
+(`lutjax.training.samples.split_ids`, stratified), and tested once, after the last step. All networks see random changes of the images,
+logic trees smaller ones. Recipes were chosen with `--choose`, which tests on images that are in none of the five test parts.
 
 Rows that the file of `--rows` has are not made again. `--page` writes the table of all rows to a page, between its markers.
 """
@@ -166,10 +166,21 @@ def _trees(k: int, n_thresholds: int, **changes: Any) -> Callable[..., nnx.Modul
 NETWORKS = {
     "CNN": Network(build=_cnn(32), rates=Rates(steps=3000)),
     "convolutions of tables": Network(
+        build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=4000, rate=0.01)
+    ),
+    "convolutions of tables, 500 steps": Network(
         build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=500, rate=0.01), batch=64
     ),
     "logic trees": Network(
-        build=_trees(64, 3, estimator="straight_through"), rates=Rates(steps=4000, rate=0.02, tau=28.0)
+        build=_trees(64, 3, wiring="top-k"),
+        rates=Rates(steps=6000, rate=0.1, tau=16.0, shift=1.0, bend=0.7),
+    ),
+    "logic trees, rate 0.2": Network(
+        build=_trees(64, 3, wiring="top-k"),
+        rates=Rates(steps=6000, rate=0.2, decay=0.005, tau=16.0, shift=1.0, bend=0.7),
+    ),
+    "logic trees, drawn wires, straight through": Network(
+        build=_trees(64, 3, estimator="straight_through"), rates=Rates(rate=0.02, tau=28.0)
     ),
 }
 

@@ -2,7 +2,7 @@
 
 `cost`: a training step of layers of equal width, with Adam, random bits and softmax cross entropy.
 `accuracy`: the hard network on the test parts of five splits of scikit-learn's digits (`lutjax.training.samples.split`), or of a `.npz` file,
-with equal gates for every wiring; means and their standard errors.
+with equal gates for every wiring; means and their standard errors. All splits train at the same time, in one program.
 """
 
 import argparse
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from splits import Trained
 
 from lutjax.benchmark import measure
 from lutjax.benchmark.results import duration
 from lutjax.models import LogicClassifier, LogicClassifierConfig
-from lutjax.training.classifier import Run, TrainingConfig
+from lutjax.training.classifier import TrainingConfig
 from lutjax.training.samples import load_digits, load_samples, split
 
 WIRINGS = ("random", "unique", "balanced", "butterfly", "learnable", "top-k", "full")
@@ -62,21 +63,21 @@ def cost(given: argparse.Namespace) -> None:
 def accuracy(given: argparse.Namespace) -> None:
     """Print the accuracy of the hard network with each wiring."""
     whole = load_samples(given.data) if given.data else load_digits()
+    seeds = list(range(given.seeds))
+    parts = [split(whole, seed) for seed in seeds]
+    training = TrainingConfig(steps=given.steps, augment=given.augment)
     for name in given.wirings:
-        found, start = [], time.perf_counter()
-        for seed in range(given.seeds):
-            train, test = split(whole, seed)
-            training = TrainingConfig(split=seed, seed=seed, steps=given.steps, augment=given.augment)
-            sizes = {
-                "layers": given.layers,
-                "wiring": name,
-                "n_thresholds": given.thresholds,
-                "tau": given.tau,
-                "candidates": given.candidates,
-            }
-            run = Run(LogicClassifierConfig(train.x.shape[1], 10, **sizes), training, train)
-            state, _ = run.advance(run.init(), 0, training.steps)
-            found.append(100 * run.accuracy(state, test, hard=True))
+        start = time.perf_counter()
+        sizes = {
+            "layers": given.layers,
+            "wiring": name,
+            "n_thresholds": given.thresholds,
+            "tau": given.tau,
+            "candidates": given.candidates,
+        }
+        config = LogicClassifierConfig(whole.x.shape[1], 10, **sizes)
+        trained = Trained(config, training, [train for train, _ in parts], seeds)
+        found = [trained.accuracy(seed, test, hard=True) for seed, (_, test) in enumerate(parts)]
         error = np.std(found, ddof=1) / len(found) ** 0.5 if len(found) > 1 else 0.0
         each = " ".join(f"{a:.2f}" for a in found)
         seconds = time.perf_counter() - start

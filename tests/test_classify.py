@@ -20,6 +20,7 @@ import pytest
 from click.testing import Result
 from commands import command
 
+from lutjax.models import LogicClassifierConfig
 from lutjax.training import classifier, datasets, experiments, models, reports, runs
 from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import MODELS, Classifier
@@ -484,6 +485,24 @@ def test_channels_move_together() -> None:
     found = warp(key, images)
     for channel in range(2):
         np.testing.assert_allclose(found[..., channel], warp(key, images[..., channel]), atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"shift": 2.0}, {"bend": 1.0}, {"augment": 0.5}, {}])
+def test_a_step_changes_images_as_asked(changes: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(key: jax.Array, x: jax.Array, strength: float, **how: float) -> jax.Array:
+        asked.append({"augment": strength, **how})
+        return x
+
+    monkeypatch.setattr(classifier, "warp", noted)
+    train = samples(RNG.uniform(size=(20, 3, 3)), np.arange(20) % 2, name="squares")
+    training = classifier.TrainingConfig(**{"augment": 0.0, **changes})
+    run = classifier.Run(LogicClassifierConfig(9, 2, layers=(4,)), training, train)
+    jax.eval_shape(run.step, run.abstract(), jnp.int32(0), (train.x, train.y))
+    assert asked == [{"augment": 0.0, "shift": 0.0, "bend": 0.0, **changes}][: len(changes)]
+    with pytest.raises(ValueError, match="shift is -1; it must not be negative"):
+        classifier.TrainingConfig(shift=-1)
 
 
 # --- recipes

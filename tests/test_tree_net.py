@@ -87,6 +87,13 @@ def test_packed_network_and_circuit_are_the_hard_network(edges):
     np.testing.assert_array_equal(circuit(bits.astype(np.uint8)).ravel(), want)
 
 
+@pytest.mark.parametrize("tables", ["gates", "light"])
+def test_layers_of_gates_learn_their_wires(tables):
+    config = LogicTreeNetConfig((6, 4, 2), 3, **SIZES, wiring="top-k", candidates=4, tables=tables)
+    model = nnx.eval_shape(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))
+    assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
+
+
 def test_training():
     """Classes are images with few bits and with many."""
     config = LogicTreeNetConfig(
@@ -126,6 +133,7 @@ def test_training():
         ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
         ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
         ({"residual": 2.0}, "residual_gates: probability is 2.0"),
+        ({"wiring": "best"}, "LogicGates: wiring is 'best'"),
     ],
 )
 def test_impossible(options, message):

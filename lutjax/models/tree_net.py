@@ -64,6 +64,9 @@ class LogicTreeNetConfig(Config):
       tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
         coefficients; raw: numbers from -1 to 1.
       residual: probability with which a gate starts by passing on its first input.
+      wiring: which inputs the gates of `layers` read: balanced, unique, butterfly, random, top-k, full or learnable, see
+        `lutjax.layers.nnx.LogicGates`. Leaves of trees read balanced wires.
+      candidates: for each input of such a gate where wiring is top-k or learnable.
       learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`.
       tau: the votes for a class are divided by it.
@@ -95,6 +98,8 @@ class LogicTreeNetConfig(Config):
     channels_per_kernel: PerLayer = 0
     tables: str = "gates"
     residual: float | int = 0.9
+    wiring: str = "balanced"
+    candidates: int = 8
     estimator: str = "soft"
     tau: float | int = 1.0
     edges: bool = False
@@ -187,7 +192,8 @@ class LogicTreeNetConfig(Config):
 
     def gate_arguments(self) -> list[dict[str, Any]]:
         """Return the arguments of each layer of gates: of `LogicGates`, or of `SoftLUT` where gates are tables."""
-        kind = {} if self.tables == "gates" else {"n_inputs": 2, "parametrisation": self.tables}
+        kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
+        kind |= {} if self.tables == "gates" else {"n_inputs": 2, "parametrisation": self.tables}
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
         return [
             {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
