@@ -73,7 +73,9 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
 # On CPUs layers evaluate trees level by level, whose gates have native kernels.
 WITHOUT_NATIVE = ("logic_trees",)
 # Those that layers alone call. They have tests of their own instead of cases.
-OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {"lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT}}
+OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {
+    "lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT}
+}
 
 
 def register(registry: KernelRegistry) -> None:
