@@ -73,7 +73,7 @@ def results_of(read, fixed, anchors):
     ],
 )
 def test_a_scored_read_is_the_same_in_every_program(read, program):
-    """As in a program that does nothing else: also where arguments are known or used by others, for each sample, and for some samples."""
+    """Bits are those of a program that does nothing else: also where arguments are known or used by others, for each sample, and for some samples."""
     rng = np.random.default_rng(0)
     x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 6), (4, 8, 5)))
     anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=6, n_detectors=4, n_anchors=3)

@@ -48,7 +48,7 @@ class Hook:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """What sees the training loss of every `every` steps, and of the last ones.
+    """Log of the training loss of every `every` steps, and of the last ones.
 
     `call` gets the numbers of steps done, each with the mean loss since the previous one or a hook: several at once where steps are short.
     """

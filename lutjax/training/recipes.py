@@ -113,7 +113,7 @@ class TreeRecipe(Published):
       logictreenet-mnist-s: 73,136 gates that are trained, published with 98.46 % on MNIST
         source: Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024
         differs: the last network is the result, not the one that is best on a validation part
-        kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; estimator soft; tau 6.5; edges False
+        kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; wiring balanced; candidates 8; estimator soft; tau 6.5; edges False
         steps 200000; batch_size 512; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0
     """
 

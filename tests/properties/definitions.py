@@ -1156,12 +1156,12 @@ class _Trees:
             self.y[k, g, b], self.chosen[k, g, b] = root[k, *best, b], best
 
     def at_chosen(self, values: np.ndarray) -> np.ndarray:
-        """What ``[K, rows, columns, B]`` has at the places that were chosen: ``[K, groups, B]``."""
+        """Return the values ``[K, rows, columns, B]`` at the places that were chosen: ``[K, groups, B]``."""
         k, _, b = np.indices(self.y.shape)
         return values[k, self.chosen[..., 0], self.chosen[..., 1], b]
 
     def cotangents(self, dy: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Those of all nodes at the chosen places, in their order, and their values there: ``[K, groups, B]`` each."""
+        """Return the cotangents of all nodes at the chosen places, in their order, and their values there: ``[K, groups, B]`` each."""
         values = [self.at_chosen(node) for node in self.nodes]
         g: list[Any] = [None] * len(values)
         g[-1] = wide(dy)
@@ -1183,7 +1183,7 @@ def logic_trees(x: np.ndarray, coefficients: np.ndarray, leaves: np.ndarray, pla
 def logic_trees_vjp(
     x: np.ndarray, coefficients: np.ndarray, leaves: np.ndarray, places: Any, dy: np.ndarray
 ) -> dict[str, Sum]:
-    """From the root to the leaves of the place that a group chose: for each node what `bilinear_gates_vjp` says."""
+    """Cotangents from the root to the leaves of the place that a group chose: for each node as `bilinear_gates_vjp` says."""
     of = _Trees(x, coefficients, leaves, places)
     g, values = of.cotangents(dy)
     sizes, magnitudes = _like(of, _magnitudes(x, coefficients, leaves, places)).cotangents(np.abs(wide(dy)))
