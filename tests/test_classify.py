@@ -721,6 +721,7 @@ def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path
         (["--data", table, "--target", "sizes"], "has no column 'sizes'"),
         (["--target", "class"], "--target is class, but it is for tables"),
         (["--recipe", "best"], "is not one of"),
+        (["--recipe", "logictreenet-cifar10-g"], "has sizes for CIFAR-10; samples of"),
         (["--resume", "--out", out, "--recipe", "difflogic-adult"], "belongs to another configuration"),
     ):
         result = command("train", "classify", *words, *(["--out", tmp_path] if "--out" not in words else []))

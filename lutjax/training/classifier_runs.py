@@ -120,7 +120,15 @@ class Classifier(Experiment):
         training = presets.make(TrainingConfig, values)
         parts = _parts(data, training)
         sizes = _sizes(config, parts, training, values)
-        made, training, options = cls.made({**sizes, **values}, config)
+        try:
+            made, training, options = cls.made({**sizes, **values}, config)
+        except ValueError as error:
+            if found is None:
+                raise
+            raise ValueError(
+                f"{error} The recipe {found.name} has sizes for {found.data}; samples of {data.name} have shape "
+                f"{list(parts.train.shape)}."
+            ) from error
         record = Record(
             model=made,
             training=training,
