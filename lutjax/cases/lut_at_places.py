@@ -17,12 +17,13 @@ CONVOLUTION = Kind(
     problem=address_bits,
 )
 KINDS = (CONVOLUTION,)
+SLOW = True
 
 # Sizes of rows; where those of columns differ, they have names of their own. Dead zones are in quarters.
 SIZES = {
     "one": Size(Tag.SLOW, batch=1, height=1, channels=1, detectors=1, bits=1, outputs=1),
     "split": Size(
-        Tag.FAST, batch=4, height=2, channels=2, detectors=4, bits=2, outputs=3, kernel=2, padding=1
+        Tag.FAST, batch=4, height=1, channels=2, detectors=4, bits=2, outputs=3, kernel=2, padding=1
     ),
     "apart": Size(  # strides beyond the window, channels of each group
         Tag.DTYPES,
@@ -31,7 +32,7 @@ SIZES = {
         width=9,
         channels=4,
         of_group=2,
-        detectors=6,
+        detectors=4,
         bits=3,
         outputs=3,
         groups=2,
@@ -84,7 +85,9 @@ SIZES = {
         kernel=2,
         padding=1,
     ),
-    "targets": Size(batch=6, height=1, channels=7, detectors=6, bits=2, outputs=3, groups=3, reached=4),
+    "targets": Size(
+        Tag.SLOW, batch=6, height=1, channels=7, detectors=6, bits=2, outputs=3, groups=3, reached=4
+    ),
     "targets_of_places": Size(
         Tag.SLOW,
         batch=3,
