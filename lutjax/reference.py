@@ -474,14 +474,17 @@ def conv_lut(
 
 
 def _patches(
-    images: jax.Array, size: tuple[int, int], step: tuple[int, int], around: tuple[int, int], n_parts: int
+    images: Any, size: tuple[int, int], step: tuple[int, int], around: tuple[int, int], n_parts: int
 ) -> jax.Array:
     """Values of each window, ``[..., rows, columns, parts, values]``; parts have so many channels that follow each other."""
     lead, channels = images.shape[:-3], images.shape[-1]
     padded = jnp.pad(images, [(0, 0)] * len(lead) + [(n, n) for n in (*around, 0)])
     ids = windows(padded.shape[-3:], size, step)
     ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, n_parts, channels // n_parts), 3, 2)
-    return padded.reshape(*lead, -1)[..., ids.reshape(*ids.shape[:3], -1)]
+    patches: jax.Array = padded.reshape(*lead, math.prod(padded.shape[-3:]))[
+        ..., ids.reshape(*ids.shape[:3], math.prod(ids.shape[3:]))
+    ]
+    return patches
 
 
 def lut_at_places(

@@ -224,7 +224,11 @@ def _call(
     n_groups = _groups.number(op, groups, n_detectors)
     of_all, ids = windows.of_all_channels(as_int32(anchors), n_groups)
     x = images.reshape(*images.shape[:-3], math.prod(windows.image))
-    options = {"windows": of_all, "groups": n_groups, "epsilon": _checks.finite_epsilon(op, epsilon)}
+    options: dict[str, Any] = {
+        "windows": of_all,
+        "groups": n_groups,
+        "epsilon": _checks.finite_epsilon(op, epsilon),
+    }
     if targets is None:
         return LutAtPlaces(x, weights, ids, **options)
     _checks.integers(op, "targets", targets, 2, "[groups, outputs]")

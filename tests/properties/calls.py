@@ -344,7 +344,7 @@ def _call_trees(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
 
 
 def _windows(z: Mapping[str, int], o: Mapping[str, Any]) -> dict[str, Any]:
-    """With targets each table is a group."""
+    """Return the options of the op; with targets each table is a group."""
     windows = Windows((2, 3, z["slots"]), (2, 2), (1, 1), (0, 1), z["slots"])
     options: dict[str, Any] = {"windows": windows, **_given(o, "epsilon")}
     if o.get("targets"):

@@ -1016,7 +1016,7 @@ def lut_at_places(
     groups: int = 1,
     epsilon: float = 0.0,
 ) -> Sum:
-    """At every place the sums of the rows that the detectors of a group address, side by side or added to targets."""
+    """Sums of the rows that the detectors of a group address at every place: side by side, or added to targets."""
     x, ids = _at_places(images, anchors, windows, groups)
     d = _detect_at_places(x, ids, epsilon)
     if targets is not None:
@@ -1039,7 +1039,7 @@ def lut_at_places_vjp(
     groups: int = 1,
     epsilon: float = 0.0,
 ) -> dict[str, Sum]:
-    """That of a look-up whose samples are all places; a value of the image adds up what all places give it."""
+    """Cotangents of a look-up whose samples are all places; a value of the image adds up what all places give it."""
     x, ids = _at_places(images, anchors, windows, groups)
     d = _detect_at_places(x, ids, epsilon)
     dy = np.reshape(dy, (*d.index.shape[:2], np.shape(dy)[-1]))
