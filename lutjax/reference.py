@@ -470,7 +470,7 @@ def conv_lut(
         y = scored_lut(
             patches, weights, anchors, scalars or {}, read=read, groups=groups, accumulate=accumulate
         )
-    return y.reshape(*y.shape[:-2], -1)
+    return y.reshape(*y.shape[:-2], math.prod(y.shape[-2:]))
 
 
 def _patches(
@@ -482,7 +482,7 @@ def _patches(
     ids = windows(padded.shape[-3:], size, step)
     ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, n_parts, channels // n_parts), 3, 2)
     patches: jax.Array = padded.reshape(*lead, math.prod(padded.shape[-3:]))[
-        ..., ids.reshape(*ids.shape[:3], math.prod(ids.shape[3:]))
+        ..., ids.reshape(*ids.shape[:3], -1)
     ]
     return patches
 
@@ -504,7 +504,7 @@ def lut_at_places(
     d = _detect_deltas(margins(patches, anchors, groups=groups), epsilon)
     if targets is None:
         y = lookup(weights, d, groups=groups)
-        return y.reshape(*y.shape[:-2], -1)
+        return y.reshape(*y.shape[:-2], math.prod(y.shape[-2:]))
     assert n_outputs is not None
     of_tables = jnp.repeat(as_int32(targets), len(anchors) // groups, 0)
     return sparse_lookup(weights, d, of_tables[:, None], n_outputs)
