@@ -10,7 +10,7 @@ from lutjax.cases._traffic import Kind, LookUpTraffic
 from lutjax.ops.lut_at_places import Windows
 
 CONVOLUTION = Kind(
-    "conv",
+    "conv_lut",
     ("batch", "height", "channels", "outputs", "detectors", "bits"),
     words=WORDS,
     fixed={"kernel": 3, "padding": 1},
@@ -115,7 +115,7 @@ SIZES = {
     ),
     "empty_batch": Size(Tag.SLOW, batch=0, height=3, channels=1, detectors=2, bits=2, outputs=2, kernel=2),
     "no_detectors": Size(Tag.SLOW, batch=3, height=3, channels=2, detectors=0, bits=2, outputs=3, kernel=2),
-    "conv": CONVOLUTION.size(64, 32, 16, 64, 16, 6),
+    "conv_lut": CONVOLUTION.size(64, 32, 16, 64, 16, 6),
 }
 
 
