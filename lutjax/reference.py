@@ -25,6 +25,7 @@ from lutjax._ids import as_int32, difference
 from lutjax._quantised import QuantisedTables
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.ops.logic_trees import Places
+from lutjax.ops.lut_at_places import Windows
 from lutjax.ops.quantise_tables import quantise_tables
 from lutjax.reads import Read, straight_through
 from lutjax.wiring._images import window_sizes, windows
@@ -42,6 +43,7 @@ __all__ = [
     "lookup",
     "lookup_attention",
     "lut",
+    "lut_at_places",
     "lut_attention",
     "lut_pair_attention",
     "margins",
@@ -461,19 +463,51 @@ def conv_lut(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
-    lead, channels = images.shape[:-3], images.shape[-1]
-    size, step, around = window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding)
-    padded = jnp.pad(images, [(0, 0)] * len(lead) + [(n, n) for n in (*around, 0)])
-    ids = windows(padded.shape[-3:], size, step)
-    ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, groups, channels // groups), 3, 2)
-    patches = padded.reshape(*lead, -1)[..., ids.reshape(*ids.shape[:3], -1)]
+    patches = _patches(images, *window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding), groups)
     if read is None:
         y = lut(patches, weights, anchors, groups=groups, epsilon=epsilon, accumulate=accumulate)
     else:
         y = scored_lut(
             patches, weights, anchors, scalars or {}, read=read, groups=groups, accumulate=accumulate
         )
-    return y.reshape(*y.shape[:-2], -1)
+    return y.reshape(*y.shape[:-2], math.prod(y.shape[-2:]))
+
+
+def _patches(
+    images: Any, size: tuple[int, int], step: tuple[int, int], around: tuple[int, int], n_parts: int
+) -> jax.Array:
+    """Values of each window, ``[..., rows, columns, parts, values]``; parts have so many channels that follow each other."""
+    lead, channels = images.shape[:-3], images.shape[-1]
+    padded = jnp.pad(images, [(0, 0)] * len(lead) + [(n, n) for n in (*around, 0)])
+    ids = windows(padded.shape[-3:], size, step)
+    ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, n_parts, channels // n_parts), 3, 2)
+    patches: jax.Array = padded.reshape(*lead, math.prod(padded.shape[-3:]))[
+        ..., ids.reshape(*ids.shape[:3], -1)
+    ]
+    return patches
+
+
+def lut_at_places(
+    images: Float[Array, "*batch height width channels"],
+    weights: Float[Array, "detectors rows outputs"],
+    anchors: Anchors,
+    targets: Int[Array, "groups outputs"] | None = None,
+    n_outputs: int | None = None,
+    *,
+    windows: Windows,
+    groups: int = 1,
+    epsilon: float = 0.0,
+) -> Float[Array, "*any place_rows place_columns out_channels"]:
+    patches = _patches(
+        images, windows.size, windows.stride, windows.padding, windows.image[2] // windows.channels
+    )
+    d = _detect_deltas(margins(patches, anchors, groups=groups), epsilon)
+    if targets is None:
+        y = lookup(weights, d, groups=groups)
+        return y.reshape(*y.shape[:-2], math.prod(y.shape[-2:]))
+    assert n_outputs is not None
+    of_tables = jnp.repeat(as_int32(targets), len(anchors) // groups, 0)
+    return sparse_lookup(weights, d, of_tables[:, None], n_outputs)
 
 
 def lut_attention(

@@ -1,143 +1,80 @@
-"""Detection and look-up of all places in one op: against the reference, in Triton's interpreter, and compiled for GPUs."""
+"""Detection and look-up of all places in one op: on meshes, and on GPUs. Its values are the parity suite's."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
+from test_sharding import largest_collective, needs_devices
 
 import lutjax
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 
-ONE = Windows.whole(7)
-PADDED = Windows((4, 3, 2), (3, 2), (1, 1), (1, 1), 2)
-APART = Windows((7, 9, 4), (2, 2), (3, 4), (0, 1), 2)  # strides beyond the window, channels in two groups
-WIDE = Windows((5, 6, 3), (5, 3), (1, 2), (4, 0), 3)
-SIZES = {  # samples, detectors, pairs, outputs, groups, targets, dead zone
-    "one": (ONE, 5, 6, 3, 4, 2, 0, 0.0),
-    "padded": (PADDED, 3, 3, 2, 5, 1, 0, 0.0),
-    "apart": (APART, 2, 8, 3, 3, 2, 0, 0.6),
-    "wide": (WIDE, 2, 4, 1, 2, 1, 0, 0.0),
-    "many_outputs": (PADDED, 2, 2, 2, 70, 2, 0, 0.0),
-    "targets": (ONE, 6, 6, 2, 3, 3, 4, 0.0),
-}
+WINDOWS = Windows((4, 3, 4), (2, 2), (1, 1), (1, 0), 2)  # of two groups with channels of their own
+GROUPS = {"windows": WINDOWS, "groups": 2}
 
 
-def arguments(size, dtype=jnp.float32):
-    """Images on a grid, where pairs are often equally close, and numbers whose sums are exact in any order."""
-    windows, batch, n_detectors, n_pairs, n_outputs, groups, n_targets, epsilon = SIZES[size]
-    rng = np.random.default_rng(len(size))
-    images = jnp.asarray(rng.integers(-4, 5, (batch, *windows.image)) / 2, dtype)
-    weights = jnp.asarray(rng.integers(-8, 9, (n_detectors, 2**n_pairs, n_outputs)) / 4, dtype)
-    n_values = windows.size[0] * windows.size[1] * windows.channels
-    anchors = jnp.asarray(rng.integers(-1, n_values + 1, (n_detectors, n_pairs, 2)), jnp.int32)
-    targets = (
-        jnp.asarray(rng.integers(-1, n_targets + 1, (groups, n_outputs)), jnp.int32) if n_targets else None
-    )
-    options = {"windows": windows, "groups": groups, "epsilon": epsilon}
-    return images, weights, anchors, (targets, n_targets or None), options
+def arguments():
+    """Images on a grid, and numbers whose sums are exact in any order."""
+    rng = np.random.default_rng(0)
+    images = jnp.asarray(rng.integers(-4, 5, (4, *WINDOWS.image)), jnp.float32)
+    weights = jnp.asarray(rng.integers(-8, 9, (4, 32, 3)) / 4, jnp.float32)
+    return images, weights, jnp.asarray(rng.integers(-1, 9, (4, 5, 2)), jnp.int32)
 
 
-def reference(images, weights, anchors, targets, n_outputs, *, windows, groups, epsilon):
-    """Return the same by `lutjax.reference`, which copies windows."""
-    if targets is not None:
-        each = jnp.repeat(targets[:, None], len(anchors) // groups, 0)
-        x = images.reshape(len(images), -1)
-        y = lutjax.reference.sparse_lut(x, weights, anchors, each, n_outputs)
-        return y.reshape(len(images), *windows.places, n_outputs)
-    if windows.channels == windows.image[2] and groups > 1:  # groups share the window
-        found = [
-            lutjax.reference.conv_lut(images, w, a, **of_window(windows), epsilon=epsilon)
-            for w, a in zip(jnp.split(weights, groups), jnp.split(anchors, groups), strict=True)
-        ]
-        return jnp.concatenate(found, -1)
-    return lutjax.reference.conv_lut(
-        images, weights, anchors, **of_window(windows), groups=groups, epsilon=epsilon
-    )
-
-
-def of_window(windows):
-    return {"kernel": windows.size, "stride": windows.stride, "padding": windows.padding}
-
-
-def with_gradient(f, images, weights):
-    y, pull = jax.vjp(f, images, weights)
-    dy = jnp.round(4 * jax.random.normal(jax.random.key(5), y.shape)).astype(y.dtype)
-    return y, *pull(dy)
-
-
-def check(size, implementation, dtype=jnp.float32):
-    images, weights, anchors, targets, options = arguments(size, dtype)
-
-    def run(f, *of):
-        return jax.jit(functools.partial(with_gradient, lambda x, w: f(x, w, anchors, *targets, **options)))(
-            *of
-        )
-
-    found = run(functools.partial(lut_at_places, implementation=implementation), images, weights)
-    wide = run(reference, images.astype(jnp.float32), weights.astype(jnp.float32))
-    for name, one, expected in zip(("y", "images", "weights"), found, wide, strict=True):
-        assert one.dtype == dtype
-        assert np.any(expected), name
-        rounded = np.asarray(expected.astype(dtype).astype(jnp.float32))
-        tolerance = 2e-2 if dtype == jnp.bfloat16 and name == "images" else 2e-6
-        np.testing.assert_allclose(
-            one.astype(jnp.float32), rounded, rtol=tolerance, atol=tolerance, err_msg=name
-        )
-
-
-@pytest.mark.parametrize("size", [size if size == "apart" else slow(size) for size in SIZES])
-def test_plain_jax(size):
-    check(size, "xla")
-
-
-@pytest.mark.slow
-def test_samples_over_devices_and_mapped():
-    """Images may lie on several devices, and be mapped."""
-    windows = Windows((3, 3, 1), (2, 2), (1, 1), (0, 0), 1)
-    keys = jax.random.split(jax.random.key(0), 3)
-    images = jax.random.normal(keys[0], (8, 3, 3, 1))
-    weights = jax.random.normal(keys[1], (2, 4, 2))
-    anchors = lutjax.sample_anchors(keys[2], n_inputs=4, n_detectors=2, n_anchors=2)
-
+def with_gradients(images, weights, anchors, targets=None):
     def op(images, weights):
-        return lut_at_places(images, weights, anchors, windows=windows, implementation="xla")
+        options = {"n_outputs": 5, **GROUPS, "implementation": "xla"}
+        return lut_at_places(images, weights, anchors, targets, **options)
 
-    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
-    divided = jax.NamedSharding(mesh, jax.P("devices"))
-    found = jax.jit(op)(jax.device_put(images, divided), weights)
-    assert found.sharding.is_equivalent_to(divided, 4)
-    expected = lutjax.reference.conv_lut(images, weights, anchors, kernel=2)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(jax.vmap(op, in_axes=(0, None))(images, weights), found)
+    y, pull = jax.vjp(op, images, weights)
+    return y, *pull(jnp.ones_like(y))
 
 
-def test_no_images_no_gradient():
-    windows = Windows((3, 3, 1), (2, 2), (1, 1), (0, 0), 1)
-    images, weights = jnp.zeros((0, 3, 3, 1)), jnp.ones((2, 4, 2))
-    anchors = jnp.zeros((2, 2, 2), jnp.int32)
-    f = functools.partial(lut_at_places, anchors=anchors, windows=windows)
-    y, pull = jax.vjp(f, images, weights)
-    assert y.shape == (0, 2, 2, 2)
-    np.testing.assert_array_equal(pull(y)[1], jnp.zeros_like(weights))
+@needs_devices
+@pytest.mark.parametrize("axes", ["Auto", slow("Explicit")])
+@pytest.mark.parametrize("tables_of", [2, slow(4)])  # devices with a group each, and with half of one
+@pytest.mark.parametrize("reaches", ["outputs of its own", slow("targets")])
+def test_tables_and_samples_over_devices(axes, tables_of, reaches):
+    """Each device has its tables and its samples: outputs and cotangents are exchanged, tables are not."""
+    targets = () if reaches != "targets" else (jnp.array([[0, 4, -1], [4, 1, 0]], jnp.int32),)
+    given = (*arguments(), *targets)
+    expected = with_gradients(*given)
+    axis = getattr(jax.sharding.AxisType, axes)
+    mesh = jax.make_mesh(
+        (2, tables_of), ("data", "tables"), axis_types=(axis, axis), devices=jax.devices()[: 2 * tables_of]
+    )
+    specs = (jax.P("data"), jax.P("tables"), jax.P("tables"), jax.P())[: len(given)]
+    placed = jax.device_put(given, tuple(jax.NamedSharding(mesh, spec) for spec in specs))
+    compiled = jax.jit(with_gradients).lower(*placed).compile()
+    found = compiled(*placed)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert found[0].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("data")), 4)
+    assert found[2].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("tables")), 3)
+    assert not re.findall(r" (?:all-to-all|collective-permute)\(", compiled.as_text())
+    outputs, of_images, of_tables = (a.nbytes for a in expected)
+    assert largest_collective(compiled) <= max(outputs / 2, of_images / 2, of_tables / tables_of)
 
 
-# ------------------------------------------------------------------------------------- Triton
-triton_interpreter = pytest.importorskip("triton_interpreter")
-
-
-@pytest.mark.parametrize("size", [size if size in ("padded", "targets") else slow(size) for size in SIZES])
-def test_triton(size):
-    with triton_interpreter.interpreted():
-        check(size, "triton")
-
-
-@pytest.mark.slow
-def test_triton_in_bfloat16():
-    with triton_interpreter.interpreted():
-        check("padded", "triton", jnp.bfloat16)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": jnp.zeros((2, 3, 4, 4))}, r"images is .*its last axes must be \[4, 3, 4\], the image of windows"),
+        ({"anchors": jnp.zeros((4, 0, 2), jnp.int32)}, "anchors is .*a detector needs at least one pair"),
+        ({"weights": jnp.zeros((4, 8, 3))}, "weights is "),
+        ({"groups": 3}, "groups is int 3; it must divide the number of detectors, 4"),
+        ({"targets": jnp.zeros((3, 3), jnp.int32), "n_outputs": 5}, r"targets is .*expected \[2, 3\]: a target for each output"),
+        ({"targets": jnp.zeros((2, 3), jnp.int32)}, "n_outputs is None; with targets it is the number of outputs of a place"),
+    ],
+)  # fmt: skip
+def test_other_sizes_are_refused(changes, message):
+    given = dict(zip(("images", "weights", "anchors"), arguments(), strict=True))
+    with pytest.raises(ValueError, match=f"^lut_at_places: {message}"):
+        lut_at_places(**{**given, **GROUPS, **changes})
 
 
 # ------------------------------------------------------------------------------------- on GPUs
@@ -145,12 +82,6 @@ on_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
 ]
-
-
-@pytest.mark.parametrize("size", [pytest.param(size, marks=on_gpu) for size in SIZES])
-def test_triton_on_a_gpu(size):
-    check(size, "triton")
-    check(size, "triton", jnp.bfloat16)
 
 
 @pytest.mark.parametrize("implementation", [pytest.param("triton", marks=on_gpu)])

@@ -23,7 +23,6 @@ from conftest import forget_compiled
 import lutjax
 from lutjax import testing
 from lutjax.cases import Tag
-from lutjax.kernels.catalogue import OF_LAYERS
 from lutjax.training import tables
 
 pytestmark = pytest.mark.gpu  # worth running wherever implementations run
@@ -37,7 +36,7 @@ def skip_without_two_devices(transformation):
 
 
 def test_every_op_and_direction_has_an_implementation_here():
-    assert sorted([*ops(), *OF_LAYERS]) == sorted(lutjax.kernel_registry.ops())
+    assert sorted(ops()) == sorted(lutjax.kernel_registry.ops())
     for op in ops():
         assert all(implementations(op, direction) for direction in lutjax.kernel_registry.directions(op))
 

@@ -14,6 +14,7 @@ from test_sparsecore import replaced as replaced
 import lutjax
 from lutjax import testing
 from lutjax.ops.logic_trees import Places
+from lutjax.ops.lut_at_places import Windows
 
 WILD = np.array([-5, -1, 2**31 - 1, -(2**31), 0, 1, 2, 3, 4, 9], np.int32)
 N_OUTPUTS = 5
@@ -148,6 +149,18 @@ def of_trees():
     return call, (leaves,), (np.clip(leaves, 0, 3),), (x, coefficients)
 
 
+def of_places():
+    windows = Windows((3, 2, 2), (2, 2), (1, 1), (1, 0), 1)
+    images, weights = array(numbers(1, 3, 3, 2, 2) + np.arange(2) / 16), array(numbers(2, 4, 4, 3))
+    anchors, targets = ids(3, 4, 2, 2), ids(4, 2, 3)
+
+    def call(op, ids, images, weights, **options):
+        return op(images, weights, *ids, N_OUTPUTS, windows=windows, groups=2, **options)
+
+    clamped = np.clip(anchors, 0, 3), np.clip(targets, -1, N_OUTPUTS - 1)
+    return call, (anchors, targets), clamped, (images, weights)
+
+
 CASES = {
     "lookup": of_lookup,
     "sparse_lookup": of_sparse_lookup,
@@ -159,6 +172,7 @@ CASES = {
     "scored_lut": of_scored_lut,
     "bilinear_gates": of_gates((4, 6), 2),
     "logic_trees": of_trees,
+    "lut_at_places": of_places,
     "soft_lut": of_gates((6, 8), 3),
     "binary_lut": of_gates((6, 8), 3),
 }

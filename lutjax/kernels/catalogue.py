@@ -55,6 +55,7 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "weighted_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "scored_lut": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT},
     "lookup_attention": {
         XLA: ALL,
         TRITON: ALL,
@@ -70,20 +71,15 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "packed_lut": {XLA: FORWARD, TENSORCORE: FORWARD},
 }
 
-# On CPUs layers evaluate trees level by level, whose gates have native kernels.
-WITHOUT_NATIVE = ("logic_trees",)
-# Those that layers alone call. They have tests of their own instead of cases.
-OF_LAYERS: dict[str, dict[Column, tuple[Direction, ...]]] = {
-    "lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT}
-}
+# On CPUs layers run these by parts that have native kernels: gates level by level, and a detection and a look-up.
+WITHOUT_NATIVE = ("logic_trees", "lut_at_places")
 
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
-    for op, row in (KERNELS | OF_LAYERS).items():
-        cases = {} if op in OF_LAYERS else {"cases": f"lutjax.cases.{op}"}
-        registry.register_op(op, f"lutjax.ops.{op}", **cases)
-        if op not in (*WITHOUT_NATIVE, *OF_LAYERS):
+    for op, row in KERNELS.items():
+        registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
+        if op not in WITHOUT_NATIVE:
             registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
         for column, directions in row.items():
             room = f"lutjax.kernels.{column.room}"

@@ -122,7 +122,8 @@ def conv_lut(
         y = in_one_kernel(images, weights, anchors, **one, implementation=implementation)
         if y is not None:
             return y
-    ids, places = windows.ids(as_int32(anchors), n_groups), windows.places
+    of_all, of_window = windows.of_all_channels(as_int32(anchors), n_groups)
+    ids, places = of_all.ids(of_window), windows.places
     padded = windows.padded(images)
     x = padded.reshape(*lead, math.prod(padded.shape[-3:]))
     how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}

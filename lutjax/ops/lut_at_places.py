@@ -53,20 +53,29 @@ class Windows:
         """Return the one place of a window that is all there is: anchors are ids of inputs."""
         return cls((1, 1, n_inputs), (1, 1), (1, 1), (0, 0), n_inputs)
 
-    def in_image(self, anchors: jax.Array, groups: int) -> jax.Array:
-        """Return row, column and channel of every end of anchor pairs in the window, int32 ``[T, C, 2, 3]``."""
-        ids = jnp.clip(anchors, 0, self.size[0] * self.size[1] * self.channels - 1)
-        pixel, channel = ids // self.channels, ids % self.channels
-        if self.channels < self.image[2]:
-            channel += (_groups.of_detector(len(anchors), groups) * self.channels)[:, None, None]
+    def of_all_channels(self, anchors: jax.Array, groups: int) -> tuple["Windows", jax.Array]:
+        """Return windows of all channels of the image, and anchors ``[T, C, 2]`` as ids of values in these."""
+        if self.channels == self.image[2]:
+            return self, anchors
+        pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
+        first = _groups.of_detector(len(anchors), groups) * self.channels
+        ids = pixel * self.image[2] + channel + first[:, None, None]
+        return dataclasses.replace(self, channels=self.image[2]), ids
+
+    def in_image(self, anchors: jax.Array) -> jax.Array:
+        """Return row, column and channel of every end of anchor pairs in a window of all channels, int32 ``[T, C, 2, 3]``."""
+        pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
         return jnp.stack([pixel // self.size[1], pixel % self.size[1], channel], -1)
 
-    def ids(self, anchors: jax.Array, groups: int) -> jax.Array:
-        """Return the anchors of every place as ids of values of the padded image, ``[P * T, C, 2]``.
+    def _existing(self, anchors: jax.Array) -> jax.Array:
+        return jnp.clip(anchors, 0, math.prod(self.size) * self.channels - 1)
+
+    def ids(self, anchors: jax.Array) -> jax.Array:
+        """Return the anchors of a window of all channels at every place as ids of values of the padded image, ``[P * T, C, 2]``.
 
         The id of a value of the window at a place is its id in the first window plus the shift of that place.
         """
-        row, column, channel = jnp.unstack(self.in_image(anchors, groups), axis=-1)
+        row, column, channel = jnp.unstack(self.in_image(anchors), axis=-1)
         width, n_channels = self.image[1] + 2 * self.padding[1], self.image[2]
         at_first = (row * width + column) * n_channels + channel
         rows, columns = (np.arange(n) * s for n, s in zip(self.places, self.stride, strict=True))
@@ -82,33 +91,43 @@ class Windows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LutAtPlaces(Call, op="lut_at_places", output="o"):
-    """The call of `lut_at_places`.
+class LutAtPlaces(Call, op="lut_at_places", output="p go"):
+    """The call of `lut_at_places` in which each group has outputs of its own.
 
     Attributes:
       x: ``[B, I]`` floats, the values of images, not padded.
       weights: ``[T, R, O]`` floats.
       anchors: int32 ``[T, C, 2]``, ids of values of a window, which may lie beyond it. ``C`` is at least 1.
       targets: int32 ``[G, O]``, the outputs that each group reaches, -1 for none; None: each group has outputs of its own.
-      windows: where detectors are. groups: ``G``, whose detectors follow each other. epsilon: dead zone.
-      n_outputs: of a place; ``G * O`` without targets.
+      windows: where detectors are, with all channels of the image. groups: ``G``, whose detectors follow each other.
+      epsilon: dead zone. n_reached: outputs of a place among which targets are; None without targets.
 
-    Output and its cotangent: ``[B, P * n_outputs]``. Differentiable: `x`, `weights`.
+    Output and its cotangent: ``[B, P, n_outputs]``. Differentiable: `x`, `weights`.
     """
 
     x: jax.Array = batched(1, "i")
-    weights: jax.Array = shared("d r k")
-    anchors: jax.Array = shared("d c w")
+    weights: jax.Array = shared("t r k")
+    anchors: jax.Array = shared("t c w")
     targets: jax.Array | None = shared("g k", default=None)
     windows: Windows = static()
     groups: int = static(default=1)
     epsilon: float = static(default=0.0)
-    n_outputs: int = static()
+    n_reached: int | None = static(default=None)
 
     @property
     def n_places(self) -> int:
         """Number of places, ``P``."""
         return math.prod(self.windows.places)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of a place."""
+        return self.groups * self.weights.shape[2] if self.n_reached is None else self.n_reached
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LutToTargets(LutAtPlaces, op="lut_at_places", output="p o"):
+    """The call of `lut_at_places` with targets: groups on several devices may reach the same outputs."""
 
 
 def lut_at_places(
@@ -131,11 +150,15 @@ def lut_at_places(
       images: ``[..., height, width, F]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``, ids of values of a window.
       targets: int32 ``[groups, O]``: the outputs that the tables of each group reach, of `n_outputs`; -1 for none. None: each group
         has ``O`` outputs of its own.
-      windows: where detectors are. groups, epsilon: as `lutjax.conv_lut` takes them.
+      n_outputs: of a place, with `targets`; without them it is not used.
+      windows: where detectors are. groups, epsilon: as `lutjax.conv_lut` takes them. Groups share windows of all channels.
       implementation: see `lutjax.detect`. In Triton, the gradient of the weights, and outputs with `targets`, are summed by atomics.
 
     Returns:
-      ``[..., rows, columns, n_outputs]``, of the dtype of `weights`.
+      ``[..., rows, columns, n_outputs]``, without targets ``[..., rows, columns, groups * O]``; of the dtype of `weights`.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype.
 
     Source: docs/semantics.md, section 11.
     """
@@ -192,19 +215,29 @@ def _call(
 ) -> LutAtPlaces:
     op = LutAtPlaces.op
     _checks.floats(op, "images", images, -3, "[..., height, width, channels]")
+    rule = f"its last axes must be {list(windows.image)}, the image of windows"
+    _checks.require(images.shape[-3:] == windows.image, op, "images", images, rule)
     _checks.anchors(op, anchors)
     n_detectors, n_comparisons, _ = anchors.shape
+    _checks.require(n_comparisons > 0, op, "anchors", anchors, "a detector needs at least one pair")
     _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
-    return LutAtPlaces(
-        images.reshape(*images.shape[:-3], math.prod(images.shape[-3:])),
-        weights,
-        as_int32(anchors),
-        None if targets is None else as_int32(targets),
-        windows=windows,
-        groups=groups,
-        epsilon=_checks.finite_epsilon(op, epsilon),
-        n_outputs=groups * weights.shape[2] if targets is None or n_outputs is None else n_outputs,
-    )
+    n_groups = _groups.number(op, groups, n_detectors)
+    of_all, ids = windows.of_all_channels(as_int32(anchors), n_groups)
+    x = images.reshape(*images.shape[:-3], math.prod(windows.image))
+    options: dict[str, Any] = {
+        "windows": of_all,
+        "groups": n_groups,
+        "epsilon": _checks.finite_epsilon(op, epsilon),
+    }
+    if targets is None:
+        return LutAtPlaces(x, weights, ids, **options)
+    _checks.integers(op, "targets", targets, 2, "[groups, outputs]")
+    expected = (n_groups, weights.shape[2])
+    rule = f"expected {list(expected)}: a target for each output of the tables of each group"
+    _checks.require(targets.shape == expected, op, "targets", targets, rule)
+    if n_outputs is None:
+        raise ValueError(f"{op}: n_outputs is None; with targets it is the number of outputs of a place.")
+    return LutToTargets(x, weights, ids, as_int32(targets), n_reached=n_outputs, **options)
 
 
 def _applied(call: LutAtPlaces, lead: tuple[int, ...], implementation: Implementation) -> jax.Array:

@@ -9,6 +9,7 @@ _NO_ADDING = "SparseCores refuse to add to rows in HBM: XLA moves them"
 _ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
 _UNWEIGHTED = "SparseCores add rows as they arrive, without coefficients"
 _TREES = "layers evaluate trees level by level there, as gates, which have kernels"
+_PLACES = "layers detect and look up apart there, by ops that have kernels"
 _ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
 
 
@@ -51,11 +52,14 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "bilinear_gates forward": "was no faster than Triton",
         "bilinear_gates backward": Measured("gates", "dense", 435, 324),
         "logic_trees": "bound by reads of leaves from the caches, which Triton makes, too",
+        "lut_at_places forward": "reads single values and rows from the caches, as Triton does",
+        "lut_at_places backward": _ATOMICS,
         "soft_lut": "bound by reads of wires from the L2 cache, which Triton makes at its bandwidth",
     },
-    "native/cpu": {"logic_trees": _TREES},
-    "pallas/tpu": {"margins": _ONE_PRODUCT, "logic_trees": _TREES},
+    "native/cpu": {"logic_trees": _TREES, "lut_at_places": _PLACES},
+    "pallas/tpu": {"margins": _ONE_PRODUCT, "logic_trees": _TREES, "lut_at_places": _PLACES},
     "pallas/sparsecore": {
+        "lut_at_places": _PLACES,
         "weighted_lookup": _UNWEIGHTED,
         "scored_lut": _UNWEIGHTED,
         "margins": _NO_ROWS,

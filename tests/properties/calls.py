@@ -22,6 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import lutjax
 from lutjax import FixedPoint, _compat
 from lutjax.ops.logic_trees import Places, logic_trees
+from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.testing import assert_close
 from lutjax.training.tables import value_and_grad as value_and_factored_grad
 from properties import definitions
@@ -342,6 +343,31 @@ def _call_trees(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
     return {"y": op(a["x"], a["coefficients"], a["leaves"], places=_PLACES, readers=a.get("readers"))}
 
 
+def _windows(z: Mapping[str, int], o: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the op; with targets each table is a group."""
+    windows = Windows((2, 3, z["slots"]), (2, 2), (1, 1), (0, 1), z["slots"])
+    options: dict[str, Any] = {"windows": windows, **_given(o, "epsilon")}
+    if o.get("targets"):
+        options |= {"groups": z["detectors"], "n_outputs": z["outputs"]}
+    return options
+
+
+def _places_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    n_detectors, n_outputs = z["detectors"], z["outputs"]
+    targets = {"targets": s.ids(-1, n_outputs, n_detectors, n_outputs)} if o.get("targets") else {}
+    return {
+        "images": s.grid(z["batch"], 2, 3, z["slots"], steps=40),
+        "weights": s.grid(n_detectors, 2 ** z["bits"], n_outputs),
+        "anchors": s.anchors(4 * z["slots"], n_detectors, z["bits"]),
+        **targets,
+    }
+
+
+def _call_places(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
+    op = lut_at_places if module is lutjax else module.lut_at_places  # that one is for layers
+    return {"y": op(a["images"], a["weights"], a["anchors"], a.get("targets"), **_windows(o["sizes"], o))}
+
+
 _ACCUMULATE = {"accumulate": (None, FINE)}
 _EPSILON = {"epsilon": (0.0, 0.5)}
 _PAIRS = {
@@ -533,6 +559,13 @@ OPS: dict[str, Op] = {
         ("x", "coefficients"),
         {"readers": (False, True)},
         batch=lambda o: {"x": 1},
+    ),
+    "lut_at_places": Op(
+        _places_arrays,
+        _call_places,
+        ("images", "weights"),
+        {"targets": (False, True), **_EPSILON},
+        batch=lambda o: {"images": 0},
     ),
     "soft_lut": _gates("soft_lut", "table"),
     "binary_lut": _gates("binary_lut", "table"),
@@ -877,6 +910,17 @@ def _of_trees(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     )
 
 
+def _of_places(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    options = _windows(o["sizes"], o)
+    given, n_outputs = (
+        (a["images"], a["weights"], a["anchors"], a.get("targets")),
+        options.pop("n_outputs", None),
+    )
+    return {"y": definitions.lut_at_places(*given, n_outputs, **options).value}, lambda ct: _values(
+        definitions.lut_at_places_vjp(*given, ct, **options)
+    )
+
+
 _DEFINITIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pullback]]] = {
     "detect": _of_detect,
     "detect_signs": _of_detect_signs,
@@ -893,6 +937,7 @@ _DEFINITIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pull
     "bilinear_gates": _of_gates("bilinear_gates", "coefficients"),
     "logic_gates": _of_gates("logic_gates", "logits"),
     "logic_trees": _of_trees,
+    "lut_at_places": _of_places,
     "soft_lut": _of_gates("soft_lut", "table"),
     "binary_lut": _of_gates("binary_lut", "table"),
     "scale_gradient": lambda a, o: (

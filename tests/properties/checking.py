@@ -11,10 +11,13 @@ import numpy as np
 
 import lutjax
 from lutjax.ops.logic_trees import logic_trees
+from lutjax.ops.lut_at_places import lut_at_places
 from properties import definitions as D
 from properties.strategies import READS, Call
 
 Sums = dict[str, D.Sum]
+OF_LAYERS = {"logic_trees": logic_trees, "lut_at_places": lut_at_places}
+"""Ops that layers alone call."""
 SELF_ATTENTION = ("lut_attention", "lut_pair_attention")
 
 
@@ -37,7 +40,7 @@ def invoke(op: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
     if op == "scored_lut":
         arguments["scalars"] = {n.removeprefix("scalars."): arguments.pop(n) for n in _scalars(arguments)}
         options["read"] = READS[options["read"]][1]
-    function = logic_trees if op == "logic_trees" else getattr(lutjax, op)  # that one is for layers
+    function = OF_LAYERS[op] if op in OF_LAYERS else getattr(lutjax, op)
     return function(**arguments, **options)
 
 
@@ -177,6 +180,12 @@ def _lut(call: Call) -> Any:
     return D.lookup(w, D.detect(x, anchors, o[0]), o[1]), D.lut_vjp(x, w, anchors, call.dy, *o)
 
 
+def _lut_at_places(call: Call) -> Any:
+    a, o = call.arguments, dict(call.options)
+    given, n_outputs = (a["images"], a["weights"], a["anchors"], a.get("targets")), o.pop("n_outputs", None)
+    return D.lut_at_places(*given, n_outputs, **o), D.lut_at_places_vjp(*given, call.dy, **o)
+
+
 def _sparse_lut(call: Call) -> Any:
     x, w, anchors, targets = (call.arguments[n] for n in ("x", "weights", "anchors", "targets"))
     o = (call.options.get("epsilon", 0.0), call.options.get("accumulate"))
@@ -274,6 +283,7 @@ DEFINED = {
     "bilinear_gates": functools.partial(_gates, name="coefficients"),
     "logic_gates": functools.partial(_gates, name="logits"),
     "logic_trees": _logic_trees,
+    "lut_at_places": _lut_at_places,
     "soft_lut": functools.partial(_gates, name="table"),
     "binary_lut": functools.partial(_gates, name="table"),
     "gate_coefficients": _gate_coefficients,
@@ -288,9 +298,9 @@ DEFINED = {
 # ------------------------------------------------------------------------------------- comparing
 # On a grid these are sums of whole numbers of quarters, and sixteenths where they are products: nothing rounds.
 EXACT = {
-    "y": ("detect", "margins", "lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention",
+    "y": ("detect", "margins", "lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lut_at_places", "lookup_attention", "lut_attention",
           "lut_pair_attention", "bilinear_gates", "logic_trees", "binary_lut", "soft_lut"),
-    "d weights": ("lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lookup_attention", "lut_attention", "lut_pair_attention"),
+    "d weights": ("lookup", "weighted_lookup", "lut", "sparse_lookup", "sparse_lut", "lut_at_places", "lookup_attention", "lut_attention", "lut_pair_attention"),
     "d x": ("detect", "margins", "bilinear_gates"),
     "d coefficients": ("weighted_lookup", "bilinear_gates"),
 }  # fmt: skip

@@ -977,6 +977,107 @@ def sparse_lut_vjp(
     return {"weights": of["weights"], "x": detect_vjp(x, anchors, of["margin"], accumulate)}
 
 
+def _at_places(images: Any, anchors: Any, windows: Any, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images as values ``[B, I + 1]``, the last one 0, and the anchors of every place as ids of these, ``[P, T, C, 2]``.
+
+    The window at place ``(p, q)`` begins at row ``p * stride - padding``, and so columns; what lies around the image is 0.
+    """
+    height, width, n_channels = windows.image
+    columns, n_values = windows.size[1], math.prod(windows.size) * windows.channels
+    starts = [
+        range(-around, n + around - k + 1, step)
+        for n, k, step, around in zip(
+            (height, width), windows.size, windows.stride, windows.padding, strict=True
+        )
+    ]
+    n_inputs = height * width * n_channels
+    ids = np.full((len(starts[0]) * len(starts[1]), *np.shape(anchors)), n_inputs)
+    # Windows have all channels, or each group its own.
+    of = groups_of(len(anchors), groups) if windows.channels < n_channels else np.zeros(len(anchors), int)
+    for at, (top, left) in enumerate(itertools.product(*starts)):
+        for t, r, end in np.ndindex(np.shape(anchors)):
+            pixel, channel = divmod(int(clamped(anchors[t, r, end], n_values)), windows.channels)
+            row, column = top + pixel // columns, left + pixel % columns
+            if 0 <= row < height and 0 <= column < width:
+                channel += int(of[t]) * windows.channels
+                ids[at, t, r, end] = (row * width + column) * n_channels + channel
+    values = np.reshape(images, (math.prod(np.shape(images)[:-3]), n_inputs))
+    return np.concatenate([values, np.zeros((len(values), 1), values.dtype)], 1), ids
+
+
+def lut_at_places(
+    images: Any,
+    weights: Any,
+    anchors: Any,
+    targets: Any = None,
+    n_outputs: int | None = None,
+    *,
+    windows: Any,
+    groups: int = 1,
+    epsilon: float = 0.0,
+) -> Sum:
+    """Sums of the rows that the detectors of a group address at every place: side by side, or added to targets."""
+    x, ids = _at_places(images, anchors, windows, groups)
+    d = _detect_at_places(x, ids, epsilon)
+    if targets is not None:
+        y = sparse_lookup(
+            weights, d, np.asarray(targets)[groups_of(len(anchors), groups)][:, None], n_outputs
+        )
+    else:
+        y = _side_by_side([lookup(weights[of], _of(d, of)) for of in _tables_of(len(anchors), groups)])
+    return y.map(lambda a: a.reshape(*np.shape(images)[:-3], *windows.places, a.shape[-1]))
+
+
+def lut_at_places_vjp(
+    images: Any,
+    weights: Any,
+    anchors: Any,
+    targets: Any,
+    dy: Any,
+    *,
+    windows: Any,
+    groups: int = 1,
+    epsilon: float = 0.0,
+) -> dict[str, Sum]:
+    """Cotangents of a look-up whose samples are all places; a value of the image adds up what all places give it."""
+    x, ids = _at_places(images, anchors, windows, groups)
+    d = _detect_at_places(x, ids, epsilon)
+    dy = np.reshape(dy, (*d.index.shape[:2], np.shape(dy)[-1]))
+    if targets is not None:
+        of = sparse_lookup_vjp(weights, d, np.asarray(targets)[groups_of(len(anchors), groups)][:, None], dy)
+    else:
+        n = np.shape(weights)[2]
+        each = [
+            lookup_vjp(weights[of], _of(d, of), dy[..., g * n : (g + 1) * n])
+            for g, of in enumerate(_tables_of(len(anchors), groups))
+        ]
+        of = {
+            "weights": _side_by_side([one["weights"] for one in each], 0),
+            "margin": _side_by_side([one["margin"] for one in each]),
+        }
+    d_margin = of["margin"].map(lambda a: a.reshape(len(x), ids.shape[0] * ids.shape[1]))
+    of_x = detect_vjp(x, ids.reshape(ids.shape[0] * ids.shape[1], *ids.shape[2:]), d_margin)
+    return {"weights": of["weights"], "images": of_x.map(lambda a: a[:, :-1].reshape(np.shape(images)))}
+
+
+def _detect_at_places(x: np.ndarray, ids: np.ndarray, epsilon: float) -> Detection:
+    d = detect(x, ids.reshape(ids.shape[0] * ids.shape[1], *ids.shape[2:]), epsilon)
+    return Detection(*(np.reshape(a, (len(x), *ids.shape[:2])) for a in d[:3]), d.bits)
+
+
+def _tables_of(n_detectors: int, groups: int) -> list[slice]:
+    each = n_detectors // groups
+    return [slice(g * each, (g + 1) * each) for g in range(groups)]
+
+
+def _of(d: Detection, tables: slice) -> Detection:
+    return Detection(*(a[..., tables] for a in d[:3]), d.bits)
+
+
+def _side_by_side(sums: list[Sum], axis: int = -1) -> Sum:
+    return Sum(*(np.concatenate(arrays, axis) for arrays in zip(*sums, strict=True)))
+
+
 def lut_attention(
     x: Any,
     weights: Any,

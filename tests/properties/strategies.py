@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lutjax import reads
 from lutjax.ops.logic_trees import Places
+from lutjax.ops.lut_at_places import Windows
 from properties.definitions import INT32
 
 Sizes = dict[str, Any]
@@ -273,6 +274,21 @@ def sparse_lut(draw: Draw, sizes: Sizes) -> Call:
     }
     options = {"n_outputs": o}
     return _call(v, "sparse_lut", arguments, ("x", "weights"), sizes, options, v.floats((*batch, o), dtype))
+
+
+def lut_at_places(draw: Draw, sizes: Sizes) -> Call:
+    v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
+    windows, batch, t, c, o = (sizes[name] for name in ("windows", "batch", "detectors", "bits", "outputs"))
+    groups, reached = sizes.get("groups", 1), sizes.get("reached")
+    arguments = {
+        "images": v.floats((*batch, *windows.image), x_dtype),
+        "weights": v.table((t, 2**c, o), dtype),
+        "anchors": v.ids((t, c, 2), math.prod(windows.size) * windows.channels),
+        "targets": None if reached is None else v.ids((groups, o), reached + 1) - np.int32(1),
+    }
+    options = {"windows": windows, "groups": groups, **({} if reached is None else {"n_outputs": reached})}
+    dy = v.floats((*batch, *windows.places, groups * o if reached is None else reached), dtype)
+    return _call(v, "lut_at_places", arguments, ("images", "weights"), sizes, options, dy)
 
 
 # ------------------------------------------------------------------------------------- scored reads
@@ -555,7 +571,7 @@ def scale_gradient(draw: Draw, sizes: Sizes) -> Call:
 CALLS: dict[str, Callable[[Draw, Sizes], Call]] = {
     f.__name__: f
     for f in (
-        detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut,
+        detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut, lut_at_places,
         cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, logic_gates, logic_trees, soft_lut, binary_lut, gate_coefficients, packed_lut,
         scale_gradient,
     )
@@ -580,6 +596,7 @@ _SPARSE = {**_LUT, "slots": 3}
 _ATTENTION = {**_LUT, "batch": (2,), "bits": 1, "detectors": 2, "queries": 5, "outputs": 3}
 _GATES = {"batch": (5,), "inputs": 5, "gates": 7}
 _TREES = {"batch": (3,), "channels": 2, "trees": 3, "leaves": 4}
+_PLACES = {"batch": (2,), "detectors": 3, "bits": 2, "outputs": 3}
 _TABLES = {**_GATES, "bits": 3}
 
 _BF16, _F16, _F64 = ({"x_dtype": d} for d in ("bfloat16", "float16", "float64"))
@@ -786,6 +803,35 @@ POOLS: dict[str, dict[str, Sizes]] = {
         },
         "no trees": {**_TREES, "trees": 0, "places": Places((3, 3), (2, 2))},
     },
+    "lut_at_places": {
+        "padding, groups with channels of their own": {
+            **_PLACES,
+            "windows": Windows((3, 4, 4), (2, 3), (1, 2), (1, 0), 2),
+            "groups": 2,
+            "detectors": 4,
+        },
+        "targets": {**_PLACES, "windows": Windows.whole(5), "groups": 3, "reached": 4},
+        "places, groups, targets, dead zone": {
+            **_PLACES,
+            "windows": Windows((3, 2, 3), (2, 2), (1, 1), (0, 1), 1),
+            "groups": 3,
+            "reached": 2,
+            "epsilon": 0.75,
+        },
+        "strides, no samples": {
+            **_PLACES,
+            "batch": (2, 0),
+            "windows": Windows((5, 7, 1), (2, 1), (3, 2), (0, 0), 1),
+        },
+        "bfloat16, groups share windows": {
+            **_PLACES,
+            **_BF16,
+            "windows": Windows((2, 3, 2), (2, 2), (1, 1), (1, 1), 2),
+            "groups": 3,
+        },
+        "float64": {**_PLACES, **_F64, "windows": Windows((3, 2, 2), (2, 1), (1, 1), (1, 0), 2)},
+        "no detectors": {**_PLACES, "detectors": 0, "windows": Windows((3, 3, 1), (2, 2), (1, 1), (0, 0), 1)},
+    },
     "soft_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
@@ -949,15 +995,43 @@ def _free_gates(draw: Draw, tables: bool) -> Sizes:
     }
 
 
-@st.composite
-def _free_trees(draw: Draw) -> Sizes:
+def _free_window(draw: Draw) -> Any:
+    """Return image, size, stride and padding of a window, in rows and columns."""
+
     def pairs(low: int, high: int) -> tuple[int, int]:
         return draw(st.integers(low, high)), draw(st.integers(low, high))
 
     image, padding = pairs(1, 6), pairs(0, 2)
     most = [n + 2 * p for n, p in zip(image, padding, strict=True)]
-    kernel = tuple(min(k, n) for k, n in zip(pairs(1, 3), most, strict=True))
-    places = Places(image, kernel, pairs(1, 3), padding)
+    size = tuple(min(k, n) for k, n in zip(pairs(1, 3), most, strict=True))
+    return image, size, pairs(1, 3), padding
+
+
+@st.composite
+def _free_places(draw: Draw) -> Sizes:
+    image, *window = _free_window(draw)
+    groups, channels, own = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.booleans())
+    return {
+        "batch": draw(_BATCH),
+        "windows": Windows((*image, channels * groups if own else channels), *window, channels),
+        "groups": groups,
+        "detectors": groups * draw(st.integers(0, 3)),
+        "bits": draw(st.integers(1, 3)),
+        "outputs": draw(st.integers(1, 3)),
+        "reached": draw(st.sampled_from((None, 1, 4))),
+        "epsilon": draw(st.sampled_from((0.0, 0.5))),
+        "x_dtype": draw(_DTYPE),
+        "dtype": draw(_DTYPE),
+    }
+
+
+@st.composite
+def _free_trees(draw: Draw) -> Sizes:
+    def pairs(low: int, high: int) -> tuple[int, int]:
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    image, kernel, stride, padding = _free_window(draw)
+    places = Places(image, kernel, stride, padding)
     pool = tuple(min(k, n) for k, n in zip(pairs(1, 3), places.counts, strict=True))
     around = tuple(min(p, k - 1) for p, k in zip(pairs(0, 1), pool, strict=True))
     return {
@@ -984,5 +1058,6 @@ SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     "lut_pair_attention": _free_attention(cross=True, pairs=True),
     **dict.fromkeys(("bilinear_gates", "logic_gates"), _free_gates(tables=False)),
     "logic_trees": _free_trees(),
+    "lut_at_places": _free_places(),
     **dict.fromkeys(("soft_lut", "binary_lut", "packed_lut"), _free_gates(tables=True)),
 }

@@ -41,6 +41,7 @@ RELATIVES = ("margins", "sparse_lut", "binary_lut", "logic_gates")
 # test the two in the middle alone.
 OF_THE_SAME_PARTS = (
     "scored_lut", "soft_lut", "sparse_lookup", "weighted_lookup", "detect", "detect_signs", "lut_attention", "logic_trees",
+    "lut_at_places",
 )  # fmt: skip
 PULLS = ("plain", "jit", "closure", "vmap", "scan")
 

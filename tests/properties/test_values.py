@@ -34,6 +34,9 @@ LEFT_TO_SLOW = {
     ),
     "lut_attention": ("shared positions, more than needed", "window", "segments", "float16 inputs", "fixed point"),
     "logic_trees": ("float64", "one place", "no trees", "strides, no samples", "groups beyond the places, bfloat16"),
+    "lut_at_places": (
+        "targets", "padding, groups with channels of their own", "strides, no samples", "bfloat16, groups share windows", "float64", "no detectors",
+    ),
     "soft_lut": ("several leading axes", "one input", "float16, float32 parameters", "readers"),
     "binary_lut": (
         "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers",

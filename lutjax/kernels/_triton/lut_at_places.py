@@ -33,7 +33,7 @@ from lutjax.tuning import Launch, Sizes, launch_of
 def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
     how = launch_of("lut_at_places.forward", _sizes(call), device, _forward_rule)
     how = dataclasses.replace(how, detectors=0)  # a program owns whole groups
-    shape = jax.ShapeDtypeStruct((len(call.x), call.n_places * call.n_outputs), call.weights.dtype)
+    shape = jax.ShapeDtypeStruct((len(call.x), call.n_places, call.n_outputs), call.weights.dtype)
     changed: dict[str, Any] = {"outputs": [shape]}
     if call.targets is not None:
         sums = accumulator(shape.dtype)
@@ -81,7 +81,7 @@ def _of_image(
 ) -> jax.Array:
     """Return the cotangent of images, ``[B, I]``, from those of margins and the closest pairs, ``[T, n]``."""
     height, width, channels = call.windows.image
-    channel = call.windows.in_image(call.anchors, call.groups)[..., 2]
+    channel = call.windows.in_image(call.anchors)[..., 2]
     order, starts = _histograms.sorted_by_id(channel.reshape(1, channel.size), channels, device)
     n_pixels = len(call.x) * height * width
     pixels = _row_tiles.fitted(_PIXELS, n_pixels)
@@ -138,7 +138,7 @@ def _ends(call: LutAtPlaces) -> jax.Array:
     A window of one pixel has distances alone, ``[T, C, 2, 1]``.
     """
     _, width, channels = call.windows.image
-    row, column, channel = jnp.unstack(call.windows.in_image(call.anchors, call.groups), axis=-1)
+    row, column, channel = jnp.unstack(call.windows.in_image(call.anchors), axis=-1)
     if call.windows.size == (1, 1):
         return channel[..., None]
     return jnp.stack([(row * width + column) * channels + channel, row << 16 | column], -1)

@@ -19,7 +19,7 @@ def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
     found = detect.forward(_detect(call), device=device)
     rows, look_up = _look_up(call, found)
     y = rows.forward(look_up, device=device)
-    return y.reshape(len(call.x), call.n_places * call.n_outputs)
+    return y.reshape(len(call.x), call.n_places, call.n_outputs)
 
 
 def backward(
@@ -42,7 +42,7 @@ def _detect(call: LutAtPlaces) -> Detect:
     windows = call.windows
     images = windows.padded(call.x.reshape(len(call.x), *windows.image))
     x = images.reshape(len(images), math.prod(images.shape[1:]))
-    return Detect(x, windows.ids(call.anchors, call.groups), epsilon=call.epsilon, n_inputs=x.shape[1])
+    return Detect(x, windows.ids(call.anchors), epsilon=call.epsilon, n_inputs=x.shape[1])
 
 
 def _look_up(call: LutAtPlaces, d: Detection) -> tuple[ModuleType, Lookup | SparseLookup]:
