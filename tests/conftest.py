@@ -22,35 +22,10 @@ os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from jax._src.lax import lax as _lax  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def _put_numpy_arrays(primitive):
-    """Copy NumPy arrays to the device outside of jit, for which JAX compiles a program for each shape.
-
-    Conversions in which NumPy and XLA might differ stay as they are.
-    """
-    compiled = primitive.impl
-
-    def impl(x, **params):
-        if isinstance(x, np.ndarray) and not params.get("weak_type") and params.get("sharding") is None:
-            dtype = np.dtype(params.get("new_dtype", x.dtype))
-            same = dtype == x.dtype or (x.dtype.kind in "iu" and dtype.kind in "iu")
-            if same or (x.dtype, dtype) == (np.float64, np.float32):
-                return jax.device_put(np.array(x, dtype))
-        return compiled(x, **params)
-
-    primitive.def_impl(impl)
-
-
-for name in ("stage_p", "convert_element_type_p"):
-    if hasattr(_lax, name):
-        _put_numpy_arrays(getattr(_lax, name))
 
 # The same examples in every run, none kept on disk. The first example of a size compiles: no deadline.
 _ALWAYS = {"deadline": None, "database": None, "derandomize": True, "print_blob": False}

@@ -509,6 +509,22 @@ class KernelRegistry:
             spec = self._resolved[key] = self._choose(names, request)
         return spec
 
+    def has_gpu_kernel(
+        self, op: str, arrays: Iterable[Any], call: Callable[[], Call], implementation: Implementation
+    ) -> bool:
+        """Return whether these arrays may be on a GPU, and a kernel, not plain JAX, runs a call of the op there.
+
+        Layers ask that have two ways to the same result. None is ready where another implementation is asked for by name.
+        """
+        gpu = next((d for d in devices_of(arrays) if d.backend == Backend.GPU), None)
+        if gpu is None:
+            return False
+        try:
+            spec = self.resolve_request(Request("forward", call(), gpu), self.request(op, implementation))
+        except NoImplementationError:
+            return False
+        return spec.platform != Platform.XLA
+
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
         """Return the implementations asked for, in order; empty if any will do."""
         if implementation is None:

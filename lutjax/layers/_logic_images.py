@@ -17,7 +17,6 @@ from jaxtyping import UInt32
 import lutjax
 from lutjax import _meshes, wiring
 from lutjax._typing import Array
-from lutjax.kernels.registry import Backend, Platform, Request, devices_of
 from lutjax.layers._logic import (
     INT32,
     PARAMETRISATIONS,
@@ -369,22 +368,19 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     def _in_one_kernel(self, x: jax.Array, coefficients: jax.Array) -> bool:
         """Return whether one kernel evaluates whole trees of gates, and their pools."""
         n_leaves = self.n_inputs**self.depth
-        gpu = next((d for d in devices_of([x, coefficients]) if d.backend == Backend.GPU), None)
-        if gpu is None or n_leaves > MAX_LEAVES:
-            return False
-        shapes = (
-            jax.ShapeDtypeStruct((math.prod(self.in_shape), math.prod(x.shape[3:])), x.dtype),
-            jax.ShapeDtypeStruct((4, self.n_kernels, n_leaves - 1), coefficients.dtype),
-            jax.ShapeDtypeStruct((self.n_kernels, n_leaves), INT32),
-            None,
+
+        def call() -> LogicTrees:
+            shapes = (
+                jax.ShapeDtypeStruct((math.prod(self.in_shape), math.prod(x.shape[3:])), x.dtype),
+                jax.ShapeDtypeStruct((4, self.n_kernels, n_leaves - 1), coefficients.dtype),
+                jax.ShapeDtypeStruct((self.n_kernels, n_leaves), INT32),
+                None,
+            )
+            return LogicTrees.of(shapes, [("places", self._places)])
+
+        return n_leaves <= MAX_LEAVES and lutjax.kernel_registry.has_gpu_kernel(
+            LogicTrees.op, (x, coefficients), call, self.implementation
         )
-        call = LogicTrees.of(shapes, [("places", self._places)])
-        names = lutjax.kernel_registry.request(LogicTrees.op, self.implementation)
-        try:
-            spec = lutjax.kernel_registry.resolve_request(Request("forward", call, gpu), names)
-        except lutjax.NoImplementationError:  # another one is asked for by name
-            return False
-        return spec.platform == Platform.TRITON
 
     def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
         """Return what `_in_trees` and `_pooled` return."""

@@ -13,15 +13,7 @@ from lutjax import _meshes
 from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array
 from lutjax.kernels.contract import Call, batched, shared, static
-from lutjax.kernels.registry import (
-    Backend,
-    Implementation,
-    NoImplementationError,
-    Platform,
-    Request,
-    devices_of,
-    kernel_registry,
-)
+from lutjax.kernels.registry import Implementation, kernel_registry
 from lutjax.ops import _checks, _groups, _table_reads
 from lutjax.ops._transforms import apply
 
@@ -184,23 +176,22 @@ def in_one_kernel(
     None, too, where NaN are to be shown, tables are watched, or arrays lie on a mesh with explicit axes: those ops have rules for these.
     """
     images, weights = as_jax(images), as_jax(weights)
-    gpu = next((d for d in devices_of([images, weights]) if d.backend == Backend.GPU), None)
-    if gpu is None or not anchors.shape[1] or any(map(_meshes.explicit_axes, (images, weights))):
+    if not anchors.shape[1] or any(map(_meshes.explicit_axes, (images, weights))):
         return None
     if jax.config.jax_debug_nans or _table_reads.current() is not None:  # type: ignore[attr-defined]
         return None
-    call = _call(images, weights, anchors, targets, n_outputs, windows, groups, epsilon)
-    n = math.prod(images.shape[:-3])
-    request = Request(
-        "forward", call.replace(x=jax.ShapeDtypeStruct((n, call.x.shape[-1]), call.x.dtype)), gpu
+
+    def call() -> LutAtPlaces:
+        made = _call(images, weights, anchors, targets, n_outputs, windows, groups, epsilon)
+        n = math.prod(images.shape[:-3])
+        return made.replace(x=jax.ShapeDtypeStruct((n, made.x.shape[-1]), images.dtype))
+
+    if not kernel_registry.has_gpu_kernel(LutAtPlaces.op, (images, weights), call, implementation):
+        return None
+    options: dict[str, Any] = {"windows": windows, "groups": groups, "epsilon": epsilon}
+    return lut_at_places(
+        images, weights, anchors, targets, n_outputs, **options, implementation=implementation
     )
-    try:
-        spec = kernel_registry.resolve_request(request, kernel_registry.request(call.op, implementation))
-    except NoImplementationError:  # another one is asked for by name
-        return None
-    if spec.platform != Platform.TRITON:
-        return None
-    return _applied(call, images.shape[:-3], implementation)
 
 
 def _call(
