@@ -83,7 +83,7 @@ def test_every_op_has_sizes_for_every_purpose():
         assert not any(Tag.SLOW in module.sizes[name].tags for name in module.tagged(Tag.FAST)), op
 
 
-# What these sizes are for, tests/properties/test_values.py tries in plain JAX with many values.
+# The purposes of these sizes are tried with many values in plain JAX by tests/properties/test_values.py.
 IN_PROPERTIES = {
     "detect": ("one", "no_pairs", "empty_batch"),
     "detect_signs": ("no_bits", "empty_batch"),

@@ -39,7 +39,7 @@ _MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
 TABLES = ("gates", *PARAMETRISATIONS)
 EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 middle + above")
-"""What edges are of each channel: first and second differences of neighbours."""
+"""Edges of each channel: first and second differences of neighbours."""
 
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("kernel", "padding", "pool", "pool_padding", "channels_per_kernel")
