@@ -233,7 +233,7 @@ def damaged(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.update(format="netlist"), "the field format is 'netlist'"),
+        (lambda f: f.update(format="netlist"), 'the field format is "netlist"'),
         (lambda f: f.update(version=2), "the field version is 2; this lutjax reads version 1"),
         (lambda f: f.pop("tables"), "the field tables is missing"),
         (lambda f: f.update(more=1), "the field more is not a field of version 1"),
@@ -270,7 +270,7 @@ def test_json_that_was_cut_off():
     for end in (0, 10, len(text) // 2, len(text) - 3):
         with pytest.raises(ValueError, match="from_json: the text is not JSON"):
             from_json(text[:end])
-    with pytest.raises(ValueError, match="the field format is 'list'"):
+    with pytest.raises(ValueError, match='the field format is "list"'):
         from_json("[]")
 
 

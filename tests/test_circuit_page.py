@@ -155,11 +155,6 @@ def test_examples_are_numbers_of_the_format():
         (lambda: classifier_circuit(["class"]), {"maximum": 32}, "maximum is 32; an input of .* is above 0 and at most 31"),
         (lambda: classifier_circuit(["class"]), {"examples": np.ones((1, 9))}, r"shape \[1, 9\]; expected \[examples, 64\]"),
         (lambda: classifier_circuit(["class"]), {"examples": np.full((1, 64), 0.5)}, "multiples of 1 from 0 to 31"),
-        (
-            lambda: random_circuit(0, 18, 3, about={"kind": "automaton", "channels": 3}),
-            {},
-            "automaton of 3 channels with 18 input and 8 output bits",
-        ),
     ],
 )  # fmt: skip
 def test_refused(without_typechecking, make, options, message):

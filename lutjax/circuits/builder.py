@@ -378,7 +378,7 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
     for port in circuit.inputs:
         literals += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
     classes: collections.Counter[int] = collections.Counter()  # that begin before a gate
-    if "vote_gates" in circuit.about and "votes" in circuit.part_ranges:
+    if circuit.about.get("vote_gates") and "votes" in circuit.part_ranges:
         start = circuit.part_ranges["votes"].start
         classes.update(itertools.accumulate(circuit.about["vote_gates"][:-1], initial=start))
     for name, gates in circuit.part_ranges.items():

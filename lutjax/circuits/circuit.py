@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped, UInt
 
-from lutjax.circuits import _evaluation, _names, truth
+from lutjax.circuits import _about, _evaluation, _names, truth
 from lutjax.ops._checks import describe
 
 if TYPE_CHECKING:
     from lutjax.circuits import c, statistics
 
-_FORMAT = re.compile(r"(u?)(int|fixed)(\d+)(?:\.(\d+))?")
+MOST_INPUTS = 1 << 24
+"""Bits of all input ports of a circuit, so that a wrong digit in a file does not take the memory of the machine."""
+
+_FORMAT = re.compile(r"(u?)(int|fixed)(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Format:
             raise ValueError(
                 f"Format: fraction is {self.fraction!r}; it must be a whole number from 0 to the {self.bits} bits."
             )
+        if type(self.signed) is not bool:
+            raise ValueError(f"Format: signed is {self.signed!r}; it must be True or False.")
         if self.fraction and self.bits > 53:
             raise ValueError(
                 f"Format: bits is {self.bits} and fraction is {self.fraction}; numbers with a fraction have at most 53 bits, "
@@ -217,10 +222,12 @@ class Circuit:
       literals: the bits of the output ports.
       parts: names of runs of gates, in order, and how many gates each has: encoder, layers, votes, argmax. Without any, all
         gates are one part.
-      about: facts that pages and manifests show, all of JSON.
+      about: facts that pages and manifests show, all of JSON. Those that are read are compared with the ports and gates:
+        `kind` ("classifier", "automaton" or another), `n_classes`, `image`, `channels`, `periodic`, `start`, `shown`, `rule`,
+        `vote_gates`.
 
     Raises:
-      TypeError, ValueError: fields that make no circuit; the message says which gate.
+      TypeError, ValueError: fields that make no circuit; the message says which gate or fact.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port
@@ -250,8 +257,13 @@ class Circuit:
         parts = tuple((name, count) for name, count in self.parts)
         object.__setattr__(self, "parts", parts or ((("gates", len(self.tables)),) if self.tables else ()))
         _check_ports(self.inputs, self.outputs)
+        if self.n_inputs > MOST_INPUTS:
+            raise ValueError(
+                f"Circuit: the input ports have {self.n_inputs} bits; a circuit has at most {MOST_INPUTS}."
+            )
         _check_gates(self.first_gate, self.fanins, self.tables)
         _check_rest(self)
+        _about.check(self)
 
     @functools.cached_property
     def n_inputs(self) -> int:
@@ -529,12 +541,17 @@ def _check_rest(circuit: Circuit) -> None:
             )
     names = [name for name, _ in circuit.parts]
     counts = [count for _, count in circuit.parts]
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+    if not all(_is_text(name) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"Circuit: parts have the names {names}; expected different, non-empty strings.")
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != len(circuit):
         raise ValueError(
             f"Circuit: parts have {counts} gates; expected whole numbers whose sum is the {len(circuit)} gates of the circuit."
         )
+
+
+def _is_text(name: Any) -> bool:
+    """Return whether a name is some characters that files can hold, without those of half a surrogate pair."""
+    return isinstance(name, str) and bool(name) and not re.search("[\ud800-\udfff]", name)
 
 
 def _encode(port: Port, given: Any) -> np.ndarray:

@@ -198,7 +198,7 @@ def step_automaton(
         )
     height, width = state.shape[-3:-1]
     bits, around = state.astype(bool), [(0, 0)] * (state.ndim - 3) + [(1, 1), (1, 1), (0, 0)]
-    mode: Any = "wrap" if circuit.about["periodic"] else "constant"
+    mode: Any = "wrap" if circuit.about.get("periodic") else "constant"
     places = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)] + [(1, 1)]
     for _ in range(n_steps):
         padded = np.pad(bits, around, mode=mode)

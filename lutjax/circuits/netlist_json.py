@@ -5,7 +5,7 @@ The file is one object, with these fields in this order:
 * ``"format"``: ``"lutjax.circuit"``; ``"version"``: 1.
 * ``"inputs"`` and ``"outputs"``: the ports, each ``{"name": "x", "count": 64, "format": "uint5"}`` (see `Format.parse`).
 * ``"parts"``: names of runs of gates and how many gates each has, ``[["encoder", 120], ["layer 1", 2000]]``.
-* ``"about"``: facts about the circuit, any JSON object.
+* ``"about"``: facts about the circuit, any JSON object; those that `Circuit` reads have to fit the ports and gates.
 * ``"literals"``: the bits of the output ports, ``2 * node``, and one more where the value is inverted. Node 0 is the constant 0,
   then come the bits of the input ports (port by port, number by number, lowest bit first), then the gates.
 * ``"tables"``: for each gate its table in hexadecimal digits: bit k is the answer at address k, and the first fan-in is the
@@ -20,9 +20,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lutjax import _json
 from lutjax.circuits.circuit import Circuit, Format, Port
 
 FORMAT, VERSION = "lutjax.circuit", 1
+_TABLE = re.compile("[0-9a-f]{1,64}")  # of 256 answers
 _FIELDS = ("format", "version", "inputs", "outputs", "parts", "about", "literals", "tables", "fanins")
 
 
@@ -59,22 +61,24 @@ def from_json(text: str | bytes) -> Circuit:
       ValueError: a damaged text or one of another version; the message names the field.
     """
     try:
-        found = json.loads(text)
+        found = _json.loads(text)
     except ValueError as error:
         raise ValueError(f"from_json: the text is not JSON: {error}. Is the file complete?") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise _wrong("format", f"is {named!r}; expected {FORMAT!r}")
+        raise _wrong("format", f"is {_json.shown(named)}; expected {_json.shown(FORMAT)}")
     if found.get("version") != VERSION:
-        raise _wrong("version", f"is {found.get('version')!r}; this lutjax reads version {VERSION}")
+        raise _wrong(
+            "version", f"is {_json.shown(found.get('version'))}; this lutjax reads version {VERSION}"
+        )
     for name in _FIELDS:
         if name not in found:
             raise _wrong(name, "is missing")
     for name in found:
         if name not in _FIELDS:
-            raise _wrong(name, f"is not a field of version {VERSION}")
+            raise _wrong(name[:40], f"is not a field of version {VERSION}")
     if not isinstance(found["about"], dict):
-        raise _wrong("about", f"is {_shown(found['about'])}; expected an object")
+        raise _wrong("about", f"is {_json.shown(found['about'])}; expected an object")
     parts = _each(found, "parts", _part)
     tables = _each(found, "tables", _table)
     fanins = _each(found, "fanins", lambda nodes: tuple(_whole(n) for n in _list(nodes)))
@@ -118,17 +122,19 @@ def _port(found: Any) -> Port:
 
 def _part(found: Any) -> tuple[str, int]:
     name, count = _list(found, 2)
-    return str(name), _whole(count)
+    if not isinstance(name, str):
+        raise ValueError("expected a name, and a number of gates")
+    return name, _whole(count)
 
 
 def _table(found: Any) -> int:
-    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]+", found):
-        raise ValueError("expected hexadecimal digits in quotes")
+    if not isinstance(found, str) or not _TABLE.fullmatch(found):
+        raise ValueError("expected hexadecimal digits in quotes, at most 64 of them")
     return int(found, 16)
 
 
 def _whole(found: Any) -> int:
-    if type(found) is not int:
+    if type(found) is not int or abs(found) >= 1 << 62:
         raise ValueError("expected a whole number")
     return found
 
@@ -142,19 +148,14 @@ def _list(found: Any, size: int | None = None) -> list[Any]:
 def _each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
     """Elements of a field; an error names the field and the element."""
     if not isinstance(found[field], list):
-        raise _wrong(field, f"is {_shown(found[field])}; expected a list")
+        raise _wrong(field, f"is {_json.shown(found[field])}; expected a list")
     elements = []
     for k, element in enumerate(found[field]):
         try:
             elements.append(read(element))
         except (ValueError, TypeError) as error:
-            raise _wrong(f"{field}[{k}]", f"is {_shown(element)}; {error}") from None
+            raise _wrong(f"{field}[{k}]", f"is {_json.shown(element)}; {error}") from None
     return elements
-
-
-def _shown(found: Any) -> str:
-    text = json.dumps(found)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _wrong(field: str, what: str) -> ValueError:

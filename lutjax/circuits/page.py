@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
+from lutjax import _json
+from lutjax._json import Fields
+from lutjax.circuits import truth
+from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit, Format, Port
 
-_STARTS = ("sparse", "random", "seed", "empty")
 _CELLS_OF_A_SIDE = 64
 _BITS_OF_A_NUMBER = 53  # in JavaScript
 
@@ -109,7 +112,11 @@ def to_html(
         "body": _template(f"{kind}.html"),
         "script": _template(f"{kind}.js"),
     }
-    return re.sub(r"{{([\w.]+)}}", lambda m: text.get(m[1]) or _template(m[1]), _template("page.html"))
+    return re.sub(
+        r"{{([\w.]+)}}",
+        lambda m: text[m[1]] if m[1] in text else _template(m[1]),
+        _template("page.html"),
+    )
 
 
 def encode_gates(circuit: Circuit) -> str:
@@ -148,23 +155,44 @@ def from_html(text: str) -> Circuit:
       >>> from_html(builder.circuit().to_html())
       Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
     """
-    data = json.loads(_script(text, "circuit"))
-    ports = [
-        [
-            Port(port["name"], port["count"], Format(port["bits"], port["fraction"], port["signed"]))
-            for port in data[side]
-        ]
+    try:
+        return _from_data(_json.loads(_script(text, "circuit")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"from_html: {error}") from None
+
+
+def _from_data(data: Any) -> Circuit:
+    fields = Fields("the circuit")
+    inputs, outputs = (
+        tuple(_port_of(Fields(f"{side}[{k}]"), port) for k, port in enumerate(fields.field(data, side, list)))
         for side in ("inputs", "outputs")
-    ]
-    fanins, tables = _decode_gates(data["gates"], 1 + sum(port.n_bits for port in ports[0]))
+    )
+    parts, literals = (fields.field(data, name, list) for name in ("parts", "literals"))
+    for k, part in enumerate(parts):
+        if not isinstance(part, list) or list(map(type, part)) != [str, int]:
+            raise ValueError(f"parts[{k}] is {_json.shown(part)}; expected a name, and a number of gates.")
+    for k, literal in enumerate(literals):
+        if type(literal) is not int:
+            raise ValueError(f"literals[{k}] is {_json.shown(literal)}; expected a whole number.")
+    fanins, tables = _decode_gates(fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs))
     return Circuit(
-        inputs=tuple(ports[0]),
-        outputs=tuple(ports[1]),
+        inputs=inputs,
+        outputs=outputs,
         fanins=fanins,
         tables=tables,
-        literals=tuple(data["literals"]),
-        parts=tuple((name, count) for name, count in data["parts"]),
-        about=data["about"],
+        literals=tuple(literals),
+        parts=tuple((name, count) for name, count in parts),
+        about=fields.field(data, "about", dict),
+    )
+
+
+def _port_of(fields: Fields, found: Any) -> Port:
+    """Return the port of an entry of `_port`."""
+    bits, fraction = (fields.field(found, name, int) for name in ("bits", "fraction"))
+    return Port(
+        fields.field(found, "name", str),
+        fields.field(found, "count", int),
+        Format(bits, fraction, fields.field(found, "signed", bool)),
     )
 
 
@@ -206,24 +234,36 @@ def _script(text: str, name: str) -> str:
 
 
 def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return fan-ins and tables, the reverse of `encode_gates`."""
-    data, at = base64.b64decode(text), 0
+    """Return fan-ins and tables, the reverse of `encode_gates`.
+
+    Raises:
+      ValueError: the text is cut off, or no such text.
+    """
+    data, at = base64.b64decode(text, validate=True), 0
     fanins: list[tuple[int, ...]] = []
     tables: list[int] = []
     while at < len(data):
         n, start = data[at], at + 1
+        if n > truth.MAX_INPUTS:
+            raise ValueError(f"gate {len(fanins)} reads {n} nodes; a gate reads at most {truth.MAX_INPUTS}.")
         at = start + max(1, (1 << n) // 8)
         tables.append(int.from_bytes(data[start:at], "little"))
         fanin = []
         for _ in range(n):
             distance = shift = 0
             while True:
+                if at >= len(data) or shift > 62:
+                    raise ValueError(
+                        f"gates end in gate {len(fanins)}, or have a distance of more than 63 bits."
+                    )
                 distance |= (data[at] & 127) << shift
                 shift, at = shift + 7, at + 1
                 if not data[at - 1] & 128:
                     break
             fanin.append(first + len(fanins) - distance)
         fanins.append(tuple(fanin))
+    if at > len(data):
+        raise ValueError(f"gates end in the table of gate {len(fanins) - 1}.")
     return tuple(fanins), tuple(tables)
 
 
@@ -251,7 +291,7 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
         return None
     if circuit.about.get("image"):
         height, width = circuit.about["image"]
-        return (int(height), int(width)) if height * width == count else None
+        return (height, width) if height * width == count else None
     side = math.isqrt(count)
     return (side, side) if side > 1 and side * side == count else None
 
@@ -259,13 +299,6 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
 def _kind(circuit: Circuit) -> str:
     """Return the kind of page: classifier (of images), automaton or network."""
     if circuit.about.get("kind") == "automaton":
-        channels = circuit.about.get("channels")
-        bits = (circuit.n_inputs, circuit.n_outputs)
-        if not isinstance(channels, int) or bits != (9 * channels, channels):
-            raise ValueError(
-                f"to_html: the circuit is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output "
-                "bits; the rule of a cell reads 9 bits of each channel and has one output for each."
-            )
         return "automaton"
     return "classifier" if _image(circuit) else "network"
 
@@ -331,13 +364,12 @@ def _automaton(
 ) -> dict[str, Any]:
     channels = circuit.about["channels"]
     if start is None:
-        start = circuit.about.get("start")
-        start = start if start in _STARTS else "sparse"
+        start = circuit.about.get("start") or "sparse"
     given = None
     if isinstance(start, str):
-        if start not in _STARTS:
+        if start not in STARTS:
             raise ValueError(
-                f"to_html: start is {start!r}; it is one of {', '.join(_STARTS)}, or an array of bits."
+                f"to_html: start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits."
             )
     else:
         if start.ndim != 3 or start.shape[-1] != channels:
@@ -356,7 +388,7 @@ def _automaton(
     if len(size) != 2 or min(size) < 3:
         raise ValueError(f"to_html: size is {tuple(size)}; give height and width, each at least 3.")
     if shown is None:
-        shown = circuit.about.get("shown", 1)
+        shown = circuit.about.get("shown") or 1
     if shown not in (1, 3) or shown > channels:
         raise ValueError(
             f"to_html: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."

@@ -141,7 +141,7 @@ def _levels(circuit: Circuit, gates: range) -> int:
 def _classes(circuit: Circuit) -> tuple[ClassStats, ...]:
     """Costs of classes: of the runs of gates that `Builder.next_class` began, or of the numbers of the output."""
     n_classes = circuit.about.get("n_classes")
-    runs = circuit.about.get("vote_gates", ())
+    runs = circuit.about.get("vote_gates") or ()
     if not n_classes:
         return ()
     if len(runs) == n_classes and "votes" in circuit.part_ranges:

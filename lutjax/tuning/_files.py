@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lutjax import _json
+from lutjax._json import Fields
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
 
 Key = tuple[str, Bucket]
@@ -109,29 +111,29 @@ def measured(device_kind: str) -> dict[Key, Launch]:
 
 def read(path: str | os.PathLike[str]) -> Document:
     """A file that was written by `Document.write`."""
-    return parse(Path(path).read_text(), os.fspath(path))
+    return parse(Path(path).read_bytes(), os.fspath(path))
 
 
-def parse(text: str, where: str) -> Document:
+def parse(text: str | bytes, where: str) -> Document:
     """The document of a text; `where` names it in errors."""
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = _json.loads(text)
+    except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error}.") from None
-    check = _Check(where)
+    check = Fields(where)
     device = check.field(document, "device", str)
     versions = check.field(document, "versions", dict)
     launches = check.field(document, "launches", list)
-    entries = [_entry(_Check(f"{where}: launches[{n}]"), value) for n, value in enumerate(launches)]
+    entries = [_entry(Fields(f"{where}: launches[{n}]"), value) for n, value in enumerate(launches)]
     return Document(device, versions, {entry.key: entry for entry in entries})
 
 
-def _entry(check: "_Check", value: Any) -> Entry:
+def _entry(check: Fields, value: Any) -> Entry:
     kernel = check.field(value, "kernel", str)
-    check = _Check(f"{check.where} ({kernel})")
+    check = Fields(f"{check.where} ({kernel})")
     sizes = check.field(value, "sizes", dict)
     for name in sizes:
-        _Check(f"{check.where}: sizes").field(sizes, name, int)
+        Fields(f"{check.where}: sizes").field(sizes, name, int)
     launch = check.field(value, "launch", dict)
     names = {field.name for field in dataclasses.fields(Launch)}
     if set(launch) != names:
@@ -142,34 +144,5 @@ def _entry(check: "_Check", value: Any) -> Entry:
         made = Launch(**launch)
     except ValueError as error:
         raise ValueError(f"{check.where}: {error}") from None
-    times = (check.time(value, name) for name in ("microseconds", "rule_microseconds"))
+    times = (check.number(value, name) for name in ("microseconds", "rule_microseconds"))
     return Entry(kernel, sizes, made, *times)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Check:
-    """Reads fields of JSON, and says where one is not what it should be."""
-
-    where: str
-
-    def field(self, value: Any, name: str, kind: type) -> Any:
-        if not isinstance(value, dict):
-            raise ValueError(f"{self.where} is {_shown(value)}; expected an object with {name!r}.")
-        if name not in value:
-            raise ValueError(f"{self.where} has no {name!r}.")
-        found = value[name]
-        if not isinstance(found, kind) or isinstance(found, bool):
-            expected = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}[kind]
-            raise ValueError(f"{self.where}: {name!r} is {_shown(found)}; expected {expected}.")
-        return found
-
-    def time(self, value: dict[str, Any], name: str) -> float | None:
-        found = value.get(name)
-        if found is not None and (not isinstance(found, int | float) or isinstance(found, bool)):
-            raise ValueError(f"{self.where}: {name!r} is {_shown(found)}; expected a number or null.")
-        return None if found is None else float(found)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 40 else f"{text[:36]} ..."

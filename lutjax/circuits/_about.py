@@ -1,0 +1,137 @@
+"""Facts that a circuit states about itself, compared with its ports and gates before anybody believes them."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lutjax import _json
+
+if TYPE_CHECKING:
+    from lutjax.circuits.circuit import Circuit
+
+STARTS = ("sparse", "random", "seed", "empty")
+"""States in which the page of an automaton can begin."""
+
+MOST_CLASSES = 1 << 16
+_DEEPEST = 32  # brackets in brackets
+
+
+def check(circuit: "Circuit") -> None:
+    """Raise ValueError if a circuit's ``about`` is no object of JSON, or its ports and gates contradict a fact that lutjax reads.
+
+    Facts of other names can be anything that JSON holds; None stands for a fact that is not known.
+    """
+    about = circuit.about
+    if not isinstance(about, Mapping):
+        raise ValueError(f"Circuit: about is {_shown(about)}; expected facts by name.")
+    _check_json(about)
+    for name, (good, expected) in _FACTS.items():
+        value = about.get(name)
+        if value is not None and not good(value):
+            raise ValueError(f"Circuit: about[{name!r}] is {_shown(value)}; expected {expected}.")
+    checks = {"classifier": _check_classifier, "automaton": _check_automaton}
+    checks.get(about.get("kind", ""), lambda circuit: None)(circuit)
+    runs = about.get("vote_gates")
+    if runs is not None and "votes" in circuit.part_ranges:
+        n_gates = len(circuit.part_ranges["votes"])
+        if sum(runs) > n_gates:
+            raise ValueError(
+                f"Circuit: about['vote_gates'] adds up to {_shown(sum(runs))} gates; the part votes has {n_gates}."
+            )
+
+
+def _check_classifier(circuit: "Circuit") -> None:
+    n_classes, image = circuit.about.get("n_classes"), circuit.about.get("image")
+    if n_classes is not None and not any(
+        port.format.range[1] >= n_classes - 1 if port.count == 1 else port.count % n_classes == 0
+        for port in circuit.outputs
+    ):
+        raise ValueError(
+            f"Circuit: about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
+            "The output ports have " + _ports(circuit.outputs) + "."
+        )
+    if image is not None and len(circuit.inputs) == 1 and circuit.inputs[0].count % (image[0] * image[1]):
+        raise ValueError(
+            f"Circuit: about['image'] is {_shown(image)}, {image[0] * image[1]} pixels; the input port has "
+            f"{circuit.inputs[0].count} numbers, which are not as many for each pixel."
+        )
+
+
+def _check_automaton(circuit: "Circuit") -> None:
+    channels, bits = circuit.about.get("channels"), (circuit.n_inputs, circuit.n_outputs)
+    if channels is None or bits != (9 * channels, channels):
+        raise ValueError(
+            f"Circuit: by its about it is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output bits; "
+            "the rule of a cell reads 9 bits of each channel and has one output for each."
+        )
+    shown = circuit.about.get("shown")
+    if shown is not None and shown > channels:
+        raise ValueError(f"Circuit: about['shown'] is {shown}; the automaton has {channels} channels.")
+    if circuit.about.get("rule") == "life" and channels != 1:
+        raise ValueError(
+            f"Circuit: about['rule'] is 'life', which has one channel; the automaton has {channels}."
+        )
+
+
+def _ports(ports: Any) -> str:
+    return ", ".join(f"{port.count} x {port.format}" for port in ports) or "none"
+
+
+def _is_whole(value: Any, least: int, most: int = 1 << 53) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_list_of_whole(value: Any, least: int) -> bool:
+    return isinstance(value, list | tuple) and all(_is_whole(one, least) for one in value)
+
+
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "kind": (lambda value: isinstance(value, str), "a text"),
+    "rule": (lambda value: isinstance(value, str), "a text"),
+    "n_classes": (
+        lambda value: _is_whole(value, 1, MOST_CLASSES),
+        f"a whole number from 1 to {MOST_CLASSES}",
+    ),
+    "image": (
+        lambda value: _is_list_of_whole(value, 1) and len(value) == 2,
+        "height and width, two whole numbers of at least 1",
+    ),
+    "channels": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
+    "periodic": (lambda value: isinstance(value, bool), "true or false"),
+    "start": (lambda value: value in STARTS, f"one of {', '.join(STARTS)}"),
+    "shown": (lambda value: type(value) is int and value in (1, 3), "1 or 3"),
+    "vote_gates": (lambda value: _is_list_of_whole(value, 0), "a list of whole numbers of at least 0"),
+}
+"""For each fact that lutjax reads whether a value can be one, and what is expected."""
+
+
+def _check_json(about: Mapping[str, Any]) -> None:
+    """Raise ValueError if some value is nothing that JSON holds. It goes into brackets without recursion."""
+    todo: list[tuple[str, Any, int]] = [("about", about, 0)]
+    while todo:
+        where, value, depth = todo.pop()
+        if depth > _DEEPEST:
+            raise ValueError(f"Circuit: about has brackets in brackets, more than {_DEEPEST} deep.")
+        if isinstance(value, Mapping):
+            for name, one in value.items():
+                if not isinstance(name, str):
+                    raise ValueError(f"Circuit: {where} has the key {name!r}; JSON has texts as keys.")
+                todo.append((f"{where}[{name[:40]!r}]", one, depth + 1))
+        elif isinstance(value, list | tuple):
+            todo += [(where, one, depth + 1) for one in value]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(
+                f"Circuit: {where} is or has {value}, which JSON has not; leave it out, or write it as a text."
+            )
+        elif value is not None and type(value) not in (str, int, float, bool):
+            raise ValueError(
+                f"Circuit: {where} is or has a {type(value).__name__}; expected what JSON holds: texts, numbers (int, float), bool, None, "
+                "and lists and dicts of these."
+            )
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _json.shown(value)
+    except (TypeError, ValueError):  # nothing that JSON holds
+        return repr(value)[:60]
