@@ -1,11 +1,32 @@
 """Files and folders that are whole or not there."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file in hexadecimal digits, None if there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entries(folder: Path) -> set[str]:
+    """Return the paths of all files and links in a folder, and with a slash at their end of empty folders, relative to it."""
+    found = set()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not path.is_dir():
+            found.add(name)
+        elif not any(path.iterdir()):
+            found.add(f"{name}/")
+    return found
 
 
 @contextmanager

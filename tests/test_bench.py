@@ -24,7 +24,7 @@ from lutjax.benchmark import language_model, measure, measurements, report, resu
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
 from lutjax.cases import Tag
 from lutjax.cases.scored_lut import ScoredTraffic
-from lutjax.cli import _measuring
+from lutjax.cli import _bench, _measuring
 
 pytestmark = pytest.mark.usefixtures("without_native")  # rows are those of plain JAX
 
@@ -409,6 +409,8 @@ def test_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert int(row["peak_bytes"]) > int(row["table_bytes"]) == 2 * 4 * 3 * 4
     assert f"| {TINY['fc']} | in-place | xla |" in files[1].read_text()
     assert files[2].read_bytes().startswith(b"\x89PNG")
+    for option, path in zip(("--csv", "--markdown", "--png"), files, strict=True):
+        _measuring.check_file(option, path, _bench.MARKS[option])  # they are written again
 
 
 def test_an_interrupted_run_has_the_rows_so_far(

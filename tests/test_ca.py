@@ -286,6 +286,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_and_gates(finished: Path) -> None:
     assert (finished / "automaton.gif").read_bytes().startswith(b"GIF89a")
     assert "a xor b" in (finished / "gates.txt").read_text()
+    own = {*automaton_runs.Automaton.files, "checkpoints", "curves.csv", "finished.json", ".lock"}
+    assert {path.name for path in finished.iterdir()} == own
     model, record = training.load_model(finished)
     assert circuits.table(model, 1) == (finished / "gates.txt").read_text()
     assert record.training.experiment == "checkerboard-async"

@@ -663,6 +663,8 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     encoding = Encoding.from_json((out / "columns.json").read_text())
     assert len(encoding.features) == report["bits"] == record.model.in_features
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    own = {*Classifier.files, "checkpoints", "curves.csv", "finished.json", ".lock"}
+    assert {path.name for path in out.iterdir()} == own
 
 
 def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def test_train(finished: tuple[Path, Result], text: Path) -> None:
     assert f"lutjax generate --checkpoint {out} --prompt" in result.output
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["16", "24"]
+    own = {*lm_runs.LanguageModel.files, "checkpoints", "curves.csv", "finished.json", ".lock"}
+    assert {path.name for path in out.iterdir()} == own - {"usage.json"}
     losses = history(out)
     assert [step for step, _ in losses["train"]] == list(range(1, 25))
     assert [step for step, _ in losses["test"]] == [12, 24]

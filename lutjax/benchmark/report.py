@@ -140,7 +140,7 @@ def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
             ncols=len(order),
             fontsize=9,
         )
-    figure.savefig(path, format="png", dpi=120)
+    figure.savefig(path, format="png", dpi=120, metadata={"Software": "lutjax bench"})
 
 
 _LIMIT, _CUDA = "limit: bytes that have to move / bandwidth of a copy", "CUDA runtime"

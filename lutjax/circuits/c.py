@@ -15,6 +15,8 @@ from lutjax.circuits.circuit import Circuit, Port
 
 Style = Literal["auto", "functions", "interpreter"]
 _TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
+_OWN = ("predict", "words", "step", "word", "unit")  # what names of the interface end in
+_INNER = ("bits_of", "numbers_of", "input", "expected", "output")  # what names of the ports begin with
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
@@ -49,10 +51,7 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
       >>> sorted(to_c(builder.circuit(), "parity"))
       ['parity.c', 'parity.h']
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _TAKEN:
-        raise ValueError(
-            f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
-        )
+    check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "interpreter"):
         raise ValueError(f"to_c: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
     program = _operations.operations(circuit)
@@ -104,6 +103,20 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
         values["step"] = _filled(f"step.{end}", values) if automaton else ""
         files[f"{name}.{end}"] = _filled(f"circuit.{end}", values)
     return files
+
+
+def check_name(name: str, ports: Sequence[Port] = ()) -> None:
+    """Raise ValueError if the files of `to_c` cannot have a name, which names in them begin with."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _TAKEN:
+        raise ValueError(
+            f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
+        )
+    inner = {f"{begin}_{port.name}" for begin in _INNER for port in ports}
+    for word in (f"{name}_{end}" for end in _OWN):
+        if word in inner:
+            raise ValueError(
+                f"to_c: name is {name!r}, which makes {word!r} for two things; choose another name."
+            )
 
 
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:

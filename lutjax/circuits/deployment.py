@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax._files import replacing
+from lutjax._files import digest_of, entries, replacing
 from lutjax._version import __version__
+from lutjax.circuits import _names
 from lutjax.circuits.circuit import Circuit, Port
 from lutjax.training.errors import RunError
 
 MANIFEST = "manifest.json"
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
-BUILD = {"circuit": "build", "language model": "language_model"}
-"""Names that the Makefile of each kind of export writes; they may be there when an export is replaced."""
+BUILD = "build"
+KINDS = ("circuit", "language model")
+"""Kinds of exports."""
 
 VERSION = 1
 """Version of the layout of a folder."""
@@ -141,7 +143,16 @@ class Options:
             raise ValueError(
                 f"registers is {self.registers}; it is a number of levels, or 0 for no registers."
             )
-        Port(self.name)  # a word in every language
+        if why := _names.why_not(self.name):
+            raise ValueError(f"name is {self.name!r}; {why}.")
+        if f"{self.name}.json".lower() in (VECTORS, MANIFEST):
+            raise ValueError(
+                f"name is {self.name!r}, but {self.name}.json is a file of every export; choose another name."
+            )
+        if "c" in self.formats:
+            from lutjax.circuits import c
+
+            c.check_name(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +243,17 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "dot": _dot,
 }
 """For each format the function that returns its files by their names."""
+
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "verilog": (".v", "_testbench.v"),
+    "blif": (".blif",),
+    "aiger": (".aig", ".aag"),
+    "json": (".json",),
+    "c": (".c", ".h", "_test.c"),
+    "html": (".html",),
+    "dot": (".dot",),
+}
+"""For each format what the names of its files have after the name of the export."""
 
 
 def files_of(
@@ -345,7 +367,7 @@ def manifest_of(
     """Return the content of a manifest.
 
     Args:
-      kind: a key of `BUILD`.
+      kind: one of `KINDS`.
       files: format and content of each file.
       facts: of the kind: interface, statistics, options.
       run: kind, folder, step and digest of the run that the model is from.
@@ -373,7 +395,7 @@ def check_place(folder: Path) -> bool:
     """Return whether a folder holds an export that may be replaced, or is free.
 
     Raises:
-      DeploymentError: it is a file, or holds something else than an export, or an export and other files.
+      DeploymentError: it is a file, holds something else than an export, or an export and other files, or files of it are changed.
     """
     if not folder.exists():
         return False
@@ -387,13 +409,30 @@ def check_place(folder: Path) -> bool:
             f"{folder} holds files that are no export, such as {min(found)}: choose another folder."
         )
     manifest = read_manifest(folder)
-    known = {MANIFEST, BUILD[manifest["kind"]], *manifest["files"]}
-    if found - known:
+    others = sorted(entries(folder) - {MANIFEST, *manifest["files"], *made_by_make(manifest)})
+    if others:
         raise DeploymentError(
-            f"{folder} holds an export and other files, such as {min(found - known)}, which would be lost: move them, or "
+            f"{folder} holds an export and other files, such as {others[0]}, which would be lost: move them, or "
             "choose another folder."
         )
+    changed = [
+        name
+        for name, facts in manifest["files"].items()
+        if digest_of(folder / name) not in (None, facts["sha256"])
+    ]
+    if changed:
+        raise DeploymentError(
+            f"{folder} holds an export of which {changed[0]} was changed since, which would be lost: move it, or choose another folder."
+        )
     return True
+
+
+def made_by_make(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the paths in the folder of an export of what its Makefile may write there."""
+    if manifest["kind"] == "language model":
+        return {"language_model"}
+    name = manifest["name"]
+    return {f"{BUILD}/", *(f"{BUILD}/{made}" for made in (f"{name}_test", f"{name}.vvp", "verilog.log"))}
 
 
 def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]) -> None:
@@ -404,7 +443,7 @@ def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mappin
     """
     check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as place:
+    with replacing(folder.resolve()) as place:
         place.mkdir()
         for name, (_, content) in files.items():
             (place / name).write_bytes(content)
@@ -433,8 +472,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DeploymentError(
             f"{path} is of version {version}; lutjax {__version__} knows version {VERSION}."
         )
-    if kind not in BUILD or not isinstance(files, dict):
+    if kind not in KINDS or not isinstance(files, dict):
         raise DeploymentError(
-            f"{path} is damaged: its kind is {kind!r}; the known ones are {', '.join(BUILD)}."
+            f"{path} is damaged: its kind is {kind!r}; the known ones are {', '.join(KINDS)}."
         )
     return found

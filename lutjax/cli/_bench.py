@@ -8,10 +8,17 @@ import click
 
 from lutjax.benchmark import shapes
 from lutjax.cases import Tag
-from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, file_option, make_console
+from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_file, file_option, make_console
 
 if TYPE_CHECKING:
     from lutjax.benchmark.report import Result
+
+MARKS = {
+    "--csv": b"shape,sizes,row,implementation",
+    "--png": b"Software\0lutjax bench",
+    "--markdown": b"| shape | what | by |",
+}
+"""For each option what stands near the beginning of the files that it writes."""
 
 
 @click.command(epilog=SHAPES)
@@ -84,7 +91,7 @@ def bench(
 
     for name, path in (("--csv", csv), ("--png", png), ("--markdown", markdown)):
         if path is not None:
-            check_folder(name, path)
+            check_file(name, path, MARKS[name])
     if huge_pages:
         restart_with_huge_pages()
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _USAGES = "; ".join(kind.usage for _, kind in shapes.kinds().values())
 SHAPES = f"Sizes are written as {_USAGES}. Names: {', '.join(shapes.named())}."
+_HEAD = 4096  # bytes of a file in which it is said what it is
 _WIDTH = 150  # of a table in a file or a pipe
 
 
@@ -35,6 +36,24 @@ def check_folder(option: str, path: Path) -> None:
     if not os.access(path.absolute().parent, os.W_OK):
         raise click.BadParameter(
             f"{str(path.parent)!r} is no folder that can be written to; make it, or choose another one.",
+            param_hint=option,
+        )
+
+
+def check_file(option: str, path: Path, mark: bytes) -> None:
+    """Refuse a file in a folder that cannot be written to, and one that is not empty and not of this option.
+
+    Args:
+      mark: what stands near the beginning of what this option writes.
+    """
+    check_folder(option, path)
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if head and mark not in head:
+        raise click.BadParameter(
+            f"{str(path)!r} exists, and {option} did not write it; choose another file, or move it away.",
             param_hint=option,
         )
 

@@ -30,6 +30,8 @@ def quantise(folder: Path, text_path: Path | None) -> None:
     found = runs.kind(folder)
     if found != "lm":
         raise RunError(f"{folder} is a run of train {found}; quantise takes runs of train lm --model gpt.")
+    target = folder / deployment.FOLDER
+    deployment.check_place(target)
     with runs.lock(folder):
         step, record = runs.read(
             folder, lm_runs.Record, on_damage=lambda message: click.echo(message, err=True)
@@ -46,7 +48,6 @@ def quantise(folder: Path, text_path: Path | None) -> None:
         ):
             with _progress(f"testing {what}") as progress:
                 losses.append(deployment.evaluate(one, its_record, text.test, progress=progress))
-        target = folder / deployment.FOLDER
         deployment.save(target, step, deployed, deployed_record)
 
     before, after = losses

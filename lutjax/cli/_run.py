@@ -242,7 +242,7 @@ def _train(
             )
         else:
             if not dry_run:
-                _check_new(out)
+                _check_new(out, kind)
             experiment = checked(lambda: kind.new(fields, **source, **preset))()
             if dry_run:
                 experiments.dry_run(experiment, show)
@@ -264,11 +264,11 @@ def _train(
     return made[-1] if made and hosts.is_first() else None
 
 
-def _check_new(out: Path) -> None:
+def _check_new(out: Path, kind: "type[Experiment]") -> None:
     from lutjax.training import experiments
 
     try:
-        experiments.check_new(out)
+        experiments.check_new(out, kind)
     except InUseError as error:
         raise click.UsageError(str(error)) from error
 

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import click
 
-from lutjax.cli._measuring import check_folder, file_option, make_console
+from lutjax.cli._measuring import check_file, file_option, make_console
+
+MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"op"'}
+"""For each option what stands near the beginning of the files that it writes."""
 
 _HERE = Path("<this device>")  # what --record alone gives
 
@@ -56,7 +59,7 @@ def status(
         record = _records.path_of("TPU" if compiles else jax.devices()[0].device_kind)
     for name, path in (("--markdown", markdown), ("--record", record)):
         if path is not None:
-            check_folder(name, path)
+            check_file(name, path, MARKS[name])
     known = {op for op, _ in _matrix.rows()}
     for op in ops:
         if op not in known:

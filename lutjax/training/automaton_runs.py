@@ -41,6 +41,7 @@ class Automaton(Experiment):
     configs = Configs(LogicCAConfig, TrainingConfig, Options)
     kept = Record
     refuses = patterns.PatternError
+    files = ("gates.txt", "automaton.gif")
     curves = ("training loss", "wrong bits")
     ends_early = "--stop-when-solved"
 

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 
 from lutjax._extras import needed_by
+from lutjax._files import digest_of
 
 with needed_by(__name__):
     import orbax.checkpoint as ocp
@@ -41,6 +42,8 @@ KEEP = 2
 
 _META = "checkpoint.json"
 _DAMAGED = ".damaged"
+_UNFINISHED = re.compile(r"\.\d+(\.damaged)?\.tmp")
+_WRITTEN = re.compile(r"\d+(\.damaged)?")
 
 
 def warn(message: str) -> None:
@@ -58,6 +61,33 @@ def steps(directory: Path) -> list[int]:
 def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint, whatever its name."""
     return (folder / _META).is_file()
+
+
+def others(directory: Path) -> Iterator[Path]:
+    """Yield what lies in a directory, if there is one, and is of none of its checkpoints, whole or not."""
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        yield directory
+    elif directory.is_dir():
+        for entry in sorted(directory.iterdir()):
+            if not entry.is_dir() or not (
+                _WRITTEN.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)
+            ):
+                yield entry
+            elif _WRITTEN.fullmatch(entry.name):
+                yield from _others(entry)
+
+
+def _others(folder: Path) -> Iterator[Path]:
+    """Yield the files in the folder of a checkpoint that it did not write; none where it does not say which these are."""
+    try:
+        files = {folder / name for name in (_META, *_content(folder)["files"])}
+    except CheckpointError:
+        if is_checkpoint(folder):
+            return
+        files = set()
+    for path in sorted(folder.rglob("*")):
+        if not path.is_dir() and path not in files:
+            yield path
 
 
 def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -84,14 +114,16 @@ def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str
 
     def begin() -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        for unfinished in directory.glob(".*.tmp"):
-            shutil.rmtree(unfinished)
+        for unfinished in directory.iterdir():
+            if _UNFINISHED.fullmatch(unfinished.name):
+                shutil.rmtree(unfinished)
         temporary.mkdir()
 
     def finish(content: Mapping[str, Any]) -> None:
         (temporary / _META).write_text(json.dumps(content))
         os.replace(temporary, target)
-        for old in [*(directory / str(s) for s in steps(directory)[:-KEEP]), *directory.glob(f"*{_DAMAGED}")]:
+        damaged = directory.glob(f"[0-9]*{_DAMAGED}")
+        for old in [*(directory / str(s) for s in steps(directory)[:-KEEP]), *damaged]:
             unfinished = directory / f".{old.name}.tmp"
             os.replace(old, unfinished)
             shutil.rmtree(unfinished)
@@ -295,13 +327,6 @@ def _content_digest(content: Mapping[str, Any]) -> str:
 def _digests(folder: Path, names: Sequence[str]) -> dict[str, str | None]:
     """Return the digests of files, each computed by one of the processes; None for a file that is missing."""
     with ThreadPoolExecutor() as threads:
-        own = list(threads.map(lambda name: _digest(folder / name), names[hosts.index() :: hosts.count()]))
+        own = list(threads.map(lambda name: digest_of(folder / name), names[hosts.index() :: hosts.count()]))
     shares = hosts.gather(own)
     return {name: shares[i % len(shares)][i // len(shares)] for i, name in enumerate(names)}
-
-
-def _digest(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -62,6 +62,7 @@ class Classifier(Experiment):
     configs = Configs(LogicClassifierConfig | LogicTreeNetConfig, TrainingConfig, Options)
     kept = Record
     refuses = SamplesError
+    files = ("report.json", "confusion.png", "accuracy.png", "columns.json")
     curves = ("training loss", "hard accuracy", "soft accuracy")
     ends_early = "--patience"
 

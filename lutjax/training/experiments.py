@@ -78,6 +78,7 @@ class Experiment(ABC):
       configs: classes of all that can be chosen.
       kept: the class of its record.
       refuses: the error that its data raise where they cannot be used.
+      files: names of all files that its parts may write, whatever is chosen; a new run finds them free.
       curves: names of the training loss, of what a test measures, and of what a second one does, if there is one.
       ends_early: the option by which `solved` decides.
       record: see `lutjax.training.runs`.
@@ -87,6 +88,7 @@ class Experiment(ABC):
     configs: ClassVar[Configs]
     kept: ClassVar[type[runs.Record]]
     refuses: ClassVar[type[ValueError]] = ValueError
+    files: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[tuple[str, ...]]
     ends_early: ClassVar[str] = ""
 
@@ -238,22 +240,22 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
     """Runs all steps of a new run and finishes it.
 
     Raises:
-      InUseError: the folder holds a run, or another process writes into it.
+      InUseError: the folder holds a run or files that it would write over, or another process writes into it.
       StoppedError: a signal came; `resume` goes on.
       FloatingPointError: the loss is not finite any more.
     """
     jax.local_devices()  # raises where there is none, before anything is written
     show = _of_first(show)
     with runs.lock(folder):
-        check_new(folder)
+        check_new(folder, type(experiment))
         _check_processes(experiment)
         runs.check_space(folder, _bytes(experiment.run.abstract()))
         experiment.prepare()
         _go_on(experiment, folder, 0, show)
 
 
-def check_new(folder: Path) -> None:
-    """Refuses a folder that holds a run.
+def check_new(folder: Path, kind: type[Experiment]) -> None:
+    """Refuses a folder that holds a run, or files that a run would write over.
 
     Raises:
       InUseError: it does.
@@ -261,6 +263,12 @@ def check_new(folder: Path) -> None:
     if hosts.by_first(lambda: runs.exists(folder)):
         raise InUseError(
             f"{folder} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."
+        )
+    others = hosts.by_first(lambda: [str(path) for path in runs.others(folder, kind.files)])
+    if others:
+        raise InUseError(
+            f"{folder} holds no run, but {Path(others[0]).relative_to(folder)}, which a run would write over: choose another folder "
+            "(--out), or move it away."
         )
 
 

@@ -286,7 +286,15 @@ def export_language_model(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> list[Path]:
-    """Write the files of `program_of`, and its facts as ``model.json``, into a folder; return their paths."""
+    """Write the files of `program_of`, and its facts as ``model.json``, into an empty or new folder; return their paths.
+
+    Raises:
+      RunError: the folder is not empty, or as `program_of`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(
+            f"{out} is no empty folder, and files of it would be written over: choose another folder."
+        )
     program = program_of(folder, tables=tables, text_path=text_path, progress=progress, on_damage=on_damage)
     facts = json.dumps(program.facts, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)

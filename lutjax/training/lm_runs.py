@@ -103,6 +103,7 @@ class LanguageModel(Experiment):
     configs = Configs(LUTTransformerConfig | GPTConfig, TrainingConfig, Options)
     kept = Record
     refuses = TextError
+    files = ("loss.png", "usage.json", "sample.txt")
     curves = ("training loss", "test loss")
 
     record: Record

@@ -12,7 +12,7 @@ from lutjax.layers import nnx as layers
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import READS, SCORED
 from lutjax.reads import Confidence, PowersOfTwo
-from lutjax.training import models, runs
+from lutjax.training import checkpoints, models, runs
 from lutjax.training.errors import RunError
 from lutjax.training.lm import Evaluation, LanguageModel, structure_of
 from lutjax.training.lm_runs import Record
@@ -81,6 +81,23 @@ def bytes_of(model: LanguageModel) -> tuple[int, int]:
     return _bytes(nnx.state(model, (layers.Tables, layers.Quantised))), _bytes(nnx.state(model))
 
 
+def check_place(folder: Path) -> None:
+    """Refuse to replace a folder that holds something else than a deployed model.
+
+    Raises:
+      RunError: it does.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise RunError(f"{folder} is no folder, and would be replaced: move it away.")
+    found = list(folder.iterdir()) if folder.exists() else []
+    others = [path for path in found if path.name not in (runs.FOLDER, runs.LOCK)]
+    others += [path for path in found if path.name == runs.LOCK and not runs.is_lock(path)]
+    for path in (*others, *checkpoints.others(folder / runs.FOLDER)):
+        raise RunError(
+            f"{folder} would be replaced, but holds {path.relative_to(folder)}, which is not of a deployed model: move it away."
+        )
+
+
 def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
     """Write a deployed model into a folder, in the place of an earlier one.
 
@@ -88,7 +105,11 @@ def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
       folder: which `lutjax.load` then takes as it takes that of a run.
       step: steps of the run at the checkpoint whose model it was.
       record: of the deployed model.
+
+    Raises:
+      RunError: as `check_place`.
     """
+    check_place(folder)
     params, others = models.arrays(model)
     runs.check_space(folder.parent, _bytes((params, others)))
     with runs.replacing(folder) as path:

@@ -8,10 +8,11 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import UnionType
@@ -171,6 +172,10 @@ def lock(folder: Path) -> Iterator[None]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
+    if not is_lock(folder / LOCK):
+        raise InUseError(
+            f"{folder / LOCK} is no lock of lutjax, and would be written over: choose another folder, or move it away."
+        )
     with (folder / LOCK).open("a+") as file:
         if fcntl is not None:
             try:
@@ -188,6 +193,30 @@ def _locked(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def others(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Yield what a run would write over in a folder that holds none.
+
+    Args:
+      names: of the files that the run writes besides those of every run.
+    """
+    for name in (CURVES, _FINISHED, *names):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            yield folder / name
+    if not is_lock(folder / LOCK):
+        yield folder / LOCK
+    yield from checkpoints.others(folder / FOLDER)
+
+
+def is_lock(path: Path) -> bool:
+    """Return whether a file is one of `lock`, or not there."""
+    if not path.exists():
+        return not path.is_symlink()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.fullmatch(rb"\d{0,20}", file.read(32)) is not None
 
 
 def check_space(folder: Path, n_bytes: int) -> None:

@@ -1,0 +1,262 @@
+"""Commands write over what they have written themselves, and over nothing else."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from commands import command
+from example_circuits import life_circuit
+
+from lutjax.circuits import c, deployment
+from lutjax.circuits.deployment import MANIFEST, Options, Request, Vectors
+from lutjax.cli import _measuring, _status
+from lutjax.status import _matrix, _records, _report
+from lutjax.training import checkpoints, experiments, integers, quantise, runs
+from lutjax.training.automaton_runs import Automaton
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.errors import InUseError, RunError
+from lutjax.training.lm_runs import LanguageModel
+
+KINDS = {"digits": Classifier, "classify": Classifier, "lm": LanguageModel, "ca": Automaton}
+
+
+def message(result: Result) -> str:
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", result.output).split())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# ------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_run_writes_over_nothing(kind: str, tmp_path: Path) -> None:
+    """Before any data are read: the data that are named here do not exist."""
+    names = [
+        *KINDS[kind].files,
+        "curves.csv",
+        "finished.json",
+        "checkpoints",
+        "checkpoints/notes.txt",
+        ".lock",
+    ]
+    for name in names:
+        folder = tmp_path / name.replace("/", "-")
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("mine")
+        (folder / "others.txt").write_text("mine, too")
+        before = contents(folder)
+        result = command("train", kind, "--out", folder, "--steps", 1, "--log-every", 0)
+        assert result.exit_code == 2
+        assert f"holds no run, but {name}, which a run would write over" in message(result), result.output
+        assert contents(folder) == before
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_what_a_stopped_run_left_is_no_obstacle(kind: type[experiments.Experiment], tmp_path: Path) -> None:
+    with runs.lock(tmp_path):
+        pass
+    (tmp_path / "checkpoints" / ".50.tmp" / "model").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    experiments.check_new(tmp_path, kind)
+
+
+def test_a_lock_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("of my editor")
+    with pytest.raises(InUseError, match="is no lock of lutjax"), runs.lock(tmp_path):
+        pass
+    assert (tmp_path / ".lock").read_text() == "of my editor"
+
+
+def test_checkpoints_delete_what_they_wrote(tmp_path: Path) -> None:
+    others = (".notes.tmp", "best.damaged", "notes")
+    for name in others:
+        (tmp_path / name).mkdir()
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path, step, {}, {})
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "2", "3"}
+    assert [path.name for path in checkpoints.others(tmp_path)] == sorted(others)
+
+
+# ------------------------------------------------------------------------------------- exports
+def write(
+    folder: Path, name: str = "life", formats: tuple[str, ...] = ("json", "dot"), **options: Any
+) -> None:
+    """Write an export of the Game of Life."""
+    circuit = life_circuit()
+    x = (np.arange(8)[:, None] >> np.arange(9) & 1).astype(np.uint8)
+    vectors = Vectors({"x": x}, deployment.evaluated(circuit, [x]), "some by hand")
+    request = Request(circuit, vectors, Options(formats, name, **options))
+    files = deployment.files_of(request)
+    manifest = deployment.manifest_of("circuit", files, deployment.facts_of(request), None)
+    deployment.write(folder, files, manifest)
+
+
+@pytest.mark.parametrize(
+    "name", ["build/notes.txt", "build/life_test/notes.txt", "notes/", "build", "life.v", ".hidden"]
+)
+def test_files_beside_an_export_are_not_lost(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder)
+    place = folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith("/"):
+        place.mkdir()
+    else:
+        place.write_text("mine")
+    before = contents(folder)
+    with pytest.raises(
+        deployment.DeploymentError, match=f"an export and other files, such as {name}, which would be lost"
+    ):
+        write(folder)
+    assert contents(folder) == before
+
+
+def test_a_changed_file_of_an_export_is_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder)
+    (folder / "life.dot").write_text("digraph mine {}")
+    with pytest.raises(
+        deployment.DeploymentError, match=r"of which life.dot was changed since, which would be lost"
+    ):
+        write(folder)
+    assert (folder / "life.dot").read_text() == "digraph mine {}"
+
+
+def test_what_make_made_goes_with_its_export(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder)
+    for name in ("life_test", "life.vvp", "verilog.log"):
+        (folder / "build").mkdir(exist_ok=True)
+        (folder / "build" / name).write_text("")
+    (folder / "life.dot").unlink()
+    write(folder, "again")
+    assert {path.name for path in folder.iterdir()} == {
+        "again.json",
+        "again.dot",
+        "vectors.json",
+        "Makefile",
+        MANIFEST,
+    }
+    (folder / "build").mkdir()
+    write(folder)
+    assert (folder / "life.dot").is_file()
+
+
+def test_an_export_through_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write(tmp_path / "link")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / MANIFEST).is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vectors", "name is 'vectors', but vectors.json is a file of every export"),
+        ("manifest", "name is 'manifest', but manifest.json is a file of every export"),
+        (
+            "Manifest",
+            "name is 'Manifest', but Manifest.json is a file of every export",
+        ),  # one file on some disks
+        ("stdint", "to_c: name is 'stdint'"),
+        ("_x", "to_c: name is '_x'"),
+        ("int", "name is 'int'; it is a keyword of Verilog"),
+        ("a b", "a name has letters, digits and underscores"),
+    ],
+)
+def test_names_that_make_two_files_of_one(name: str, reason: str, tmp_path: Path) -> None:
+    """Before any work: the run that is named here does not exist."""
+    result = command("export", "--run", tmp_path / "none", "--name", name)
+    assert result.exit_code == 2
+    assert reason in message(result), result.output
+
+
+def test_names_of_files_of_c_are_those_of_one_thing() -> None:
+    circuit = life_circuit()
+    for name in ("input", "output"):
+        assert c.to_c(circuit, name)
+    ports = (deployment.Port("predict", 9), deployment.Port("y"))
+    with pytest.raises(ValueError, match="name is 'input', which makes 'input_predict' for two things"):
+        c.check_name("input", ports)
+    c.check_name("circuit", ports)
+
+
+def test_every_format_has_its_names(tmp_path: Path) -> None:
+    write(tmp_path / "out", "some_test", ())
+    manifest = deployment.read_manifest(tmp_path / "out")
+    own = {deployment.MAKEFILE: "make", deployment.VECTORS: "vectors"}
+    assert {name: facts["format"] for name, facts in manifest["files"].items()} == {
+        **own,
+        **{f"some_test{end}": format for format, ends in deployment.ENDINGS.items() for end in ends},
+    }
+
+
+# ------------------------------------------------------------------------------------- other commands
+def test_a_deployed_model_replaces_one_alone(tmp_path: Path) -> None:
+    quantise.check_place(tmp_path / "none")
+    folder = tmp_path / "quantised"
+    checkpoints.save(folder / "checkpoints", 3, {}, {})
+    with runs.lock(folder):
+        pass
+    quantise.check_place(folder)
+    for name in ("notes.txt", "checkpoints/notes.txt", "checkpoints/3/notes.txt"):
+        (folder / name).write_text("mine")
+        with pytest.raises(RunError, match=f"holds {name}, which is not of a deployed model"):
+            quantise.check_place(folder)
+        (folder / name).unlink()
+    shutil.rmtree(folder)
+    folder.write_text("mine")
+    with pytest.raises(RunError, match="is no folder, and would be replaced"):
+        quantise.check_place(folder)
+
+
+def test_a_program_is_written_into_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text("mine")
+    with pytest.raises(RunError, match="is no empty folder"):
+        integers.export_language_model(tmp_path / "none", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "--shape", "fc:8,8,8,2,8", "--csv"),
+        ("bench", "--shape", "fc:8,8,8,2,8", "--markdown"),
+        ("bench", "--shape", "fc:8,8,8,2,8", "--png"),
+        ("status", "--recorded", "--markdown"),
+        ("status", "--op", "packed_lut", "--record"),
+        ("tune", "--update", "--output"),
+        ("tune", "--output"),
+    ],
+)
+def test_files_of_others_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    result = command(*words, path)
+    assert result.exit_code == 2, result.output
+    assert "notes' exists" in message(result) or "notes is not JSON" in message(result), result.output
+    assert path.read_text() == "mine"
+
+
+def test_own_files_are_written_again(tmp_path: Path) -> None:
+    """Those of `bench` are in the tests of its command."""
+    page, record, empty = tmp_path / "status.md", tmp_path / "record.json", tmp_path / "empty"
+    page.write_text(_report.markdown([]))
+    _records.write(
+        [_matrix.Cell("lut", "forward", "xla/cpu", "float32", _matrix.State.RUNS, digest="1")], record
+    )
+    empty.touch()
+    for option, path in (
+        ("--markdown", page),
+        ("--record", record),
+        ("--record", empty),
+        ("--record", tmp_path / "new"),
+    ):
+        _measuring.check_file(option, path, _status.MARKS[option])
