@@ -55,7 +55,7 @@ def run(data: str, folder: Path, recipe: str, steps: int | None, out: Path) -> d
     if steps:
         options += [f"--{name}={steps}" for name in ("steps", "eval-every", "checkpoint-every")]
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "lutjax.cli", "train", "classify", *options], check=True)
+    subprocess.run([sys.executable, "-m", "lutjax", "train", "classify", *options], check=True)
     seconds = time.perf_counter() - start
     report = json.loads((out / "report.json").read_text())
     assert loaded.test is not None

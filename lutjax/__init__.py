@@ -8,50 +8,47 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax import _jit_key as _jit_key, reads, wiring
-from lutjax._anchors import sample_anchors
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
-from lutjax._load import load
-from lutjax._quantised import QuantisedTables
-from lutjax._thermometer import thermometer_thresholds
-from lutjax._usage import Usage, usage
+from lutjax import _jit_key as _jit_key
 from lutjax._version import __version__
-from lutjax._wires import readers
-from lutjax.factored.update import update_table
-from lutjax.kernels import catalogue
-from lutjax.kernels.registry import (
-    Backend,
-    NoImplementationError,
-    Platform,
-    kernel_registry,
-)
-from lutjax.ops.bilinear_gates import bilinear_gates
-from lutjax.ops.binary_lut import binary_lut
-from lutjax.ops.cell_total_variation import cell_total_variation
-from lutjax.ops.compositions import lut, lut_attention, sparse_lut
-from lutjax.ops.conv_lut import conv_lut
-from lutjax.ops.detect import detect
-from lutjax.ops.detect_signs import detect_signs
-from lutjax.ops.logic_gates import gate_coefficients, logic_gates
-from lutjax.ops.lookup import lookup
-from lutjax.ops.lookup_attention import lookup_attention
-from lutjax.ops.lut_pair_attention import lut_pair_attention
-from lutjax.ops.margins import margins
-from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
-from lutjax.ops.quantise_tables import quantise_tables
-from lutjax.ops.scale_gradient import scale_gradient
-from lutjax.ops.scored_lut import scored_lut
-from lutjax.ops.soft_lut import soft_lut
-from lutjax.ops.sparse_lookup import sparse_lookup
-from lutjax.ops.weighted_lookup import weighted_lookup
 
 if TYPE_CHECKING:
-    from lutjax import circuits, layers, models, reference, sharding, testing, training, tuning
-
-catalogue.register(kernel_registry)
-use_implementation = kernel_registry.use_implementation
-explain = kernel_registry.explain
+    from lutjax import circuits, layers, models, reads, reference, sharding, testing, training, tuning, wiring
+    from lutjax._anchors import sample_anchors
+    from lutjax._detection import Detection
+    from lutjax._fixed_point import FixedPoint
+    from lutjax._load import load
+    from lutjax._quantised import QuantisedTables
+    from lutjax._thermometer import thermometer_thresholds
+    from lutjax._usage import Usage, usage
+    from lutjax._wires import readers
+    from lutjax.factored.update import update_table
+    from lutjax.kernels.registry import (
+        Backend,
+        NoImplementationError,
+        Platform,
+        explain,
+        kernel_registry,
+        use_implementation,
+    )
+    from lutjax.ops.bilinear_gates import bilinear_gates
+    from lutjax.ops.binary_lut import binary_lut
+    from lutjax.ops.cell_total_variation import cell_total_variation
+    from lutjax.ops.compositions import lut, lut_attention, sparse_lut
+    from lutjax.ops.conv_lut import conv_lut
+    from lutjax.ops.detect import detect
+    from lutjax.ops.detect_signs import detect_signs
+    from lutjax.ops.logic_gates import gate_coefficients, logic_gates
+    from lutjax.ops.lookup import lookup
+    from lutjax.ops.lookup_attention import lookup_attention
+    from lutjax.ops.lut_pair_attention import lut_pair_attention
+    from lutjax.ops.margins import margins
+    from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
+    from lutjax.ops.quantise_tables import quantise_tables
+    from lutjax.ops.scale_gradient import scale_gradient
+    from lutjax.ops.scored_lut import scored_lut
+    from lutjax.ops.soft_lut import soft_lut
+    from lutjax.ops.sparse_lookup import sparse_lookup
+    from lutjax.ops.weighted_lookup import weighted_lookup
 
 __all__ = [
     "Backend",
@@ -107,10 +104,52 @@ __all__ = [
     "wiring",
 ]
 
-_LAZY = ("circuits", "layers", "models", "reference", "sharding", "testing", "training", "tuning")
+# A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
+_HOMES = {
+    "_anchors": ("sample_anchors",),
+    "_detection": ("Detection",),
+    "_fixed_point": ("FixedPoint",),
+    "_load": ("load",),
+    "_quantised": ("QuantisedTables",),
+    "_thermometer": ("thermometer_thresholds",),
+    "_usage": ("Usage", "usage"),
+    "_wires": ("readers",),
+    "factored.update": ("update_table",),
+    "kernels.registry": (
+        "Backend",
+        "NoImplementationError",
+        "Platform",
+        "explain",
+        "kernel_registry",
+        "use_implementation",
+    ),
+    "ops.compositions": ("lut", "lut_attention", "sparse_lut"),
+    "ops.logic_gates": ("gate_coefficients",),
+    "ops.packed_lut": ("pack_bits", "unpack_bits"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = (
+    "circuits",
+    "layers",
+    "models",
+    "reads",
+    "reference",
+    "sharding",
+    "testing",
+    "training",
+    "tuning",
+    "wiring",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name not in __all__:
+        raise AttributeError(f"module 'lutjax' has no attribute {name!r}")
+    if name in _MODULES:
         return importlib.import_module(f"lutjax.{name}")
-    raise AttributeError(f"module 'lutjax' has no attribute {name!r}")
+    home = importlib.import_module(f"lutjax.{_HOME.get(name, f'ops.{name}')}")
+    return globals().setdefault(name, getattr(home, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,8 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
+
+# `jax.extend` has these by public names, but its import brings Pallas; see `import_pallas`.
+from jax._src import core
+from jax._src.extend import random
 from jax.typing import DTypeLike
 
 
@@ -56,7 +59,12 @@ def is_refused_forward_mode(error: TypeError) -> bool:
 
 def trace_state() -> object:
     """Opaque token that changes whenever a JAX transformation is entered or exited."""
-    return jax.extend.core.get_opaque_trace_state()
+    return core.get_opaque_trace_state()
+
+
+def define_prng_impl(**functions: Any) -> Any:
+    """Return a kind of random keys; see `jax.extend.random.define_prng_impl`."""
+    return random.define_prng_impl(**functions)
 
 
 def abstract_device() -> tuple[str, str] | None:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +69,7 @@ def _evaluate(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else known[atom]
+        return atom.val if hasattr(atom, "val") else known[atom]  # literals have their value
 
     for eqn in jaxpr.eqns:
         found = _results(eqn, [value(atom) for atom in eqn.invars])

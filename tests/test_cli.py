@@ -5,19 +5,20 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 import jax
 import kills
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from commands import command
 
 import lutjax
@@ -328,7 +329,7 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "lutjax.cli", "train", "digits"],
+        [sys.executable, "-m", "lutjax", "train", "digits"],
         env={**os.environ, "JAX_PLATFORMS": "tpu"},
         cwd=tmp_path,
         capture_output=True,
@@ -529,12 +530,29 @@ def test_help_and_version_do_not_import_jax() -> None:
     assert command("--version").output.strip().endswith(lutjax.__version__)
 
 
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
+def run_module(*words: str) -> None:
+    """Run ``python -m lutjax`` in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["lutjax", *words])
+        runpy.run_module("lutjax", run_name="__main__")
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "orbax" else object())
+
+@pytest.mark.parametrize("run", [main, run_module])
+def test_without_the_extra(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "orbax" else find(name))
     with pytest.raises(SystemExit, match=r"^lutjax: orbax not found: pip install 'lutjax\[apps\]'$"):
-        main()
+        run()
+
+
+def test_the_module_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -m lutjax`` prints, and ends, as ``lutjax`` does, and calls itself so."""
+    for words, status in ((["--version"], 0), (["train", "lm", "--steps", "many"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            run_module(*words)
+        result, printed = CliRunner().invoke(cli, words, prog_name="lutjax"), capsys.readouterr()
+        assert ended.value.code == result.exit_code == status
+        assert (printed.out.split(), printed.err.split()) == (result.stdout.split(), result.stderr.split())
 
 
 def test_huge_pages_start_again_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -554,7 +572,7 @@ def test_huge_pages_start_again_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with pytest.raises(ReplacedError):
         restart_with_huge_pages()
     [(_, words, environment)] = started
-    assert words[1:] == ["-m", "lutjax.cli", "train", "lm", "--huge-pages"]
+    assert words[1:] == ["-m", "lutjax", "train", "lm", "--huge-pages"]
     assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
     restart_with_huge_pages()  # in the new process: nothing

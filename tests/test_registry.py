@@ -1,9 +1,12 @@
 """Choice of implementations: reasons, errors, and nothing imported before it is chosen."""
 
+import ast
 import asyncio
 import dataclasses
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -428,17 +431,49 @@ def test_implementations_agree_on_their_arguments():
 
 
 def test_import_is_light():
-    """Nothing of what an extra brings, no configuration, no environment variable."""
+    """Nothing but what has to be there before a function is traced: no package, no configuration, no environment variable.
+
+    The ops come with their first use, without what other ops need, and do not make jit compile a function again that has used them.
+    """
     code = """
 import os, sys
-import jax
+import jax, jax.numpy as jnp
 environment, config, modules = dict(os.environ), dict(jax.config.values), set(sys.modules)
 import lutjax
-heavy = {"flax", "haiku", "optax", "orbax", "triton", "jax_triton", "click", "rich", "matplotlib", "beartype",
-         "jax.experimental.pallas", "lutjax.kernels._xla.lookup", "lutjax.layers", "lutjax.models", "lutjax.cli"}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
+new = set(sys.modules) - modules
+assert new == {"lutjax", "lutjax._jit_key", "lutjax._version"}, new
+
+@jax.jit
+def first_use(x):
+    anchors = lutjax.sample_anchors(jax.random.key(0), 8, 4, 3)
+    return lutjax.lut(x, jnp.ones((4, 8, 5)), anchors)
+
+for _ in range(2):
+    first_use(jnp.ones((2, 8))).block_until_ready()
+assert first_use._cache_size() == 1, first_use._cache_size()
+new = set(sys.modules) - modules
+pallas = ("jax.extend", "jax.experimental.pallas", "jax._src.pallas")
+assert not [name for name in new if name.startswith(pallas)]
+rooms = {name.split(".")[1].strip("_") for name in new if name.startswith("lutjax.")}
+assert not rooms & {"layers", "models", "cli", "wiring", "reads", "reproducible", "factored", "usage"}, rooms
+extra = {"flax", "haiku", "optax", "orbax", "triton", "jax_triton", "click", "rich", "matplotlib", "beartype"}
+assert not extra & {name.partition(".")[0] for name in new}
 assert environment == dict(os.environ)
 assert config == dict(jax.config.values)
 lutjax.layers.nnx.LUT, lutjax.models.LUTTransformer  # there without an import of their own
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_come_from_where_type_checkers_find_them():
+    block = next(
+        node
+        for node in ast.parse(Path(lutjax.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If)
+    )
+    found = {name.name: line.module for line in block.body for name in line.names}
+    assert sorted([*found, "__version__"]) == sorted(lutjax.__all__)
+    for name, module in found.items():
+        home = importlib.import_module(f"lutjax.{name}" if module == "lutjax" else module)
+        assert getattr(lutjax, name) is (home if module == "lutjax" else getattr(home, name))
+    assert set(lutjax.__all__) <= set(dir(lutjax))

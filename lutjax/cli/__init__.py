@@ -14,4 +14,4 @@ def main() -> None:
 
     from lutjax.cli._main import cli
 
-    cli()
+    cli(prog_name="lutjax")

@@ -25,6 +25,6 @@ def restart_with_huge_pages() -> None:
     sys.stdout.flush()
     os.execve(
         sys.executable,
-        [sys.executable, "-m", "lutjax.cli", *sys.argv[1:]],
+        [sys.executable, "-m", "lutjax", *sys.argv[1:]],
         {**os.environ, "GLIBC_TUNABLES": tunables},
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
@@ -247,7 +246,7 @@ def _n_words(dtype: np.dtype) -> int:
 @functools.cache
 def _sealing(n_words: int) -> Any:
     """Return a kind of random keys that cannot be used as keys. The name of its dtype says what to do."""
-    return jax.extend.random.define_prng_impl(
+    return _compat.define_prng_impl(
         key_shape=(n_words,),
         seed=_refuse_key,
         split=_refuse_key,

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from lutjax import _compat, _extras
+from lutjax import _compat, _extras, _jit_key
 from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowRule
 from lutjax.kernels import _records
@@ -256,10 +256,15 @@ class KernelRegistry:
       compositions: modules of functions that call ops and are not ops themselves, by name, for `explain`.
       entry_points: group of the entry points by which installed packages add kernels: functions of the registry, which are
         called when it is first asked for implementations. None: there is none.
+      in_cache_key: keeps the choice of `use_implementation` in jit's cache key; see `jax.make_user_context`. None: a new one.
     """
 
     def __init__(
-        self, compositions: Mapping[str, str] | None = None, *, entry_points: str | None = None
+        self,
+        compositions: Mapping[str, str] | None = None,
+        *,
+        entry_points: str | None = None,
+        in_cache_key: Any = None,
     ) -> None:
         self._compositions = dict(compositions or {})
         self._entry_points = entry_points
@@ -274,7 +279,7 @@ class KernelRegistry:
         self._forced: ContextVar[Any] = ContextVar("lutjax_implementation", default=None)
         # The same as a part of jit's cache key, so that no trace outlives the block that forced its implementation. JAX
         # keeps one for each thread: where coroutines take turns it is set anew, see `follow_coroutine`.
-        self._in_cache_key = jax.make_user_context(default_value=None)
+        self._in_cache_key = in_cache_key or jax.make_user_context(default_value=None)
 
     def register_op(self, op: str, module: str, *, cases: str | None = None) -> Op:
         """Add an op; its implementations follow by `register`.
@@ -809,4 +814,7 @@ kernel_registry = KernelRegistry(
         "update_table": "lutjax.factored.update",
     },
     entry_points="lutjax.kernels",
+    in_cache_key=_jit_key.IMPLEMENTATION,
 )
+use_implementation = kernel_registry.use_implementation
+explain = kernel_registry.explain

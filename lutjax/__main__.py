@@ -1,0 +1,5 @@
+"""``python -m lutjax``: the command `lutjax`."""
+
+from lutjax.cli import main
+
+main()

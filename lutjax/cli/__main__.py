@@ -1,5 +1,0 @@
-"""``python -m lutjax.cli``."""
-
-from lutjax.cli import main
-
-main()
