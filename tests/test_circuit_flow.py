@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from flax import nnx
 
 import lutjax
 from lutjax import circuits
-from lutjax.circuits import deployment, proofs
+from lutjax.circuits import abc, deployment, proofs
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors
 from lutjax.models import LogicClassifierConfig
@@ -284,6 +287,38 @@ def test_proofs_without_the_run_are_skipped(folders: dict[str, Path], tmp_path: 
         exporting.oracle({**manifest, "run": {**manifest["run"], "digest": "0"}})
     with pytest.raises(proofs.SkippedError, match="is not that of step 1"):
         exporting.oracle(manifest, folders["digits run"])
+
+
+def test_programs_that_cannot_be_run_prove_nothing(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary folder that is mounted noexec, and tools of another machine."""
+    # Writes a file that may not be run, as every file of such a folder.
+    compiler = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n'
+    for name in ("gcc", "node", "iverilog", "vvp", "abc"):
+        (tmp_path / name).write_text(compiler if name == "gcc" else "no program", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(abc, "find", lambda: str(tmp_path / "abc"))
+    found = {proof.name: proof for proof in proofs.verify(folders["automaton"])}
+    refused = {name: proof.detail for name, proof in found.items() if proof.passed is None}
+    noexec = (
+        f"no program can be run in {tempfile.gettempdir()}; set TMPDIR to a folder that is not mounted noexec"
+    )
+    assert refused == {
+        "C, compiled = vectors.json": noexec,
+        **{
+            name: f"{tmp_path / tool} cannot be run: {os.strerror(errno.ENOEXEC)}"
+            for name, tool in (
+                ("Verilog, simulated = vectors.json", "iverilog"),
+                ("automaton.html, its script = vectors.json", "node"),
+                ("automaton.blif = automaton.json, by ABC", "abc"),
+                ("automaton.aig = automaton.json, by ABC", "abc"),
+                ("automaton.v = automaton.json, by ABC", "abc"),
+            )
+        },
+    }
+    assert all(proof.passed for name, proof in found.items() if name not in refused)
 
 
 def test_the_rule_of_life_is_proved() -> None:
