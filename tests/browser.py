@@ -14,7 +14,11 @@ FLAGS = (
     "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--mute-audio", "--remote-debugging-pipe",
 )  # fmt: skip
-EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def find():
+    """Return the path of Chromium or Chrome, None where neither is found."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
@@ -33,7 +37,7 @@ class Browser:
         shell = f'exec "$0" "$@" 3<&{commands} 4>&{answers}'
         arguments = [*FLAGS, f"--user-data-dir={folder}", "about:blank"]
         self._process = subprocess.Popen(
-            ["/bin/bash", "-c", shell, EXECUTABLE, *arguments],
+            ["/bin/bash", "-c", shell, find(), *arguments],
             pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -44,6 +48,15 @@ class Browser:
         self._session = None
 
     def __enter__(self):
+        try:
+            self._attach()
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        return self
+
+    def _attach(self):
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         target = (
             pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -51,7 +64,6 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        return self
 
     def __exit__(self, *error):
         self._session = None

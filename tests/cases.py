@@ -1,6 +1,7 @@
 """Parts that suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
 
 import functools
+import importlib.util
 import inspect
 
 import jax
@@ -18,6 +19,19 @@ _WITHOUT = {"pallas": ("float64",), "native": ("float16", "float64")}
 def slow(*values):
     """The values of a case of `pytest.mark.parametrize` that runs with ``-m slow`` only."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def absence(module, error):
+    """Return why kernels for NVIDIA GPUs cannot be imported on this platform; raise the error where it says something else."""
+    from pallas_interpreter import WITHOUT_MOSAIC
+
+    reasons = [
+        f"{p} is not installed" for p in ("triton", "jax_triton") if importlib.util.find_spec(p) is None
+    ]
+    reasons += [WITHOUT_MOSAIC] if WITHOUT_MOSAIC else []
+    if not reasons or not module.startswith(("lutjax.kernels._triton.", "lutjax.kernels._pallas.gpu.")):
+        raise error
+    return "; ".join(reasons)
 
 
 def ops(direction="forward"):

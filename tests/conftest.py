@@ -8,6 +8,7 @@ on what users get.
 import gc
 import importlib.metadata
 import os
+import re
 
 gc.set_threshold(100_000, 20, 20)  # with Python's thresholds garbage takes a twelfth of the time
 
@@ -36,8 +37,25 @@ hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINK
 hypothesis.settings.load_profile("ci")
 
 
+def pytest_configure(config):
+    """Plain `pytest` runs on the CPU of any machine; `pytest -m gpu` takes what JAX takes."""
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr) and not os.environ.get("JAX_PLATFORMS"):
+        os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
+        jax.config.update("jax_platforms", "cpu")
+
+
 def pytest_collection_finish():
     gc.freeze()  # what has been imported stays, and need not be looked through again
+
+
+def pytest_runtest_setup(item):
+    needed = [tool for mark in item.iter_markers("tools") for tool in mark.args]
+    needed += [" ".join(("cc", *mark.args)) for mark in item.iter_markers("compiled")]
+    for tool in needed:
+        import tools
+
+        if why := tools.missing(tool):
+            pytest.skip(why)
 
 
 @pytest.fixture

@@ -15,6 +15,13 @@ import lutjax
 from lutjax.kernels.registry import Made
 from lutjax.ops import _transforms
 
+try:
+    from jax.experimental.pallas import mosaic_gpu
+
+    WITHOUT_MOSAIC = None
+except ImportError as error:  # jaxlib has Mosaic GPU on some platforms alone
+    mosaic_gpu, WITHOUT_MOSAIC = None, f"Mosaic GPU is not in this jaxlib: {error}"
+
 FIT = {"gpu": "_mosaic_fit", "tpu": "_tensorcore_fit", "sparsecore": "_sparsecore_fit"}
 
 

@@ -2,22 +2,20 @@
 
 import random
 import re
-import shutil
 import subprocess
 
 import jaxtyping
 import numpy as np
 import pytest
+import tools
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations
 from lutjax.circuits.c import _expressions, c_test, to_c
 
-COMPILER = shutil.which("gcc") or shutil.which("clang")
-GNU = shutil.which("gcc")
-compiled = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (gcc or clang)")
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
 CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
+compiled = pytest.mark.compiled()
+checked = pytest.mark.compiled(*CHECKED)
 STYLES = ("functions", "interpreter")
 INPUTS = (Port("x", 9, Format(5)), Port("n", 1, Format(12, 3, True)))
 OUTPUTS = (Port("y", 2, Format(3)), Port("low", 1, Format(4, 0, True)), Port("wide", 1, Format(11, 0, True)))
@@ -57,7 +55,7 @@ def run(folder, files, *flags, program="circuit"):
     for name, text in files.items():
         (folder / name).write_text(text)
     sources = [name for name in files if name.endswith(".c")]
-    command = [COMPILER, *STRICT, *flags, *sources, "-o", program]
+    command = [tools.c_compiler(), *tools.STRICT, *flags, *sources, "-o", program]
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr[:3000]
     ran = subprocess.run([f"./{program}"], cwd=folder, capture_output=True, text=True)
@@ -170,7 +168,7 @@ def test_a_place_holds_a_value_until_its_last_reader(chunk):
 
 
 # ------------------------------------------------------------------------------------- programs
-@compiled
+@checked
 @pytest.mark.parametrize(
     ("style", "lanes"),
     [*(("functions", 1 << k) for k in range(3, 10)), *(("interpreter", k) for k in (8, 32, 512))],
@@ -205,7 +203,7 @@ def test_without_extensions_of_compilers(tmp_path, lanes):
     assert run(tmp_path, files, f"-DCIRCUIT_LANES={lanes}")[0] == 0
 
 
-@compiled
+@checked
 @pytest.mark.parametrize("style", STYLES)
 def test_any_number_of_samples(tmp_path, style):
     """The answers of n samples are those of the first n of many, and nothing behind them is written."""
@@ -236,13 +234,13 @@ int main(void)
 }
 """
     files = {**to_c(circuit, style=style), "main.c": main}
-    text = run(tmp_path, files, "-DCIRCUIT_LANES=64", "-fsanitize=address")[1]
+    text = run(tmp_path, files, "-DCIRCUIT_LANES=64", *CHECKED)[1]
     k = np.arange(13 * 200)
     expected = circuit(((k * k * 7 + k // 13) % 256).reshape(200, 13))[0]
     assert list(map(int, text.split())) == expected.tolist()
 
 
-@compiled
+@checked
 @pytest.mark.parametrize("style", STYLES)
 def test_words(tmp_path, style):
     """Bits in, bits out: bit j of word w is sample 64 w + j, as in `Circuit.evaluate`."""
@@ -288,7 +286,8 @@ def test_a_flipped_answer_is_found(tmp_path, style):
     assert (status, text) == (1, f"circuit: 1024 samples, {n_wrong} wrong\n")
 
 
-@pytest.mark.skipif(GNU is None or not shutil.which("nm"), reason="there is no gcc, or no nm")
+@compiled
+@pytest.mark.tools("nm")
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("lanes", [8, 32])
 def test_microcontrollers(tmp_path, style, lanes):
@@ -298,10 +297,10 @@ def test_microcontrollers(tmp_path, style, lanes):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     flags = ["-ffreestanding", "-nostdlib", "-Os", "-DNET_STATIC", f"-DNET_LANES={lanes}", "-c", "net.c"]
-    subprocess.run([GNU, *STRICT, *flags], cwd=tmp_path, check=True)
+    subprocess.run([tools.c_compiler(), *tools.STRICT, *flags], cwd=tmp_path, check=True)
     symbols = subprocess.run(["nm", "-S", "net.o"], cwd=tmp_path, capture_output=True, text=True).stdout
     unknown = set(re.findall(r"^ +U (\w+)", symbols, re.MULTILINE))
-    assert unknown <= {"memcpy", "memset", "memmove", "memcmp"}  # those that gcc asks every program for
+    assert unknown <= {"memcpy", "memset", "memmove", "memcmp"}  # those that compilers ask every program for
     sizes = [int(size, 16) for size in re.findall(r"^\w+ (\w+) b ", symbols, re.MULTILINE)]
     slots = int(re.search(r"define NET_SLOTS (\d+)", files["net.h"])[1])
     assert sum(sizes) <= (slots + circuit.n_inputs + circuit.n_outputs) * lanes // 8 + 3 * 64  # and alignment
@@ -327,7 +326,7 @@ def test_a_classifier(tmp_path):
     assert (status, text) == (0, "circuit: 600 samples, 0 wrong\n")
 
 
-@compiled
+@checked
 @pytest.mark.parametrize(("periodic", "lanes"), [(True, 8), (False, 64), (True, 256)])
 def test_steps_of_an_automaton(tmp_path, periodic, lanes):
     """Grids of any size, also of one row or column, as `step_automaton` has them."""

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tools
 from commands import command, output
 from flax import nnx
 
@@ -66,9 +66,10 @@ CASE = """    case %d:
 
 @pytest.fixture(scope="module")
 def compiler() -> str:
-    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if found is None:
-        pytest.skip("there is no C compiler")
+    if why := tools.missing(" ".join(("cc", *FLAGS))):
+        pytest.skip(why)
+    found = tools.c_compiler()
+    assert found is not None
     return found
 
 

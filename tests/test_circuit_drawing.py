@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shutil
 import subprocess
 
 import numpy as np
@@ -136,13 +135,14 @@ def test_graphviz_text_has_parts_and_escapes_names():
     assert text.count("{") == text.count("}")
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+@pytest.mark.tools("dot")
 def test_graphviz_reads_the_text():
     circuit = random_circuit(1, 6, 30)
     done = subprocess.run(
         ["dot", "-Tplain"], input=circuit.to_dot(), capture_output=True, text=True, check=True
     )
-    assert not done.stderr
+    complaints = [line for line in done.stderr.splitlines() if "<stdin>" in line]
+    assert not complaints  # those about fonts are of the machine
     kinds = [line.split()[0] for line in done.stdout.splitlines()]
     assert kinds.count("edge") == sum(map(len, circuit.fanins)) + circuit.n_outputs
 

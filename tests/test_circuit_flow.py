@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
-import importlib.util
+import errno
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tools
 from cases import slow
 from click.testing import Result
 from commands import command
@@ -29,6 +32,12 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.samples import samples
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+
+@pytest.fixture(autouse=True)
+def _usable_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proofs are made with those tools of the machine that can be used."""
+    tools.hide_unusable(monkeypatch)
 
 
 def message(result: Result) -> str:
@@ -121,6 +130,7 @@ def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None
     assert len(np.unique(vectors.outputs["y"])) > 1
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("kind", ["digits", "automaton"])
 def test_every_proof_of_an_export_passes(kind: str, folders: dict[str, Path]) -> None:
     result = command("verify", folders[kind])
@@ -165,41 +175,47 @@ def replaced(folder: Path, target: Path, contents: dict[str, bytes]) -> Path:
     return target
 
 
-def failures(folder: Path, words: tuple[str, ...] = ("",)) -> set[str]:
-    """Return the names of the checks that fail, of those whose names have one of these words."""
-    found = set()
+def failures(folder: Path, words: tuple[str, ...] = ("",), needed: str | None = None) -> set[str]:
+    """Return the names of the checks that fail, of those whose names have one of these words.
+
+    Checks that cannot be made here are left out; without the needed one the test is skipped.
+    """
+    failed = set()
     for name, run in proofs.checks_of(folder, deployment.read_manifest(folder), exporting.oracle):
         if any(word in name for word in words):
             try:
                 run()
             except proofs.FailedError:
-                found.add(name)
-    return found
+                failed.add(name)
+            except proofs.SkippedError as error:
+                if name == needed:
+                    pytest.skip(f"{name}: {error}")
+    return failed
+
+
+def using(names: str, *values: str) -> Any:
+    """Parameters of a test that runs these tools."""
+    return pytest.param(*values, marks=pytest.mark.tools(*names.split()))
 
 
 IN_NUMPY = ("in NumPy", "in JAX", "digests")
 
 
 @pytest.mark.parametrize(
-    ("name", "tool", "where"),
+    ("name", "where"),
     [
-        ("digits.blif", None, "digits.blif in NumPy = digits.json"),
-        ("digits.aig", None, "digits.aig in NumPy = digits.json"),
-        ("digits.aag", None, "digits.aag in NumPy = digits.json"),
-        ("digits.c", "gcc", "C, compiled = vectors.json"),
-        ("digits.v", "iverilog", "Verilog, simulated = vectors.json"),
-        ("digits.html", "node", "digits.html, its script = vectors.json"),
-        ("digits.blif", "abc", "digits.blif = digits.json, by ABC"),
-        ("digits.aig", "abc", "digits.aig = digits.json, by ABC"),
-        ("automaton.v", "yosys", "automaton.v = automaton.json, by ABC"),
+        ("digits.blif", "digits.blif in NumPy = digits.json"),
+        ("digits.aig", "digits.aig in NumPy = digits.json"),
+        ("digits.aag", "digits.aag in NumPy = digits.json"),
+        pytest.param("digits.c", "C, compiled = vectors.json", marks=pytest.mark.compiled()),
+        using("iverilog", "digits.v", "Verilog, simulated = vectors.json"),
+        using("node", "digits.html", "digits.html, its script = vectors.json"),
+        using("abc", "digits.blif", "digits.blif = digits.json, by ABC"),
+        using("abc", "digits.aig", "digits.aig = digits.json, by ABC"),
+        using("abc yosys", "automaton.v", "automaton.v = automaton.json, by ABC"),
     ],
 )
-def test_a_flipped_entry_is_found(
-    name: str, tool: str | None, where: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    there = {"abc": abc.find(), "yosys": importlib.util.find_spec("pyosys")}
-    if tool is not None and (there[tool] if tool in there else shutil.which(tool)) is None:
-        pytest.skip(f"{tool} is not found")
+def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path], tmp_path: Path) -> None:
     kind = name.partition(".")[0]
     folder = folders[kind]
     changed = with_a_flipped_entry(folder, kind)
@@ -210,10 +226,9 @@ def test_a_flipped_entry_is_found(
     content = deployment.FORMATS[format](deployment.Request(changed, vectors, options))[name]
     content = content if isinstance(content, bytes) else content.encode()
     assert content != (folder / name).read_bytes()
-    found = failures(replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY))
-    assert found == (
-        {where, f"{name} in NumPy = {kind}.json"} if tool == "abc" and ".v" not in name else {where}
-    )
+    found = failures(replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where)
+    read_in_numpy = name.endswith((".blif", ".aig", ".aag"))
+    assert found == {where, *([f"{name} in NumPy = {kind}.json"] if read_in_numpy else [])}
 
 
 def test_a_flipped_entry_of_the_circuit_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -272,6 +287,38 @@ def test_proofs_without_the_run_are_skipped(folders: dict[str, Path], tmp_path: 
         exporting.oracle({**manifest, "run": {**manifest["run"], "digest": "0"}})
     with pytest.raises(proofs.SkippedError, match="is not that of step 1"):
         exporting.oracle(manifest, folders["digits run"])
+
+
+def test_programs_that_cannot_be_run_prove_nothing(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary folder that is mounted noexec, and tools of another machine."""
+    # Writes a file that may not be run, as every file of such a folder.
+    compiler = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n'
+    for name in ("gcc", "node", "iverilog", "vvp", "abc"):
+        (tmp_path / name).write_text(compiler if name == "gcc" else "no program", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(abc, "find", lambda: str(tmp_path / "abc"))
+    found = {proof.name: proof for proof in proofs.verify(folders["automaton"])}
+    refused = {name: proof.detail for name, proof in found.items() if proof.passed is None}
+    noexec = (
+        f"no program can be run in {tempfile.gettempdir()}; set TMPDIR to a folder that is not mounted noexec"
+    )
+    assert refused == {
+        "C, compiled = vectors.json": noexec,
+        **{
+            name: f"{tmp_path / tool} cannot be run: {os.strerror(errno.ENOEXEC)}"
+            for name, tool in (
+                ("Verilog, simulated = vectors.json", "iverilog"),
+                ("automaton.html, its script = vectors.json", "node"),
+                ("automaton.blif = automaton.json, by ABC", "abc"),
+                ("automaton.aig = automaton.json, by ABC", "abc"),
+                ("automaton.v = automaton.json, by ABC", "abc"),
+            )
+        },
+    }
+    assert all(proof.passed for name, proof in found.items() if name not in refused)
 
 
 def test_the_rule_of_life_is_proved() -> None:
@@ -353,6 +400,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     return write_trees(tmp_path_factory.mktemp("trees"), x, y), x
 
 
+@pytest.mark.tools
 def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     run, _ = trees
     out = tmp_path / "out"
@@ -392,6 +440,7 @@ def test_a_network_with_too_many_places_is_not_exported(
 
 
 @pytest.mark.slow
+@pytest.mark.tools
 def test_trees_from_training_to_every_format(tmp_path: Path) -> None:
     """Digits of 8 x 8 pixels, by the command line; proved by the tools that are here."""
     out = tmp_path / "trees"
@@ -550,10 +599,9 @@ def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path:
     assert "leave --integers out" in message(result)
 
 
+@pytest.mark.tools("abc")
 @pytest.mark.parametrize("goal", ["ands", slow("lut6")])
 def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    if abc.find() is None:
-        pytest.skip("pyosys is not installed")
     run, out = folders["automaton run"], tmp_path / "out"
     result = command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
     assert result.exit_code == 0, result.output
@@ -576,10 +624,11 @@ def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.tools
 def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
     out, circuit = tmp_path / "run", tmp_path / "circuit"
     assert command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
-    words = ("--optimise", "ands") if importlib.util.find_spec("pyosys") else ()
+    words = () if tools.missing("abc") else ("--optimise", "ands")
     assert command("export", "--run", out, "--out", circuit, *words).exit_code == 0
     found = proofs.verify(circuit, oracle=exporting.oracle)
     assert not [proof for proof in found if proof.passed is False]
@@ -589,9 +638,8 @@ def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_a_language_model_becomes_a_program(tmp_path: Path) -> None:
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc is not found")
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 300)
     sizes = ("--features=8", "--context=8", "--n-layers=1", "--n-detectors=4", "--n-anchors=3")
     more = ("--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4", "--steps=2")

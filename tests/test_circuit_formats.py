@@ -24,11 +24,9 @@ from lutjax.circuits import (
     verilog,
 )
 
-needs_iverilog = pytest.mark.skipif(simulate.find() is None, reason="iverilog is not installed")
-needs_abc = pytest.mark.skipif(abc.find() is None, reason="ABC is not installed: pip install pyosys")
-needs_yosys = pytest.mark.skipif(
-    importlib.util.find_spec("pyosys") is None, reason="Yosys is not installed: pip install pyosys"
-)
+needs_iverilog = pytest.mark.tools("iverilog")
+needs_abc = pytest.mark.tools("abc")
+needs_yosys = pytest.mark.tools("abc", "yosys")
 FORMATS = {
     "blif": lambda circuit: from_blif(circuit.to_blif()),
     "aig": lambda circuit: from_aiger(circuit.to_aiger()),

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import re
-import shutil
 from importlib import resources
 
 import browser as browsers
@@ -15,11 +14,10 @@ from example_circuits import life_circuit, random_circuit
 from lutjax.circuits import Builder, Format, Port
 from lutjax.circuits.page import evaluate_in_node, from_html
 
-NODE = shutil.which("node")
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
 
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
-needs_browser = pytest.mark.skipif(browsers.EXECUTABLE is None, reason="no Chromium or Chrome is installed")
+needs_node = pytest.mark.tools("node")
+needs_browser = pytest.mark.tools("chromium")
 
 
 def data_of(page):

@@ -9,8 +9,7 @@ import numpy as np
 import pallas_interpreter
 import pytest
 from cases import RATES, case_of, fast_size, rates_of, slow, split
-from jax.experimental.pallas import mosaic_gpu
-from pallas_interpreter import outline
+from pallas_interpreter import WITHOUT_MOSAIC, mosaic_gpu, outline
 
 import lutjax
 from lutjax import _ahead_of_time, testing
@@ -261,8 +260,11 @@ H200 = device("NVIDIA H200", "gpu")
 
 gpu_interpreter = pytest.mark.skipif(
     not hasattr(mosaic_gpu, "force_gpu_interpret_mode"),
-    reason=f"jax {jax.__version__} has no interpreter of Mosaic GPU kernels; jax 0.12 has one",
+    reason=WITHOUT_MOSAIC
+    or f"jax {jax.__version__} has no interpreter of Mosaic GPU kernels; jax 0.12 has one",
 )
+
+mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAIC))
 
 
 def pretend_triton_runs(monkeypatch):
@@ -276,6 +278,7 @@ def pretend_triton_runs(monkeypatch):
     monkeypatch.setattr(_mosaic_fit, "unfit_packages", lambda: None)
 
 
+@mosaic
 @pytest.mark.parametrize(
     ("op", "shape", "dtype"),
     # Kernels for tables in shared memory are written out sample by sample: seconds to lower.
@@ -307,12 +310,15 @@ ON_SHARDS = [
 )
 def test_lowers_on_shards(monkeypatch, implementation, platform, kind, op, transformation):
     """Arrays that vary over the devices of a mesh, which need not be here."""
+    if implementation == "pallas/gpu" and WITHOUT_MOSAIC:
+        pytest.skip(WITHOUT_MOSAIC)
     pretend_triton_runs(monkeypatch)
     testing.check_lowering(
         split(op), implementation, platform=platform, device_kind=kind, transformation=transformation
     )
 
 
+@mosaic
 @pytest.mark.parametrize(("rows", "dtype"), [(8, "float32"), (100, "bfloat16")])
 def test_products_of_one_hot_rows_lower_for_gpus(rows, dtype):
     """Several programs along each axis: tables, outputs, and samples where there are many."""
@@ -329,6 +335,7 @@ def test_products_of_one_hot_rows_lower_for_gpus(rows, dtype):
     assert [(a.shape, a.dtype) for a in exported.out_avals] == [((9, rows, 200), "float32")]
 
 
+@mosaic
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_terms_of_bfloat16_are_exact(dtype):
     from lutjax.kernels._pallas.gpu import _one_hot
@@ -340,6 +347,7 @@ def test_terms_of_bfloat16_are_exact(dtype):
     np.testing.assert_array_equal(sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64))
 
 
+@mosaic
 @pytest.mark.parametrize("factor", [False, True])
 def test_update_on_gpus(monkeypatch, factor):
     """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
@@ -489,6 +497,7 @@ def test_comes_first_on_gpus_where_it_was_measured_faster(direction):
     assert (few is None) == (direction == "backward")
 
 
+@mosaic
 @pytest.mark.parametrize(("bits", "samples"), [(6, 83), (8, 513), (1, 1)])
 def test_addresses_packed_for_gpus(bits, samples):
     """Whole blocks of samples, four addresses to a word; wires far outside, and NaN."""

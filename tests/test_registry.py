@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import absence
 
 import lutjax
 from lutjax.kernels.registry import Device, KernelRegistry, Request
@@ -423,11 +424,21 @@ def test_implementations_agree_on_their_arguments():
         "backward": ("call", "cotangent", "needs", "device"),
         "update": ("call", "cotangent", "step", "device"),
     }
+    absent = set()
     for op in lutjax.kernel_registry.ops():
         for spec in lutjax.kernel_registry.candidates(op):
             for direction in spec.directions:
-                found = tuple(inspect.signature(spec.load(direction)).parameters)
-                assert found == parameters[direction], (spec, direction)
+                try:
+                    function = spec.load(direction)
+                except ImportError as error:
+                    absent.add(absence(spec.target, error))
+                    continue
+                assert tuple(inspect.signature(function).parameters) == parameters[direction], (
+                    spec,
+                    direction,
+                )
+    if absent:
+        pytest.skip(f"all others agree; {', '.join(sorted(absent))}")
 
 
 def test_import_is_light():

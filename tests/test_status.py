@@ -232,6 +232,14 @@ def test_digests_follow_every_module_that_is_imported(package):
     assert package(shared=shared.replace("g(call)", "g(call + 1)")) not in (first, deeper)
 
 
+def test_digests_of_what_this_machine_cannot_import(package):
+    """Kernels for other hardware, whose packages are on some platforms alone."""
+    kernel = "from digested.shared import f\n\ndef forward(call):\n    return f(call)\n"
+    shared = "raise ImportError('another platform')\n\ndef f(call):\n    return call\n"
+    digest = package(kernel=kernel, shared=shared)
+    assert digest != package(kernel=kernel, shared=shared.replace("return call", "return 2 * call"))
+
+
 def test_digests_follow_sources_in_other_languages():
     spec = next(s for s in lutjax.kernel_registry.candidates("lookup") if s.platform == "xla")
     assert _digests.digest_of(spec) == _digests.digest(spec.target)

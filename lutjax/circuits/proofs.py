@@ -177,8 +177,10 @@ def _digests(folder: Path, manifest: dict[str, Any]) -> str:
 def _program_holds(folder: Path) -> str:
     from lutjax.circuits import language_model
 
+    compiler = _tool("gcc", "clang", "cc")
     try:
-        return language_model.verify(folder, compiler=_tool("gcc", "clang", "cc"))
+        with _running(compiler, "language_model"):
+            return language_model.verify(folder, compiler=compiler)
     except language_model.DifferenceError as error:
         raise FailedError(str(error)) from error
     except subprocess.CalledProcessError as error:
@@ -258,7 +260,10 @@ class _Export:
         try:
             shown = page.from_html(text)
             words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
-            found = page.evaluate_in_node(text, words.astype("<u8").view("<u4").astype(np.uint32), node=node)
+            with _running(node):
+                found = page.evaluate_in_node(
+                    text, words.astype("<u8").view("<u4").astype(np.uint32), node=node
+                )
             given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
@@ -280,7 +285,8 @@ class _Export:
         if simulate.find() is None:
             raise SkippedError("iverilog is not found")
         names = sorted(self.names("verilog", ".v"), key=lambda name: name.endswith("_testbench.v"))
-        found = simulate.run(*((self.folder / name).read_text() for name in names))
+        with _running("iverilog", "vvp"):
+            found = simulate.run(*((self.folder / name).read_text() for name in names))
         if not found:
             raise FailedError(found.line.removeprefix("FAIL: "))
         return found.line.removeprefix("PASS: ") + ", iverilog"
@@ -289,10 +295,12 @@ class _Export:
         """Prove that a file is equal to the circuit for all inputs."""
         from lutjax.circuits import abc
 
-        if abc.find() is None or (name.endswith(".v") and importlib.util.find_spec("pyosys") is None):
+        program = abc.find()
+        if program is None or (name.endswith(".v") and importlib.util.find_spec("pyosys") is None):
             raise SkippedError("pyosys is not installed")
         try:
-            found = abc.cec(self.folder / name, self.circuit)
+            with _running(program):
+                found = abc.cec(self.folder / name, self.circuit)
         except (RuntimeError, ValueError) as error:
             raise FailedError(str(error)) from error
         if found.status == "undecided":
@@ -413,15 +421,34 @@ def _tool(*names: str) -> str:
     raise SkippedError(f"{' or '.join(names)} is not found")
 
 
+@contextlib.contextmanager
+def _running(*programs: str | Path) -> Iterator[None]:
+    """Raise SkippedError if the machine refuses to run one of these programs in this block."""
+    try:
+        yield
+    except OSError as error:
+        path = Path(error.filename or "")
+        if path.name not in [Path(program).name for program in programs]:
+            raise
+        place = tempfile.gettempdir()
+        if isinstance(error, PermissionError) and path.is_relative_to(place):
+            raise SkippedError(
+                f"no program can be run in {place}; set TMPDIR to a folder that is not mounted noexec"
+            ) from error
+        raise SkippedError(f"{path} cannot be run: {error.strerror}") from error
+
+
 def _called(*words: str | Path, cwd: Path) -> str:
     """Return what a program prints.
 
     Raises:
       FailedError: it ends with an error; what it printed last.
+      SkippedError: the machine refuses to run it.
     """
-    done = subprocess.run(
-        list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    with _running(words[0]):
+        done = subprocess.run(
+            list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         why = lines[-1] if lines else f"status {done.returncode}"

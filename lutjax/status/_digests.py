@@ -68,7 +68,7 @@ class _Source:
 def _source(module: str) -> _Source | None:
     try:
         spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # a name in a module, not a module
+    except ImportError:  # a name in a module, which another machine may have to import: no module
         return None
     if spec is None or not spec.has_location or spec.origin is None:
         return None
