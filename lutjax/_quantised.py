@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Int, Int8
 
+from lutjax import _meshes
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 
@@ -60,11 +62,16 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
 
     A largest entry that is a power of two does not fit: it is clamped.
     """
-    weights = jax.lax.stop_gradient(weights)
-    most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0).astype(accumulator(weights.dtype))
-    # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), but for powers of two, where it is e - 1.
-    f, e = jnp.frexp(jnp.maximum(most, _TINY))
-    return (jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)).astype(jnp.int32)
+
+    def least(weights: jax.Array) -> jax.Array:
+        most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0)
+        # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), but for powers of two, where it is e - 1.
+        f, e = jnp.frexp(jnp.maximum(most.astype(accumulator(weights.dtype)), _TINY))
+        return (jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)).astype(jnp.int32)
+
+    of_all = _meshes.divided_by_compiler(least, lambda _: PartitionSpec())
+    result: jax.Array = of_all(jax.lax.stop_gradient(weights))
+    return result
 
 
 def in_groups(weights: jax.Array, groups: int) -> jax.Array:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
 import lutjax
-from lutjax import wiring
+from lutjax import _meshes, wiring
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
@@ -281,10 +282,19 @@ SpatialLUTArguments.spec_type = SpatialLUTSpec
 
 def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     """Add outputs of groups ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
-    ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # those beyond the end are dropped
-    total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
-    values = y.reshape(*y.shape[:-2], -1).astype(total.dtype)
-    return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
+
+    def added(y: jax.Array, targets: jax.Array) -> jax.Array:
+        ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # those beyond the end are dropped
+        total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
+        values = y.reshape(*y.shape[:-2], -1).astype(total.dtype)
+        return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
+
+    def spec(y: jax.Array, targets: jax.Array) -> PartitionSpec:
+        del targets
+        return PartitionSpec(*_meshes.spec_of(y)[:-2])
+
+    result: jax.Array = _meshes.divided_by_compiler(added, spec)(y, targets)
+    return result
 
 
 def _check_windows(spec: Any) -> None:
@@ -585,9 +595,18 @@ ConvLUTArguments.spec_type = ConvLUTSpec
 
 def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
     """Return averages of whole blocks of places ``[..., rows, columns, outputs]``."""
-    lead, (rows, columns, n_outputs) = y.shape[:-3], y.shape[-3:]
     high, wide = block
-    down, across = rows // high, columns // wide
-    whole = y[..., : down * high, : across * wide, :]
-    blocks = whole.reshape(*lead, down, high, across, wide, n_outputs)
-    return jnp.mean(blocks, (-4, -2), accumulator(y.dtype)).astype(y.dtype)
+
+    def averages(y: jax.Array) -> jax.Array:
+        lead, (rows, columns, n_outputs) = y.shape[:-3], y.shape[-3:]
+        down, across = rows // high, columns // wide
+        whole = y[..., : down * high, : across * wide, :]
+        blocks = whole.reshape(*lead, down, high, across, wide, n_outputs)
+        return jnp.mean(blocks, (-4, -2), accumulator(y.dtype)).astype(y.dtype)
+
+    def spec(y: jax.Array) -> PartitionSpec:
+        *lead, _, _, outputs = _meshes.spec_of(y)
+        return PartitionSpec(*lead, None, None, outputs)
+
+    result: jax.Array = _meshes.divided_by_compiler(averages, spec)(y)
+    return result

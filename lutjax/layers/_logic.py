@@ -77,6 +77,25 @@ def _one_hot(scores: jax.Array) -> jax.Array:
     return jax.nn.one_hot(jnp.argmax(scores, -1), scores.shape[-1], dtype=scores.dtype)
 
 
+def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Array]:
+    """Return gates that each mix two candidates: coefficients ``[4, G * n * k / 2]`` and wires, from shares and wires ``[G, n, k]``.
+
+    Shares of two candidates are the coefficients of a gate, c1 a + c2 b, and so its kernels mix.
+    """
+
+    def gates(shares: jax.Array, wires: jax.Array) -> tuple[jax.Array, jax.Array]:
+        zero = jnp.zeros((shares.size // 2,), shares.dtype)
+        a, b = shares.reshape(-1, 2).T
+        return jnp.stack([zero, a, b, zero]), wires.reshape(-1, 2)
+
+    def specs(*arrays: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:  # pairs of a gate follow each other
+        of_shares, of_wires = (_meshes.spec_of(a)[0] for a in arrays)
+        return PartitionSpec(None, of_shares), PartitionSpec(of_wires)
+
+    result: tuple[jax.Array, jax.Array] = _meshes.divided_by_compiler(gates, specs)(shares, wires)
+    return result
+
+
 def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
     size = x.shape[feature_axis] // k
 
@@ -373,15 +392,11 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
             return x, wires, readers
         if deterministic:
             return x, self._chosen_wires(arrays), None
-        # Shares of two candidates are the coefficients of a gate, c1 a + c2 b, and so their kernels mix.
         shares = self._estimate(
             arrays["scores"], key, jax.random.gumbel, jax.nn.softmax, _one_hot, self.scores_estimator
         )
-        zero = jnp.zeros((shares.size // 2,), shares.dtype)
-        a, b = shares.reshape(-1, 2).T
-        pairs = lutjax.bilinear_gates(
-            x, jnp.stack([zero, a, b, zero]), wires.reshape(-1, 2), readers=readers, **self._options
-        )
+        mixtures, ends = _gates_of_pairs(shares, wires)
+        pairs = lutjax.bilinear_gates(x, mixtures, ends, readers=readers, **self._options)
         slots = self.out_features * self.arity
         x = _sums_of_groups(pairs, slots, self.feature_axis)
         places = jnp.arange(slots, dtype=jnp.int32)
@@ -1013,13 +1028,14 @@ class ThermometerSpec(ThermometerArguments, Spec):
         dtype, wide = x.dtype, accumulator(x.dtype, thresholds.dtype)
         leading = x.shape[: x.ndim - 1] if self.feature_axis else ()
         trailing = () if self.feature_axis else x.shape[1:]
-        t = thresholds.astype(wide).reshape(*(1,) * len(leading), *thresholds.shape, *(1,) * len(trailing))
+        before, after = (1,) * len(leading), (1,) * len(trailing)
+        t = thresholds.astype(wide).reshape(*before, *thresholds.shape, *after)
         x = jnp.asarray(x).astype(wide).reshape(*leading, self.in_features, 1, *trailing)
         bits = (x > t).astype(dtype)
         if self.learnable:
             width = jnp.asarray(self.temperature, wide)
             if self.has_widths:
-                width = width * arrays["widths"].astype(wide).reshape(-1, 1, *(1,) * len(trailing))
+                width = width * arrays["widths"].astype(wide).reshape(*before, -1, 1, *after)
             soft = jax.nn.sigmoid((x - t) / width).astype(dtype)
             if self.gradient == "straight_through":
                 bits = with_derivative_of(bits, soft)

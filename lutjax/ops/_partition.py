@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lutjax import _compat, _meshes
 from lutjax.kernels.contract import Call, Direction
@@ -99,7 +99,8 @@ def some_element(a: jax.Array) -> jax.Array:
         return mesh, first_element, NamedSharding(mesh, PartitionSpec()), (given.sharding,)
 
     run = custom_partitioning(first_element)
-    run.def_partition(partition, sharding_rule=f"{' '.join(f'f{i}' for i in range(a.ndim))} -> ")
+    rule = f"{' '.join(f'f{i}' for i in range(a.ndim))} -> "
+    run.def_partition(partition, sharding_rule=rule, decode_shardings=False)  # see _places_of
     result: jax.Array = run(a)
     return result
 
@@ -185,8 +186,8 @@ def _with_rule(
     def partition(mesh: Any, arg_shapes: Any, result_shapes: Any) -> Any:
         places: dict[str, Any] = {}
         used: set[str] = set()
-        for one, shape in zip(factors, (*arg_shapes, *result_shapes), strict=True):
-            for factor, place in zip(one, shape.sharding.spec, strict=False):
+        for one, array in zip(factors, (*arg_shapes, *result_shapes), strict=True):
+            for factor, place in zip(one, _places_of(array, mesh), strict=True):
                 names = _names(place)
                 if place and factor in divided and factor not in places and not used & set(names):
                     places[factor] = place
@@ -210,8 +211,43 @@ def _with_rule(
         return mesh, part, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
 
     run = custom_partitioning(evaluate)
-    run.def_partition(partition, sharding_rule=rule, reduction_factors=summed, need_replication_factors=whole)
+    run.def_partition(
+        partition,
+        decode_shardings=False,  # see _places_of
+        sharding_rule=rule,
+        reduction_factors=summed,
+        need_replication_factors=whole,
+    )
     return run
+
+
+def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
+    """Return the axes of a mesh by which the compiler divides each axis of an array, where the parts are equal.
+
+    What is computed in a program may be divided in other ways: an axis that a reshape has made by a part of an axis of the mesh, which has no
+    name (JAX cannot tell of it, and fails), and one whose size is no multiple of the devices with padding on the last of them, which
+    a kernel would take for samples or detectors. Kernels get such axes whole.
+    """
+    sharding: Any = array.sharding
+    parts = sharding.devices_indices_map((mesh.size,) * len(array.shape))
+    starts = np.array([[s.start or 0 for s in parts[device]] for device in mesh.devices.flat], int)
+
+    def place(n: int, starts: np.ndarray) -> Place:
+        """The axes of an axis of `n` elements, whose parts on the devices begin there if it had an element for each device."""
+        along = {i: int(starts.take(1, i).flat[0]) for i, size in enumerate(starts.shape) if size > 1}
+        axes = sorted((i for i, step in along.items() if step), key=lambda i: -along[i])
+        sizes = [mesh.devices.shape[i] for i in axes]
+        n_parts = math.prod(sizes)
+        equal = np.arange(n_parts).reshape(sizes) * (mesh.size // n_parts)
+        others = starts.ndim - len(axes)
+        found = np.moveaxis(starts, axes, range(len(axes)))
+        if n % n_parts or np.any(found != equal.reshape(*sizes, *(1,) * others)):
+            return None
+        return tuple(mesh.axis_names[i] for i in axes) or None
+
+    return tuple(
+        place(n, starts[:, i].reshape(mesh.devices.shape)) for i, n in enumerate(array.shape)
+    )
 
 
 def _names(place: Place) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _quantised
+from lutjax import _meshes, _quantised
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, as_jax
@@ -137,9 +138,16 @@ def conv_lut(
     elif isinstance(weights, QuantisedTables):
         # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
         each = n_detectors // n_groups * n_comparisons
+
+        def of_groups(u: jax.Array) -> jax.Array:
+            return u.reshape(*lead, *places, n_groups, each)
+
+        def as_images(u: jax.Array) -> PartitionSpec:
+            return PartitionSpec(*_meshes.spec_of(u)[: len(lead)])
+
         probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
         y = scored_lut(
-            margins(x, ids, **how).reshape(*lead, *places, n_groups, each),
+            _meshes.divided_by_compiler(of_groups, as_images)(margins(x, ids, **how)),
             weights,
             probes.reshape(n_detectors, n_comparisons),
             scalars or {},
@@ -205,10 +213,14 @@ def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -
 
 def _rounded(weights: jax.Array, groups: int) -> jax.Array:
     """Return tables rounded to int8 with a power of two as scale, in floats; the gradient is that of the identity."""
-    scale = _quantised.exponents(weights, groups)
-    whole = _quantised.in_groups(_quantised.rounded(weights, scale), groups)
-    scaled = whole * _quantised.power(scale[:, None], whole.dtype)
-    made = straight_through(scaled.reshape(weights.shape).astype(weights.dtype), weights)
+
+    def rounded(weights: jax.Array) -> jax.Array:
+        scale = _quantised.exponents(weights, groups)
+        whole = _quantised.in_groups(_quantised.rounded(weights, scale), groups)
+        scaled = whole * _quantised.power(scale[:, None], whole.dtype)
+        return scaled.reshape(weights.shape).astype(weights.dtype)
+
+    made = straight_through(_meshes.divided_by_compiler(rounded, _meshes.spec_of)(weights), weights)
     reads = _table_reads.current()
     if reads is not None:
         reads.stand_in(weights, made)
