@@ -5,7 +5,9 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from properties.calls import OPS, SIZES, Call, Layer, Map, Source
+from properties.calls import Call, Layer, Map
+from properties.members import SIZES, Source
+from properties.ops import OPS
 
 LAYERS = ("jit", "remat", "cond")
 CONTEXTS = ("", "", "", "", "", "", "", "x64", "debug_nans", "standard", "xla", "auto mesh", "explicit mesh")

@@ -29,9 +29,11 @@ from hypothesis.stateful import (
 
 import lutjax
 from properties.bounds import bounded
-from properties.calls import FINE, OPS, WATCHED, Call, Late, Map, arguments, check, check_factored, function
+from properties.calls import WATCHED, Call, Late, Map, arguments, check, check_factored, function
 from properties.drawn_calls import calls, kinds as kinds_of, names
 from properties.marked_lookup import MARK
+from properties.members import FINE
+from properties.ops import OPS
 
 # Long to compile, where `lookup_attention` stays.
 COMPOSED = ("lut_pair_attention", "lut_attention")

@@ -16,8 +16,10 @@ import lutjax
 from lutjax.testing import assert_close
 from lutjax.training import tables
 from properties import definitions
-from properties.calls import OPS, SIZES, Arrays, Call, Source, define
+from properties.calls import Call, define
 from properties.drawn_calls import kinds
+from properties.members import SIZES, Arrays, Source
+from properties.ops import OPS
 
 LOOK_UPS = ("lut", "sparse_lut", "lut_attention", "lut_pair_attention")
 RATE, BATCH = 0.25, 4
