@@ -115,7 +115,7 @@ def test_files_of_others(name: str, life: Path, tmp_path: Path) -> None:
     (folder / name).write_text("{}")
     assert verified(folder) == {"digests of all files": f"{name} is not listed in manifest.json"}
     assert "1 of make not looked at" in lines(command("verify", folder))[-1]
-    if "/" not in name:  # and if it is listed
+    if "/" not in name:  # and if it is listed, with its number of bytes
         state(
             folder,
             files={
@@ -195,6 +195,15 @@ def test_a_manifest_that_is_none(content: bytes, life: Path, tmp_path: Path) -> 
     assert "is damaged" in failed[f"{MANIFEST} = the files"]
     with pytest.raises(deployment.DeploymentError, match="is damaged"):
         write(folder)
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_a_number_of_bytes_that_is_not_so(life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    files = _files(folder)
+    state(folder, files={**files, "life.dot": {**files["life.dot"], "bytes": 7}})
+    n = (folder / "life.dot").stat().st_size
+    assert verified(folder) == {f"{MANIFEST} = the files": f"life.dot has {n} bytes, stated are 7"}
 
 
 def test_a_manifest_of_a_later_version(life: Path, tmp_path: Path) -> None:

@@ -545,20 +545,19 @@ def _check_manifest(found: Any) -> None:
                 f"{of_file.where}: 'sha256' is {_json.shown(facts['sha256'])}; expected 64 hexadecimal digits."
             )
     run = fields.field(found, "run", object)
-    if run is not None:
-        of_run = Fields("run")
-        for name, of_kind in (("kind", str), ("folder", str), ("step", int), ("digest", str)):
-            of_run.field(run, name, of_kind)
-    expected = _FACTS if kind == "circuit" else {"facts": dict}
-    for name, of_kind in expected.items():
-        fields.field(found, name, of_kind)
+    for name, kind_of_field in _RUN.items():
+        if run is not None:
+            Fields("run").field(run, name, kind_of_field)
+    for name, kind_of_field in (_FACTS if kind == "circuit" else {"facts": dict}).items():
+        fields.field(found, name, kind_of_field)
     if kind == "circuit" and not 0 <= found["registers"] < 1 << 31:
         raise ValueError(
             f"the manifest: 'registers' is {_json.shown(found['registers'])}; expected a number of levels."
         )
 
 
-_FACTS = {
+_RUN: dict[str, type] = {"kind": str, "folder": str, "step": int, "digest": str}
+_FACTS: dict[str, type] = {
     "circuit": str,
     "name": str,
     "inputs": list,

@@ -263,6 +263,12 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
         if expected.get(name) != formats[name]
     ]
     wrong += [f"{name} is not stated" for name in sorted(set(expected) - set(formats))]
+    for name, of_file in manifest["files"].items():
+        path = folder / name
+        if path.is_file() and path.stat().st_size != of_file["bytes"]:
+            wrong.append(
+                f"{name} has {path.stat().st_size} bytes, stated are {_json.shown(of_file['bytes'])}"
+            )
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
