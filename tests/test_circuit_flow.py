@@ -181,7 +181,7 @@ def failures(folder: Path, words: tuple[str, ...] = ("",), needed: str | None = 
     Checks that cannot be made here are left out; without the needed one the test is skipped.
     """
     failed = set()
-    for name, run in proofs.checks_of(folder, deployment.read_manifest(folder), exporting.oracle):
+    for name, run, _ in proofs.checks_of(folder, deployment.read_manifest(folder), exporting.oracle):
         if any(word in name for word in words):
             try:
                 run()
@@ -227,14 +227,18 @@ def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path
     content = content if isinstance(content, bytes) else content.encode()
     assert content != (folder / name).read_bytes()
     found = failures(replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where)
-    read_in_numpy = name.endswith((".blif", ".aig", ".aag"))
-    assert found == {where, *([f"{name} in NumPy = {kind}.json"] if read_in_numpy else [])}
+    in_numpy = (
+        {f"{name} in NumPy = {kind}.json"}
+        if Path(name).suffix in (".blif", ".aig", ".aag", ".html")
+        else set()
+    )
+    assert found == {where, *in_numpy}
 
 
 def test_a_flipped_entry_of_the_circuit_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
     changed = with_a_flipped_entry(folders["digits"], "digits").to_json().encode()
     found = failures(replaced(folders["digits"], tmp_path / "out", {"digits.json": changed}), IN_NUMPY)
-    others = {f"digits.{end} in NumPy = digits.json" for end in ("blif", "aig", "aag")}
+    others = {f"digits.{end} in NumPy = digits.json" for end in ("blif", "aig", "aag", "html")}
     assert found == {"digits.json in NumPy = vectors.json", "digits.json = the model in JAX", *others}
 
 
@@ -270,13 +274,19 @@ def test_a_failed_proof_is_the_status_of_the_command(folders: dict[str, Path], t
     kept = {
         name: facts
         for name, facts in manifest["files"].items()
-        if facts["format"] in ("json", "vectors", "dot")
+        if facts["format"] in ("json", "vectors", "dot", "make")
     }
+    for name in set(manifest["files"]) - set(kept):
+        (folder / name).unlink()
     (folder / MANIFEST).write_text(json.dumps({**manifest, "files": kept}))
     result = command("verify", folder)
     assert result.exit_code == 1
     assert "FAIL     digests of all files" in result.output
-    assert "2 passed, 1 failed, 0 skipped" in result.output
+    assert "3 passed, 1 failed, 0 skipped" in result.output
+    assert (
+        "4 files: 2 proved; 1 failed (automaton.dot); 1 compared with its digest alone (Makefile)."
+        in result.output
+    )
 
 
 def test_proofs_without_the_run_are_skipped(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -576,7 +586,7 @@ def test_a_stopped_verify_says_what_was_done(
     monkeypatch.setattr(proofs, "evaluated", stop)
     result = command("verify", folders["automaton"])
     assert result.exit_code == 130
-    assert result.output.splitlines()[-1] == "stopped after 1 proofs."
+    assert result.output.splitlines()[-1] == "stopped after 2 proofs."
 
 
 def test_language_models_are_programs_alone(
@@ -612,7 +622,7 @@ def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_
     assert sizes[1] <= sizes[0]
     assert max(map(len, after.fanins)) <= (2 if goal == "ands" else 6)
     found = proofs.verify(out, oracle=exporting.oracle)
-    assert [proof.passed for proof in found] == [True] * 5, found
+    assert [proof.passed for proof in found] == [True] * 6, found
 
 
 def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -622,7 +622,7 @@ def write_table(folder: Path, n: int = 90) -> Path:
         writer.writerow(["size", "kind", "noise", "class"])
         for row in range(n):
             size, kind = rng.normal(), rng.choice(["a", "b"])
-            label = "large" if (size > 0) != (kind == "b") else "small"
+            label = "$large_$ & \\x$$" if (size > 0) != (kind == "b") else "<small>\n_"  # texts, no formulas
             writer.writerow(["" if row % 17 == 3 else f"{size:.3f}", kind, rng.integers(5), label])
     return path
 
@@ -654,7 +654,7 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     assert record.training.stratified
     assert (record.target, record.model.n_thresholds) == ("class", 0)
     report = json.loads((out / "report.json").read_text())
-    assert report["classes"] == ["large", "small"]
+    assert report["classes"] == ["$large_$ & \\x$$", "<small>\n_"]
     assert np.sum(report["confusion"]) == 18
     assert np.trace(report["confusion"]) / 18 == pytest.approx(report["hard"])
     assert [step for step, _ in record.history.other] == [10, 20]

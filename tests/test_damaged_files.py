@@ -2,12 +2,16 @@
 
 import copy
 import json
+import random
 import re
+import time
+import tracemalloc
 
 import pytest
+from circuit_strategies import same
 from example_circuits import life_circuit, random_circuit
 
-from lutjax.circuits import Builder, Circuit, Format, Port, from_json
+from lutjax.circuits import Builder, Circuit, Format, Port, from_aiger, from_blif, from_json
 from lutjax.circuits.page import from_html
 
 pytestmark = pytest.mark.usefixtures("without_typechecking")
@@ -247,3 +251,112 @@ def test_a_page_without_a_title():
 def test_a_format_is_signed_or_not():
     with pytest.raises(ValueError, match="signed is 'no'; it must be True or False"):
         Port("x", 1, Format(8, 0, "no"))
+
+
+# ------------------------------------------------------------------------------------- netlists
+READERS = {"blif": from_blif, "aig": from_aiger, "aag": from_aiger, "json": from_json}
+
+
+def netlists():
+    """A circuit in each format of netlists, by its ending."""
+    circuit = classifier()
+    return {
+        "blif": circuit.to_blif().encode(),
+        "aig": circuit.to_aiger(),
+        "aag": circuit.to_aiger(binary=False),
+        "json": circuit.to_json().encode(),
+    }
+
+
+def memory_of(read, data):
+    """Return the most memory that the reading of data takes, in octets, and the error."""
+    tracemalloc.start()
+    try:
+        error = None
+        try:
+            read(data)
+        except ValueError as raised:
+            error = str(raised)
+        return tracemalloc.get_traced_memory()[1], error
+    finally:
+        tracemalloc.stop()
+
+
+HUGE = 400_000_000
+COUNTS = [
+    ("blif", b'"count":8,', b'"count":%d,' % HUGE, "its ports of inputs have 800000000 bits; the file has 16 inputs"),
+    ("blif", b'"count":3,', b'"count":4,', "its ports of outputs have 8 bits; the file has 6 outputs"),
+    ("blif", b'"name":"x"', b'"name":"z"', "its ports of inputs have other names than the inputs of the file, such as 'x[0]'"),
+    ("blif", b'[{"name"', b'[{"nome"', "the field inputs[0] is"),
+    ("blif", b"ports [[", b"ports [", "does not fit: "),
+    ("blif", b"ports [[", b"ports " + b"[" * 200_000, "nested too deeply"),
+    ("aag", b'"count":8,', b'"count":%d,' % HUGE, "its ports of inputs have 800000000 bits; the file has 16 inputs"),
+    ("aig", b'"count":3,', b'"count":%d,' % HUGE, "its ports of outputs have 800000000 bits; the file has 6 outputs"),
+    ("aig", b'"uint2"}]]\n', b'"uint', "the comment with the ports does not fit"),
+    ("aig", b"aig 28 16 ", b"aig %d %d " % (HUGE + 12, HUGE), "the header says 400000000 inputs; a file of"),
+    ("aig", b"aig 28 16 ", b"aig 28 %d " % HUGE, "the header says 28 variables"),
+    ("aig", b" 0 6 12\n", b" 0 %d 12\n" % HUGE, "expected a literal"),
+    ("aag", b"aag 28 16 ", b"aag %d %d " % (HUGE, HUGE - 12), "expected a literal"),
+    ("aag", b"aag 28 16 ", b"aag 28 1" + b"0" * 5000 + b" ", "expected 'aig' or 'aag'"),
+    ("json", b'"count":8,', b'"count":%d,' % HUGE, "the input ports have 800000000 bits; a circuit has at most 16777216"),
+    ("json", b'"count":3,', b'"count":%d,' % HUGE, "there are 6 literals; the output ports have 800000000 bits"),
+    ("json", b'"parts": [', b'"parts": ' + b"[" * 200_000, "its brackets are nested too deeply"),
+    ("json", b'"tables": ["', b'"tables": ["' + b"f" * 5000, "expected hexadecimal digits in quotes, at most 64"),
+    ("json", b'"fanins": [[', b'"fanins": [[1' + b"0" * 4000 + b",", "expected a whole number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "text", "changed", "message"), COUNTS)
+def test_counts_are_compared_before_anything_is_made(end, text, changed, message):
+    """A wrong digit is an error at once, and takes no more memory than the file."""
+    data, read = netlists()[end], READERS[end]
+    assert same(read(data), classifier())
+    assert data.count(text) >= 1
+    changed = data.replace(text, changed, 1)
+    memory, error = memory_of(read, changed)
+    assert error is not None
+    assert message in error
+    assert len(error) < 400
+    assert memory < 300_000 + 40 * len(changed)
+
+
+@pytest.mark.parametrize("end", READERS)
+def test_memory_is_in_proportion_to_the_file(end):
+    """As documented, where each takes the most: gates of two inputs near to each other."""
+    circuit = random_circuit(0, 30, 3000, arities=(2,))
+    data = {
+        "blif": circuit.to_blif().encode(), "aig": circuit.to_aiger(),
+        "aag": circuit.to_aiger(binary=False), "json": circuit.to_json().encode(),
+    }[end]  # fmt: skip
+    memory, error = memory_of(READERS[end], data)
+    assert error is None
+    assert memory < (500 if end in ("aig", "aag") else 100) * len(data)
+
+
+@pytest.mark.parametrize("end", READERS)
+def test_one_octet_of_a_netlist_may_be_any(end):
+    """Every octet is changed once; each is an error in a line, or another circuit."""
+    data, rng = netlists()[end], random.Random(0)
+    texts = []
+    for at in range(0, len(data), 1 if len(data) < 600 else 2):
+        octet = rng.choice(b'0123456789[]{}",x \n\xff\0')
+        texts += [data[:at] + bytes([octet]) + data[at + 1 :], data[:at] + data[at + 1 :]]
+    texts += [data[:at] for at in range(0, len(data), 5)]
+    assert survived(READERS[end], texts) < len(texts) * 0.7
+
+
+def test_names_that_become_the_same_are_many():
+    """Names of which only one character is left, and the same one twice among many: neither takes squares of time."""
+    names = [chr(0x4E00 + k) for k in range(20_000)]
+    text = f".model m\n.inputs {' '.join(names)}\n.outputs y\n.names {names[7]} y\n1 1\n.end\n"
+    start = time.process_time()
+    circuit = from_blif(text)
+    assert [port.name for port in circuit.inputs[:3]] == ["_", "__0", "__1"]
+    with pytest.raises(ValueError, match="is twice among the inputs"):
+        from_blif(text.replace(".outputs y", f".inputs {names[-1]}\n.outputs y"))
+    assert time.process_time() - start < 5
+
+
+def test_a_comment_of_others_is_no_port():
+    text = classifier().to_blif().replace("# lutjax ports [", "# lutjax ports are not here [")
+    assert [port.count for port in from_blif(text).inputs] == [16]

@@ -3,16 +3,15 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import Result
 from commands import command
 from example_circuits import life_circuit
+from exports import write
 
 from lutjax.circuits import c, deployment
-from lutjax.circuits.deployment import MANIFEST, Options, Request, Vectors
+from lutjax.circuits.deployment import MANIFEST
 from lutjax.cli import _measuring, _status
 from lutjax.status import _matrix, _records, _report
 from lutjax.training import checkpoints, experiments, integers, quantise, runs
@@ -83,19 +82,6 @@ def test_checkpoints_delete_what_they_wrote(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- exports
-def write(
-    folder: Path, name: str = "life", formats: tuple[str, ...] = ("json", "dot"), **options: Any
-) -> None:
-    """Write an export of the Game of Life."""
-    circuit = life_circuit()
-    x = (np.arange(8)[:, None] >> np.arange(9) & 1).astype(np.uint8)
-    vectors = Vectors({"x": x}, deployment.evaluated(circuit, [x]), "some by hand")
-    request = Request(circuit, vectors, Options(formats, name, **options))
-    files = deployment.files_of(request)
-    manifest = deployment.manifest_of("circuit", files, deployment.facts_of(request), None)
-    deployment.write(folder, files, manifest)
-
-
 @pytest.mark.parametrize(
     "name", ["build/notes.txt", "build/life_test/notes.txt", "notes/", "build", "life.v", ".hidden"]
 )

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -194,6 +195,30 @@ def test_a_finished_run_is_left_alone(whole: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == {
         path: time for path, time in before.items() if path.name != ".lock"
     }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"parts": []}',
+        b'{"parts": {"a": 1}}',
+        b'{"parts": {"a": [1, 2]}}',
+        b"[" * 200_000,
+    ],
+)
+def test_a_damaged_record_of_finishing_is_none(content: bytes, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    found = runs.Finished.read(tmp_path / "run")
+    assert found is not None
+    content = content.replace(b'{"parts"', b'{"digest": "%s", "why": "", "parts"' % found.digest.encode())
+    (tmp_path / "run" / "finished.json").write_bytes(content)
+    assert runs.Finished.read(tmp_path / "run") is None
+    (tmp_path / "run" / "checkpoints" / "12" / "checkpoint.json").write_bytes(b"[" * 200_000)
+    with pytest.raises(CheckpointError, match=r"checkpoint.json is not JSON"):
+        checkpoints.peek(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.parametrize("place", ["picture.txt", "finished.json", "curves.csv"])
@@ -406,8 +431,6 @@ def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path, monkeypatch: pyte
 
 
 def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> None:
-    import shutil
-
     def refused(folder: Path) -> str:
         with pytest.raises(CheckpointError) as error:
             resume(folder)
@@ -445,8 +468,6 @@ def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> Non
 
 def test_records_of_older_versions_are_read(whole: Path, tmp_path: Path) -> None:
     """Records without the step, the kind and the lengths that were asked for."""
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     path = folder / "checkpoints" / "12" / "checkpoint.json"

@@ -29,8 +29,10 @@ def check(circuit: "Circuit") -> None:
         value = about.get(name)
         if value is not None and not good(value):
             raise ValueError(f"Circuit: about[{name!r}] is {_shown(value)}; expected {expected}.")
-    checks = {"classifier": _check_classifier, "automaton": _check_automaton}
-    checks.get(about.get("kind", ""), lambda circuit: None)(circuit)
+    if about.get("kind") == "classifier":
+        _check_classifier(circuit)
+    elif about.get("kind") == "automaton":
+        _check_automaton(circuit)
     runs = about.get("vote_gates")
     if runs is not None and "votes" in circuit.part_ranges:
         n_gates = len(circuit.part_ranges["votes"])

@@ -37,18 +37,74 @@ restrict return short signed sizeof static struct switch typedef union unsigned 
 _Imaginary _Alignas _Alignof _Atomic _Generic _Noreturn _Static_assert _Thread_local alignas alignof bool constexpr
 false nullptr static_assert thread_local true typeof typeof_unqual asm main
 """
+_CPP = """
+alignas alignof and and_eq asm bitand bitor bool catch char8_t char16_t char32_t class co_await co_return co_yield compl concept
+const_cast consteval constexpr constinit decltype delete dynamic_cast explicit export false friend mutable namespace new
+noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires static_assert static_cast
+template this thread_local throw true try typeid typename using virtual wchar_t xor xor_eq
+"""
+# Functions of the library of C99, which every program may call; those that have a form for float and long double are once here.
+_MATHEMATICS = """
+acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax fmin fmod
+frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint nextafter nexttoward pow
+remainder remquo rint round scalbln scalbn sin sinh sqrt tan tanh tgamma trunc cabs cacos cacosh carg casin casinh catan catanh
+ccos ccosh cexp cimag clog clog10 conj cpow cproj creal csin csinh csqrt ctan ctanh
+drem exp10 finite gamma isinf isnan j0 j1 jn pow10 roundeven scalb significand sincos y0 y1 yn
+"""
+_LIBRARY = """
+abort abs asctime assert atexit atof atoi atol atoll bsearch btowc calloc clearerr clock ctime difftime div exit fclose
+feclearexcept fegetenv fegetexceptflag fegetround feholdexcept feof feraiseexcept ferror fesetenv fesetexceptflag fesetround
+fetestexcept feupdateenv fflush fgetc fgetpos fgets fgetwc fgetws fopen fpclassify fprintf fputc fputs fputwc fputws fread free
+freopen fscanf fseek fsetpos ftell fwide fwprintf fwrite fwscanf getc getchar getenv gets getwc getwchar gmtime imaxabs imaxdiv
+isalnum isalpha isblank iscntrl isdigit isfinite isgraph isgreater isless islower isnormal isprint ispunct isspace isunordered
+isupper iswalnum iswalpha iswblank iswcntrl iswctype iswdigit iswgraph iswlower iswprint iswpunct iswspace iswupper iswxdigit
+isxdigit labs ldiv llabs lldiv localeconv localtime longjmp malloc mblen mbrlen mbrtowc mbsinit mbsrtowcs mbstowcs mbtowc memchr
+memcmp memcpy memmove memset mktime offsetof perror printf putc putchar puts putwc putwchar qsort raise rand realloc remove rename
+rewind scanf setbuf setjmp setlocale setvbuf signal signbit snprintf sprintf srand sscanf stderr stdin stdout strcat strchr strcmp
+strcoll strcpy strcspn strerror strftime strlen strncat strncmp strncpy strpbrk strrchr strspn strstr strtod strtof strtoimax
+strtok strtol strtold strtoll strtoul strtoull strtoumax strxfrm swprintf swscanf system time tmpfile tmpnam tolower toupper
+towctrans towlower towupper ungetc ungetwc va_arg va_copy va_end va_start vfprintf vfscanf vfwprintf vfwscanf vprintf vscanf
+vsnprintf vsprintf vsscanf vswprintf vswscanf vwprintf vwscanf wcrtomb wcscat wcschr wcscmp wcscoll wcscpy wcscspn wcsftime wcslen
+wcsncat wcsncmp wcsncpy wcspbrk wcsrchr wcsrtombs wcsspn wcsstr wcstod wcstof wcstoimax wcstok wcstol wcstold wcstoll wcstombs
+wcstoul wcstoull wcstoumax wcsxfrm wctob wctomb wctrans wctype wmemchr wmemcmp wmemcpy wmemmove wmemset wprintf wscanf
+alloca aligned_alloc bcmp bcopy bzero dcgettext dgettext execl execle execlp execv execve execvp ffs ffsl ffsll fork
+fputc_unlocked fputs_unlocked fwrite_unlocked gettext index isascii mempcpy posix_memalign putc_unlocked putchar_unlocked rindex
+stpcpy stpncpy strcasecmp strdup strfmon strncasecmp strndup strnlen toascii
+"""
+_HEADERS = """
+assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic stdbool stddef
+stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype
+"""
+_MACROS = "i386 linux unix vax errno"  # of compilers as they are called without options
+_TYPE = re.compile(r"u?int(_least|_fast)?(8|16|32|64)_t|u?int(max|ptr)_t|size_t|ptrdiff_t")
 KEYWORDS = {
     "Verilog": frozenset(_VERILOG.split()),
     "VHDL": frozenset(_VHDL.split()),
     "C": frozenset(_C.split()),
+    "C++": frozenset((_C + _CPP).split()),
 }
+HEADERS = frozenset(_HEADERS.split())
+"""Names of the headers of C, without their ending."""
+
+_ENDS = ("", "f", "l", "_r", "f_r", "l_r", "f16", "f32", "f64", "f128", "f32x", "f64x")
+_FUNCTIONS = frozenset((*_LIBRARY.split(), *(name + end for name in _MATHEMATICS.split() for end in _ENDS)))
+
+
+def why_not_function(name: str) -> str | None:
+    """Return why a function of C cannot have a name of its own, in a header of that name; None if it can."""
+    if name in KEYWORDS["C++"]:
+        return "it is a keyword of C or C++"
+    if name in _FUNCTIONS or name in HEADERS or name in _MACROS.split() or _TYPE.fullmatch(name):
+        return "it is a name of the library of C, or of compilers"
+    return None
 
 
 def why_not(name: object) -> str | None:
     """Return why a port cannot have a name, None if it can."""
     if not isinstance(name, str) or not _WORD.fullmatch(name):
         return "a name has letters, digits and underscores, and begins with no digit"
-    for language, words in KEYWORDS.items():
+    for language in ("Verilog", "VHDL", "C"):
+        words = KEYWORDS[language]
         if (name.lower() if language == "VHDL" else name) in words:  # VHDL does not tell capitals apart
             return f"it is a keyword of {language}; take another name"
     return None

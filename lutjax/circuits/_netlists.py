@@ -7,13 +7,14 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from lutjax import _json
 from lutjax.circuits import _names, netlist_json, truth
 from lutjax.circuits.circuit import Circuit, Port
 
 Signal = Hashable
 Product = tuple[int, int]  # inputs that it reads, and their values
 Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
-_BIT = re.compile(r"(.+)\[(\d+)\]")
+_BIT = re.compile(r"(.+)\[(\d{1,9})\]", re.ASCII | re.DOTALL)
 
 
 def bit_names(ports: Sequence[Port]) -> list[str]:
@@ -27,22 +28,37 @@ def ports_to_text(circuit: Circuit) -> str:
     return json.dumps(ports, separators=(",", ":"))
 
 
-def ports_from_text(text: str) -> Ports | None:
-    """Return the ports of `ports_to_text`; None if that is not what the text is."""
-    try:
-        inputs, outputs = json.loads(text)
-        return tuple(netlist_json.ports_from_json(inputs, "inputs")), tuple(
-            netlist_json.ports_from_json(outputs, "outputs")
-        )
-    except (ValueError, TypeError):
-        return None
+def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Ports:
+    """Return the ports of `ports_to_text`, for a file whose inputs and outputs have these names.
+
+    Raises:
+      ValueError: the text is no such line, or its ports have bits of other names; before their names are made.
+    """
+    found = _json.loads(text)
+    if not isinstance(found, list) or len(found) != 2:
+        raise ValueError(f"it is {_json.shown(found)}; expected the ports of inputs and those of outputs")
+    inputs, outputs = (
+        tuple(netlist_json.ports_from_json(some, kind))
+        for some, kind in zip(found, ("inputs", "outputs"), strict=True)
+    )
+    for kind, ports, given in (("inputs", inputs, names[0]), ("outputs", outputs, names[1])):
+        n_bits = sum(port.n_bits for port in ports)
+        if n_bits != len(given):
+            raise ValueError(f"its ports of {kind} have {n_bits} bits; the file has {len(given)} {kind}")
+        others = sorted(set(bit_names(ports)) ^ set(given))
+        if others:
+            raise ValueError(
+                f"its ports of {kind} have other names than the {kind} of the file, such as {others[0][:60]!r}"
+            )
+    return inputs, outputs
 
 
-def ports_of(names: Sequence[str], taken: set[str]) -> tuple[tuple[Port, ...], list[int]]:
+def ports_of(names: Sequence[str], taken: dict[str, int]) -> tuple[tuple[Port, ...], list[int]]:
     """Return ports for names of bits, and for each bit of these ports its place among the names.
 
     Args:
-      taken: names that ports cannot have; those of the new ports are added.
+      taken: names that ports cannot have, each with the number that the next port of that name gets; those of the new ports are
+        added.
     """
     groups: dict[str, dict[int, int]] = {}  # name -> bit -> place
     for place, name in enumerate(names):
@@ -64,13 +80,15 @@ def ports_of(names: Sequence[str], taken: set[str]) -> tuple[tuple[Port, ...], l
     return tuple(ports), places
 
 
-def _word(name: str, taken: set[str]) -> str:
-    word = re.sub(r"\W", "_", name, flags=re.ASCII)
+def _word(name: str, taken: dict[str, int]) -> str:
+    word = found = re.sub(r"\W", "_", name, flags=re.ASCII)
     if not re.match(r"[A-Za-z_]", word):
-        word = "n" + word
-    candidates = itertools.chain([word], (f"{word}_{k}" for k in itertools.count()))
-    found = next(c for c in candidates if c not in taken and not _names.why_not(c))
-    taken.add(found)
+        word = found = "n" + word
+    while found in taken or _names.why_not(found):
+        number = taken.setdefault(word, 0)
+        taken[word] += 1
+        found = f"{word}_{number}"
+    taken[found] = 0
     return found
 
 
@@ -116,13 +134,11 @@ class Network:
           inputs: signals.
           outputs: signals, and whether they are inverted.
           names: of the inputs and outputs.
-          ports: where their bits have these names, in any order; None to find ports for the names.
+          ports: whose bits have these names, in any order; None to find ports for the names.
         """
         literals: dict[Signal, int] = {}
-        if ports is None or any(
-            sorted(bit_names(some)) != sorted(given) for some, given in zip(ports, names, strict=True)
-        ):
-            taken: set[str] = set()
+        if ports is None:
+            taken: dict[str, int] = {}
             (in_ports, in_places), (out_ports, out_places) = (ports_of(given, taken) for given in names)
         else:
             in_ports, out_ports = ports

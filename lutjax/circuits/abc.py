@@ -78,6 +78,7 @@ def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int =
             cwd=folder,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=seconds,
             check=False,
         )
@@ -200,6 +201,7 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
                 cwd=folder,
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=seconds,
                 check=False,
             )
@@ -208,7 +210,7 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
         written = pathlib.Path(folder, "a.aig")
         if done.returncode or not written.is_file():
             log = pathlib.Path(folder, "a.log")
-            said = log.read_text() if log.is_file() else done.stdout + done.stderr
+            said = log.read_text(errors="replace") if log.is_file() else done.stdout + done.stderr
             raise RuntimeError(f"from_verilog: Yosys failed: {said.strip()[-300:]}")
         return aiger.from_aiger(written.read_bytes())
 

@@ -7,6 +7,7 @@ from lutjax.circuits.ands import and_graph
 from lutjax.circuits.circuit import Circuit
 
 _PORTS = b"lutjax ports "  # begins the comment that holds the ports
+_INPUTS = 1 << 16  # that the binary form may have without their names
 
 
 def to_aiger(circuit: Circuit, binary: bool = True) -> bytes:
@@ -63,11 +64,13 @@ def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
 def from_aiger(data: bytes) -> Circuit:
     """Return the circuit of an AIGER file of either form, each AND node a gate.
 
-    Names as ``x[3]`` in the symbol table make up a port; without names the ports are ``x`` and ``y``.
+    Names as ``x[3]`` in the symbol table make up a port; without names the ports are ``x`` and ``y``. It takes at most 500
+    times the memory of the file, in whose binary form a node may have two octets.
 
     Raises:
       TypeError: text instead of bytes.
-      ValueError: a damaged file, or one with latches, properties or constraints. The message says where.
+      ValueError: a damaged file, one with latches, properties or constraints, or a comment with ports that are not those of the
+        file. The message says where.
     """
     if not isinstance(data, bytes | bytearray):
         raise TypeError(f"from_aiger: data is of type {type(data).__name__}; read the file as bytes.")
@@ -163,11 +166,16 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
         raise ValueError(
             f"from_aiger: the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
         )
+    if binary and n_inputs > max(_INPUTS, len(file.data)):  # which take no octet each, as all others do
+        raise ValueError(
+            f"from_aiger: the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
+            f"{max(_INPUTS, len(file.data))}."
+        )
     return binary, top, n_inputs, n_outputs, n_ands
 
 
 def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdigit()
+    return word.isascii() and word.isdigit() and len(word) <= 18
 
 
 def _literals(file: _File, what: str, count: int, top: int) -> list[int]:
@@ -206,10 +214,14 @@ def _symbols(
         line = file.line("the end of a line of the symbol table")
         if line == "c":
             for comment in file.data[file.at :].splitlines():
-                if comment.startswith(_PORTS):
-                    return names, _netlists.ports_from_text(
-                        comment.removeprefix(_PORTS).decode(errors="replace")
-                    )
+                if comment.startswith(_PORTS + b"["):
+                    try:
+                        text = comment.removeprefix(_PORTS).decode()
+                        return names, _netlists.ports_from_text(text, names)
+                    except ValueError as error:
+                        raise ValueError(
+                            f"from_aiger: the comment with the ports does not fit: {error}."
+                        ) from None
             break
         place, _, name = line.partition(" ")
         kind, number = "io".find(place[:1]), place[1:]

@@ -1,5 +1,6 @@
 """Circuits as BLIF (Berkeley Logic Interchange Format), and back."""
 
+import collections
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,10 +98,11 @@ def from_blif(text: str | bytes) -> Circuit:
     """Return the circuit of a BLIF text: of `to_blif`, or one that ABC or yosys wrote.
 
     Names as ``x[3]`` make up a port; other names become a port each, with the characters that a port cannot have replaced.
-    Constants, buffers and inverters become literals; ``.names`` of more inputs than a gate has become several gates.
+    Constants, buffers and inverters become literals; ``.names`` of more inputs than a gate has become several gates. It takes at
+    most 100 times the memory of the text.
 
     Raises:
-      ValueError: a text that is not BLIF, signals without or with two drivers, loops, and what a combinational circuit cannot
+      ValueError: a text that is not BLIF, a comment with ports that are not those of the text, signals without or with two drivers, loops, and what a combinational circuit cannot
         have: latches, cells, models in models. The message has the number of the line.
     """
     if isinstance(text, bytes):
@@ -110,7 +112,7 @@ def from_blif(text: str | bytes) -> Circuit:
             raise ValueError(f"from_blif: the text is not UTF-8: {error}.") from None
     inputs: list[str] = []
     outputs: list[str] = []
-    ports = None
+    comments: list[tuple[int, str]] = []  # with ports
     network = _netlists.Network("from_blif")
     found: tuple[int, list[str], list[tuple[str, str]]] | None = (
         None  # line, signals and rows of the last .names
@@ -123,8 +125,8 @@ def from_blif(text: str | bytes) -> Circuit:
             network.add(signals[-1], signals[:-1], *_read_cover(line, signals, rows), where=f"line {line}")
 
     for number, words, comment in _lines(text):
-        if comment.startswith(_PORTS):
-            ports = _netlists.ports_from_text(comment.removeprefix(_PORTS))
+        if comment.startswith(f"{_PORTS}["):
+            comments.append((number, comment.removeprefix(_PORTS)))
         if not words:
             continue
         word = words[0]
@@ -165,8 +167,14 @@ def from_blif(text: str | bytes) -> Circuit:
         raise ValueError("from_blif: the text has no .model, no .names and no .end; is it BLIF?")
     for kind, names in (("inputs", inputs), ("outputs", outputs)):
         if len(set(names)) < len(names):
-            twice = next(name for k, name in enumerate(names) if name in names[:k])
-            raise ValueError(f"from_blif: {twice} is twice among the {kind}.")
+            twice = next(name for name, count in collections.Counter(names).items() if count > 1)
+            raise ValueError(f"from_blif: {twice[:60]} is twice among the {kind}.")
+    ports = None
+    for number, comment in comments:
+        try:
+            ports = _netlists.ports_from_text(comment, (inputs, outputs))
+        except ValueError as error:
+            raise _wrong(number, f"the comment with the ports does not fit: {error}") from None
     return network.circuit(inputs, [(name, 0) for name in outputs], (inputs, outputs), ports)
 
 

@@ -9,12 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits import _operations
+from lutjax.circuits import _names, _operations
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit, Port
 
 Style = Literal["auto", "functions", "interpreter"]
-_TAKEN = ("stddef", "stdint", "stdio")  # headers that the files read
 _OWN = ("predict", "words", "step", "word", "unit")  # what names of the interface end in
 _INNER = ("bits_of", "numbers_of", "input", "expected", "output")  # what names of the ports begin with
 _FUNCTION = (
@@ -107,7 +106,11 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
 
 def check_name(name: str, ports: Sequence[Port] = ()) -> None:
     """Raise ValueError if the files of `to_c` cannot have a name, which names in them begin with."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _TAKEN:
+    if (
+        not isinstance(name, str)
+        or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
+        or name in _names.HEADERS
+    ):
         raise ValueError(
             f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
         )
@@ -183,7 +186,7 @@ def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 
 def _filled(template: str, values: dict[str, str]) -> str:
-    text = resources.files(__package__).joinpath("templates", template).read_text()
+    text = resources.files(__package__).joinpath("templates", template).read_text("utf-8")
     text = re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
     return re.sub(r"\n{3,}", "\n\n", text)
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from lutjax import _json
 from lutjax._files import digest_of, entries, replacing
+from lutjax._json import Fields
 from lutjax._version import __version__
 from lutjax.circuits import _names
 from lutjax.circuits.circuit import Circuit, Port
@@ -61,10 +64,12 @@ class Vectors:
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return len(next(iter(self.inputs.values())))
+        return next((len(x) for x in (*self.inputs.values(), *self.outputs.values())), 0)
 
     def check(self, circuit: Circuit) -> None:
-        """Raise ValueError if the vectors are not those of the ports of a circuit."""
+        """Raise ValueError if the vectors are none, or not those of the ports of a circuit."""
+        if not len(self):
+            raise ValueError("Vectors: there are no samples; expected some.")
         for what, ports, given in (
             ("inputs", circuit.inputs, self.inputs),
             ("outputs", circuit.outputs, self.outputs),
@@ -75,6 +80,11 @@ class Vectors:
                 raise ValueError(
                     f"Vectors: {what} have {found} numbers a sample; the circuit's ports have {expected}."
                 )
+            for port in ports:
+                try:
+                    port.format.encode(given[port.name])
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"Vectors: {what} of the port {port.name}: {error}") from None
 
     def to_json(self) -> str:
         """Return text that `from_json` reads, a line for each sample."""
@@ -89,19 +99,39 @@ class Vectors:
         return f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
 
     @classmethod
-    def from_json(cls, text: str) -> "Vectors":
+    def from_json(cls, text: str | bytes) -> "Vectors":
         """Return the vectors of a text that `to_json` made.
 
         Raises:
-          ValueError, KeyError, TypeError: another text.
+          ValueError: another text; the message says which sample is wrong.
         """
-        found = json.loads(text)
-        first = found["samples"][0]
+        found, fields = _json.loads(text), Fields("vectors")
+        source, samples = fields.field(found, "source", str), fields.field(found, "samples", list)
+        sides: dict[str, dict[str, list[list[float | int]]]] = {"inputs": {}, "outputs": {}}
+        for k, sample in enumerate(samples):
+            for side, ports in sides.items():
+                numbers = Fields(f"samples[{k}]").field(sample, side, dict)
+                if k == 0:
+                    ports |= {name: [] for name in numbers}
+                elif set(numbers) != set(ports):
+                    raise ValueError(
+                        f"samples[{k}] has {side} {_json.shown(list(numbers))}; the first has {_json.shown(list(ports))}."
+                    )
+                for name, rows in ports.items():
+                    rows.append(_numbers(f"samples[{k}]: {side}", name, numbers, rows))
         inputs, outputs = (
-            {name: np.asarray([row[side][name] for row in found["samples"]]) for name in first[side]}
-            for side in ("inputs", "outputs")
+            {name: np.asarray(rows) for name, rows in ports.items()} for ports in sides.values()
         )
-        return cls(inputs, outputs, found["source"])
+        return cls(inputs, outputs, source)
+
+
+def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
+    """Return the numbers of a port of a sample, as many as those of the samples before it."""
+    row: list[float | int] = Fields(where).field(found, name, list)
+    if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
+        expected = f"{len(before[0])} numbers, as before" if before else "numbers"
+        raise ValueError(f"{where}: {_json.shown(name)} is {_json.shown(row)}; expected {expected}.")
+    return row
 
 
 def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -206,7 +236,7 @@ def _aiger(request: Request) -> dict[str, bytes]:
     return {f"{name}.aig": aiger.to_aiger(circuit), f"{name}.aag": aiger.to_aiger(circuit, binary=False)}
 
 
-def _json(request: Request) -> dict[str, str]:
+def _netlist(request: Request) -> dict[str, str]:
     from lutjax.circuits import netlist_json
 
     return {f"{request.options.name}.json": netlist_json.to_json(request.circuit)}
@@ -237,7 +267,7 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "verilog": _verilog,
     "blif": _blif,
     "aiger": _aiger,
-    "json": _json,
+    "json": _netlist,
     "c": _c,
     "html": _html,
     "dot": _dot,
@@ -254,6 +284,13 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "dot": (".dot",),
 }
 """For each format what the names of its files have after the name of the export."""
+
+
+def formats_of(options: Options) -> dict[str, str]:
+    """Return the names of the files of an export but its manifest, each with its format."""
+    formats = dict.fromkeys(("json", *options.formats))
+    found = {f"{options.name}{end}": format for format in formats for end in ENDINGS[format]}
+    return {**found, VECTORS: "vectors", MAKEFILE: "make"}
 
 
 def files_of(
@@ -409,29 +446,24 @@ def check_place(folder: Path) -> bool:
             f"{folder} holds files that are no export, such as {min(found)}: choose another folder."
         )
     manifest = read_manifest(folder)
-    others = sorted(entries(folder) - {MANIFEST, *manifest["files"], *made_by_make(manifest)})
-    if others:
-        raise DeploymentError(
-            f"{folder} holds an export and other files, such as {others[0]}, which would be lost: move them, or "
-            "choose another folder."
-        )
-    changed = [
-        name
-        for name, facts in manifest["files"].items()
-        if digest_of(folder / name) not in (None, facts["sha256"])
-    ]
-    if changed:
-        raise DeploymentError(
-            f"{folder} holds an export of which {changed[0]} was changed since, which would be lost: move it, or choose another folder."
-        )
+    for name, difference in differences(folder, manifest).items():
+        if difference == "not listed":
+            raise DeploymentError(
+                f"{folder} holds an export and other files, such as {name}, which would be lost: move them, or "
+                "choose another folder."
+            )
+        if difference == "changed":
+            raise DeploymentError(
+                f"{folder} holds an export of which {name} was changed since, which would be lost: move it, or choose another folder."
+            )
     return True
 
 
 def made_by_make(manifest: Mapping[str, Any]) -> set[str]:
     """Return the paths in the folder of an export of what its Makefile may write there."""
-    if manifest["kind"] == "language model":
+    if manifest.get("kind") == "language model":
         return {"language_model"}
-    name = manifest["name"]
+    name = manifest.get("name")
     return {f"{BUILD}/", *(f"{BUILD}/{made}" for made in (f"{name}_test", f"{name}.vvp", "verilog.log"))}
 
 
@@ -450,30 +482,109 @@ def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mappin
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
+class DamagedManifestError(DeploymentError):
+    """A manifest that does not say what one says.
+
+    Attributes:
+      found: what it holds, by name; nothing where it is no object of JSON.
+    """
+
+    def __init__(self, message: str, found: Mapping[str, Any]):
+        super().__init__(message)
+        self.found = dict(found)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an export.
+    """Return the manifest of an export, in which every field that is read later is of its kind.
 
     Raises:
-      DeploymentError: there is none, or one of a later version.
+      DeploymentError: there is none, or one of a later version; DamagedManifestError: it is damaged.
     """
     path = folder / MANIFEST
     if not folder.is_dir():
         raise DeploymentError(f"{folder} is no folder; give one that `lutjax export` wrote.")
+    if not path.exists():
+        raise DeploymentError(f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one.")
+    found: Any = {}
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        version, kind, files = found["version"], found["kind"], found["files"]
-    except FileNotFoundError:
-        raise DeploymentError(
-            f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one."
-        ) from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise DeploymentError(f"{path} is damaged: {error}") from error
-    if version != VERSION:
-        raise DeploymentError(
-            f"{path} is of version {version}; lutjax {__version__} knows version {VERSION}."
+        found = _json.loads(path.read_bytes())
+        _check_manifest(found)
+    except (OSError, ValueError) as error:
+        known = found if isinstance(found, dict) else {}
+        if type(known.get("version")) is int and known["version"] > VERSION:
+            raise DeploymentError(
+                f"{path} is of version {known['version']}; lutjax {__version__} knows version {VERSION}."
+            ) from None
+        raise DamagedManifestError(f"{path} is damaged: {error}", known) from error
+    return dict(found)
+
+
+_FILE = re.compile(r"[A-Za-z0-9_]+(\.[a-z]+)?")
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def _check_manifest(found: Any) -> None:
+    """Raise ValueError if a manifest lacks a field that is read, or one is not what it can be."""
+    fields = Fields("the manifest")
+    if fields.field(found, "version", int) != VERSION:
+        raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
+    kind = fields.field(found, "kind", str)
+    if kind not in KINDS:
+        raise ValueError(f"the manifest: 'kind' is {_json.shown(kind)}; expected {' or '.join(KINDS)}.")
+    fields.field(found, "lutjax", str)
+    for name, facts in fields.field(found, "files", dict).items():
+        of_file = Fields(f"files[{_json.shown(name)}]")
+        if not _FILE.fullmatch(name) or name == MANIFEST:
+            raise ValueError(
+                f"the manifest: files has {_json.shown(name)}, which is no name of a file of an export."
+            )
+        of_file.field(facts, "format", str)
+        of_file.field(facts, "bytes", int)
+        if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
+            raise ValueError(
+                f"{of_file.where}: 'sha256' is {_json.shown(facts['sha256'])}; expected 64 hexadecimal digits."
+            )
+    run = fields.field(found, "run", object)
+    for name, kind_of_field in _RUN.items():
+        if run is not None:
+            Fields("run").field(run, name, kind_of_field)
+    for name, kind_of_field in (_FACTS if kind == "circuit" else {"facts": dict}).items():
+        fields.field(found, name, kind_of_field)
+    if kind == "circuit" and not 0 <= found["registers"] < 1 << 31:
+        raise ValueError(
+            f"the manifest: 'registers' is {_json.shown(found['registers'])}; expected a number of levels."
         )
-    if kind not in KINDS or not isinstance(files, dict):
-        raise DeploymentError(
-            f"{path} is damaged: its kind is {kind!r}; the known ones are {', '.join(KINDS)}."
-        )
-    return found
+
+
+_RUN: dict[str, type] = {"kind": str, "folder": str, "step": int, "digest": str}
+_FACTS: dict[str, type] = {
+    "circuit": str,
+    "name": str,
+    "inputs": list,
+    "outputs": list,
+    "about": dict,
+    "statistics": dict,
+    "vectors": dict,
+    "registers": int,
+    "latency": int,
+}
+"""Fields that `facts_of` returns, and their kinds."""
+
+
+def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that are not as a manifest says, each with "missing", "changed" or "not listed".
+
+    Args:
+      manifest: as `read_manifest` returns it, or as `DamagedManifestError` has it: what names no files lists none.
+    """
+    files = manifest.get("files")
+    listed = files if isinstance(files, dict) else {}
+    found = {name: digest_of(folder / name) for name in listed}
+    wrong = {}
+    for name, facts in listed.items():
+        if found[name] is None:
+            wrong[name] = "missing"
+        elif not isinstance(facts, dict) or facts.get("sha256") != found[name]:
+            wrong[name] = "changed"
+    others = entries(folder) - {MANIFEST, *listed, *made_by_make(manifest)}
+    return {**wrong, **dict.fromkeys(sorted(others), "not listed")}

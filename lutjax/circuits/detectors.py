@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax import _quantised
+from lutjax.circuits import _names
 
 _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")
@@ -20,6 +21,7 @@ _MOST_IN_C = 2**24
 _FINER_THAN_ALL = 120  # fraction of scales of int8
 _PER_LINE = 32
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OWN = ("detectors", "anchors", "values", "shifts", "targets")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,7 +164,8 @@ class IntegerLUT:
         uses no heap, no floating point and no variables of its own but constants, and nothing in it can overflow.
 
         Args:
-          name: of the function and the files: lower-case letters, digits and underscores.
+          name: of the function and the files: lower-case letters, digits and underscores; a word that C, C++, their library and the
+            files do not take for something else.
 
         Raises:
           ValueError: another name, or tables that compilers take too long for.
@@ -174,8 +177,11 @@ class IntegerLUT:
           >>> sorted(layer.to_c("door"))
           ['detectors.h', 'door.c', 'door.h']
         """
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"to_c: name is {name!r}; expected lower-case letters, digits and underscores.")
+        own = "it is a name in the files of each layer" if name in _OWN or name.startswith("lutjax") else None
+        if why := own or _names.why_not_function(name):
+            raise ValueError(f"to_c: name is {name!r}; {why}. Take another one.")
         if self.values.size > _MOST_IN_C:
             raise ValueError(
                 f"to_c: the tables have {self.values.size:,} entries, more than the {_MOST_IN_C:,} that compilers take in a minute."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lutjax._extras import needed_by
+from lutjax._pictures import as_drawn
 from lutjax.circuits.circuit import Circuit, Port
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def to_dot(circuit: Circuit, name: str = "circuit") -> str:
         "  edge [arrowsize=0.7];",
     ]
     names = ["0", *_bit_names(circuit.inputs)]
-    lines += [f'  n{k} [label={_quoted(names[k])}, shape=plaintext, style=""];' for k in _read(circuit)]
+    lines += [f'  n{k} [label={_label(names[k])}, shape=plaintext, style=""];' for k in _read(circuit)]
     functions = [
         function_of(table, len(fanin)) for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
     ]
@@ -199,17 +200,17 @@ def to_dot(circuit: Circuit, name: str = "circuit") -> str:
             lines += ["  }"] if part else []
             if new:
                 lines.append(f"  subgraph cluster_{n_clusters} {{")
-                lines.append(f"    label={_quoted(new)}; style=filled; color={_quoted(colours[n_clusters])};")
+                lines.append(f"    label={_label(new)}; style=filled; color={_quoted(colours[n_clusters])};")
                 n_clusters += 1
             part, indent = new, "    " if new else "  "
         hexadecimal = f"0x{circuit.tables[gate]:x}"
-        lines.append(f'{indent}n{first + gate} [label={_quoted(function.name)}, tooltip="{hexadecimal}"];')
+        lines.append(f'{indent}n{first + gate} [label={_label(function.name)}, tooltip="{hexadecimal}"];')
     lines += ["  }"] if part else []
     for gate, (function, fanin) in enumerate(zip(functions, circuit.fanins, strict=True)):
         for node, inverted, role in zip(fanin, function.inverted, function.roles, strict=True):
             lines.append(f"  n{node} -> n{first + gate}{_edge(inverted, role)};")
     for k, (literal, bit) in enumerate(zip(circuit.literals, _bit_names(circuit.outputs), strict=True)):
-        lines.append(f'  o{k} [label={_quoted(bit)}, shape=plaintext, style=""];')
+        lines.append(f'  o{k} [label={_label(bit)}, shape=plaintext, style=""];')
         lines.append(f"  n{literal >> 1} -> o{k}{_edge(bool(literal & 1), '')};")
     return "\n".join([*lines, "}", ""])
 
@@ -219,9 +220,14 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def _label(text: str) -> str:
+    """Return a text as a label, in which Graphviz reads entities of HTML, too."""
+    return _quoted(text.replace("&", "&amp;"))
+
+
 def _edge(inverted: bool, role: str) -> str:
     properties = ["style=dashed", "arrowhead=odot"] if inverted else []
-    properties += [f"headlabel={_quoted(role)}"] if role else []
+    properties += [f"headlabel={_label(role)}"] if role else []
     return f" [{', '.join(properties)}]" if properties else ""
 
 
@@ -399,14 +405,15 @@ class _Layout:
         axes.set_aspect("equal")
         axes.set_axis_off()
         if title is not None:
-            axes.set_title(title)
-        if any(names):
-            handles = [
-                Patch(facecolor=colours[name], edgecolor="#333333", label=name) for name in names if name
-            ]
-            axes.legend(
+            axes.set_title("\n".join(map(as_drawn, title.split("\n"))))
+        if named := [name for name in names if name]:
+            handles = [Patch(facecolor=colours[name], edgecolor="#333333", label="part") for name in named]
+            legend = axes.legend(
                 handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=len(handles), frameon=False, fontsize=8
             )  # fmt: skip
+            # Labels that begin with an underscore would be left out.
+            for label, name in zip(legend.get_texts(), named, strict=True):
+                label.set_text(as_drawn(name))
 
     def _edge(self, axes: Any, source: int, sink: int, end: tuple[float, float], inverted: bool) -> None:
         """Draw an edge from the right of a node, through its bends, to a place at the left of another item."""

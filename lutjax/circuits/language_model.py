@@ -1,7 +1,9 @@
 """Language models of look-up tables in whole numbers, and as a C99 program that generates the same bytes."""
 
 import dataclasses
+import itertools
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from lutjax import _json
+from lutjax._json import Fields
 from lutjax.circuits.detectors import IntegerLUT, array, finest, integers, magnitudes, source, sums
 
 EXACT = 2**24
@@ -396,14 +400,61 @@ def texts_to_json(texts: Sequence[Text]) -> str:
     return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
 
 
-def texts_from_json(text: str) -> list[Text]:
-    """Return the texts that `texts_to_json` wrote."""
-    found = []
-    for row in json.loads(text):
-        prompt, continuation = (bytes.fromhex(row.pop(name)) for name in ("prompt", "continuation"))
-        logits = tuple(row.pop("logits"))
-        found.append(Text(prompt=prompt, continuation=continuation, logits=logits, **row))
-    return found
+def texts_from_json(text: str | bytes) -> list[Text]:
+    """Return the texts that `texts_to_json` wrote.
+
+    Raises:
+      ValueError: there are none, or one is not what a program can write; the message says which.
+    """
+    rows = _json.loads(text)
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"it holds {_json.shown(rows)}; expected a list of texts.")
+    return [_text(Fields(f"text {k}"), row) for k, row in enumerate(rows)]
+
+
+def _text(fields: Fields, row: Any) -> Text:
+    prompt, continuation = (
+        bytes.fromhex(fields.field(row, name, str)) for name in ("prompt", "continuation")
+    )
+    logits = fields.field(row, "logits", list)
+    temperature, top_k, seed = (fields.field(row, name, int) for name in ("temperature", "top_k", "seed"))
+    limits = (0 <= temperature <= 1000 * TEMPERATURES, 1 <= top_k <= _BYTES, 0 <= seed < 1 << 64)
+    if not all(limits) or not prompt or not continuation:
+        raise ValueError(
+            f"{fields.where} has a prompt of {len(prompt)} bytes, a temperature of {temperature} thousandths, top_k {top_k}, the seed {seed} "
+            f"and {len(continuation)} bytes; no program writes that."
+        )
+    if len(logits) != _BYTES or any(type(logit) is not int for logit in logits):
+        raise ValueError(
+            f"{fields.where}: 'logits' is {_json.shown(logits)}; expected {_BYTES} whole numbers."
+        )
+    return Text(prompt, temperature, top_k, seed, tuple(logits), continuation)
+
+
+def stated(header: str) -> tuple[dict[str, Any], list[str]]:
+    """Return facts about a model that the text of its ``model.h`` states, and the names of its files but the Makefile.
+
+    Raises:
+      ValueError: it does not state them.
+    """
+    sizes = {
+        name: int(size) for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
+    }
+    values = re.findall(r"^typedef (int8|int16)_t lm_value;$", header, re.MULTILINE)
+    needed = {"TABLE_SIZE", "FRACTION", "LOGIT_FRACTION", "WINDOW", "TABLES_IN_FILE"}
+    if len(values) != 1 or not needed <= set(sizes):
+        raise ValueError(
+            f"model.h does not state {', '.join(sorted(needed - set(sizes))) or 'one type of values'}."
+        )
+    facts = {
+        "tables": values[0],
+        "values": sizes["TABLE_SIZE"],
+        "table_bytes": sizes["TABLE_SIZE"] * np.dtype(values[0]).itemsize,
+        "fraction": sizes["FRACTION"],
+        "logit_fraction": sizes["LOGIT_FRACTION"],
+        "context": sizes["WINDOW"] + 1,
+    }
+    return facts, sorted(FILES if sizes["TABLES_IN_FILE"] else FILES - {TABLES_FILE})
 
 
 def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",)) -> str:
@@ -418,27 +469,39 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
       On how much they were compared.
 
     Raises:
-      DifferenceError: it writes other bytes, or has other logits.
+      DifferenceError: it writes other bytes, has other logits, or does not end.
+      ValueError: the texts are damaged.
       subprocess.CalledProcessError: it does not compile, or fails.
       OSError: there is no such compiler, or no such folder.
     """
-    texts = texts_from_json((folder / TEXTS).read_text(encoding="ascii"))
+    try:
+        texts = texts_from_json((folder / TEXTS).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{TEXTS} cannot be read: {error}") from None
     with tempfile.TemporaryDirectory() as place:
         program = Path(place, "language_model")
         sources = [str(folder / name) for name in ("main.c", "language_model.c", "tables.c")]
         command = [compiler, "-std=c99", *flags, "-o", str(program), *sources]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, check=True, capture_output=True)
 
         def run(text: Text, n_bytes: int, *options: str) -> bytes:
             if (folder / TABLES_FILE).exists():
                 options = (*options, "-m", str((folder / TABLES_FILE).absolute()))
             words = [str(program), *text.options(n_bytes), *options]
-            return subprocess.run(words, input=text.prompt, check=True, capture_output=True).stdout
+            try:
+                return subprocess.run(
+                    words, input=text.prompt, check=True, capture_output=True, timeout=_SECONDS
+                ).stdout
+            except subprocess.TimeoutExpired:
+                raise DifferenceError(f"the program has not ended after {_SECONDS} seconds.") from None
 
         for k, text in enumerate(texts):
-            logits = tuple(map(int, run(text, 1, "-l").split()))
+            try:
+                logits = tuple(map(int, run(text, 1, "-l").split()))
+            except ValueError:
+                raise DifferenceError(f"text {k}: the program writes something else than logits.") from None
             if logits != text.logits:
-                wrong = sum(a != b for a, b in zip(logits, text.logits, strict=True))
+                wrong = sum(a != b for a, b in itertools.zip_longest(logits, text.logits))
                 raise DifferenceError(
                     f"text {k}: {wrong} of {len(logits)} logits after the prompt are not those of the model."
                 )
@@ -451,7 +514,11 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
     return f"{n_bytes} bytes of {len(texts)} texts, and {len(texts)} times {_BYTES} logits"
 
 
+_SECONDS = 600  # after which a program is ended
 _SOURCES = ("language_model.h", "language_model.c", "detectors.h", "main.c")
+FILES = frozenset((*_SOURCES, "model.h", "tables.h", "tables.c", TEXTS, TABLES_FILE))
+"""Names of the files of a program but its Makefile; that of the tables may be missing."""
+
 _MAKEFILE = """CFLAGS = -std=c99 -O2 -Wall -Wextra
 
 language_model: main.c language_model.c tables.c language_model.h detectors.h model.h tables.h

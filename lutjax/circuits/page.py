@@ -156,7 +156,10 @@ def from_html(text: str) -> Circuit:
       Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
     """
     try:
-        return _from_data(_json.loads(_script(text, "circuit")))
+        script = _script(text, "circuit")
+        if not text.rstrip().endswith("</html>"):
+            raise ValueError("the text does not end as a page does; is it complete?")
+        return _from_data(_json.loads(script))
     except (ValueError, TypeError) as error:
         raise ValueError(f"from_html: {error}") from None
 
@@ -207,7 +210,7 @@ def evaluate_in_node(
       node: the program.
 
     Raises:
-      ValueError: the text is no such page.
+      ValueError: the text is no such page, or its script answers with something else than words.
       OSError: the program is not there.
       subprocess.CalledProcessError: the script failed.
     """
@@ -219,9 +222,15 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 """
     )
     given = f'{{"data":{_script(text, "circuit")},"words":{words.ravel().tolist()},"n":{words.shape[1]}}}'
-    done = subprocess.run([node, "-e", program], input=given, capture_output=True, text=True, check=True)
-    answer = np.array(json.loads(done.stdout), np.uint32)
-    return answer.reshape(-1, words.shape[1])
+    done = subprocess.run(
+        [node, "-e", program], input=given, capture_output=True, text=True, errors="replace", check=True
+    )
+    answer = _json.loads(done.stdout)
+    if not isinstance(answer, list) or not all(type(word) is int and 0 <= word < 1 << 32 for word in answer):
+        raise ValueError(
+            f"evaluate_in_node: the script answers {_json.shown(answer)}; expected words of 32 bits."
+        )
+    return np.array(answer, np.uint32).reshape(-1, words.shape[1])
 
 
 def _script(text: str, name: str) -> str:

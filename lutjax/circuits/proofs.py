@@ -3,21 +3,24 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib.util
+import json
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lutjax import _json
+from lutjax._files import entries
+from lutjax._version import __version__
 from lutjax.circuits import deployment
 from lutjax.circuits.circuit import Circuit, Port
-from lutjax.circuits.deployment import VECTORS, Vectors, as_called, by_port, evaluated
+from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called, by_port, evaluated
 
 MOST_INPUTS = 16
 """Circuits of at most so many input bits are compared on all inputs."""
@@ -26,6 +29,7 @@ RANDOM_SAMPLES = 4096
 """Random inputs on which larger ones are compared."""
 
 
+_SECONDS = 600  # after which a program is ended
 _C_FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic")
 
 
@@ -46,6 +50,7 @@ class Proof:
       passed: None where it was skipped.
       detail: on what it was compared, the difference that was found, or why it was skipped.
       seconds: that it took.
+      proves: names of the files that compute what they have to if it passes.
 
     Example:
       >>> from lutjax.circuits.proofs import Proof
@@ -57,6 +62,7 @@ class Proof:
     passed: bool | None
     detail: str
     seconds: float
+    proves: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         result = {True: "PASS", False: "FAIL", None: "skipped"}[self.passed]
@@ -70,10 +76,12 @@ class Check(NamedTuple):
     Attributes:
       name: what is compared.
       run: returns on what it was compared; raises FailedError or SkippedError.
+      proves: see `Proof`.
     """
 
     name: str
     run: Callable[[], str]
+    proves: tuple[str, ...] = ()
 
 
 class Oracle(NamedTuple):
@@ -103,75 +111,178 @@ def verify(
       doing: shows what is checked in a block.
       on_proof: is told of each result.
 
+    Nothing that the manifest says is believed: it is compared with the files, and these with each other.
+
     Raises:
-      DeploymentError: the folder is no export.
+      DeploymentError: the folder is no export, or one of a later version.
     """
-    manifest = deployment.read_manifest(folder)
+    try:
+        manifest = deployment.read_manifest(folder)
+    except deployment.DamagedManifestError as error:
+        manifest = error.found
     proofs = []
     for check in checks_of(folder, manifest, oracle):
         start = time.perf_counter()
         try:
             with doing(check.name):
                 passed, detail = True, check.run()
-        except FailedError as error:
-            passed, detail = False, str(error)
         except SkippedError as error:
             passed, detail = None, str(error)
-        proofs.append(Proof(check.name, passed, detail, time.perf_counter() - start))
+        except (FailedError, OSError, ValueError, RuntimeError) as error:
+            passed, detail = False, " ".join(str(error).split())
+        proofs.append(Proof(check.name, passed, detail, time.perf_counter() - start, check.proves))
         on_proof(proofs[-1])
     return proofs
+
+
+def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
+    """Return in words which files of an exported folder are proved, which have failed, and which are as the manifest says and no more.
+
+    Every file of the folder and of the manifest is named or counted once.
+    """
+    try:
+        manifest = deployment.read_manifest(folder)
+    except deployment.DamagedManifestError as error:
+        manifest = error.found
+    different = deployment.differences(folder, manifest)
+    made = entries(folder) & deployment.made_by_make(manifest)
+    files = (entries(folder) | set(different) | {name for proof in proofs for name in proof.proves}) - made
+    files.discard(deployment.MANIFEST)
+    results: dict[str, list[bool | None]] = {
+        name: [proof.passed for proof in proofs if name in proof.proves] for name in files
+    }
+    failed = {name for name, found in results.items() if False in found or name in different}
+    proved = {name for name, found in results.items() if True in found} - failed
+    reasons: dict[str, set[str]] = {}
+    for name in files - failed - proved:
+        why = sorted({proof.detail for proof in proofs if name in proof.proves})
+        reasons.setdefault(", and ".join(why), set()).add(name)
+    alone = reasons.pop("", set())
+    parts = [f"{len(proved)} proved"]
+    parts += [f"{len(failed)} failed ({_listed(failed)})"] if failed else []
+    parts += (
+        [
+            f"{len(alone)} compared with {'its digest' if len(alone) == 1 else 'their digests'} alone ({_listed(alone)})"
+        ]
+        if alone
+        else []
+    )
+    parts += [
+        f"{len(names)} not proved ({_listed(names)}), as {why}" for why, names in sorted(reasons.items())
+    ]
+    parts += [f"{len(made)} of make not looked at"] if made else []
+    return f"{len(files)} files: {'; '.join(parts)}."
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def checks_of(
     folder: Path, manifest: dict[str, Any], oracle: Callable[[dict[str, Any]], Oracle] | None
 ) -> list[Check]:
-    """Return the checks of an export, those that need nothing but NumPy first."""
-    checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
-    if manifest["kind"] == "language model":
-        return [*checks, Check("the C program = the model in JAX", functools.partial(_program_holds, folder))]
+    """Return the checks of an export, those that need nothing but NumPy first.
+
+    Args:
+      manifest: as `deployment.read_manifest` returns it, or what a damaged one holds.
+    """
+    checks = [
+        Check("digests of all files", functools.partial(_digests, folder, manifest)),
+    ]
+    kind = manifest.get("kind")
+    if kind == "language model" or (kind not in deployment.KINDS and (folder / "language_model.c").exists()):
+        from lutjax.circuits import language_model
+
+        names = tuple(sorted(entries(folder) & language_model.FILES))
+        return [
+            *checks,
+            Check(f"{MANIFEST} = the files", functools.partial(_program_is_described, folder, manifest)),
+            Check("the C program = the model in JAX", functools.partial(_program_holds, folder), names),
+        ]
     export = _Export(folder, manifest)
-    checks += [Check(f"{export.circuit_name} in NumPy = {VECTORS}", export.vectors_hold)]
+    circuit = export.circuit_name
+    checks += [
+        Check(f"{MANIFEST} = the files", export.is_described),
+        Check(f"{circuit} in NumPy = {VECTORS}", export.vectors_hold, (circuit, VECTORS)),
+    ]
     if oracle is not None:
         checks += [
-            Check(f"{export.circuit_name} = the model in JAX", functools.partial(export.model_holds, oracle))
+            Check(f"{circuit} = the model in JAX", functools.partial(export.model_holds, oracle), (circuit,))
         ]
-    if export.about.get("rule") == "life":
-        checks += [Check(f"{export.circuit_name} = the Game of Life", export.is_life)]
-    for format, suffix in _READERS:
-        for name in export.names(format, suffix):
-            if name != export.circuit_name:
-                checks += [
-                    Check(
-                        f"{name} in NumPy = {export.circuit_name}", functools.partial(export.read_holds, name)
-                    )
-                ]
-    if export.names("c", "_test.c"):
-        checks += [Check(f"C, compiled = {VECTORS}", export.c_holds)]
-    if export.names("verilog", "_testbench.v"):
-        checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds)]
-    for name in export.names("html", ".html"):
-        checks += [Check(f"{name}, its script = {VECTORS}", functools.partial(export.page_holds, name))]
-    combinational = [] if manifest["registers"] else export.names("verilog", ".v")
-    for name in (*export.names("blif", ".blif"), *export.names("aiger", ".aig"), *combinational):
-        if not name.endswith("_testbench.v"):
-            what = f"{name} = {export.circuit_name}, by ABC"
-            checks += [Check(what, functools.partial(export.equal_by_abc, name))]
+    if export.states_life():
+        checks += [Check(f"{circuit} = the Game of Life", export.is_life, (circuit,))]
+    for format in ("blif", "aiger"):
+        for name in export.names(format):
+            checks += [
+                Check(f"{name} in NumPy = {circuit}", functools.partial(export.read_holds, name), (name,))
+            ]
+    for name in export.names("html"):
+        checks += [
+            Check(f"{name} in NumPy = {circuit}", functools.partial(export.shown_holds, name), (name,))
+        ]
+    module, program = f"{export.name}.v", f"{export.name}.c"
+    if module in export.names("verilog"):
+        checks += [Check(f"{module}, its ports = {circuit}", export.ports_hold)]
+    if program in export.names("c"):
+        checks += [Check(f"C, compiled = {VECTORS}", export.c_holds, export.names("c"))]
+    if module in export.names("verilog"):
+        checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds, export.names("verilog"))]
+    for name in export.names("html"):
+        checks += [
+            Check(f"{name}, its script = {VECTORS}", functools.partial(export.page_holds, name), (name,))
+        ]
+    proved = {f"{export.name}.blif", f"{export.name}.aig", *(() if export.has_registers() else (module,))}
+    for name in (*export.names("blif"), *export.names("aiger"), *export.names("verilog")):
+        if name not in proved:
+            continue
+        checks += [
+            Check(f"{name} = {circuit}, by ABC", functools.partial(export.equal_by_abc, name), (name,))
+        ]
     return checks
 
 
 def _digests(folder: Path, manifest: dict[str, Any]) -> str:
-    wrong = []
-    for name, facts in manifest["files"].items():
-        try:
-            content = (folder / name).read_bytes()
-        except FileNotFoundError:
-            wrong.append(f"{name} is missing")
-            continue
-        if hashlib.sha256(content).hexdigest() != facts["sha256"]:
-            wrong.append(f"{name} is not what was written")
+    wrong = deployment.differences(folder, manifest)
+    words = {
+        "missing": "is missing",
+        "changed": "is not what was written",
+        "not listed": f"is not listed in {MANIFEST}",
+    }
+    if wrong:
+        raise FailedError("; ".join(f"{name} {words[what]}" for name, what in wrong.items()))
+    return f"{len(manifest['files'])} files"
+
+
+def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) -> None:
+    """Compare facts and formats of files that a manifest states with what they have to be."""
+    manifest = deployment.read_manifest(folder)  # says where it is damaged
+    formats = {name: stated["format"] for name, stated in manifest["files"].items()}
+    wrong = [
+        f"{name} is stated as {_json.shown(formats[name])}"
+        for name in sorted(formats)
+        if expected.get(name) != formats[name]
+    ]
+    wrong += [f"{name} is not stated" for name in sorted(set(expected) - set(formats))]
+    for name, of_file in manifest["files"].items():
+        path = folder / name
+        if path.is_file() and path.stat().st_size != of_file["bytes"]:
+            wrong.append(
+                f"{name} has {path.stat().st_size} bytes, stated are {_json.shown(of_file['bytes'])}"
+            )
+    stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
+    for name, value in json.loads(json.dumps(facts)).items():
+        if stated.get(name) != value:
+            wrong.append(f"{name} is {_json.shown(stated.get(name))}, expected {_json.shown(value)}")
     if wrong:
         raise FailedError("; ".join(wrong))
-    return f"{len(manifest['files'])} files"
+
+
+def _program_is_described(folder: Path, manifest: dict[str, Any]) -> str:
+    from lutjax.circuits import language_model
+
+    facts, names = language_model.stated(_text(folder, "model.h"))
+    _described(folder, facts, dict.fromkeys([*names, deployment.MAKEFILE], "c"))
+    return f"{len(facts)} facts"
 
 
 def _program_holds(folder: Path) -> str:
@@ -188,17 +299,48 @@ def _program_holds(folder: Path) -> str:
 
 
 class _Export:
-    """Files of an export, read where a check needs them."""
+    """Files of an export, read where a check needs them: those that lie in the folder, whatever the manifest says."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder, self.manifest = folder, manifest
-        self.about: dict[str, Any] = manifest.get("about", {})
-        self.circuit_name = str(manifest["circuit"])
+        found = {path.stem for path in folder.glob("*.json")} - {Path(MANIFEST).stem, Path(VECTORS).stem}
+        stated = manifest.get("name")
+        self.name: str = stated if stated in list(found) else min(found, default="circuit")
+        self.circuit_name = f"{self.name}.json"
 
-    def names(self, format: str, suffix: str) -> list[str]:
-        """Return the files of a format whose names end so."""
-        files = self.manifest["files"].items()
-        return [name for name, facts in files if facts["format"] == format and name.endswith(suffix)]
+    def names(self, format: str) -> tuple[str, ...]:
+        """Return the names of the files of a format that are there."""
+        names = (f"{self.name}{end}" for end in deployment.ENDINGS[format])
+        return tuple(name for name in names if (self.folder / name).exists())
+
+    def states_life(self) -> bool:
+        """Return whether the circuit or the manifest says that it is the Game of Life."""
+        about = self.manifest.get("about")
+        with contextlib.suppress(FailedError):
+            about = self.circuit.about
+        return isinstance(about, Mapping) and about.get("rule") == "life"
+
+    def has_registers(self) -> bool:
+        """Return whether the module of Verilog has a clock, whatever the manifest says."""
+        with contextlib.suppress(FailedError):
+            return "clk" in self.ports()
+        return False
+
+    def ports(self) -> dict[str, str]:
+        """Return the ports of the module of Verilog, as they are declared."""
+        from lutjax.circuits import verilog
+
+        name = f"{self.name}.v"
+        try:
+            return verilog.declared(_text(self.folder, name), self.name)
+        except ValueError as error:
+            raise FailedError(f"{name} cannot be read: {error}") from error
+
+    @property
+    def registers(self) -> int:
+        """The number of levels between registers that the manifest states, 0 or 1 if it states none."""
+        stated = self.manifest.get("registers")
+        return stated if type(stated) is int and stated >= 0 else int(self.has_registers())
 
     @functools.cached_property
     def circuit(self) -> Circuit:
@@ -208,10 +350,10 @@ class _Export:
     @functools.cached_property
     def vectors(self) -> Vectors:
         try:
-            found = Vectors.from_json((self.folder / VECTORS).read_text())
+            found = Vectors.from_json((self.folder / VECTORS).read_bytes())
             found.check(self.circuit)
             return found
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise FailedError(f"{VECTORS} cannot be read: {error}") from error
 
     def read(self, name: str) -> Circuit:
@@ -222,13 +364,29 @@ class _Export:
         except (OSError, ValueError) as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
 
+    def is_described(self) -> str:
+        """Compare what the manifest says of the circuit, the vectors and the files with what they are."""
+        formats = [format for format in deployment.ENDINGS if self.names(format)]
+        options = deployment.Options(tuple(formats), self.name, self.registers)
+        facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
+        if self.manifest.get("lutjax") != __version__:  # which may count otherwise
+            del facts["statistics"]
+        _described(self.folder, facts, deployment.formats_of(options))
+        return f"{len(facts)} facts"
+
     def vectors_hold(self) -> str:
         given = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
         _same(evaluated(self.circuit, given), self.vectors.outputs)
         return _samples(len(self.vectors))
 
     def model_holds(self, oracle: Callable[[dict[str, Any]], Oracle]) -> str:
-        model = oracle(self.manifest)
+        try:
+            model = oracle(deployment.read_manifest(self.folder))
+        except deployment.DamagedManifestError as error:
+            raise SkippedError(f"{MANIFEST} is damaged") from error
+        counts = [x.shape[1] for x in model.samples]
+        if [port.count for port in self.circuit.inputs] != counts:
+            raise FailedError(f"the model has {counts} numbers of inputs; the circuit is {self.circuit!r}")
         others, what = _tried(self.circuit.inputs)
         for x in (list(model.samples), others):
             expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
@@ -243,52 +401,114 @@ class _Export:
     def read_holds(self, name: str) -> str:
         return _same_circuit(self.read(name), self.circuit)
 
+    def shown_holds(self, name: str) -> str:
+        """Compare the circuit of a page. It may show votes where the circuit says the class, or the bits that are counted."""
+        shown, others = self.shown(name), _tried(self.circuit.inputs)
+        for x in ([self.vectors.inputs[port.name] for port in shown.inputs], others[0]):
+            self._same_as_shown(evaluated(shown, x), evaluated(self.circuit, x))
+        return f"{_samples(len(self.vectors))} and {others[1]}"
+
+    def shown(self, name: str) -> Circuit:
+        """Return the circuit of a page, which reads what the circuit of the export reads."""
+        from lutjax.circuits import page
+
+        try:
+            found = page.from_html(_text(self.folder, name))
+        except ValueError as error:
+            raise FailedError(f"{name} cannot be read: {error}") from error
+        if found.inputs != self.circuit.inputs:
+            raise FailedError(f"{name} runs {found!r}; the export is {self.circuit!r}")
+        return found
+
+    def _same_as_shown(self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]) -> None:
+        """Compare answers of a page with those of the circuit: the same, or votes."""
+        (port, votes), *more = found.items()
+        expected = answers.get(port)
+        if not more and len(answers) == 1 and expected is not None and votes.shape[1] != expected.shape[1]:
+            if expected.shape[1] == 1:
+                found = {port: votes.argmax(1)[:, None]}
+            elif expected.shape[1] % votes.shape[1] == 0:
+                answers = {port: expected.reshape(*votes.shape, -1).sum(-1)}
+        _same(found, answers)
+
+    def ports_hold(self) -> str:
+        """Compare the ports that the Verilog declares with those of the circuit, and of the registers that are stated."""
+        from lutjax.circuits import verilog
+
+        expected, found = verilog.ports_of(self.circuit, self.registers), self.ports()
+        if self.has_registers() != (self.registers > 0):
+            words = {True: "registers", False: "no registers"}
+            raise FailedError(
+                f"{self.name}.v has {words[self.has_registers()]}; {MANIFEST} states registers: {self.registers}"
+            )
+        if found != expected:
+            wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            raise FailedError(
+                f"{self.name}.v declares {wrong[0]} as {found.get(wrong[0])}, expected {expected.get(wrong[0])}"
+            )
+        return f"{len(found)} ports"
+
     def c_holds(self) -> str:
-        """Compile the C code with all warnings as errors and run its test program."""
+        """Compile the C code with all warnings as errors and run a test of the vectors, and the one of the folder if it is another."""
+        from lutjax.circuits import c
+
         compiler = _tool("gcc", "clang", "cc")
+        own = f"{self.name}_test.c"
+        test = c.c_test(self.circuit, *as_called(self.circuit.inputs, self.vectors.inputs), name=self.name)
         with _scratch() as scratch:
-            program = scratch / "test"
-            _called(compiler, *_C_FLAGS, *self.names("c", ".c"), "-o", program, cwd=self.folder)
-            _called(program, cwd=self.folder)  # its status says whether all answers are right
+            (scratch / own).write_text(test, encoding="utf-8")
+            same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()
+            for path in [scratch / own] if same else [scratch / own, Path(own)]:
+                program = scratch / "test"
+                _called(
+                    compiler, *_C_FLAGS, "-I", ".", f"{self.name}.c", path, "-o", program, cwd=self.folder
+                )
+                _called(program, cwd=self.folder)  # its status says whether all answers are right
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
     def page_holds(self, name: str) -> str:
-        """Run the script of a page, outside of a browser. A page may show the votes where the circuit says the class."""
+        """Run the script of a page, outside of a browser."""
         from lutjax.circuits import page
 
-        node, text = _tool("node"), (self.folder / name).read_text()
+        node, shown = _tool("node"), self.shown(name)
+        words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
         try:
-            shown = page.from_html(text)
-            words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
             with _running(node):
                 found = page.evaluate_in_node(
-                    text, words.astype("<u8").view("<u4").astype(np.uint32), node=node
+                    _text(self.folder, name), words.astype("<u8").view("<u4").astype(np.uint32), node=node
                 )
-            given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except ValueError as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
         except subprocess.CalledProcessError as error:
             raise FailedError(f"the script of {name} fails") from error
-        expected = self.vectors.outputs
-        if shown.outputs != self.circuit.outputs:
-            if self.circuit.outputs[0].count == 1:
-                given = {name: votes.argmax(1)[:, None] for name, votes in given.items()}
-            else:
-                expected = evaluated(shown, [self.vectors.inputs[port.name] for port in shown.inputs])
-        _same(given, expected)
+        if len(found) != shown.n_outputs:
+            raise FailedError(
+                f"the script of {name} answers with {len(found)} bits, expected {shown.n_outputs}"
+            )
+        given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
+        self._same_as_shown(given, dict(self.vectors.outputs))
         return f"{_samples(n)}, node"
 
     def verilog_holds(self) -> str:
-        """Run the testbench in Icarus Verilog."""
-        from lutjax.circuits import simulate
+        """Run a testbench of the vectors in Icarus Verilog, and the one of the folder if it is another."""
+        from lutjax.circuits import simulate, verilog
 
         if simulate.find() is None:
             raise SkippedError("iverilog is not found")
-        names = sorted(self.names("verilog", ".v"), key=lambda name: name.endswith("_testbench.v"))
-        with _running("iverilog", "vvp"):
-            found = simulate.run(*((self.folder / name).read_text() for name in names))
-        if not found:
-            raise FailedError(found.line.removeprefix("FAIL: "))
+        module, *own = (_text(self.folder, name) for name in self.names("verilog"))
+        vectors, circuit = self.vectors, self.circuit
+        test = verilog.testbench(
+            circuit,
+            as_called(circuit.inputs, vectors.inputs),
+            as_called(circuit.outputs, vectors.outputs),
+            module=self.name,
+            registers=self.registers,
+        )
+        for testbench in dict.fromkeys((test, *own)):
+            with _running("iverilog", "vvp"):
+                found = simulate.run(module, testbench)
+            if not found:
+                raise FailedError(found.line.removeprefix("FAIL: "))
         return found.line.removeprefix("PASS: ") + ", iverilog"
 
     def equal_by_abc(self, name: str) -> str:
@@ -301,6 +521,8 @@ class _Export:
         try:
             with _running(program):
                 found = abc.cec(self.folder / name, self.circuit)
+        except TimeoutError as error:
+            raise SkippedError(str(error)) from error
         except (RuntimeError, ValueError) as error:
             raise FailedError(str(error)) from error
         if found.status == "undecided":
@@ -342,8 +564,26 @@ def _samples(n: int) -> str:
     return f"{n} sample" if n == 1 else f"{n} samples"
 
 
+def _text(folder: Path, name: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+      FailedError: it cannot be read.
+    """
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FailedError(f"{name} cannot be read: {why}") from error
+
+
 def _same(found: dict[str, np.ndarray], expected: Any) -> None:
     for name, answers in expected.items():
+        if name not in found or found[name].shape != np.shape(answers):
+            shapes = {name: list(numbers.shape) for name, numbers in found.items()}
+            raise FailedError(
+                f"the answers have shapes {shapes}; expected {name} of shape {list(np.shape(answers))}"
+            )
         wrong = (found[name] != answers).any(1)
         if wrong.any():
             k = int(wrong.argmax())
@@ -445,10 +685,20 @@ def _called(*words: str | Path, cwd: Path) -> str:
       FailedError: it ends with an error; what it printed last.
       SkippedError: the machine refuses to run it.
     """
-    with _running(words[0]):
-        done = subprocess.run(
-            list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    try:
+        with _running(words[0]):
+            done = subprocess.run(
+                list(map(str, words)),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise FailedError(f"{Path(words[0]).name}: no result after {_SECONDS} seconds") from error
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         why = lines[-1] if lines else f"status {done.returncode}"

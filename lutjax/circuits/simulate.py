@@ -61,7 +61,13 @@ def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulatio
                 if left <= 0:
                     raise subprocess.TimeoutExpired(command, seconds)
                 done = subprocess.run(
-                    command, cwd=folder, capture_output=True, text=True, timeout=left, check=False
+                    command,
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=left,
+                    check=False,
                 )
             except subprocess.TimeoutExpired:
                 passed, line = False, f"no result after {seconds:g} seconds"

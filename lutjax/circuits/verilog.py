@@ -107,10 +107,7 @@ def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) ->
         body.append(f"  wire {gate}{g} = {value};")
     for bit, literal in zip(_netlists.bit_names(circuit.outputs), circuit.literals, strict=True):
         body.append(f"  assign {bit} = {'~' if literal & 1 else ''}{at(literal >> 1, cycles)};")
-    ports = [*(f"input wire {name}" for name in CONTROL[:3])] if registers else []
-    ports += [f"output wire {CONTROL[3]}"] if registers else []
-    ports += [f"input wire [{port.n_bits - 1}:0] {port.name}" for port in circuit.inputs]
-    ports += [f"output wire [{port.n_bits - 1}:0] {port.name}" for port in circuit.outputs]
+    ports = [f"{kind} {name}" for name, kind in ports_of(circuit, registers).items()]
     lines = [
         *_header(circuit, module, registers),
         "`default_nettype none",
@@ -125,6 +122,39 @@ def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) ->
         "",
     ]
     return "\n".join(lines)
+
+
+def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
+    """Return how `to_verilog` declares each port of a circuit, by name.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, verilog
+      >>> verilog.ports_of(Circuit((Port("x", 2),), (Port("y"),), (), (), (2,)))
+      {'x': 'input wire [1:0]', 'y': 'output wire [0:0]'}
+    """
+    ports = {**dict.fromkeys(CONTROL[:3], "input wire"), CONTROL[3]: "output wire"} if registers else {}
+    ports |= {port.name: f"input wire [{port.n_bits - 1}:0]" for port in circuit.inputs}
+    return ports | {port.name: f"output wire [{port.n_bits - 1}:0]" for port in circuit.outputs}
+
+
+def declared(text: str, module: str) -> dict[str, str]:
+    """Return how a text that `to_verilog` wrote declares each port of a module, by name.
+
+    Raises:
+      ValueError: it has no such module.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, verilog
+      >>> circuit = Circuit((Port("x", 2),), (Port("y"),), (), (), (2,))
+      >>> verilog.declared(verilog.to_verilog(circuit), "circuit") == verilog.ports_of(circuit)
+      True
+    """
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    found = re.findall(rf"\bmodule\s+{re.escape(module)}\s*\(([^()]*)\)\s*;.*?\bendmodule\b", code, re.DOTALL)
+    if len(found) != 1:
+        raise ValueError(f"it declares {len(found)} modules {module!r} with their ports; expected one")
+    words = [port.split() for port in found[0].split(",")]
+    return {port[-1]: " ".join(port[:-1]) for port in words if port}
 
 
 def testbench(

@@ -140,7 +140,7 @@ def bench(
         console.print(str(machine), highlight=False, soft_wrap=True)
         console.print(report.table(results, console))
         if markdown is not None:
-            markdown.write_text(report.markdown(machine, results))
+            markdown.write_text(report.markdown(machine, results), encoding="utf-8")
         if png is not None:
             report.plot(machine, results, png)
     for path in (csv, markdown, png):

@@ -1,6 +1,7 @@
 """Errors that say what is wrong with a machine, a folder or a run, for every command: one line instead of a traceback."""
 
 import errno
+import io
 import os
 import re
 import sys
@@ -13,6 +14,13 @@ from lutjax.training.errors import RunError
 
 class Commands(click.Group):
     """A group of commands whose errors are one line and a status that is not 0, where the machine or a run is at fault."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the command line. What the terminal has no character for, such as a part of a path that is no text, is printed escaped."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command that was asked for."""

@@ -98,7 +98,7 @@ def status(
             for line in lines:
                 console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
     if markdown is not None:
-        markdown.write_text(_report.markdown(cells))
+        markdown.write_text(_report.markdown(cells), encoding="utf-8")
     if record is not None:
         _records.write(cells, record, recorded_cells)
     for path in (markdown, record):

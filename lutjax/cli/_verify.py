@@ -21,9 +21,10 @@ from lutjax.cli._export import progress
 def verify(folder: Path, run: Path | None) -> None:
     """Prove that the files of DIR, which `export` wrote, compute what the trained model computes.
 
-    There is a line for each proof: files against their digests; the circuit against samples with their answers, against the
-    model in JAX and, where they are few enough, on all inputs; each format against the circuit; C compiled by gcc, Verilog in
-    Icarus Verilog, and equality for all inputs proved by ABC, where these are found. The status is 1 if a proof fails.
+    There is a line for each proof: files against their digests, and the manifest against the files; the circuit against samples with
+    their answers, against the model in JAX and, where they are few enough, on all inputs; each format against the circuit; C compiled by
+    gcc, Verilog in Icarus Verilog, and equality for all inputs proved by ABC, where these are found. The last line counts every file of
+    DIR: proved, failed, compared with its digest alone, or not proved as a tool is missing. The status is 1 if a proof fails.
     """
     from lutjax.circuits import proofs
     from lutjax.training import export as exporting
@@ -50,7 +51,8 @@ def verify(folder: Path, run: Path | None) -> None:
     passed = sum(proof.passed is True for proof in made)
     seconds = sum(proof.seconds for proof in made)
     click.echo(
-        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, in {seconds:.1f} s."
+        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, in {seconds:.1f} s. "
+        + proofs.coverage(folder, made)
     )
     if failed:
         raise SystemExit(1)

@@ -288,7 +288,7 @@ def _content(folder: Path) -> dict[str, Any]:
         content = json.loads((folder / _META).read_bytes())
     except OSError as error:
         raise _damaged(folder, f"{_META} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{_META} is not JSON") from error
     if not isinstance(content, dict) or content.pop("digest", None) != _content_digest(content):
         raise _damaged(folder, f"{_META} has changed since it was written")

@@ -255,11 +255,17 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
 
 
 def check_new(folder: Path, kind: type[Experiment]) -> None:
-    """Refuses a folder that holds a run, or files that a run would write over.
+    """Refuses a folder that holds a run, or files that a run would write over, and one whose name checkpoints cannot have.
 
     Raises:
-      InUseError: it does.
+      InUseError: it is such a folder.
     """
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise InUseError(
+            f"the name of {folder} is not UTF-8, which checkpoints need: choose another folder."
+        ) from None
     if hosts.by_first(lambda: runs.exists(folder)):
         raise InUseError(
             f"{folder} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."

@@ -18,8 +18,8 @@ from lutjax.circuits.deployment import Vectors
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
 from lutjax.training.classifier_runs import Classifier
-from lutjax.training.errors import RunError
-from lutjax.training.samples import Samples
+from lutjax.training.errors import CheckpointError, RunError
+from lutjax.training.samples import Samples, SamplesError
 
 MOST_VECTORS = 1000
 """Samples that are written with a circuit: the first of the test part."""
@@ -219,16 +219,40 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
       folder: of the run, where it is elsewhere now.
 
     Raises:
-      SkippedError: the run is not there, or has gone on since.
+      SkippedError: the run is not there, has gone on since, or cannot be asked.
+      FailedError: the manifest does not say how it was exported.
     """
     run = manifest["run"]
+    if run is None:
+        raise proofs.SkippedError("the export was made without a run")
     place = folder or Path(run["folder"])
     if not place.exists():
         raise proofs.SkippedError(f"the run is not in {place}; name its folder by --run")
-    if runs.kind(place) != run["kind"] or checkpoints.peek(place / runs.FOLDER)[2] != run["digest"]:
-        raise proofs.SkippedError(f"the latest checkpoint of {place} is not that of step {run['step']}")
-    source = source_of(place, **manifest["choices"], on_damage=lambda text: None)
+    try:
+        if runs.kind(place) != run["kind"] or checkpoints.peek(place / runs.FOLDER)[2] != run["digest"]:
+            raise proofs.SkippedError(f"the latest checkpoint of {place} is not that of step {run['step']}")
+        source = source_of(place, **_choices(manifest), on_damage=lambda text: None)
+    except (CheckpointError, SamplesError) as error:
+        raise proofs.SkippedError(f"the run in {place} cannot be asked: {error}") from error
+    except RunError as error:
+        raise proofs.FailedError(f"the run has no such export: {error}") from error
     return proofs.Oracle([source.samples], lambda x: [source.answer(x)])
+
+
+def _choices(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `source_of` with which an export was made.
+
+    Raises:
+      FailedError: the manifest does not say them.
+    """
+    found = manifest.get("choices")
+    kinds = {"inputs": str, "outputs": str, "lut": int}
+    if not isinstance(found, dict) or set(found) != set(kinds):
+        raise proofs.FailedError("the manifest does not say the choices of the export: inputs, outputs, lut")
+    for name, kind in kinds.items():
+        if found[name] is not None and type(found[name]) is not kind:
+            raise proofs.FailedError(f"the manifest: choices has {name} = {found[name]!r}")
+    return found
 
 
 def source_of(

@@ -218,7 +218,7 @@ class LanguageModel(Experiment):
         chosen = self.run.selected(state)
         model = self.run.structure.model(chosen.params, chosen.others)
         text = self.prompt + sample(model, self.prompt, SAMPLE_BYTES)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         return ["sample:", "", text, ""]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lutjax._extras import needed_by
+from lutjax._pictures import as_drawn
 
 with needed_by(__name__):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -72,7 +73,7 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
     for axis in (axes.xaxis, axes.yaxis):
         if names and n_classes <= 20:
             turned = {"rotation": 90} if axis is axes.xaxis else {}
-            axis.set_ticks(range(n_classes), [name[:24] for name in names], **turned)
+            axis.set_ticks(range(n_classes), [as_drawn(name[:24]) for name in names], **turned)
         else:
             axis.set_major_locator(MaxNLocator(integer=True, nbins=20))
     figure.savefig(path, dpi=120)

@@ -19,7 +19,9 @@ from types import UnionType
 from typing import Any, ClassVar, TypeVar
 
 import lutjax
+from lutjax import _json
 from lutjax._files import atomically as atomically, replacing as replacing
+from lutjax._json import Fields
 from lutjax.training import checkpoints, hosts
 from lutjax.training.errors import CheckpointError, DamagedError, InUseError
 
@@ -103,12 +105,17 @@ class Finished:
     @classmethod
     def read(cls, folder: Path) -> "Finished | None":
         """Return the record of finishing in the folder of a run; None if there is none for its latest checkpoint."""
+        fields, path = Fields(_FINISHED), folder / _FINISHED
         try:
-            fields = json.loads((folder / _FINISHED).read_bytes())
-            parts = {name: (file, lines) for name, (file, lines) in fields["parts"].items()}
-            found = cls(fields["digest"], parts, fields["why"])
-            return found if found.digest == checkpoints.peek(folder / FOLDER)[2] else None
-        except (FileNotFoundError, KeyError, TypeError, ValueError):  # none, or of another version
+            found = _json.loads(path.read_bytes())
+            digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
+            parts = {}
+            for name, (file, lines) in fields.field(found, "parts", dict).items():
+                if not isinstance(file, bool) or not all(isinstance(line, str) for line in lines):
+                    return None
+                parts[name] = (file, lines)
+            return cls(digest, parts, why) if digest == checkpoints.peek(folder / FOLDER)[2] else None
+        except (FileNotFoundError, TypeError, ValueError):  # none, or of another version
             return None
 
     def write(self, folder: Path) -> None:

@@ -1,0 +1,46 @@
+"""Folders of exports that tests write without a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from example_circuits import life_circuit
+
+from lutjax.circuits import deployment
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.deployment import MANIFEST, Options, Request, Vectors
+
+
+def write(
+    folder: Path,
+    name: str = "life",
+    formats: tuple[str, ...] = ("json", "dot"),
+    *,
+    circuit: Circuit | None = None,
+    **options: Any,
+) -> Path:
+    """Write an export of a circuit of bits, by default of the Game of Life; return its folder."""
+    circuit = life_circuit() if circuit is None else circuit
+    x = np.random.default_rng(0).integers(0, 2, (8, circuit.n_inputs), dtype=np.uint8)
+    vectors = Vectors({"x": x}, deployment.evaluated(circuit, [x]), "some by hand")
+    request = Request(circuit, vectors, Options(formats, name, **options))
+    files = deployment.files_of(request)
+    manifest = deployment.manifest_of("circuit", files, deployment.facts_of(request), None)
+    deployment.write(folder, files, manifest)
+    return folder
+
+
+def state(folder: Path, *without: str, **fields: Any) -> None:
+    """Change fields of a manifest, and leave others out."""
+    manifest = {**json.loads((folder / MANIFEST).read_bytes()), **fields}
+    kept = {name: value for name, value in manifest.items() if name not in without}
+    (folder / MANIFEST).write_text(json.dumps(kept))
+
+
+def put(folder: Path, name: str, content: bytes) -> None:
+    """Write a file of an export, of which its manifest knows."""
+    (folder / name).write_bytes(content)
+    files = json.loads((folder / MANIFEST).read_bytes())["files"]
+    changed = deployment.manifest_of("circuit", {name: (files[name]["format"], content)}, {}, None)["files"]
+    state(folder, files={**files, **changed})

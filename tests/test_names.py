@@ -1,0 +1,185 @@
+"""Names that users give: drawn as they are in pictures, pages and texts, and no names of files and functions that cannot be."""
+
+import io
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import command
+from example_circuits import life_circuit, random_circuit
+from matplotlib.cbook import is_math_text
+from matplotlib.figure import Figure
+
+from lutjax import circuits
+from lutjax._pictures import as_drawn
+from lutjax.circuits import Circuit, c, drawing
+from lutjax.circuits.detectors import IntegerLUT
+from lutjax.cli import _errors
+from lutjax.training import pictures
+
+NAMES = [
+    "$a_$ and $\\x$",
+    "costs $5",
+    "$$",
+    "$",
+    "\\$ \\alpha$",
+    "_under",
+    "a\nb\tc",
+    "\ud800",
+    "<b> & 'x\"",
+    "%s {} {{data}}",
+    "é ß µ",
+    " ",
+]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved, which are drawn, too, with formulas that cannot be read as errors."""
+    saved: list[Figure] = []
+
+    def save(self: Figure, *args: object, **options: object) -> None:
+        saved.append(self)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Glyph .* missing from"
+            )  # of a font, which differs between machines
+            self.canvas.draw()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    return saved
+
+
+def seen(text: str) -> str:
+    """Return what matplotlib draws of a text: of one that is no formula all but the backslash of a dollar sign."""
+    assert not is_math_text(text)
+    return text.replace(r"\$", "$")
+
+
+def test_texts_are_drawn_as_they_are() -> None:
+    for name in NAMES:
+        expected = name.replace("\n", r"\n").replace("\t", r"\t").replace("\ud800", r"\ud800")
+        assert seen(as_drawn(name)) == expected
+    assert is_math_text(NAMES[0])
+
+
+def test_classes_of_any_name(figures: list[Figure]) -> None:
+    pictures.plot_confusion(np.eye(len(NAMES), dtype=int), Path("none"), NAMES)
+    (axes,) = figures[0].axes
+    for axis in (axes.xaxis, axes.yaxis):
+        assert [seen(label.get_text()) for label in axis.get_ticklabels()] == [
+            seen(as_drawn(name)) for name in NAMES
+        ]
+
+
+def with_parts(names: list[str]) -> Circuit:
+    """A circuit with a gate in each of some parts."""
+    n = len(names)
+    fanins = tuple((k, k + 1) for k in range(1, n + 1))
+    ports = (circuits.Port("x", n + 1),), (circuits.Port("y", n),)
+    literals = tuple(2 * (n + 2 + k) for k in range(n))
+    return Circuit(*ports, fanins, (8,) * n, literals, tuple((name, 1) for name in names))
+
+
+def test_parts_and_titles_of_any_name(figures: list[Figure]) -> None:
+    for name in NAMES:
+        if name == "\ud800":
+            continue
+        drawing.draw(with_parts([name, "other"]), "none.png", title=f"{name}\n$1 $2")
+        (axes,) = figures[-1].axes
+        legend = axes.get_legend()
+        assert legend is not None
+        assert [seen(text.get_text()) for text in legend.get_texts()] == [seen(as_drawn(name)), "other"]
+        assert seen(axes.get_title()).endswith("\n$1 $2")
+
+
+def test_parts_of_any_name_in_files() -> None:
+    """Graphviz reads entities of HTML in labels, and no file holds half of a surrogate pair."""
+    text = drawing.to_dot(with_parts(["a &amp; b", 'c "d" \\N']))
+    assert 'label="a &amp;amp; b"' in text
+    assert 'label="c \\"d\\" \\\\N"' in text
+    with pytest.raises(ValueError, match="expected different, non-empty strings"):
+        with_parts(["\ud800"])
+
+
+def test_paths_that_are_no_text(tmp_path: Path) -> None:
+    """Octets of a path that are not UTF-8: checkpoints cannot have them, and a terminal no character for them."""
+    result = command("train", "ca", "--out", f"{tmp_path}/\udcff", "--steps", 1)
+    assert result.exit_code == 2
+    assert "is not UTF-8, which checkpoints need" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_terminal_has_no_character_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdout", out)
+    with pytest.raises(SystemExit):
+        _errors.Commands("lutjax", help="é \udcff").main(["--help"], prog_name="lutjax")
+    out.flush()
+    assert rb"\udcff" in out.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------------- names in C
+def layer() -> IntegerLUT:
+    """A layer that has all arrays that one can have."""
+    rng = np.random.default_rng(0)
+    anchors, values = rng.integers(0, 4, (3, 2, 2)), rng.integers(-3, 4, (3, 4, 2)).astype(np.int8)
+    return IntegerLUT(4, anchors, values, np.array([1, 0, 2, 0]), targets=rng.integers(-1, 4, (3, 4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "it is a name in the files of each layer") for name in ("detectors", "anchors", "values", "shifts", "targets")),
+        *((name, "it is a name in the files of each layer") for name in ("lutjax_row", "lutjax_detectors")),
+        *((name, "it is a keyword of C or C++") for name in ("int", "main", "bool", "class", "xor", "restrict", "typeof")),
+        *((name, "it is a name of the library of C") for name in ("printf", "exp", "expf", "int32_t", "stdint", "linux", "index", "fabsf32x")),
+        *((name, "expected lower-case letters") for name in ("", "A", "é", "a b", "1a", "_a", "a;", None, 3)),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_typechecking")
+def test_names_that_c_takes_for_something_else(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        layer().to_c(name)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not found")
+def test_other_names_compile(tmp_path: Path) -> None:
+    """Those of variables and arguments in the function, too; in C and in C++."""
+    names = [
+        "layer",
+        "row",
+        "sum",
+        "k",
+        "t",
+        "x",
+        "y",
+        "value",
+        "target",
+        "a",
+        "word",
+        "door_1",
+        "int7",
+        "values_2",
+    ]
+    for name in names:
+        for file, text in layer().to_c(name).items():
+            (tmp_path / file).write_text(text)
+    (tmp_path / "all.cc").write_text("".join(f'#include "{name}.h"\n' for name in names))
+    for flags, sources in (
+        (("-std=c99", "-pedantic"), [f"{name}.c" for name in names]),
+        (("-xc++",), ["all.cc"]),
+    ):
+        words = ["gcc", *flags, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *sources]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_headers_of_c_are_no_names_of_circuits() -> None:
+    for name in ("stdint", "math", "string"):
+        with pytest.raises(ValueError, match="and no header of C"):
+            c.to_c(life_circuit(), name)
+    assert set(c.to_c(random_circuit(0, 3, 3), "values")) == {"values.c", "values.h"}

@@ -1,0 +1,507 @@
+"""Proofs of exported folders that are damaged, or whose manifest states what is not so: a line FAIL, and the rest goes on."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from commands import command
+from example_circuits import random_circuit
+from exports import put, state, write
+from flax import nnx
+
+from lutjax.circuits import abc, deployment, language_model, page, proofs, simulate, verilog
+from lutjax.circuits.deployment import MANIFEST, VECTORS
+from lutjax.models import LUTTransformer, LUTTransformerConfig
+from lutjax.training import export as exporting, integers
+
+pytestmark = pytest.mark.usefixtures("without_typechecking")
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of the Game of Life in every format. Not to be changed."""
+    return write(tmp_path_factory.mktemp("life") / "out", "life", ())
+
+
+@pytest.fixture
+def without_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, Node.js, simulator and ABC, which take most of the time."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(simulate, "find", lambda: None)
+    monkeypatch.setattr(abc, "find", lambda: None)
+
+
+def copied(folder: Path, target: Path) -> Path:
+    return shutil.copytree(folder, target / "out")
+
+
+def verified(folder: Path, **options: Any) -> dict[str, str]:
+    """Return what failed and why; check that every other check was made, and that the files are counted once."""
+    found = proofs.verify(folder, **options)
+    words = proofs.coverage(folder, found)
+    n, *numbers = map(
+        int, re.findall(r"(?<![\w.])\d+(?= (?:files|proved|failed|not proved|compared|of make))", words)
+    )
+    listed = set(deployment.entries(folder)) - {MANIFEST}
+    missing = {name for proof in found for name in proof.proves} | set(_files(folder))
+    assert n == len(listed | missing) - ("of make" in words and numbers[-1])
+    assert sum(numbers) - ("of make" in words and numbers[-1]) == n, words
+    assert all("\n" not in str(proof) for proof in found)
+    return {proof.name: proof.detail for proof in found if proof.passed is False}
+
+
+def _files(folder: Path) -> dict[str, Any]:
+    try:
+        files: dict[str, Any] = deployment.read_manifest(folder)["files"]
+    except deployment.DamagedManifestError as error:
+        files = error.found.get("files", {})
+    return files if isinstance(files, dict) else {}
+
+
+def lines(result: Result) -> list[str]:
+    return result.output.strip().splitlines()
+
+
+# ------------------------------------------------------------------------------------- the same set
+def test_what_lies_there_is_stated_and_proved(life: Path) -> None:
+    assert not verified(life)
+    result = command("verify", life)
+    assert result.exit_code == 0, result.output
+    assert re.search(
+        r"passed, 0 failed, .* in .* s\. 13 files: \d+ proved; 2 compared with their digests alone",
+        lines(result)[-1],
+    )
+    assert "(Makefile, life.dot)" in lines(result)[-1]
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_the_last_line_names_what_no_tool_has_proved(life: Path) -> None:
+    result = command("verify", life)
+    assert result.exit_code == 0
+    assert lines(result)[-1].endswith(
+        " s. 13 files: 6 proved; 2 compared with their digests alone (Makefile, life.dot); "
+        "3 not proved (life.c, life.h, life_test.c), as gcc or clang or cc is not found; "
+        "1 not proved (life_testbench.v), as iverilog is not found; "
+        "1 not proved (life.v), as iverilog is not found, and pyosys is not installed."
+    )
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize(
+    "name", ["life.v", "life.blif", "life.html", "life_test.c", "Makefile", "vectors.json"]
+)
+def test_a_file_that_the_manifest_does_not_list(name: str, life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    state(folder, files={one: facts for one, facts in _files(folder).items() if one != name})
+    failed = verified(folder)
+    assert failed.pop("digests of all files") == f"{name} is not listed in manifest.json"
+    assert failed == {f"{MANIFEST} = the files": f"{name} is not stated"}
+    result = command("verify", folder)
+    assert result.exit_code == 1
+    assert f"1 failed ({name})" in lines(result)[-1]
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize("name", ["notes.txt", "build/notes.txt", "other.json", "again.v"])
+def test_files_of_others(name: str, life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    (folder / "build").mkdir()
+    (folder / "build" / "life_test").touch()
+    (folder / name).write_text("{}")
+    assert verified(folder) == {"digests of all files": f"{name} is not listed in manifest.json"}
+    assert "1 of make not looked at" in lines(command("verify", folder))[-1]
+    if "/" not in name:  # and if it is listed, with its number of bytes
+        state(
+            folder,
+            files={
+                **_files(folder),
+                name: {"format": "dot", "bytes": 2, "sha256": deployment.digest_of(folder / name)},
+            },
+        )
+        assert verified(folder) == {f"{MANIFEST} = the files": f'{name} is stated as "dot"'}
+
+
+def test_names_that_end_as_those_of_tests(tmp_path: Path) -> None:
+    """Their files were taken for tests, and never proved."""
+    for name, file in (("some_testbench", "some_testbench.v"), ("some_test", "some_test.c")):
+        folder = write(tmp_path / name, name, ())
+        manifest = deployment.read_manifest(folder)
+        checks = proofs.checks_of(folder, manifest, None)
+        assert sum(file in check.proves for check in checks) == (2 if file.endswith(".v") else 1)
+        assert not verified(folder)
+
+
+# ------------------------------------------------------------------------------------- what the manifest states
+WRONG = {
+    "registers": (1, "registers is 1, expected", "life.v has no registers; manifest.json states registers: 1"),
+    "latency": (7, "latency is 7, expected 0"),
+    "inputs": ([], "inputs is [], expected [{"),
+    "outputs": ([{"name": "z"}], 'outputs is [{"name": "z"}], expected [{'),
+    "name": ("other", 'name is "other", expected "life"'),
+    "circuit": ("other.json", 'circuit is "other.json", expected "life.json"'),
+    "about": ({"kind": "network"}, 'about is {"kind": "network"}, expected {"kind": "automaton"'),
+    "statistics": ({"gates": 1}, 'statistics is {"gates": 1}, expected {'),
+    "vectors": ({"samples": 1000, "source": "many"}, 'vectors is {"samples": 1000, "source": "many"}, expected {"samples": 8'),
+    "lutjax": (3, "'lutjax' is 3; expected a text"),
+    "kind": ("network", "'kind' is \"network\"; expected circuit or language model"),
+    "version": (True, "'version' is true; expected a whole number"),
+    "run": ([1], "run is [1]; expected an object with 'kind'"),
+    "files": ([], "'files' is []; expected an object"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize("field", WRONG)
+def test_a_manifest_that_states_what_is_not_so(field: str, life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    value, message, *ports = WRONG[field]
+    state(folder, **{field: value})
+    failed = verified(folder)
+    found = failed.pop(f"{MANIFEST} = the files")
+    if field == "registers":  # the latency that is stated is that of no registers
+        message = "latency is 0, expected 4"
+        assert failed.pop("life.v, its ports = life.json") == ports[0]
+    assert message in found
+    assert failed.keys() <= ({"digests of all files"} if field == "files" else set())
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize("field", [*WRONG, "all"])
+def test_a_manifest_without_a_field(field: str, life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    state(folder, *(WRONG if field == "all" else [field]))
+    failed = verified(folder)
+    assert re.search("has no '|is not stated", failed.pop(f"{MANIFEST} = the files"))
+    assert failed.keys() <= ({"digests of all files"} if field in ("files", "all") else set())
+    result = command("verify", folder)
+    assert result.exit_code == 1
+    assert "PASS     life.blif in NumPy = life.json" in result.output
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b"null", b"[" * 200_000, b'{"version": 1}']
+)
+def test_a_manifest_that_is_none(content: bytes, life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    (folder / MANIFEST).write_bytes(content)
+    failed = verified(folder)
+    assert set(failed) == {"digests of all files", f"{MANIFEST} = the files"}
+    assert "is damaged" in failed[f"{MANIFEST} = the files"]
+    with pytest.raises(deployment.DeploymentError, match="is damaged"):
+        write(folder)
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_a_number_of_bytes_that_is_not_so(life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    files = _files(folder)
+    state(folder, files={**files, "life.dot": {**files["life.dot"], "bytes": 7}})
+    n = (folder / "life.dot").stat().st_size
+    assert verified(folder) == {f"{MANIFEST} = the files": f"life.dot has {n} bytes, stated are 7"}
+
+
+def test_a_manifest_of_a_later_version(life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    state(folder, version=2, kind="tree")
+    with pytest.raises(deployment.DeploymentError, match=r"is of version 2; lutjax \S+ knows version 1"):
+        proofs.verify(folder)
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_registers_that_are_stated_as_none(tmp_path: Path) -> None:
+    folder = write(tmp_path / "out", "life", ("verilog",), registers=2)
+    assert not verified(folder)
+    state(folder, registers=0, latency=0)
+    failed = verified(folder)
+    assert failed == {
+        "life.v, its ports = life.json": "life.v has registers; manifest.json states registers: 0"
+    }
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_ports_that_verilog_declares(life: Path, tmp_path: Path) -> None:
+    folder, text = copied(life, tmp_path), (life / "life.v").read_text()
+    for changed, message in (
+        (
+            text.replace("[8:0] x", "[7:0] x"),
+            "life.v declares x as input wire [7:0], expected input wire [8:0]",
+        ),
+        (
+            text.replace("output wire [0:0] y", "output wire [0:0] y,\n  input wire z"),
+            "declares z as input wire, expected None",
+        ),
+        (
+            text.replace("module life", "/* module life ( */ module  wife"),
+            "life.v cannot be read: it declares 0 modules 'life'",
+        ),
+        (text + text, "it declares 2 modules 'life'"),
+        ("\0", "it declares 0 modules"),
+    ):
+        put(folder, "life.v", changed.encode())
+        assert message in verified(folder)["life.v, its ports = life.json"]
+
+
+# ------------------------------------------------------------------------------------- damaged files
+def damaged(content: bytes) -> dict[str, bytes]:
+    """Return a content with some damage, by name."""
+    middle = len(content) // 2
+    return {
+        "empty": b"",
+        "cut off": content[:middle],
+        "no UTF-8": content[:middle] + b"\xff\xfe\x00" + content[middle:],
+        "zeros": bytes(len(content)),
+        "brackets": b"[" * 200_000,
+        "another": b"{}\n",
+    }
+
+
+ALWAYS = {"life.json", "life.blif", "life.aig", "life.aag", "life.html", "life.v", VECTORS}
+"""Files that are read without any tool."""
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize("damage", damaged(b""))
+@pytest.mark.parametrize("name", [*sorted(ALWAYS), "life.c", "life_test.c", "life_testbench.v", "life.dot"])
+def test_a_damaged_file_fails_alone(name: str, damage: str, life: Path, tmp_path: Path) -> None:
+    """Once as a file that is not what was written, once with a manifest that knows of it."""
+    folder = copied(life, tmp_path)
+    (folder / name).write_bytes(damaged((life / name).read_bytes())[damage])
+    failed = verified(folder)
+    assert failed.pop("digests of all files") == f"{name} is not what was written"
+    assert set(failed) == set(verified(_known(folder, name)))
+    assert any(name in check for check in failed) == (name in ALWAYS), failed
+    if name not in ("life.json", VECTORS):  # with which all others are compared
+        assert len(failed) == (name in ALWAYS)
+    else:
+        assert "digests of all files" not in failed
+        assert "life.v, its ports = life.json" in failed or name == VECTORS
+
+
+def _known(folder: Path, name: str) -> Path:
+    put(folder, name, (folder / name).read_bytes())
+    return folder
+
+
+@pytest.mark.usefixtures("without_tools")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found["samples"].clear(), "there are no samples; expected some"),
+        (lambda found: found.pop("samples"), "vectors has no 'samples'"),
+        (lambda found: found.update(samples=[1]), "samples[0] is 1; expected an object with 'inputs'"),
+        (lambda found: found.update(samples={"0": 1}), "vectors: 'samples' is {\"0\": 1}; expected a list"),
+        (lambda found: found.update(source=5), "vectors: 'source' is 5; expected a text"),
+        (lambda found: found["samples"][3].pop("outputs"), "samples[3] has no 'outputs'"),
+        (lambda found: found["samples"][3]["inputs"].update(x="101"), "samples[3]: inputs: 'x' is \"101\"; expected a list"),
+        (lambda found: found["samples"][3]["inputs"].update(z=[1]), 'samples[3] has inputs ["x", "z"]; the first has ["x"]'),
+        (lambda found: found["samples"][3]["inputs"]["x"].append(1), "expected 9 numbers, as before"),
+        (lambda found: found["samples"][3]["inputs"]["x"].__setitem__(2, None), "samples[3]: inputs: \"x\" is [1"),
+        (lambda found: found["samples"][3]["inputs"]["x"].__setitem__(2, 2), "inputs of the port x: Format.encode: numbers[3, 2] is 2"),
+        (lambda found: found["samples"][3]["inputs"]["x"].__setitem__(2, 10**40), "inputs of the port x: Format.encode: numbers is object"),
+        (lambda found: found["samples"][3]["outputs"]["y"].__setitem__(0, -1), "outputs of the port y: Format.encode: numbers[3, 0] is -1"),
+        (lambda found: found["samples"][3]["outputs"]["y"].__setitem__(0, 0.5), "outputs of the port y: Format.encode: numbers[3, 0] is 0.5"),
+        (lambda found: [s["inputs"].update(z=s["inputs"].pop("x")) for s in found["samples"]], "inputs have {'z': 9} numbers a sample"),
+    ],
+)  # fmt: skip
+def test_damaged_vectors(change: Any, message: str, life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    found = json.loads((folder / VECTORS).read_bytes())
+    for sample in found["samples"]:
+        sample["inputs"]["x"][0] = 1
+    change(found)
+    put(folder, VECTORS, json.dumps(found).encode())
+    failed = verified(folder)
+    assert set(failed) == {
+        f"{MANIFEST} = the files",
+        f"life.json in NumPy = {VECTORS}",
+        "life.html in NumPy = life.json",
+    }
+    for detail in failed.values():
+        assert detail.startswith(f"{VECTORS} cannot be read: ")
+        assert message in detail
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_a_page_of_another_circuit(life: Path, tmp_path: Path) -> None:
+    folder = copied(life, tmp_path)
+    for circuit, message in (
+        (random_circuit(1, 9, 30, ports={"y": (1, deployment.Port("y").format)}), "samples differ"),
+        (random_circuit(1, 9, 30), "samples differ"),
+        (random_circuit(1, 8, 30), "life.html runs Circuit(x: 8 x uint1"),
+    ):
+        put(folder, "life.html", circuit.to_html().encode())
+        assert message in verified(folder)["life.html in NumPy = life.json"]
+
+
+@pytest.mark.parametrize(("outputs", "shown"), [("class", 10), ("bits", 5)])
+def test_a_page_may_show_votes(outputs: str, shown: int, tmp_path: Path) -> None:
+    """Where the circuit says the first class with the most votes, or the bits that are counted."""
+    from lutjax import circuits
+    from lutjax.layers.nnx import GroupSum, LogicGates
+
+    layers = [LogicGates(6, 40, rngs=nnx.Rngs(0)), GroupSum(shown)]
+    circuit, votes = (circuits.of(layers, outputs=one, about={"image": [2, 3]}) for one in (outputs, "votes"))
+    folder = write(tmp_path / "out", "life", ("html",), circuit=circuit)
+    text = votes.to_html()
+    put(folder, "life.html", text.encode())
+    assert not verified(folder)
+    tables = [table ^ 1 for table in votes.tables]
+    other = circuits.Circuit(
+        votes.inputs, votes.outputs, votes.fanins, tuple(tables), votes.literals, votes.parts, votes.about
+    )
+    put(folder, "life.html", text.replace(page.encode_gates(votes), page.encode_gates(other)).encode())
+    assert verified(folder).keys() >= {"life.html in NumPy = life.json"}
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not found")
+def test_tests_of_c_that_always_pass(life: Path, tmp_path: Path) -> None:
+    """The program is compared with the vectors, whatever the test beside it says; and what compilers print may be anything."""
+    folder = copied(life, tmp_path)
+    put(folder, "life_test.c", b"int main(void)\n{\n    return 0;\n}\n")
+    text = (life / "life.c").read_bytes()
+
+    def failed() -> str:
+        checks = proofs.checks_of(folder, deployment.read_manifest(folder), None)
+        (run,) = (run for name, run, _ in checks if name == f"C, compiled = {VECTORS}")
+        try:
+            run()
+        except proofs.FailedError as error:
+            return str(error)
+        return ""
+
+    assert not failed()
+    put(folder, "life.c", re.sub(rb"y\[0\] = ", b"y[0] = ~", text))
+    assert failed().endswith("wrong")
+    put(folder, "life.c", text + b'\n#error "\xff\xfe"\n')
+    assert failed().startswith("gcc: ")
+
+
+# ------------------------------------------------------------------------------------- the model
+@pytest.mark.usefixtures("without_tools")
+def test_the_model_of_a_manifest(life: Path, tmp_path: Path) -> None:
+    """An export without a run, with a run that is none, and one whose choices are not what an export is made with."""
+    name = "life.json = the model in JAX"
+
+    def model(folder: Path) -> tuple[bool | None, str]:
+        found = proofs.verify(folder, oracle=exporting.oracle)
+        return next((proof.passed, proof.detail) for proof in found if proof.name == name)
+
+    folder = copied(life, tmp_path)
+    assert model(folder) == (None, "the export was made without a run")
+    run = {"kind": "ca", "folder": str(tmp_path), "step": 1, "digest": "0"}
+    state(folder, run=run)
+    passed, detail = model(folder)
+    assert passed is None
+    assert "holds no checkpoint" in detail or "is not the folder of a run" in detail
+    state(folder, run={**run, "folder": 5})
+    assert model(folder) == (None, f"{MANIFEST} is damaged")
+    for choices in (None, {"inputs": "bits"}, {"inputs": "bits", "outputs": None, "lut": "6"}):
+        with pytest.raises(proofs.FailedError, match="choices"):
+            exporting._choices({"choices": choices})
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_a_model_of_other_inputs(life: Path) -> None:
+    oracle = proofs.Oracle([np.zeros((3, 8), np.uint8)], lambda x: [x[:, :1]])
+    found = {proof.name: proof for proof in proofs.verify(life, oracle=lambda manifest: oracle)}
+    assert found["life.json = the model in JAX"].passed is False
+    assert "the model has [8] numbers of inputs" in found["life.json = the model in JAX"].detail
+
+
+# ------------------------------------------------------------------------------------- programs of language models
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of a language model. Not to be changed."""
+    config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
+    rounded = integers.Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
+    texts = [rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)]
+    files = {**rounded.integer.to_c(), language_model.TEXTS: language_model.texts_to_json(texts).encode()}
+    facts = {
+        "tables": "int8",
+        "values": rounded.integer.n_values,
+        "table_bytes": rounded.integer.n_values,
+        "fraction": rounded.integer.fraction,
+        "logit_fraction": rounded.integer.unembed.fraction,
+        "context": 4,
+    }
+    folder = tmp_path_factory.mktemp("lm") / "out"
+    written = {name: ("c", content) for name, content in files.items()}
+    deployment.write(
+        folder, written, deployment.manifest_of("language model", written, {"facts": facts}, None)
+    )
+    return folder
+
+
+HOLDS = "the C program = the model in JAX"
+
+
+def test_a_program_is_proved(program: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not found")
+    result = command("verify", program)
+    assert result.exit_code == 0, result.output
+    assert lines(result)[-1].endswith("9 files: 8 proved; 1 compared with its digest alone (Makefile).")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda texts: texts.clear(), "it holds []; expected a list of texts"),
+        (lambda texts: texts[0].pop("seed"), "text 0 has no 'seed'"),
+        (lambda texts: texts[0].update(more=1, seed="1"), "text 0: 'seed' is \"1\"; expected a whole number"),
+        (lambda texts: texts[0].update(prompt="xyz"), "non-hexadecimal"),
+        (lambda texts: texts[0].update(prompt=""), "text 0 has a prompt of 0 bytes"),
+        (lambda texts: texts[0].update(continuation=""), "0 bytes; no program writes that"),
+        (lambda texts: texts[0].update(temperature=-1), "a temperature of -1 thousandths"),
+        (lambda texts: texts[0].update(top_k=10**30), "no program writes that"),
+        (lambda texts: texts[0]["logits"].pop(), "expected 256 whole numbers"),
+        (lambda texts: texts[0]["logits"].__setitem__(0, "a"), "expected 256 whole numbers"),
+        (lambda texts: texts.__setitem__(0, [[[1]]]), "text 0 is [[[1]]]; expected an object"),
+    ],
+)
+def test_damaged_texts(
+    change: Any, message: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled for them, so that any compiler will do."""
+    monkeypatch.setattr(proofs, "_tool", lambda *names: "none")
+    folder = copied(program, tmp_path)
+    texts = json.loads((folder / language_model.TEXTS).read_bytes())
+    change(texts)
+    put(folder, language_model.TEXTS, json.dumps(texts).encode())
+    failed = verified(folder)
+    assert set(failed) == {HOLDS}
+    assert failed[HOLDS].startswith("texts.json cannot be read: ")
+    assert message in failed[HOLDS]
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_a_program_that_is_not_what_is_stated(program: Path, tmp_path: Path) -> None:
+    folder, check = copied(program, tmp_path), f"{MANIFEST} = the files"
+    facts = deployment.read_manifest(folder)["facts"]
+    state(folder, facts={**facts, "context": 9, "tables": "int16"})
+    assert verified(folder) == {check: 'tables is "int16", expected "int8"; context is 9, expected 4'}
+    state(folder, facts=facts)
+    header = (folder / "model.h").read_bytes()
+    put(folder, "model.h", header.replace(b"LM_WINDOW", b"LM_WINDOWS"))
+    assert "model.h does not state WINDOW" in verified(folder)[check]
+    put(folder, "model.h", header.replace(b"LM_TABLES_IN_FILE 0", b"LM_TABLES_IN_FILE 1"))
+    assert verified(folder) == {check: "tables.bin is not stated"}
+    put(folder, "model.h", header)
+    (folder / "notes.txt").write_text("mine")
+    assert verified(folder) == {"digests of all files": "notes.txt is not listed in manifest.json"}
+    state(folder, "kind")
+    assert set(verified(folder)) == {check, "digests of all files"}
+
+
+def test_registers_of_a_module_are_declared() -> None:
+    circuit = random_circuit(0, 4, 20)
+    for registers in (0, 2):
+        text = verilog.to_verilog(circuit, "some", registers=registers)
+        assert verilog.declared(text, "some") == verilog.ports_of(circuit, registers)
+    assert list(verilog.ports_of(circuit, 2))[:4] == list(verilog.CONTROL)
