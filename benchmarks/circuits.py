@@ -36,7 +36,7 @@ FIELDS = ("network", "split", "accuracy", "gates", "votes", "ands", "levels", "l
 
 
 def train(folder: Path, fields: dict[str, Any]) -> None:
-    """Train a network and keep it as a run that `lutjax export --run` takes."""
+    """Train a network and keep it as a run that `lutjax export` takes."""
     experiment = Classifier.new(fields)
     steps = experiment.record.training.steps
     state, _ = experiment.run.advance(experiment.run.init(), 0, steps)

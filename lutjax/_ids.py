@@ -18,7 +18,7 @@ def as_jax(a: Any) -> jax.Array:
 def as_int32(ids: Any) -> jax.Array:
     """Return integers of any dtype as int32; what is beyond its range becomes its nearest number."""
     if ids.dtype == np.int32:
-        return jnp.asarray(ids)
+        return as_jax(ids)
     own = np.iinfo(ids.dtype)
     low, high = max(own.min, _INT32.min), min(own.max, _INT32.max)
     # NumPy before it becomes a JAX array, which would wrap.

@@ -54,19 +54,19 @@ def images(n: int = 50) -> tuple[np.ndarray, np.ndarray]:
 
 def write_classifier(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Path:
     """Write the run of a classifier as it is before the first step; return its folder."""
-    np.savez(folder / "data.npz", x=x, y=y)
+    np.savez(folder / "digits.npz", x=x, y=y)
     options = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0, **fields}
-    experiment = Classifier.new(options, folder / "data.npz")
+    experiment = Classifier.new(options, folder / "digits.npz")
     models.save(folder / "run", 1, experiment.run.init(), experiment.record)
     return folder / "run"
 
 
 def write_trees(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Path:
     """Write the run of trees whose gates are random, on images; return its folder."""
-    np.savez(folder / "data.npz", x=x, y=y)
+    np.savez(folder / "digits.npz", x=x, y=y)
     sizes = {"kernels": (4,), "layers": (24,), "depth": 2, "kernel": 3, "padding": 1, "pool": 2}
     experiment = Classifier.new(
-        {**sizes, "n_thresholds": 2, "steps": 1, **fields}, folder / "data.npz", model="tree"
+        {**sizes, "n_thresholds": 2, "steps": 1, **fields}, folder / "digits.npz", model="tree"
     )
     state = experiment.run.init()
     draw = np.random.default_rng(20).normal
@@ -561,10 +561,10 @@ def test_expected_gates_of_a_sure_network_are_those_that_it_needs() -> None:
 
 def test_tests_of_a_run_with_a_cost_say_how_many_gates_survive(tmp_path: Path) -> None:
     x, y = images()
-    np.savez(tmp_path / "data.npz", x=x, y=y)
+    np.savez(tmp_path / "digits.npz", x=x, y=y)
     fields = {"layers": (30, 30), "n_thresholds": 2}
     for cost in (0.0, 0.5):
-        experiment = Classifier.new({**fields, "gate_cost": cost}, tmp_path / "data.npz")
+        experiment = Classifier.new({**fields, "gate_cost": cost}, tmp_path / "digits.npz")
         state = experiment.run.init()
         remark = experiment.remark(state)
         if not cost:

@@ -21,7 +21,7 @@ from click.testing import Result
 from commands import command
 
 from lutjax.models import LogicClassifierConfig
-from lutjax.training import classifier, datasets, experiments, models, reports, runs
+from lutjax.training import classifier, datasets, experiments, export as exporting, models, reports, runs
 from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import MODELS, Classifier
 from lutjax.training.datasets import cifar, columns, idx
@@ -665,6 +665,44 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     own = {*Classifier.files, "checkpoints", "curves.csv", "finished.json", ".lock"}
     assert {path.name for path in out.iterdir()} == own
+
+
+def test_an_export_has_the_name_of_the_data(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    """RUN is an argument, or the option of earlier versions, and `table` no name in Verilog."""
+    out = finished[1]
+    for words in ((out,), ("--run", out)):
+        result = command("export", *words, "--out", tmp_path, "--format", "verilog", "--inputs", "bits")
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / "data_table.v").exists()
+    for words in ((), (out, "--run", out)):
+        assert "Error: give the folder of one run, as RUN." in command("export", *words).output
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (None, "digits"),
+        ("a/adult.csv", "adult"),
+        ("2024 (b).parquet", "data_2024_b"),
+        ("é.npz", "data"),
+        ("mnist", "mnist"),
+    ],
+)
+def test_names_of_exports(data: str | None, name: str) -> None:
+    assert exporting.name_of(data) == name
+
+
+def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    out = finished[1]
+    for words, message in (
+        (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: go on with it by lutjax train classify"),
+        (["quantise", out], "is a run of train classify; quantise takes"),
+        (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
+        (["export", out, "--integers=int8"], "is a run of train classify, whose circuit has gates"),
+    ):  # fmt: skip
+        result = command(*words)
+        assert result.exit_code == 1
+        assert message in " ".join(result.output.split())
 
 
 def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:

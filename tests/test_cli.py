@@ -88,7 +88,7 @@ def test_train(finished: tuple[Path, Result], text: Path) -> None:
     assert "bigram baseline" in first
     assert sum(line.startswith("step ") and "kB/s" in line for line in lines) == 24
     assert "test loss" in result.output
-    assert f"lutjax generate --checkpoint {out} --prompt" in result.output
+    assert f"lutjax generate {out} --prompt" in result.output
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["16", "24"]
     own = {*lm_runs.LanguageModel.files, "checkpoints", "curves.csv", "finished.json", ".lock"}
@@ -515,7 +515,9 @@ def test_rooms_keep_to_themselves() -> None:
     for path in root.rglob("*.py"):
         room = path.relative_to(root).parts[0]
         text = path.read_text()
-        assert room == "cli" or not re.search(r"^\s*(from|import) lutjax\.cli", text, re.MULTILINE), path
+        assert room in ("cli", "__main__.py") or not re.search(
+            r"^\s*(from|import) lutjax\.cli", text, re.MULTILINE
+        ), path
         if room in ("models", "training"):
             assert not re.search(r"lutjax\.kernels(\._| import _)", text), path
 

@@ -129,7 +129,7 @@ def test_record_of_the_deployed_model(deployed: tuple[Path, Result]) -> None:
     assert (record.quantised, record.steps, record.model.read) == (True, 12, "powers_of_two")
     assert not lutjax.load(path).record.quantised
     assert "deploys without a loss" not in result.output
-    assert f"lutjax generate --checkpoint {path / 'quantised'} --prompt" in result.output
+    assert f"lutjax generate {path / 'quantised'} --prompt" in result.output
     assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantised"]
     for words in (("quantise", path / "quantised"), ("train", "lm", "--resume", "--out", path / "quantised")):
         refused = command(*words)

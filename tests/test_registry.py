@@ -488,3 +488,34 @@ def test_public_names_come_from_where_type_checkers_find_them():
         home = importlib.import_module(f"lutjax.{name}" if module == "lutjax" else module)
         assert getattr(lutjax, name) is (home if module == "lutjax" else getattr(home, name))
     assert set(lutjax.__all__) <= set(dir(lutjax))
+
+
+def test_a_call_outside_of_jit_asks_nothing_twice():
+    """Functions of Python that a second call with the same shapes enters: checks, and the kernels that were chosen before."""
+    code = """
+import sys
+import jax, jax.numpy as jnp
+import lutjax
+x, weights = jnp.ones((4, 8)), jnp.ones((4, 8, 5))
+anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=3)
+read = lutjax.reads.Confidence()
+scalars, logits, wires = read.initial(), jnp.zeros((16, 16)), jnp.ones((16, 2), jnp.int32)
+most = {
+    "lut": (220, lambda: lutjax.lut(x, weights, anchors)),
+    "scored_lut": (450, lambda: lutjax.scored_lut(x, weights, anchors, scalars, read=read)),
+    "logic_gates": (220, lambda: lutjax.logic_gates(x, logits, wires)),
+}
+
+def count(frame, event, argument):
+    global entered
+    entered += event == "call"
+
+for name, (bound, call) in most.items():
+    call()
+    entered = 0
+    sys.setprofile(count)
+    call()
+    sys.setprofile(None)
+    assert entered < bound, (name, entered)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,14 +12,7 @@ from lutjax.training.errors import RunError
 
 
 @click.command()
-@click.option(
-    "--run",
-    "run",
-    metavar="RUN",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Folder of a run: what `train digits`, `train classify`, `train ca` or `train lm` got as --out.",
-)
+@_run.run_argument("run", "--run")
 @click.option(
     "--format",
     "formats",
@@ -42,7 +35,8 @@ from lutjax.training.errors import RunError
     help="What a classifier answers. Default: the class.",
 )
 @click.option(
-    "--name", help="Of the Verilog module, the C functions and the files. Default: digits, automaton or lm."
+    "--name",
+    help="Of the Verilog module, the C functions and the files. Default: that of the data of a classifier (of adult.csv adult), automaton or lm.",
 )
 @click.option(
     "--registers",
@@ -81,6 +75,8 @@ def export(
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
 
+    RUN is the folder of a run: what `train classify`, `train digits`, `train ca` or `train lm` got as --out.
+
     The folder also gets samples with their answers, programs that test the C code and the Verilog on them, a Makefile, and a
     manifest. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported
     as a C program.
@@ -89,7 +85,7 @@ def export(
 
     start = time.perf_counter()
     target = folder or run / exporting.FOLDER
-    with _run.usage_errors(RunError, "--run"):
+    with _run.usage_errors(RunError, "RUN"):
         wanted = exporting.Wanted(
             formats=() if formats == "all" else tuple(word.strip() for word in formats.split(",")),
             inputs=inputs,

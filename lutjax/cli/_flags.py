@@ -26,6 +26,18 @@ class MeshType(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class Renamed(click.Option):
+    """An option whose names after the first are those of earlier versions, which help does not show."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names = self.opts
+        self.opts = names[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
 class FieldsCommand(click.Command):
     """A command with one option for every field of the dataclasses, or unions of dataclasses, that `configs` returns.
 

@@ -8,18 +8,12 @@ from typing import Any
 import click
 
 from lutjax.cli._flags import MeshType
-from lutjax.cli._run import process_options, processes
+from lutjax.cli._run import process_options, processes, run_argument
 from lutjax.training.errors import RunError
 
 
 @click.command()
-@click.option(
-    "--checkpoint",
-    "folder",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Folder of a run: what `train lm` got as --out; or its folder quantised, which `quantise` made.",
-)
+@run_argument("folder", "--checkpoint")
 @click.option("--prompt", required=True, help="The text to continue.")
 @click.option(
     "--bytes", "n_bytes", type=click.IntRange(1), default=500, show_default=True, help="How much to add."
@@ -50,7 +44,10 @@ from lutjax.training.errors import RunError
     help="Write the text again, compiled by now, and print bytes a second to standard error.",
 )
 def generate(coordinator: str | None, n_processes: int | None, process: int | None, **options: Any) -> None:
-    """Continue a text with the model of a checkpoint."""
+    """Continue a text with the language model of RUN.
+
+    RUN is the folder of a run of `train lm`: what it got as --out; or its folder quantised, which `quantise` made.
+    """
     with processes(coordinator, n_processes, process):
         _generate(**options)
 

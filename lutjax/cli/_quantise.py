@@ -29,7 +29,9 @@ def quantise(folder: Path, text_path: Path | None) -> None:
 
     found = runs.kind(folder)
     if found != "lm":
-        raise RunError(f"{folder} is a run of train {found}; quantise takes runs of train lm --model gpt.")
+        raise RunError(
+            f"{folder} is a run of {runs.COMMANDS[found]}; quantise takes runs of train lm --model gpt."
+        )
     target = folder / deployment.FOLDER
     deployment.check_place(target)
     with runs.lock(folder):
@@ -64,7 +66,7 @@ def quantise(folder: Path, text_path: Path | None) -> None:
             f"The run was trained with --read {read}, and its coefficients and tables are rounded only now. A run trained "
             f"with --read {wanted} learns with that rounding and deploys without a loss."
         )
-    words = ("generate", "--checkpoint", str(target), "--prompt", experiment.prompt)
+    words = ("generate", str(target), "--prompt", experiment.prompt)
     click.echo(f"written to {target}. Text:\n  {_run.command(*words)}")
 
 

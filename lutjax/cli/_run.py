@@ -78,6 +78,30 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
     return decorate
 
 
+def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the argument RUN, the folder of a run, to a command.
+
+    Args:
+      name: of the function's argument.
+      alias: option that named the folder in earlier versions. It still does, and help has no word of it.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        path = click.Path(path_type=Path)
+
+        @click.argument(name, metavar="RUN", type=path, required=False)
+        @click.option(alias, "aliased", type=path, hidden=True)
+        @functools.wraps(function)
+        def call(aliased: Path | None, **given: Any) -> None:
+            if (given[name] is None) == (aliased is None):
+                raise click.UsageError("give the folder of one run, as RUN.")
+            function(**{**given, name: given[name] or aliased})
+
+        return call
+
+    return decorate
+
+
 def process_options(does: str) -> list[click.Option]:
     """Return the options of a command that several processes run together; they are arguments of `processes`.
 

@@ -72,5 +72,5 @@ def lm(
         **options,
     )
     if experiment is not None:
-        words = ("generate", "--checkpoint", str(out), "--prompt", experiment.prompt)
+        words = ("generate", str(out), "--prompt", experiment.prompt)
         click.echo(f"more text:\n  {_run.command(*words)}")

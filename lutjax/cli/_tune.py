@@ -9,6 +9,7 @@ import click
 
 from lutjax.benchmark import shapes
 from lutjax.cases import Tag
+from lutjax.cli._flags import Renamed
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, make_console
 
 if TYPE_CHECKING:
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 
 @click.command(epilog=SHAPES)
 @click.option(
+    "--out",
     "--output",
+    "output",
+    cls=Renamed,
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
+    metavar="FILE",
     help="The file of launches (JSON). It is written anew after every kernel.",
 )
 @click.option("--update", is_flag=True, help="FILE exists: measure again, and keep what else it has.")
@@ -59,12 +64,12 @@ def tune(
     differs in a field is faster. `lutjax.tuning.use(FILE)` uses them in a block of calls; nothing else is changed.
     Ctrl-C ends the run with what is measured so far; --resume goes on.
     """
-    check_folder("--output", output)
+    check_folder("--out", output)
     if output.exists() and not (update or resume):
         raise click.BadParameter(
             f"{str(output)!r} exists; --update measures again and keeps what else it has, --resume measures only what it "
             "does not have.",
-            param_hint="--output",
+            param_hint="--out",
         )
     if update and resume:
         raise click.UsageError("--update measures again what --resume leaves out; give one of them.")
@@ -113,11 +118,11 @@ def _document(output: Path) -> "Document":
     try:
         old = _files.read(output)
     except (OSError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--output") from None
+        raise click.BadParameter(str(error), param_hint="--out") from None
     if old.device != new.device:
         raise click.BadParameter(
             f"{str(output)!r} was measured on {old.device}, this is {new.device}; choose another file.",
-            param_hint="--output",
+            param_hint="--out",
         )
     return dataclasses.replace(new, entries=old.entries)
 

@@ -14,7 +14,7 @@ import importlib.util
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -23,6 +23,8 @@ from lutjax._dtypes import accumulator
 from lutjax._row_rules import SGD, RowRule
 from lutjax.kernels import _records
 from lutjax.kernels.contract import DIRECTIONS, Call, Direction, Step
+
+T = TypeVar("T")
 
 
 class Platform(enum.StrEnum):
@@ -274,7 +276,7 @@ class KernelRegistry:
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._elsewhere: dict[str, list[KernelSpec]] = {}
-        self._resolved: dict[Any, KernelSpec] = {}
+        self._resolved: dict[Any, Any] = {}
         # Choice of `use_implementation`, for each thread and each coroutine.
         self._forced: ContextVar[Any] = ContextVar("lutjax_implementation", default=None)
         # The same as a part of jit's cache key, so that no trace outlives the block that forced its implementation. JAX
@@ -506,13 +508,21 @@ class KernelRegistry:
             treedef,
             tuple([(a.shape, a.dtype) for a in leaves]),
         )
-        spec = self._resolved.get(key)
-        if spec is None:
+
+        def choose() -> KernelSpec:
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
             values, cotangent, step = jax.tree.unflatten(treedef, shapes)
-            request = Request(request.direction, call.of(values, options), request.device, cotangent, step)
-            spec = self._resolved[key] = self._choose(names, request)
-        return spec
+            asked = Request(request.direction, call.of(values, options), request.device, cotangent, step)
+            return self._choose(names, asked)
+
+        return self.remembered(key, choose)
+
+    def remembered(self, key: Any, make: Callable[[], T]) -> T:
+        """Return what `make` returned for a key: what follows from the implementations, until others are registered."""
+        found: T | None = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = make()
+        return found
 
     def has_gpu_kernel(
         self, op: str, arrays: Iterable[Any], call: Callable[[], Call], implementation: Implementation
@@ -683,12 +693,22 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
-    def note(self, given: Call, call: Call, output: Callable[[], Any], rule: RowRule | None = None) -> None:
-        """Remember a call for `collecting`, if that asks for it; `output` returns the outline of its output."""
+    def note(
+        self,
+        given: Call,
+        call: Callable[[], Call],
+        output: Callable[[Call], Any],
+        rule: RowRule | None = None,
+    ) -> None:
+        """Remember a call for `collecting`, if that asks for it.
+
+        Args:
+          call: returns the call as kernels get it. output: returns the outline of its output.
+        """
         made = self._made.get()
         if made is not None:
-            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call)
-            made.append(Made(shapes, output(), rule, given))
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call())
+            made.append(Made(shapes, output(shapes), rule, given))
 
     def _known_op(self, op: str) -> None:
         if op not in self.ops():

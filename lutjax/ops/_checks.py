@@ -15,6 +15,11 @@ from lutjax._ids import as_int32, difference, is_known
 
 MAX_BITS = 30  # row ids are int32
 
+# Asked at each call of an op outside of jit, so they are made once.
+_FLOATS = frozenset(map(jnp.dtype, FLOATS))
+_INT32 = np.dtype(np.int32)
+_ARRAYS = (jax.Array, np.ndarray)
+
 
 def describe(value: Any) -> str:
     """Return ``float32[4, 8]`` for an array, type and value for anything else."""
@@ -34,7 +39,7 @@ def require(holds: bool, op: str, name: str, value: Any, rule: str) -> None:
 def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
     """Check for an array of floats. Its rank is `rank`, at least ``-rank`` if that is positive, or any (None)."""
     _array(op, name, a)
-    if a.dtype.name not in FLOATS:
+    if a.dtype not in _FLOATS:
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be one of {', '.join(FLOATS)}.")
     _rank(op, name, a, rank, shape)
 
@@ -42,13 +47,13 @@ def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
 def integers(op: str, name: str, a: Any, rank: int, shape: str) -> None:
     """Check for an array of integers. Its rank is `rank`, or at least ``-rank`` if that is positive."""
     _array(op, name, a)
-    if not jnp.issubdtype(a.dtype, np.integer):
+    if a.dtype != _INT32 and not jnp.issubdtype(a.dtype, np.integer):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
     _rank(op, name, a, rank, shape)
 
 
 def _array(op: str, name: str, a: Any) -> None:
-    if not isinstance(a, jax.Array | np.ndarray):
+    if not isinstance(a, _ARRAYS):
         raise TypeError(f"{op}: {name} is {describe(a)}; expected a JAX or numpy array.")
 
 
@@ -73,7 +78,7 @@ def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
             f"{op}: {name} has index {describe(d.index)}, flip {describe(d.flip)} and margin "
             f"{describe(d.margin)}; the three must have the same shape."
         )
-    if d.index.dtype == d.flip.dtype == np.int32:
+    if d.index.dtype == d.flip.dtype == _INT32:
         return d
     return dataclasses.replace(d, index=as_int32(d.index), flip=as_int32(d.flip))
 

@@ -70,15 +70,20 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
       feature_axis: -1 where leading axes come first; 0 where features come first and they follow, of ops whose
         kernels want it so.
     """
-    leaves = jax.tree.leaves(call.values())
+    leaves, structure = jax.tree.flatten(call.values())
     if not all(isinstance(a, jax.Array) for a in leaves):
         call = jax.tree.map(as_jax, call)
         leaves = jax.tree.leaves(call.values())
     kernel_registry.follow_coroutine(traced=any(isinstance(a, jax.core.Tracer) for a in leaves))
     names = kernel_registry.request(call.op, implementation)
-    shapes = _shapes_of_kernel(call, feature_axis)
-    choice = _choose(shapes, names, "forward", devices_of(leaves))
-    static = (type(call), choice, names, call.options())
+    devices, options = devices_of(leaves), call.options()
+    # Of the next call with these shapes and options no implementation is asked again.
+    kinds = tuple([(a.shape, a.dtype) for a in leaves])
+    choice = kernel_registry.remembered(
+        (type(call), options, names, devices, feature_axis, structure, kinds),
+        lambda: _choose(_shapes_of_kernel(call, feature_axis), names, "forward", devices),
+    )
+    static = (type(call), choice, names, options)
     reads = _table_reads.current()
     table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
     try:
@@ -93,7 +98,9 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
             f"{call.op}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
             f"jax.hessian); use lutjax.reference.{call.op}, which has derivatives of every order in every mode."
         ) from error
-    kernel_registry.note(call, shapes, lambda: _folded_output(shapes, y))
+    kernel_registry.note(
+        call, lambda: _shapes_of_kernel(call, feature_axis), lambda shapes: _folded_output(shapes, y)
+    )
     return y
 
 
@@ -120,7 +127,7 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
         _folded_output(shapes, cotangent),
         jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
     )
-    kernel_registry.note(call, shapes, lambda: _folded_output(shapes, cotangent), step.rule)
+    kernel_registry.note(call, lambda: shapes, lambda shapes: _folded_output(shapes, cotangent), step.rule)
     return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
         *call.values(), cotangent, step.rate, step.factor, step.state
     )

@@ -1,6 +1,7 @@
 """Look-up tables whose rows are weighted by a score of the comparisons."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -192,7 +193,7 @@ def _integers(
 
 def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
     """Return the scalars of a read, ``[S]``, in the order of `Read.initial`."""
-    names = tuple(read.initial())
+    names = _names(read)
     if not isinstance(scalars, Mapping) or set(scalars) != set(names):
         found = sorted(scalars) if isinstance(scalars, Mapping) else _checks.describe(scalars)
         raise ValueError(
@@ -206,5 +207,16 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
         )
         if not isinstance(value, jax.core.Tracer) and not np.isfinite(np.asarray(value, np.float64)):
             raise ValueError(f"{op}: scalars[{name!r}] is {float(value)}; it must be finite.")
-        values.append(jnp.asarray(value).astype(dtype))
-    return jnp.stack(values) if values else jnp.zeros((0,), dtype)
+        values.append(jnp.asarray(value))
+    return _stacked(values, dtype)
+
+
+@functools.cache
+def _names(read: Read) -> tuple[str, ...]:
+    """Return the names of the scalars of a read, in their order."""
+    return tuple(read.initial())
+
+
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def _stacked(values: list[jax.Array], dtype: Any) -> jax.Array:
+    return jnp.stack([a.astype(dtype) for a in values]) if values else jnp.zeros((0,), dtype)

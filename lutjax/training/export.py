@@ -1,6 +1,7 @@
 """Circuits of trained runs, with samples of the run and the answers that its packed model in JAX gives them."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Wanted:
     Attributes:
       formats: names of `lutjax.circuits.deployment.FORMATS`; none for all.
       inputs, outputs, lut: see `source_of`.
-      name: of the Verilog module, the C functions and the files; None for one after the kind of the run.
+      name: of the Verilog module, the C functions and the files; None for one after the data or the kind of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
       optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
       integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
@@ -131,7 +132,7 @@ def _circuit(
 ) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
     if wanted.integers:
         raise RunError(
-            f"{folder} is a run of train {runs.kind(folder)}, whose circuit has gates and no tables of numbers; leave --integers out."
+            f"{folder} is a run of {runs.COMMANDS[runs.kind(folder)]}, whose circuit has gates and no tables of numbers; leave --integers out."
         )
     progress("making the circuit")
     source = source_of(
@@ -263,7 +264,7 @@ def source_of(
     lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
-    """Return the circuit of the latest checkpoint in the folder of a run of ``train digits``, ``train classify`` or ``train ca``.
+    """Return the circuit of the latest checkpoint in the folder of a run of ``train classify`` or ``train ca``.
 
     Args:
       inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
@@ -280,7 +281,7 @@ def source_of(
         return _of_classifier(folder, inputs, outputs, tables, on_damage)
     if kind == "ca":
         return _of_automaton(folder, inputs, outputs, tables, on_damage)
-    raise RunError(f"{folder} is a run of train {kind}, whose model is not a circuit of bits.")
+    raise RunError(f"{folder} is a run of {runs.COMMANDS[kind]}, whose model is not a circuit of bits.")
 
 
 def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
@@ -318,7 +319,7 @@ def _of_classifier(
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
 
     return Source(
-        name="digits",
+        name=name_of(record.samples.path),
         circuit=circuit,
         samples=x,
         samples_name=f"the test part of {test.name}",
@@ -327,6 +328,15 @@ def _of_classifier(
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=remarks,
     )
+
+
+def name_of(data: str | None) -> str:
+    """Return a name for the files of a classifier, after that of its data; ``digits`` for those of scikit-learn."""
+    name = "digits" if data is None else re.sub(r"[^A-Za-z0-9]+", "_", Path(data).stem).strip("_")
+    try:
+        return deployment.Options(name=name).name
+    except ValueError:  # no identifier, or a word of Verilog or C
+        return f"data_{name}".strip("_")
 
 
 def _refuse_large(folder: Path, config: classifier.Config) -> None:

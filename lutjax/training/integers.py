@@ -247,7 +247,7 @@ def program_of(
     found = runs.kind(folder)
     if found != "lm":
         raise RunError(
-            f"{folder} is a run of train {found}; a program that writes text is made of a run of train lm."
+            f"{folder} is a run of {runs.COMMANDS[found]}; a program that writes text is made of a run of train lm."
         )
     step, record = runs.read(folder, lm_runs.Record, on_damage=on_damage)
     _check_kind(folder, record.model)

@@ -42,7 +42,10 @@ LOCK = ".lock"
 _FINISHED = "finished.json"
 
 KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
-"""Kinds of runs, named as ``lutjax train`` names them; each with the field by which records without a kind are known."""
+"""Kinds of runs, each with the field by which records without a kind are known."""
+
+COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca"}
+"""Commands that train runs of each kind, and go on with them."""
 
 
 @dataclasses.dataclass
@@ -337,8 +340,8 @@ def check_kind(folder: Path, wanted: str) -> None:
     found = kind(folder)
     if found != wanted:
         raise CheckpointError(
-            f"{folder} is a run of train {found}, not of train {wanted}: go on with it by "
-            f"lutjax train {found} --resume --out {folder}"
+            f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: go on with it by "
+            f"lutjax {COMMANDS[found]} --resume --out {folder}"
         )
 
 

@@ -22,6 +22,9 @@ GATES = np.stack(
 """Coefficients of 1, a, b and ab of the sixteen gates, ``[16, 4]``."""
 
 
+@functools.partial(
+    jax.jit, static_argnames=("hard", "axis"), inline=True
+)  # outside of jit one call, not one of each operation
 def coefficients(logits: jax.Array, *, hard: bool, axis: int) -> jax.Array:
     """``[G, 16]`` (or ``[16, G]``, `axis` 0) -> ``[4, G]``."""
     logits = logits.astype(accumulator(logits.dtype))
