@@ -44,6 +44,19 @@ def pytest_configure(config):
         jax.config.update("jax_platforms", "cpu")
 
 
+def pytest_sessionstart():
+    import native_kernels
+
+    if native_kernels.why_not():
+        native_kernels.hide()
+
+
+def pytest_report_header():
+    import native_kernels
+
+    return f"native kernels: {native_kernels.why_not() or 'tested'}"
+
+
 def pytest_collection_finish():
     gc.freeze()  # what has been imported stays, and need not be looked through again
 

@@ -13,10 +13,24 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 SECONDS = 240
 """Longest time of a program; then its processes are killed and the test fails."""
 
 LOST_AFTER = 10
+
+
+def held_port():
+    """Return a socket, and a port that no other program gets before it is closed; the coordinator may listen there."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR), 1)
+    try:
+        held.bind(("127.0.0.1", 0))
+    except OSError as error:
+        held.close()
+        pytest.skip(f"no process can be reached at 127.0.0.1: {error.strerror}")
+    return held, held.getsockname()[1]
 
 
 class Processes:
@@ -32,12 +46,12 @@ class Processes:
     """
 
     def __init__(self, function, *arguments, n=2, devices=2, victim=(-1, "agree", 0, "kill"), cache=None):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            self.coordinator = f"localhost:{free.getsockname()[1]}"
+        self._held, port = held_port()
+        self.coordinator = f"127.0.0.1:{port}"
         flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
         environment = {
-            **os.environ,
+            # A proxy of the machine is no way to a process of it.
+            **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
             "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
             "JAX_PLATFORMS": "cpu",
             "PYTHONUNBUFFERED": "1",
@@ -68,6 +82,7 @@ class Processes:
         for process in self.processes:
             process.kill()
             process.communicate()
+        self._held.close()
 
     def signal(self, i, number=signal.SIGKILL):
         """Send a signal to one of them."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import native_kernels
 import numpy as np
 import pytest
 from cases import fast_size, implementations, ops, slow
@@ -25,10 +26,8 @@ from lutjax.benchmark import results
 from lutjax.kernels.registry import KernelRegistry
 
 ROOT = Path(__file__).parents[1]
-INSTALLED = bool(importlib.metadata.entry_points(group="lutjax.kernels", name="cpu"))
-installed = pytest.mark.skipif(
-    not INSTALLED, reason='lutjax-cpu is not installed: pip install ./native, or "lutjax[cpu]"'
-)
+INSTALLED = native_kernels.why_not() is None
+installed = pytest.mark.skipif(not INSTALLED, reason=str(native_kernels.why_not()))
 
 
 # ------------------------------------------------------------------------------------------- joining the registry
@@ -199,16 +198,26 @@ def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypa
         _native.opened.__wrapped__()
 
 
-@installed
-def test_the_library_is_of_these_sources():
-    """Sources of a checkout: otherwise these tests are of something else."""
-    from lutjax_cpu import _native
-
-    native = ROOT / "native"
-    if not native.exists():
+def test_a_package_of_other_sources_is_not_tested(tmp_path, monkeypatch):
+    """One that was installed before: tests would be of something else."""
+    if not native_kernels.SOURCES.exists():
         pytest.skip("the sources are not here")
-    files = [f for f in (native / "src").rglob("*") if f.suffix in (".cc", ".h", ".def", ".map")]
-    assert _native.sources() == _native.digest(native, [native / "CMakeLists.txt", *files]), "build it again"
+    older = tmp_path / "lutjax_cpu"
+    shutil.copytree(native_kernels.SOURCES / "lutjax_cpu", older)
+    (older / "_fit.py").write_text("# an older one\n", encoding="utf-8")
+    why = native_kernels.difference(older, native_kernels.SOURCES)
+    assert (
+        why == f"lutjax-cpu in {older} is of other sources than these: pip install --force-reinstall ./native"
+    )
+    package = Package(lambda registry: registry.register("lookup", "native", "cpu", "somewhere"))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [package])
+    monkeypatch.setattr(lutjax.kernel_registry, "_joined", False)
+    monkeypatch.setattr(lutjax.kernel_registry, "_entry_points", "lutjax.kernels")
+    monkeypatch.setattr("lutjax.kernels.registry._installed", lambda name: True)
+    native_kernels.hide()
+    assert lutjax.kernels.registry._installed("triton")
+    assert not lutjax.kernels.registry._installed("lutjax_cpu")
+    assert "somewhere" not in [spec.target for spec in lutjax.kernel_registry.candidates("lookup")]
 
 
 @installed
@@ -270,7 +279,8 @@ def bits(tree):
     return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("op", NATIVE)
+@installed
+@pytest.mark.parametrize("op", NATIVE or [None])
 def test_levels_are_right_and_threads_change_nothing(op):
     """Every level of instructions that this CPU has gives the reference's values, and the same bits for any number of threads.
 
@@ -309,7 +319,8 @@ def with_memory(n_bytes, run, *arguments):
 FIXED = [op for op in ("lookup", "sparse_lookup") if op in NATIVE]
 
 
-@pytest.mark.parametrize("op", FIXED)
+@installed
+@pytest.mark.parametrize("op", FIXED or [None])
 def test_fixed_point_has_the_same_bits_at_every_level(op):
     """Plain JAX has them too."""
     from lutjax_cpu import _native

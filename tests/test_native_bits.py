@@ -1,9 +1,8 @@
 """Native kernels of gates and tables over bits, where the common suites do not reach."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
+import native_kernels
 import numpy as np
 import pytest
 from flax import nnx
@@ -12,9 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import lutjax
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lutjax_cpu") is None, reason="lutjax-cpu is not installed"
-)
+pytestmark = pytest.mark.skipif(native_kernels.why_not() is not None, reason=str(native_kernels.why_not()))
 
 
 @pytest.mark.parametrize("periodic", [False, True])

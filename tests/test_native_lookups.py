@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import native_kernels
 import numpy as np
 import pytest
 from cases import fast_size, rates_of, slow
@@ -12,7 +13,8 @@ import lutjax
 from lutjax import testing
 from lutjax.training import tables
 
-pytest.importorskip("lutjax_cpu", reason="the native kernels are not installed")
+if why := native_kernels.why_not():
+    pytest.skip(why, allow_module_level=True)
 
 
 def same_bits(f, *args):

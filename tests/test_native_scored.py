@@ -4,13 +4,15 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import native_kernels
 import numpy as np
 import pytest
 
 import lutjax
 from lutjax import reads
 
-pytest.importorskip("lutjax_cpu", reason="the native kernels are not installed")
+if why := native_kernels.why_not():
+    pytest.skip(why, allow_module_level=True)
 
 LAYERS = [
     (reads.Confidence(), (130, 2, 9, 6, 48), False, "float32"),

@@ -382,12 +382,17 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a file system here")
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"mount cannot be run: {error.strerror}")
+    if done.returncode or not folder.is_mount():
+        pytest.skip(f"mount makes no file system here: {done.stderr.strip()}")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.tools
 def test_a_full_disk_leaves_whole_checkpoints(
     tiny_disk: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
