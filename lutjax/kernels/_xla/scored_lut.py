@@ -167,8 +167,8 @@ def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
     return rows.firsts(call.groups, each), rows.in_groups((ids, keep), call.groups)
 
 
-def _sums_in_blocks(call: ScoredLut) -> tuple[jax.Array, jax.Array]:
-    """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``."""
+def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
+    """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``; as `_row_gathers.sum_ways`."""
     by_input, read_tables, scalars = margins.inputs_first(call.x), tables(call), list(call.scalars)
     n, in_integers = call.x.shape[0], call.weights.dtype == jnp.int8
     dtype = jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
