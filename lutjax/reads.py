@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from lutjax._derivatives import with_derivative_of
 from lutjax._fixed_point import FixedPoint, addends, result
 from lutjax._reproducible import reproducible
 from lutjax._typing import Array
@@ -179,7 +180,11 @@ def straight_through(value: jax.Array, gradient: jax.Array) -> jax.Array:
       >>> jax.value_and_grad(lambda x: lutjax.reads.straight_through(jnp.round(x), 3 * x))(1.2)
       (Array(1., dtype=float32, weak_type=True), Array(3., dtype=float32, weak_type=True))
     """
-    return jax.lax.stop_gradient(value) + (gradient - jax.lax.stop_gradient(gradient))
+    value, gradient = jnp.broadcast_arrays(value, gradient)
+    if value.dtype != gradient.dtype:
+        dtype = jnp.result_type(value, gradient)
+        value, gradient = value.astype(dtype), gradient.astype(dtype)
+    return with_derivative_of(value, gradient)
 
 
 def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -276,7 +281,7 @@ class SoftSign(Read):
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
         index, flip, closest = address(u)
-        rho = closest / (jnp.exp(scalars["log_soft"]) + closest)
+        rho = _softsign(closest, jnp.exp(scalars["log_soft"]))
         share = jax.nn.sigmoid(-2 * rho * jnp.exp(-scalars["log_select"]))
         return _blended(index, flip, share, self.hard)
 
@@ -403,7 +408,17 @@ def _score_terms(u: Sequence[jax.Array], scalars: Scalars) -> tuple[jax.Array, j
     for m in distances:
         power = jnp.exp(-beta * m)
         product += power * (1 + product)
-    return sum(distances[1:], distances[0]), -jnp.log1p(product)
+    total = sum(distances[1:], distances[0])
+    # A sum without a bound is no score: NaN, and so is the gradient.
+    of_finite = jnp.where(jnp.isfinite(total), jnp.ones_like(total), jnp.nan)
+    return total * jax.lax.stop_gradient(of_finite), -jnp.log1p(product)
+
+
+def _softsign(m: jax.Array, soft: jax.Array) -> jax.Array:
+    """Return ``m / (soft + m)``, whose derivatives lose no digits where one is much larger than the other."""
+    fixed_m, fixed_soft = jax.lax.stop_gradient(m), jax.lax.stop_gradient(soft)
+    slopes = fixed_m / (soft + fixed_m) - fixed_soft / (fixed_soft + m)
+    return straight_through(m / (soft + m), slopes)
 
 
 def _rounded(x: jax.Array) -> jax.Array:

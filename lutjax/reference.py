@@ -22,7 +22,7 @@ from lutjax._detection import Detection, existing
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
-from lutjax._quantised import QuantisedTables
+from lutjax._quantised import QuantisedTables, power
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
@@ -118,20 +118,55 @@ def _surrogate_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _read(
-    weights: jax.Array, row: jax.Array, margins_and_flips: list[tuple[jax.Array, jax.Array]]
+    weights: jax.Array,
+    row: jax.Array,
+    margins_and_flips: list[tuple[jax.Array, jax.Array]],
+    targets: Any = None,
+    n_outputs: int | None = None,
 ) -> jax.Array:
     """Rows of each detector's table, with the surrogate's derivative in each margin.
 
-    ``weights [T, R, O]``, ``row [..., T]`` -> ``[..., T, O]``.
+    ``weights [T, R, O]``, ``row [..., T]`` -> ``[..., T, O]``; with targets ``weights [T, R, K]`` -> ``[..., T * K, n_outputs]``: slots
+    at their outputs, and zeros.
     """
+    weights = jnp.asarray(weights)
     detector = jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1)
     table = weights.astype(accumulator(weights.dtype))
-    main = table[detector, _clamped(row, table.shape[1])]
-    value = main
+
+    def read(a: jax.Array, row: jax.Array) -> jax.Array:
+        return a[detector, _clamped(row, table.shape[1])]
+
+    def change(margin: jax.Array, difference: jax.Array) -> jax.Array:
+        return _surrogate(margin[..., None], jax.lax.stop_gradient(difference))
+
+    if targets is None:
+        value = read(table, row)
+        for margin, flip in margins_and_flips:
+            value = value + change(margin, read(table, row) - read(table, row ^ flip))
+        return value
+    assert n_outputs is not None
+    to = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
+    table = jnp.where(to < 0, 0, table)
+    main, to_main = read(table, row), read(to, row)
+    value = _at_outputs(main, to_main, n_outputs)
     for margin, flip in margins_and_flips:
-        flipped = table[detector, _clamped(row ^ flip, table.shape[1])]
-        value = value + _surrogate(margin[..., None], jax.lax.stop_gradient(main - flipped))
+        flipped, to_flipped = read(table, row ^ flip), read(to, row ^ flip)
+        same = to_flipped == to_main
+        value = value + _at_outputs(
+            change(margin, jnp.where(same, main - flipped, main)), to_main, n_outputs
+        )
+        value = value + _at_outputs(
+            change(margin, jnp.where(same, 0, -flipped)), jnp.where(same, -1, to_flipped), n_outputs
+        )
     return value
+
+
+def _at_outputs(values: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+    """Values of slots at their targets and zeros elsewhere: ``[..., T, K]`` -> ``[..., T * K, n_outputs]``."""
+    output = jax.lax.broadcasted_iota(jnp.int32, (*targets.shape, n_outputs), targets.ndim)
+    found = jnp.where(targets[..., None] == output, values[..., None], 0)
+    *batch, n_detectors, n_slots = targets.shape
+    return found.reshape(*batch, n_detectors * n_slots, n_outputs)
 
 
 # ------------------------------------------------------------------------------------- sums
@@ -177,27 +212,9 @@ def sparse_lookup(
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any {n_outputs}"]:
-    n_detectors, n_rows, n_slots = weights.shape
-    full = _of_slots(weights, targets, n_outputs)
-    full = jnp.moveaxis(full, 2, 1).reshape(n_detectors * n_slots, n_rows, n_outputs)
-    of_slots = jax.tree.map(lambda a: jnp.repeat(a, n_slots, axis=-1), detection)
-    return lookup(full, of_slots, groups=groups, accumulate=accumulate)
-
-
-def _of_slots(weights: Any, targets: Any, n_outputs: int) -> jax.Array:
-    """``[T, R, K, n_outputs]``: a table for each slot, with its edge in its place and zero elsewhere."""
-    weights = jnp.asarray(weights)
-    targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
-    output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
-    return jnp.where(targets[..., None] == output, weights[..., None], 0)
-
-
-def _spread(weights: Any, targets: Any, n_outputs: int | None) -> jax.Array:
-    """The table ``[T, R, n_outputs]`` that tables with targets stand for; without targets the table itself."""
-    if targets is None:
-        return jnp.asarray(weights)
-    assert n_outputs is not None
-    return jnp.sum(_of_slots(weights, targets, n_outputs), 2, dtype=weights.dtype)
+    d = detection
+    value = _read(weights, d.index, [(d.margin, d.flip)], targets, n_outputs)
+    return _sum_groups(value, groups, weights.dtype, accumulate)
 
 
 # ------------------------------------------------------------------------------------- weighted reads
@@ -216,13 +233,23 @@ def weighted_lookup(
     rows = weights.astype(dtype)[t, _clamped(index, weights.shape[1])]  # [..., T, K, O]
     way = jax.lax.broadcasted_iota(jnp.int32, (*index.shape, 1), index.ndim - 1)
     c = coefficients.astype(dtype)[..., None]
-    reads = (c != 0) & (way < (index.shape[-1] if valued is None else valued))
-    # Where nothing is read the value is 0 whatever the row, and the coefficient still has its derivative.
-    value = jnp.where(reads, c, 0) * jnp.where(reads, rows, 0)
-    value = value + (c - jax.lax.stop_gradient(c)) * jax.lax.stop_gradient(jnp.where(reads, 0, rows))
+    value = _weighted(c, rows, (c != 0) & (way < (index.shape[-1] if valued is None else valued)))
     *batch, n_detectors, n_ways, n_outputs = value.shape
     value = value.reshape(*batch, n_detectors * n_ways, n_outputs)
     return _sum_groups(value, groups, weights.dtype, accumulate)
+
+
+@jax.custom_jvp
+def _weighted(c: jax.Array, rows: jax.Array, reads: jax.Array) -> jax.Array:
+    """Rows times coefficients; where nothing is read 0 whatever the row, and the coefficient has its derivative all the same."""
+    return jnp.where(reads, c, 0) * jnp.where(reads, rows, 0)
+
+
+@_weighted.defjvp
+def _weighted_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    c, rows, reads = primals
+    of_rows = jnp.where(reads, c, 0) * jnp.where(reads, tangents[1], 0)
+    return _weighted(c, rows, reads), tangents[0] * rows + of_rows
 
 
 def margins(
@@ -277,7 +304,7 @@ def scored_lut(
 
 def _scaled(tables: QuantisedTables) -> jax.Array:
     scale = jnp.repeat(tables.exponents, tables.shape[0] // tables.exponents.shape[0], axis=0)
-    return jnp.ldexp(jnp.asarray(tables.values, jnp.float32), scale[:, None])
+    return jnp.asarray(tables.values, jnp.float32) * power(scale[:, None], jnp.float32)
 
 
 # ------------------------------------------------------------------------------------- attention
@@ -332,11 +359,13 @@ def lookup_attention(
     key_segments: Int[Array, "*#batch keys"] | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    weights = _spread(weights, targets, n_outputs)
+    weights = jnp.asarray(weights)
     *batch, n_queries, _ = query.shape
     n_keys = key.shape[-2]
     if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
-        return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+        return jnp.zeros(
+            (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
+        )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
     q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
@@ -353,11 +382,12 @@ def lookup_attention(
         row = row | p.index
         p_margin = p.margin.astype(margin.dtype)
         position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))
-        # Where it is not closest, flipping nothing leaves a difference of zero.
+        # Where it is not closest, flipping nothing leaves a difference of zero: times a number, too, where the margin is NaN.
+        p_margin = jnp.where(position_is_closest, p_margin, 1)
         flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
 
     flips = [(_where_counts(counts, margin), flip) for margin, flip in flips]
-    return _sum_pairs(_read(weights, row, flips), counts, weights.dtype, accumulate)
+    return _sum_pairs(_read(weights, row, flips, targets, n_outputs), counts, weights.dtype, accumulate)
 
 
 def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
@@ -390,14 +420,16 @@ def lut_pair_attention(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    x, weights = jnp.asarray(x), _spread(weights, targets, n_outputs)
+    x, weights = jnp.asarray(x), jnp.asarray(weights)
     keys = x if keys is None else jnp.asarray(keys)
     key_segments = segments if key_segments is None else key_segments
     n_detectors = anchors.shape[0]
     *batch, n_queries, _ = x.shape
     n_keys = keys.shape[-2]
     if n_queries == 0 or n_keys == 0 or (positions is not None and positions.shape[0] == 0):
-        return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+        return jnp.zeros(
+            (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
+        )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
 
@@ -416,7 +448,8 @@ def lut_pair_attention(
         return jnp.take_along_axis(z, jnp.broadcast_to(ids, (*shape, ids.shape[-1])), -1)
 
     d = _detect_deltas(end(0) - end(1), epsilon)
-    value = _read(weights, d.index, [(_where_counts(counts, d.margin), d.flip)])
+    flips = [(_where_counts(counts, d.margin), d.flip)]
+    value = _read(weights, d.index, flips, targets, n_outputs)
     return _sum_pairs(value, counts, weights.dtype, accumulate)
 
 
@@ -605,7 +638,7 @@ def bilinear_gates(
     dtype = accumulator(x.dtype, coefficients.dtype)
     a, b = _wired(x, wires, feature_axis, dtype)
     c0, c1, c2, c3 = (_over_samples(c, x.ndim) for c in coefficients.astype(dtype))
-    return _unwired(c0 + c1 * a + c2 * b + c3 * a * b, feature_axis, x.dtype)
+    return _unwired(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
 
 
 def logic_gates(
@@ -642,7 +675,8 @@ def logic_trees(
     while len(nodes) > 1:
         above = []
         for a, b in zip(nodes[::2], nodes[1::2], strict=True):
-            above.append(c[0, :, node] + c[1, :, node] * a + c[2, :, node] * b + c[3, :, node] * a * b)
+            c0, c1, c2, c3 = c[:, :, node]
+            above.append(c0 + c1 * a + (c2 + c3 * a) * b)
             node += 1
         nodes = above
     around = ((0, 0), *((p, p) for p in places.pool_padding), *((0, 0),) * len(batch))

@@ -16,6 +16,8 @@ transformed, the second is a part of every cache key.
 
 import functools
 import math
+import os
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -74,7 +76,9 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     if not all(isinstance(a, jax.Array) for a in leaves):
         call = jax.tree.map(as_jax, call)
         leaves = jax.tree.leaves(call.values())
-    kernel_registry.follow_coroutine(traced=any(isinstance(a, jax.core.Tracer) for a in leaves))
+    traced = any(isinstance(a, jax.core.Tracer) for a in leaves)
+    _refuse_in_fork(call.op)
+    kernel_registry.follow_coroutine(traced=traced)
     names = kernel_registry.request(call.op, implementation)
     devices, options = devices_of(leaves), call.options()
     # Of the next call with these shapes and options no implementation is asked again.
@@ -83,7 +87,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         (type(call), options, names, devices, feature_axis, structure, kinds),
         lambda: _choose(_shapes_of_kernel(call, feature_axis), names, "forward", devices),
     )
-    static = (type(call), choice, names, options)
+    static = (type(call), choice, names, options, _own_thread() if traced else None)
     reads = _table_reads.current()
     table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
     try:
@@ -104,7 +108,9 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     return y
 
 
-def _run_tapped(static: tuple[type[Call], Choice, tuple[str, ...], Options], taps: Any, call: Call) -> Any:
+def _run_tapped(
+    static: tuple[type[Call], Choice, tuple[str, ...], Options, int | None], taps: Any, call: Call
+) -> Any:
     return _compiled(*static, tapped=taps is not None)(*(taps or ()), *call.values())
 
 
@@ -114,6 +120,7 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
     Args:
       call: with leading axes, as for `apply`. cotangent: of its output.
     """
+    _refuse_in_fork(call.op)
     kernel_registry.follow_coroutine(
         traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((call, cotangent, step)))
     )
@@ -131,6 +138,32 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
     return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
         *call.values(), cotangent, step.rate, step.factor, step.state
     )
+
+
+def _own_thread() -> int | None:
+    """Return the id of this thread; None of the main one.
+
+    JAX keeps the structure of residuals with the trace of a function, and has none while a thread traces a forward rule of it anew:
+    a pullback in another thread would raise its StoreException. So every thread traces functions of its own.
+    """
+    own = threading.get_ident()
+    return None if own == threading.main_thread().ident else own
+
+
+_ran_in: list[int] = []
+"""The process in which an op ran first."""
+
+
+def _refuse_in_fork(op: str) -> None:
+    """Raise an error in a process that was forked from the one in which ops ran: what JAX compiles there waits for threads that are not there."""
+    own = os.getpid()
+    if not _ran_in:
+        _ran_in.append(own)
+    if _ran_in[0] != own:
+        raise RuntimeError(
+            f"{op}: this process was forked from one in which JAX had run, and JAX's threads are not here: it would wait for them without "
+            "end. Start processes by multiprocessing's method 'spawn' or 'forkserver', or fork before JAX is used."
+        )
 
 
 def _shapes_of_kernel(call: Call, feature_axis: int) -> Call:
@@ -205,10 +238,15 @@ def _compiled(
     choice: Choice,
     names: tuple[str, ...],
     options: Options,
+    thread: int | None = None,
     tapped: bool = False,
     feature_axis: int = -1,
 ) -> Callable[..., Any]:
-    """The op as a jitted function of its arrays; `tapped`: with two taps in front, see `_differentiable`."""
+    """The op as a jitted function of its arrays.
+
+    Args:
+      thread: whose own the function is, see `_own_thread`. tapped: with two taps in front, see `_differentiable`.
+    """
     ranks = op.ranks()
 
     @functools.cache

@@ -14,6 +14,10 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#define LUTJAX_FORKS
+#endif
 
 #include "exported.h"
 #include "levels.h"
@@ -59,7 +63,23 @@ int64_t threads_of(const ffi::ThreadPool& pool) {
   return wanted > 0 ? wanted : pool.num_threads();
 }
 
+// Whether this process was forked from one that has shared work: the threads of its pool are not here, and who waits for what they held waits for ever.
+bool in_fork() {
+#ifdef LUTJAX_FORKS
+  static std::atomic<pid_t> of_pool{0};
+  const pid_t own = getpid();
+  pid_t first = 0;
+  return !of_pool.compare_exchange_strong(first, own) && first != own;
+#else
+  return false;
+#endif
+}
+
 void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
+  if (in_fork()) {
+    for (int64_t i = 0; i < n; ++i) body(data, i);
+    return;
+  }
   auto* pool = static_cast<ffi::ThreadPool*>(self);
   auto work = std::make_shared<Work>(n, body, data);
   const int64_t helpers = std::min<int64_t>(threads_of(*pool), n) - 1;

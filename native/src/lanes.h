@@ -345,9 +345,10 @@ inline Floats exp_of_negative(Floats x) {
   return select(tiny, splat(0.0f), p * as_float((bits(shifted) << 23) + 0x3f800000));
 }
 
-// 2**-x of x >= 0 to a relative 3e-7 where x is small, and at least 2**-126; a number for NaN.
+// 2**-x of x >= 0 to a relative 3e-7 where x is small; 0 below 2**-126, and for NaN.
 inline Floats half_to(Floats x) {
-  const Floats t = select(x < 126.0f, x, splat(126.0f));
+  const Mask normal = x < 126.0f;
+  const Floats t = select(normal, x, splat(126.0f));
   const Floats shifted = 12582912.0f - t;
   const Floats f = (12582912.0f - shifted) - t;
   Floats p = f * 1.339086681e-3f + 9.666373953e-3f;
@@ -355,7 +356,7 @@ inline Floats half_to(Floats x) {
   p = p * f + 2.402234823e-1f;
   p = p * f + 6.931471825e-1f;
   p = p * f + 1.0f;
-  return as_float(bits(p) + (bits(shifted) << 23));
+  return as_float((bits(p) + (bits(shifted) << 23)) & normal);
 }
 
 // log(x) of normal numbers x > 0 to two units in the last place; what it is of others is not said.

@@ -21,6 +21,7 @@ namespace {
 constexpr int kBlock = 64;  // samples
 constexpr int kMostBits = 30;
 constexpr int kMostScalars = 3;
+constexpr float kMostFloat = 3.40282347e38f;
 
 enum class Family : int { blend, soft_sign, confidence, confidence_one_way, powers, powers_one_way };
 
@@ -80,8 +81,7 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
       if (j == 0) {
         closest = m;
       } else {
-        Mask closer = m < closest;
-        if constexpr (!scored) closer = closer | ((m != m) & (closest == closest));  // a score is NaN by its sum
+        const Mask closer = ~(m >= closest) & (closest == closest);  // the first NaN comes before any number
         closest = select(closer, m, closest);
         flip = select(closer, splat(1 << j), flip);
       }
@@ -107,6 +107,7 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
         second = zero;
       }
     } else {
+      total = select(total <= kMostFloat, total, splat(NAN));  // a sum without a bound is no score
       const Floats logs = zero - log1p_of(product), exponent = logs * read.scalar[1];
       const Floats power = exp_of_negative(exponent), whole_score = total * power;
       first = whole_score;
@@ -130,7 +131,7 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
           const Floats cut = floats(whole(a));
           return select(cut > a, cut - 1.0f, cut);
         };
-        const Mask positive = (total >= 1.17549435e-38f) & (total <= 3.4028234e38f);
+        const Mask positive = (total >= 1.17549435e-38f) & (total <= kMostFloat);
         Floats k = log_of_normal(select(positive, total, one)) / ln2 + exponent / ln2;
         Ints q = splat(0);
         if constexpr (!one_way) {
@@ -140,8 +141,8 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
           const Floats weight = power_of_two(splat(0) - q) + 1.0f;
           k = k - select(q < static_cast<int32_t>(negligible), log_of_normal(weight) / ln2, zero);
         }
-        k = select(positive, k, select(total > one, splat(2 * high), splat(2 * low)));
-        k = select(k > 2 * high, splat(2 * high), select(k > 2 * low, k, splat(2 * low)));  // also NaN's
+        k = select(positive, k, splat(2 * low));  // nothing is read of 0, and NaN is seen below
+        k = select(k > 2 * high, splat(2 * high), select(k > 2 * low, k, splat(2 * low)));
         const Ints exact = whole(rounded(k));
         const Mask reads = exact >= static_cast<int32_t>(low);
         const Ints clipped = select(reads, select(exact > static_cast<int32_t>(high), splat(static_cast<int32_t>(high)), exact),
@@ -167,7 +168,7 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
     }
     if (keep) {
       first = load(s.keep + i) * first;
-      second = load(s.keep + i) * second;
+      if (!read.hard) second = load(s.keep + i) * second;  // else 0, whatever the factor
     }
     store(index, s.index[0] + i);
     store(index ^ flip, s.index[1] + i);

@@ -35,7 +35,6 @@ from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tuning import Launch, Sizes, launch_of
 
-_SHIFT = 6  # the least coefficient of a sum of integers is 2**-6
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 
@@ -127,7 +126,7 @@ def update(
 def _add_ways(
     call: ScoredLut, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    rows = _weighted_rows.Reads.of(plain.ways_of(call), call.groups)
+    rows = _weighted_rows.Reads.of(plain.ways_of(call, device), call.groups)
     dy = plain.of_every_group(call, dy)
     return _weighted_rows.weighted_add(call.weights, addition, rows, dy, device, call.accumulate)
 
@@ -191,7 +190,7 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
     """Return the outputs that sums of integers stand for."""
-    total, unknown = jnp.sum(sums, 0, dtype=sums.dtype), jnp.any(sums == _UNKNOWN, (0, 3))
+    total, unknown = _quantised.WideSum.of(sums), jnp.any(sums == _UNKNOWN, (0, 3))
     return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
 
 
@@ -217,7 +216,11 @@ class _Tile:
             call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
         )
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
-        return cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
+        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
+        most = _quantised.MOST_ADDENDS // formula.ways  # tables of a sum in int32
+        if not tile.in_integers or tile.rows.detectors <= most:
+            return tile
+        return cls(call, dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most)))
 
     @property
     def parts(self) -> int:
@@ -296,8 +299,9 @@ class _Tile:
             "INTEGERS": self.in_integers,
             "ROTATED": formula.valued == 2,
             "SUM": tl.int32 if self.in_integers else tl.float32,
-            "SHIFT": -_SHIFT,
+            "SHIFT": -_quantised.SHIFT,
             "UNKNOWN": _UNKNOWN,
+            "UNKNOWN_SCALE": _quantised.UNKNOWN // 2,
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
@@ -418,7 +422,7 @@ def _differentiate(
             here = t.to(c.INDEX) * c.n_samples + sample
             if c.OF_KEEP:
                 of_keep = found[0] * products[0]
-                if c.WAYS == 2 and not c.HARD:
+                if c.WAYS == 2:
                     of_keep += found[1] * products[1]
                 to = d_keep + block * c.n_tables * c.n_samples + here
                 tl.store(to, of_keep, mask=exists)
@@ -576,9 +580,10 @@ def _add(total, start, factor, exists, cotangents, outputs, c: tl.constexpr):
 
 @kernel
 def _scales(exponents, group, output, shift: tl.constexpr, c: tl.constexpr):
-    """Scale of each output of a group, times a power of two."""
+    """Scale of each output of a group, times a power of two; NaN of tables with an entry that is no finite number."""
     mask = output < c.n_outputs
-    return _power(tl.load(exponents + group * c.n_outputs + output, mask=mask, other=0) + shift)
+    exponent = tl.load(exponents + group * c.n_outputs + output, mask=mask, other=0) + shift
+    return tl.where(exponent < c.UNKNOWN_SCALE, _power(exponent), float("nan"))
 
 
 @kernel
@@ -685,6 +690,7 @@ def _coefficients(u, closest, s, c: tl.constexpr):
             e = tl.exp(-s[0] * tl.abs(u[j]))
             total += tl.abs(u[j])
             excess += e + excess * e
+        total = tl.where(total < float("inf"), total, float("nan"))  # a sum without a bound is no score
         product = 1 + excess
         logs = -tl.where(product == 1, excess, tl.log(product) * (excess / (product - 1)))
         discount = tl.exp(s[1] * logs)

@@ -24,6 +24,7 @@ import numpy as np
 from lutjax._compat import zeros_varying
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax._quantised import WideSum, fits_int32
 from lutjax.kernels.registry import Backend, Device
 
 # Detectors per step of a loop: longer chains gain nothing, and compile longer. Chains of weighted rows are not made vectors.
@@ -109,10 +110,10 @@ def sum_ways(
     device: Device,
     accumulate: FixedPoint | None,
     groups: int = 1,
-) -> jax.Array:
+) -> Any:
     """Sum ``coefficient * row`` over the tables of each group and all ways, of which there is one at least.
 
-    Coefficients that are integers are multiplied and summed as such.
+    Coefficients that are integers are multiplied and summed as such, in a `WideSum` where int32 does not hold the sums.
     """
     n_detectors, n_rows, n_outputs = weights.shape
     ways, each = [(clamped(weights, i), c) for i, c in ways], n_detectors // groups
@@ -129,29 +130,29 @@ def sum_ways(
         return y.reshape(n, groups * n_outputs)
     if in_sequence(device):
 
-        def of_group(_: None, of: Any) -> tuple[None, jax.Array]:
+        def of_group(_: None, of: Any) -> tuple[None, Any]:
             first, ways = of
 
-            def step(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
+            def step(y: Any, of: Any) -> tuple[Any, None]:
                 t, ways = of
                 return y + sum_of_table(weights, t, ways, accumulate), None
 
-            y = zeros_varying(index, (n, n_outputs), dtype)
+            y = zero_of(index, (n, n_outputs), dtype, each * len(ways), coefficient)
             unroll = _UNROLLED if coefficient is None else 1
             return None, jax.lax.scan(step, y, (first + places(each), ways), unroll=unroll)[0]
 
         _, y = over_groups(of_group, None, (firsts(groups, each), in_groups(ways, groups)))
     else:
 
-        def add_place(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
+        def add_place(y: Any, of: Any) -> tuple[Any, None]:
             place, ways = of
             return y + sum_of_table(weights, tables_at(place, each, groups), ways, accumulate), None
 
-        y = zeros_varying(index, (groups, n, n_outputs), dtype)
+        y = zero_of(index, (groups, n, n_outputs), dtype, each * len(ways), coefficient)
         by_place = jax.tree.map(lambda a: a.swapaxes(0, 1), in_groups(ways, groups))
         unroll = max(_UNROLLED // len(ways), 1)
         y, _ = jax.lax.scan(add_place, y, (places(each), by_place), unroll=unroll)
-    return y.transpose(1, 0, 2).reshape(n, groups * n_outputs)
+    return jax.tree.map(lambda y: y.transpose(1, 0, 2).reshape(n, groups * n_outputs), y)
 
 
 def differences(
@@ -295,6 +296,15 @@ def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: Fix
     if coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer):
         return jnp.dtype(jnp.int32)
     return addend_dtype(weights.dtype, accumulate)
+
+
+def zero_of(
+    like: jax.Array, shape: tuple[int, ...], dtype: np.dtype, addends: int, coefficient: jax.Array | None
+) -> Any:
+    """The start of sums of so many rows with such coefficients."""
+    zero = zeros_varying(like, shape, dtype)
+    in_integers = coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer)
+    return WideSum(zero, zero) if in_integers and not fits_int32(addends) else zero
 
 
 def sum_of_table(

@@ -29,8 +29,6 @@ from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.reads import Read
 
-_SHIFT = 6  # the least coefficient of an integer read is 2**-6
-
 
 def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.Array:
     """Return the output; `kernels` reads the rows, as `_row_gathers` does."""
@@ -42,11 +40,13 @@ def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.A
     if kernels is rows and rows.in_sequence(device):
         total, unknown = _sums_in_blocks(call)
     else:
-        ways = ways_of(call)
-        unknown = jnp.isnan(ways[0][1]).reshape(call.groups, len(call.weights) // call.groups, n).any(1).T
-        read = [(i, in_units(c)) for i, c in ways] if in_integers else ways
-        total = kernels.sum_ways(tables(call), read, device, call.accumulate, call.groups)
-        total = total.reshape(n, call.groups, call.weights.shape[2])
+        ways, each = ways_of(call, device), len(call.weights) // call.groups
+        if in_integers:
+            ways, wrong = _in_units(ways)
+            unknown = wrong.reshape(call.groups, each, n).any(1).T
+            kernels = kernels if sums_fit_int32(call) else rows  # which has sums of more
+        total = kernels.sum_ways(tables(call), ways, device, call.accumulate, call.groups)
+        total = jax.tree.map(lambda a: a.reshape(n, call.groups, call.weights.shape[2]), total)
     if in_integers:
         return in_floats(call, total, unknown, dtype)
     if call.sum_groups:
@@ -91,13 +91,13 @@ def update(
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent))
+    return hits_of_ways(call.weights, ways_of(call, device), of_every_group(call, cotangent))
 
 
 # ------------------------------------------------------------------------------------- all tables at once
-def ways_of(call: ScoredLut) -> list[Way]:
+def ways_of(call: ScoredLut, device: Device) -> list[Way]:
     """Return row ids and coefficients of every way that has values, ``[T, n]``."""
-    u = margins.comparisons(call.x, call.anchors, call.groups)
+    u = margins.comparisons(call.x, call.anchors, call.groups, device)
     ways = _kept(call, u, list(call.scalars), None if call.keep is None else call.keep.T)
     return ways[: call.read.valued]
 
@@ -111,7 +111,7 @@ def _cotangents(
     kernels: ModuleType,
 ) -> dict[str, Any]:
     """The cotangents of all that the read depends on, and `total` plus those of rows."""
-    u = margins.comparisons(call.x, call.anchors, call.groups)
+    u = margins.comparisons(call.x, call.anchors, call.groups, device)
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
     coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep, call.accumulate)
@@ -167,27 +167,21 @@ def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
     return rows.firsts(call.groups, each), rows.in_groups((ids, keep), call.groups)
 
 
-def _margins_of_block(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
-    # Gathers within the expression of a score keep the compiler from making vectors of it.
-    u: list[jax.Array] = jax.lax.optimization_barrier(margins.margins_at(by_input, ids))
-    return u
-
-
-def _sums_in_blocks(call: ScoredLut) -> tuple[jax.Array, jax.Array]:
-    """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``."""
+def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
+    """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``; as `_row_gathers.sum_ways`."""
     by_input, read_tables, scalars = margins.inputs_first(call.x), tables(call), list(call.scalars)
     n, in_integers = call.x.shape[0], call.weights.dtype == jnp.int8
     dtype = jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
 
     def over_block(carry: Any, of: Any) -> tuple[Any, None]:
         (y, unknown), (first, (ids, keep)) = carry, of
-        ways = _kept(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
+        ways = _kept(call, margins.apart(margins.margins_at(by_input, ids)), scalars, keep)[: call.read.valued]
         if in_integers:
-            unknown |= jnp.isnan(ways[0][1]).any(0)
-            ways = [(i, in_units(c)) for i, c in ways]
+            ways, wrong = _in_units(ways)
+            unknown |= wrong.any(0)
         ways = [(rows.clamped(read_tables, i), c) for i, c in ways]
 
-        def over_table(y: jax.Array, of: Any) -> tuple[jax.Array, None]:
+        def over_table(y: Any, of: Any) -> tuple[Any, None]:
             t, ways = of
             return y + rows.sum_of_table(read_tables, t, ways, call.accumulate), None
 
@@ -195,12 +189,13 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[jax.Array, jax.Array]:
         return (y, unknown), None
 
     def over_group(_: None, of: Any) -> tuple[None, Any]:
-        shape = n, call.weights.shape[2]
-        start = zeros_varying(call.x, shape, dtype), zeros_varying(call.x, (n,), jnp.bool_)
-        return None, _over_blocks(call, over_block, start, *of)[0]
+        start = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
+        if in_integers and not sums_fit_int32(call):
+            start = _quantised.WideSum(start, start)
+        return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *of)[0]
 
     _, (y, unknown) = rows.over_groups(over_group, None, _of_tables(call))
-    return y.transpose(1, 0, 2), unknown.T
+    return jax.tree.map(lambda y: y.transpose(1, 0, 2), y), unknown.T
 
 
 def _cotangents_in_blocks(
@@ -214,7 +209,7 @@ def _cotangents_in_blocks(
 
     def over_block(dy: jax.Array, carry: Any, of: Any) -> tuple[Any, Any]:
         (total, dx, sums), (first, (ids, keep)) = carry, of
-        u = _margins_of_block(by_input, ids)
+        u = margins.apart(margins.margins_at(by_input, ids))
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
         coefficients, of_coefficients, index = linearised(call.read, u, each, keep, call.accumulate)
         coefficients = jax.lax.optimization_barrier(coefficients)
@@ -299,6 +294,18 @@ def linearised(
     return values, functools.partial(reproducible(pulled), u, scalars, keep), index
 
 
+def n_ways(call: ScoredLut) -> int:
+    """Return the number of ways of the read."""
+    one = jax.ShapeDtypeStruct((), call.scalars.dtype)
+    u, scalars = [one] * call.anchors.shape[1], [one] * len(call.scalars)
+    return len(jax.eval_shape(functools.partial(_ways, call.read), u, scalars, None))
+
+
+def sums_fit_int32(call: ScoredLut) -> bool:
+    """Return whether int32 holds the sums of a call over tables of integers."""
+    return _quantised.fits_int32(len(call.weights) // call.groups * n_ways(call))
+
+
 def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
     """Return the scalars of a read by name."""
     return dict(zip(read.initial(), scalars, strict=True))
@@ -324,15 +331,19 @@ def tables(call: ScoredLut) -> jax.Array:
     return scaled.reshape(call.weights.shape).astype(call.weights.dtype)
 
 
-def in_units(coefficient: jax.Array) -> jax.Array:
-    """Return coefficients in units of the smallest one of an integer read, int32; 0 for NaN."""
-    return jnp.where(jnp.isnan(coefficient), 0, coefficient * 2**_SHIFT).astype(jnp.int32)
+def _in_units(ways: Sequence[Way]) -> tuple[list[Way], jax.Array]:
+    """Return ways with coefficients in units of the least one, and where one of them is none that an integer read has."""
+    units = [_quantised.in_units(c) for _, c in ways]
+    found = [(i, c) for (i, _), (c, _) in zip(ways, units, strict=True)]
+    return found, functools.reduce(jnp.logical_or, [wrong for _, wrong in units])
 
 
-def in_floats(call: ScoredLut, total: jax.Array, unknown: jax.Array, dtype: DTypeLike) -> jax.Array:
+def in_floats(
+    call: ScoredLut, total: jax.Array | _quantised.WideSum, unknown: jax.Array, dtype: DTypeLike
+) -> jax.Array:
     """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
     assert call.exponents is not None
-    scaled = total.astype(dtype) * _quantised.power(call.exponents - _SHIFT, dtype)[None]
+    scaled = total.astype(dtype) * _quantised.power(call.exponents - _quantised.SHIFT, dtype)[None]
     y = jnp.where(unknown[..., None], jnp.nan, scaled)
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
 

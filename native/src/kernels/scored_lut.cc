@@ -145,27 +145,27 @@ void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
 // Whether samples of some blocks read most rows of a table.
 bool reads_most(const Layer& a, int64_t blocks) { return least(blocks * kBlock, a.n) * a.read.ways >= a.n_rows; }
 
-// Sums of some blocks, at `y` of all samples; unknown: null, or of every sample of the blocks.
+// Sums of some blocks over tables `from` to `to` of a group, at `y` of all samples; unknown: null, or of every sample of the blocks.
 template <class W, class Sums>
-void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group, int64_t first_block, int64_t last_block,
-               typename Sums::T* y, bool* unknown) {
+void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group, int64_t from, int64_t to, int64_t first_block,
+               int64_t last_block, typename Sums::T* y, bool* unknown) {
   const int64_t size = a.n_rows * a.n_outputs, stride = a.groups * a.n_outputs;
   Scores s[kPack];
-  for (int64_t t0 = 0; t0 < most<int64_t>(a.each, 1); t0 += kPack)
+  for (int64_t t0 = from; t0 < most<int64_t>(to, 1); t0 += kPack)
     for (int64_t block = first_block; block < last_block; ++block) {
       const int n = a.samples(block);
       Ways<W> ways;
-      if (reads_most(a, last_block - first_block) && t0 + kPack < a.each)
-        ask_for(weights + (group * a.each + t0 + kPack) * size, least<int64_t>(kPack, a.each - t0 - kPack) * size, block - first_block,
+      if (reads_most(a, last_block - first_block) && t0 + kPack < to)
+        ask_for(weights + (group * a.each + t0 + kPack) * size, least<int64_t>(kPack, to - t0 - kPack) * size, block - first_block,
                 last_block - first_block);
-      for (int64_t t = group * a.each + t0, last = group * a.each + least(t0 + kPack, a.each), i = 0; t < last; ++t, ++i) {
+      for (int64_t t = group * a.each + t0, last = group * a.each + least(t0 + kPack, to), i = 0; t < last; ++t, ++i) {
         scores_of<false>(a, t, group, block, s[i]);
         for (int k = 0; k < a.read.valued; ++k) {
           if (unknown != nullptr) in_units(s[i].coefficient[k], n, unknown + (block - first_block) * kBlock);
           ways.add(weights + t * size, s[i].index[k], s[i].coefficient[k]);
         }
       }
-      sum_weighted_rows(sums, ways, a.n_outputs, n, t0 == 0, y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
+      sum_weighted_rows(sums, ways, a.n_outputs, n, t0 == from, y + (block * kBlock * a.groups + group) * a.n_outputs, stride);
     }
 }
 
@@ -174,52 +174,75 @@ void forward(const Call& call, const Layer& a, const Sums& sums) {
   const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
   shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
     const int64_t first = i / a.groups * each, last = least(first + each, a.blocks);
-    sum_group(a, data<const W>(call.inputs[0]), sums, i % a.groups, first, last, data<typename Sums::T>(call.outputs[0]), nullptr);
+    sum_group(a, data<const W>(call.inputs[0]), sums, i % a.groups, 0, a.each, first, last, data<typename Sums::T>(call.outputs[0]), nullptr);
   });
 }
 
-// The scales of sums: powers of two.
+// The scales of sums: powers of two; NaN where an entry of the tables was no finite number (lutjax/_quantised.py).
 void scales_of(const int32_t* exponents, int64_t size, float* scale) {
+  constexpr int32_t kUnknown = 1 << 19;
   for (int64_t o = 0; o < size; ++o) {
     const int32_t n = exponents[o] - 6;
     const int32_t bits = (n + 127) << 23;
     if (n >= -126 && n <= 127)
       std::memcpy(scale + o, &bits, sizeof bits);
     else
-      scale[o] = ldexpf(1.0f, n);
+      scale[o] = n < kUnknown && n > -kUnknown ? ldexpf(1.0f, n) : NAN;
   }
 }
 
-// Sums of integers as numbers, in their memory; NaN where a score is.
-void in_floats(const float* scale, int64_t size, bool is_nan, float* y) {
+// Sums of integers as numbers, perhaps in their memory; NaN where a score is.
+template <class T>
+void in_floats(const T* sums, const float* scale, int64_t size, bool is_nan, float* y) {
   constexpr int64_t part = 64;
   for (int64_t from = 0; from < size; from += part) {
     const int64_t n = least(part, size - from);
-    int32_t sum[part];
-    std::memcpy(sum, y + from, static_cast<size_t>(n) * 4);
+    T sum[part];
+    std::memcpy(sum, sums + from, static_cast<size_t>(n) * sizeof(T));
     for (int64_t o = 0; o < n; ++o) y[from + o] = is_nan ? NAN : static_cast<float>(sum[o]) * scale[from + o];
   }
 }
 
+// Tables whose sums int32 holds: each of the two ways adds at most 2^7 times a coefficient of 2^10 units.
+constexpr int64_t kMostInInt32 = (1 << 13) - 1;
+
 // Tables of integers: sums of integers times a power of two; NaN where a score is.
-void forward_of_integers(const Call& call, const Layer& a) {
+const char* forward_of_integers(const Call& call, const Layer& a) {
   const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
   const int32_t* exponents = data<const int32_t>(call.inputs[5]);
   float* y = data<float>(call.outputs[0]);
   int32_t* sums = data<int32_t>(call.outputs[0]);  // until they are numbers
+  int64_t* totals = nullptr;  // of more tables
+  if (a.each > kMostInInt32) {
+    totals = allocated<int64_t>(call, a.n * a.groups * a.n_outputs);
+    if (totals == nullptr) return "no memory is left";
+  }
   shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
     const int64_t group = i % a.groups, first = i / a.groups * each, last = least(first + each, a.blocks);
+    const int64_t first_sample = first * kBlock, last_sample = least(last * kBlock, a.n);
+    const auto of = [&](auto* of_all, int64_t b) { return of_all + (b * a.groups + group) * a.n_outputs; };
     bool unknown[kSuper * kBlock] = {};
-    sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, first, last, sums, unknown);
+    for (int64_t t = 0; t < most<int64_t>(a.each, 1); t += kMostInInt32) {
+      sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, t, least(t + kMostInInt32, a.each), first, last, sums, unknown);
+      if (totals != nullptr)
+        for (int64_t b = first_sample; b < last_sample; ++b)
+          for (int64_t o = 0; o < a.n_outputs; ++o) of(totals, b)[o] = (t == 0 ? 0 : of(totals, b)[o]) + of(sums, b)[o];
+    }
     constexpr int64_t part = 64;  // outputs whose scales are made together
     for (int64_t from = 0; from < a.n_outputs; from += part) {
       const int64_t size = least(part, a.n_outputs - from);
       float scale[part];
       scales_of(exponents + group * a.n_outputs + from, size, scale);
-      for (int64_t b = first * kBlock; b < least(last * kBlock, a.n); ++b)
-        in_floats(scale, size, unknown[b - first * kBlock], y + (b * a.groups + group) * a.n_outputs + from);
+      for (int64_t b = first_sample; b < last_sample; ++b) {
+        const bool is_nan = unknown[b - first_sample];
+        if (totals != nullptr)
+          in_floats(of(totals, b) + from, scale, size, is_nan, of(y, b) + from);
+        else
+          in_floats(of(sums, b) + from, scale, size, is_nan, of(y, b) + from);
+      }
     }
   });
+  return nullptr;
 }
 
 // ------------------------------------------------------------------------------------- few samples, forward
@@ -525,18 +548,16 @@ LUTJAX_KERNEL(scored_lut_forward) {
 LUTJAX_KERNEL(scored_lut_integers) {
   using namespace lutjax;
   Layer a;
-  const bool few = call.inputs[1].shape[0] <= kFew;
+  const bool few = call.inputs[1].shape[0] <= kFew && call.inputs[0].shape[0] / most<int64_t>(call.integers[0], 1) <= kMostInInt32;
   if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a, !few)) return wrong;
-  if (!few) {
-    forward_of_integers(call, a);
-    return nullptr;
-  }
+  if (!few) return forward_of_integers(call, a);
   const int32_t* exponents = data<const int32_t>(call.inputs[5]);
   float* scale = allocated<float>(call, a.groups * a.n_outputs);
   if (scale == nullptr) return "no memory is left";
   scales_of(exponents, a.groups * a.n_outputs, scale);
   return forward_of_few<int8_t>(call, a, SumsOfIntegers{}, true, [&](int64_t of, int64_t first, int64_t size, bool is_nan) {
-    in_floats(scale + of % a.groups * a.n_outputs + first, size, is_nan, data<float>(call.outputs[0]) + of * a.n_outputs + first);
+    const int64_t at = of * a.n_outputs + first;
+    in_floats(data<const int32_t>(call.outputs[0]) + at, scale + of % a.groups * a.n_outputs + first, size, is_nan, data<float>(call.outputs[0]) + at);
   });
 }
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from lutjax import _quantised
 from lutjax._row_rules import RowState
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _products
@@ -31,10 +32,11 @@ _INPUTS = 16  # of bfloat16 in a register
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
-    if _empty(call):
+    in_integers = call.weights.dtype == jnp.int8
+    if _empty(call) or (in_integers and not plain.sums_fit_int32(call)):
         return plain.forward(call, device=device)
     blocks = _blocks(call, device)
-    if call.weights.dtype == jnp.int8:
+    if in_integers:
         return _sum_of_integers(call, blocks, device)
     y = _products.sum_rows(_Scored(call, blocks), _tables(call), blocks, device, shared=call.sum_groups)
     return y.astype(call.weights.dtype)
@@ -52,7 +54,7 @@ def backward(
     others = needs - {"weights"}
     if others:
         reads = _Scored(call, blocks, others)
-        pulled = _products.pulled(reads, _tables(call), reads.n_ways, cotangent, blocks, device)
+        pulled = _products.pulled(reads, _tables(call), plain.n_ways(call), cotangent, blocks, device)
         found |= reads.named(pulled)
         if "scalars" in needs and not call.scalars.size:
             found["scalars"] = jnp.zeros_like(call.scalars)
@@ -120,17 +122,6 @@ class _Scored(_products.Reads):
         if call.keep is not None:
             inputs.append(blocks.of_elements(call.keep.astype(jnp.float32)[None]))
         self.inputs = tuple(inputs)
-
-    @property
-    def n_ways(self) -> int:
-        """Number of ways of the read."""
-        one = jax.ShapeDtypeStruct((), jnp.float32)
-        u, scalars = [one] * self._call.anchors.shape[1], [one] * self._n_scalars
-        read = self._call.read
-        ways: list[Way] = jax.eval_shape(
-            lambda u, scalars: read.select(u, plain.named(read, scalars)), u, scalars
-        )
-        return len(ways)
 
     def _ids(self) -> jax.Array:
         """Return the ids of the inputs that each block of tables compares, ``[blocks, 1, ends * comparisons * lines]``."""
@@ -302,10 +293,10 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
         whole: list[Way] = []
         for index, coefficient in reads.ways(given, block, samples):
             assert coefficient is not None
-            if not whole:
-                unknown = jnp.where(index < 0, 0, jnp.isnan(coefficient).astype(jnp.float32))
-                unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
-            whole.append((index, plain.in_units(coefficient).astype(jnp.float32)))
+            units, wrong = _quantised.in_units(coefficient)
+            unknown = jnp.where(index < 0, 0, wrong.astype(jnp.float32))
+            unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
+            whole.append((index, units.astype(jnp.float32)))
         for tables in _products.products_of(blocks):
             rows = table_ref[0, 0, _products.rows_of(blocks, tables)].astype(jnp.float32).astype(jnp.bfloat16)
             matrix = _products.matrix(blocks, whole, tables, block, 2)

@@ -1,0 +1,242 @@
+"""NaN, infinities and subnormal numbers: the rule of section "NaN" of docs/semantics.md, for every implementation."""
+
+import functools
+import os
+import subprocess
+import sys
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import case_of, fast_size, implementations, ops, slow
+
+import lutjax
+from lutjax import reads, testing
+
+pytestmark = pytest.mark.gpu  # worth running wherever implementations run
+
+NUMBERS = [np.nan, np.inf, -np.inf, 1e-40, -2e-39]
+DRAWS = 12
+
+FINITE_ALIKE = ("soft_lut", "binary_lut")
+"""Ops whose results are finite at the same places, and of which no more is said."""
+
+COTANGENTS_FINITE_ALIKE = ("bilinear_gates", "logic_trees")
+
+SCORED = ("split", "powers", "hard", "soft_sign")
+SCORED_SLOW = ("powers_one_way", "blend", "hard_soft_sign", "shared_input", "sum_groups", "single", "ties")
+MORE = {
+    "lookup_attention": ("segments", "cross", "window"),
+    "lut_pair_attention": ("ties", "window_segments"),
+    "sparse_lookup": ("list_per_table", "one_list"),
+    "weighted_lookup": ("valued",),
+    "logic_trees": ("pools", "uneven_pools"),
+    "lut_at_places": ("targets",),
+    "soft_lut": ("eight_inputs",),
+    "binary_lut": ("eight_inputs",),
+}
+
+
+def places():
+    """Op, implementation, size."""
+    for op in ops():
+        if op == "packed_lut":  # of words
+            continue
+        fast, more = ((fast_size(op),), MORE.get(op, ())) if op != "scored_lut" else (SCORED, SCORED_SLOW)
+        for implementation in implementations(op):
+            yield from ((op, implementation, size) for size in fast)
+            yield from (slow(op, implementation, size) for size in more)
+
+
+@functools.cache
+def expected_at(op, size):
+    """Arguments with unusual numbers at drawn places, and what the reference returns."""
+    program = testing.program(case_of(op, size))
+    reference = jax.jit(program.expected)
+    rng = np.random.default_rng(zlib.crc32(f"{op} {size}".encode()))
+
+    def drawn(path, a):
+        # Scalars of reads are finite: what computes them is asked by the layers and the op.
+        if "log_" in jax.tree_util.keystr(path) or not a.size or rng.random() < 0.5:
+            return a
+        a = np.array(a)
+        for _ in range(rng.integers(1, 3)):
+            a.flat[rng.integers(a.size)] = rng.choice(NUMBERS)
+        return jnp.asarray(a)
+
+    found = []
+    for _ in range(DRAWS):
+        arguments = jax.tree_util.tree_map_with_path(drawn, program.arguments)
+        found.append((arguments, reference(*arguments)))
+    return found
+
+
+@pytest.mark.parametrize(("op", "implementation", "size"), list(places()))
+def test_every_element_is_as_in_the_reference(op, implementation, size):
+    run = jax.jit(testing.program(case_of(op, size), implementation).function)
+    for arguments, expected in expected_at(op, size):
+        for part, a, e in zip(("output", "cotangent"), run(*arguments), expected, strict=False):
+            for name in e:
+                one, other = np.asarray(a[name]), np.asarray(e[name])
+                if op in FINITE_ALIKE or (part == "cotangent" and op in COTANGENTS_FINITE_ALIKE):
+                    np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other), err_msg=name)
+                    one, other = (np.where(np.isfinite(x), x, 0) for x in (one, other))
+                testing.assert_close(f"{op} {size}: {part} {name}", one, other)
+
+
+# ------------------------------------------------------------------------------------- scored reads
+ANCHORS = np.int32([[[0, 3], [1, 3], [2, 3]]])
+TABLE = jnp.arange(0.5, 16.5).reshape(1, 8, 2)  # exact when rounded
+ALL = [
+    reads.Hard(),
+    reads.Blend(),
+    reads.SoftSign(),
+    reads.SoftSign(hard=True),
+    reads.Confidence(1),
+    reads.Confidence(),
+    reads.PowersOfTwo(1),
+    reads.PowersOfTwo(),
+]
+
+
+def run_read(read, x, implementation):
+    def layer(x, weights, scalars):
+        return lutjax.scored_lut(x, weights, ANCHORS, scalars, read=read, implementation=implementation)
+
+    y, pull = jax.vjp(layer, jnp.asarray(x, jnp.float32), TABLE, read.initial())
+    return np.asarray(y), *(jax.tree.map(np.asarray, found) for found in pull(jnp.ones_like(y)))
+
+
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+@pytest.mark.parametrize("read", [ALL[2], ALL[6], *map(slow, (*ALL[:2], *ALL[3:6], ALL[7]))], ids=str)
+def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
+    """Bits 1 0 0 and NaN in the second comparison: row 1 and its neighbour 3, in a batch with another sample of rows 4 and 5."""
+    y, dx, dw, ds = run_read(read, [[2, np.nan, -3, 0], [-0.5, -1, 2, 0]], implementation)
+    assert np.isnan(y[0]).all()
+    assert np.isfinite(y[1]).all()
+    valued = read.valued or getattr(read, "ways", 2)
+    np.testing.assert_array_equal(np.isnan(dw[0]).all(1), np.isin(np.arange(8), [1, 3][:valued]))
+    assert np.isfinite(dw[0, [4, 5]]).all()
+    of_scores = isinstance(read, reads.Confidence | reads.PowersOfTwo)
+    np.testing.assert_array_equal(np.isnan(dx[0]), [of_scores, True, of_scores, True])
+    assert np.isfinite(dx[1]).all()
+    assert all(np.isnan(d) for d in ds.values())
+
+
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+@pytest.mark.parametrize("read", [ALL[6], ALL[5], *map(slow, (*ALL[:5], ALL[7]))], ids=str)
+def test_an_infinity_is_no_score(read, implementation):
+    """An infinite distance is NaN in a score; in another read as the smallest one, where a blend has a share of 0 for it."""
+    of_scores = isinstance(read, reads.Confidence | reads.PowersOfTwo)
+    y, dx, _, _ = run_read(read, [[2, np.inf, -3, 0], [-0.5, -1, 2, 0]], implementation)
+    assert np.isnan(y[0]).all() == of_scores
+    assert np.isnan(dx[0]).all() == of_scores
+    assert np.isfinite(y[1]).all()
+    assert np.isfinite(dx[1]).all()
+    y, dx, _, _ = run_read(read, [[-np.inf, np.inf, np.inf, 0]], implementation)
+    is_nan = not isinstance(read, reads.Hard | reads.Blend)
+    assert np.isnan(y).all() == is_nan
+    if not is_nan:
+        np.testing.assert_array_equal(y[0], TABLE[0, 6])
+        np.testing.assert_array_equal(dx, 0)
+
+
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+def test_a_sum_of_distances_beyond_floats_is_no_score(implementation):
+    y, dx, _, _ = run_read(reads.PowersOfTwo(1), [[3e38, 3e38, 1, 0], [3e37, 1, 1, 0]], implementation)
+    assert np.isnan(y[0]).all()
+    assert np.isnan(dx[0]).all()
+    np.testing.assert_array_equal(y[1], 16 * np.asarray(TABLE[0, 7]))
+
+
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+@pytest.mark.parametrize("entry", [np.nan, np.inf])
+def test_rounded_tables_with_an_entry_that_is_no_number(entry, implementation):
+    """The scale of its output and group is unknown, whatever row it is in; other outputs and groups are as they were."""
+    read = reads.PowersOfTwo()
+    anchors = np.tile(ANCHORS, (4, 1, 1))
+    weights = jnp.tile(TABLE, (4, 1, 1)).at[1, 7, 0].set(entry)
+    x = jnp.array([[[2.0, -1.0, -1.5, 0.0]]])
+
+    def layer(x, weights):
+        options = {"read": read, "groups": 2, "implementation": implementation}
+        return lutjax.scored_lut(x, weights, anchors, read.initial(), **options)
+
+    y, pull = jax.vjp(layer, x, weights)
+    quantised = lutjax.quantise_tables(weights, groups=2)
+    for found in (y, layer(x, quantised)):
+        np.testing.assert_array_equal(np.isnan(found[0]), [[True, False], [False, False]])
+    dx, dw = pull(jnp.ones_like(y).at[0, 0].set(0))
+    assert np.isfinite(dw).all()
+    assert np.isnan(dx).any()
+
+
+# ------------------------------------------------------------------------------------- sizes of numbers
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+def test_gradients_of_soft_signs_at_any_size_of_margins(implementation):
+    """Compared with the closed form in float64: no digits are lost where a margin is much larger than the scalars, or smaller."""
+    m = np.float32(np.geomspace(1e-20, 1e17, 75))
+    read, anchors, table = reads.SoftSign(), np.int32([[[0, 1]]]), jnp.array([[[0.0], [1.0]]])
+
+    def each(x, soft):
+        scalars = {**read.initial(), "log_soft": soft}
+        return lutjax.scored_lut(x, table, anchors, scalars, read=read, implementation=implementation)[0]
+
+    x = jnp.stack([jnp.asarray(m), jnp.zeros_like(m)], 1)
+    dx, d_soft = jax.jit(jax.vmap(jax.grad(each, argnums=(0, 1)), (0, None)))(x, jnp.log(jnp.float32(0.5)))
+    wide, soft = m.astype(np.float64), 0.5
+    w = 1 / (1 + np.exp(4 * wide / (soft + wide)))
+    slope = 4 * w * (1 - w) * soft / (soft + wide) ** 2
+    np.testing.assert_allclose(dx[:, 0], slope, rtol=3e-6)
+    np.testing.assert_allclose(d_soft, -slope * wide, rtol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+def test_gradients_of_scores_at_large_margins(implementation):
+    """Beyond 126 / beta a sigmoid is 1: its logarithm and derivatives are 0, however large the margin that they are multiplied with."""
+    read, anchors, table = reads.Confidence(), np.int32([[[0, 1]]]), jnp.array([[[1.0], [3.0]]])
+    x = jnp.array([[1e2, 0], [1e8, 0], [1e18, 0], [3e37, 0]], jnp.float32)
+
+    def layer(x, scalars):
+        return lutjax.scored_lut(x, table, anchors, scalars, read=read, implementation=implementation).sum()
+
+    dx, ds = jax.grad(layer, argnums=(0, 1))(x, read.initial())
+    np.testing.assert_allclose(dx, [[3, -3]] * 4, rtol=1e-6)
+    assert float(ds["log_beta"]) == 0
+    assert float(ds["log_gamma"]) == 0
+
+
+SUBNORMAL = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, lutjax
+
+anchors = jnp.arange(6).reshape(3, 1, 2)
+x = jnp.tile(jnp.float32([2e-38, 1.9e-38, 3e-38, 1.5e-38, 1e-40, 0]), (int(sys.argv[1]), 1))  # differences 1e-39, 1.5e-38, 1e-40
+weights = jnp.asarray(np.arange(6, dtype=np.float32).reshape(3, 2, 1))
+read = lutjax.reads.Hard()
+for implementation in sys.argv[2:]:
+    how = {"implementation": implementation}
+    d = jax.jit(lambda x: lutjax.detect(x, anchors, **how))(x)
+    found = {
+        "detect": (d.index, d.margin),
+        "scored": jax.jit(lambda x: lutjax.scored_lut(x, weights, anchors, {}, read=read, **how))(x),
+        "lut": jax.jit(lambda x: lutjax.lut(x, weights, anchors, **how))(x),
+    }
+    for a, wanted in zip(jax.tree.leaves(found), ([0, 1, 0], [0, np.float32(1.5e-38), 0], [7], [7]), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.tile(wanted, (len(x), 1)), rtol=1e-6, err_msg=implementation)
+counts = jax.jit(lutjax.usage(lambda w, x: lutjax.scored_lut(x, w, anchors, {}, read=read)))({"w": weights}["w"], x)
+assert next(iter(counts.values())).counts.tolist() == [[len(x), 0], [0, len(x)], [len(x), 0]]
+"""
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="GPUs keep subnormal numbers")
+@pytest.mark.parametrize("n", [3, slow(5000)])
+def test_a_difference_below_the_normal_numbers_is_0_on_cpus(n):
+    """As users compile programs: of a comparison of a difference with 0 a compiler makes one of its two sides."""
+    names = [name for name in implementations("detect") if name in ("xla", "native")]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", SUBNORMAL, str(n), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
