@@ -1013,13 +1013,14 @@ class ThermometerSpec(ThermometerArguments, Spec):
         dtype, wide = x.dtype, accumulator(x.dtype, thresholds.dtype)
         leading = x.shape[: x.ndim - 1] if self.feature_axis else ()
         trailing = () if self.feature_axis else x.shape[1:]
-        t = thresholds.astype(wide).reshape(*(1,) * len(leading), *thresholds.shape, *(1,) * len(trailing))
+        ones = (1,) * len(leading), (1,) * len(trailing)
+        t = thresholds.astype(wide).reshape(*ones[0], *thresholds.shape, *ones[1])
         x = jnp.asarray(x).astype(wide).reshape(*leading, self.in_features, 1, *trailing)
         bits = (x > t).astype(dtype)
         if self.learnable:
             width = jnp.asarray(self.temperature, wide)
             if self.has_widths:
-                width = width * arrays["widths"].astype(wide).reshape(-1, 1, *(1,) * len(trailing))
+                width = width * arrays["widths"].astype(wide).reshape(*ones[0], -1, 1, *ones[1])
             soft = jax.nn.sigmoid((x - t) / width).astype(dtype)
             if self.gradient == "straight_through":
                 bits = with_derivative_of(bits, soft)
