@@ -133,7 +133,8 @@ def _gains(
     gains = []
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
-        gains.append(_summed(in_parts(slope) * (others - in_parts(inputs[pin]))) * (batch / (size or batch)))
+        of_part = _summed(in_parts(slope) * (others - in_parts(inputs[pin])))
+        gains.append(of_part * (batch / size if size else 1.0))
     return gains
 
 

@@ -286,7 +286,7 @@ def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     def added(y: jax.Array, targets: jax.Array) -> jax.Array:
         ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # those beyond the end are dropped
         total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
-        values = y.reshape(*y.shape[:-2], -1).astype(total.dtype)
+        values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
     def spec(y: jax.Array, targets: jax.Array) -> PartitionSpec:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -205,7 +206,7 @@ class LogicCA(nnx.Module):
                 "LogicCA: key is None; an asynchronous automaton draws the cells that are updated."
             )
         first = jnp.moveaxis(jnp.asarray(state), -1, 0)
-        grids = first.reshape(first.shape[0], -1, *first.shape[-2:])
+        grids = first.reshape(first.shape[0], math.prod(first.shape[1:-2]), *first.shape[-2:])
         if deterministic:
             last = run_hard(self.config, self.gates(), self.wiring, grids.astype(bool), n_steps, key)
         else:
@@ -280,7 +281,8 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
     x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
     for layer, (wires, readers) in enumerate(zip(*wiring, strict=True)):
         if layer == len(config.perception) - 1:
-            x = jnp.concatenate([state.reshape(channels, n_cells), x.reshape(-1, n_cells)])
+            perceived = x.reshape(len(x) * channels, n_cells)
+            x = jnp.concatenate([state.reshape(channels, n_cells), perceived])
         c = coefficients[:, rest : rest + len(wires)]
         x = lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
         rest += len(wires)
@@ -307,7 +309,7 @@ def _network(
         return None
 
     def step(state: jax.Array) -> jax.Array:
-        x = jnp.concatenate([*_shifted(config, state), state]).reshape(-1, shape[1])
+        x = jnp.concatenate([*_shifted(config, state), state]).reshape(outline.shape)
         axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (x, coefficients, wires)))
         arrays = (_compat.cast_varying(a, axes) for a in (x, coefficients, wires))
         return jnp.reshape(network(*arrays, config.channels), state.shape)
@@ -383,7 +385,7 @@ def _meet_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax
     return (
         of_near + of_both * centre[None],
         (of_centre + of_both * near).sum(0),
-        *pull_back(dy.reshape(-1, centre.size)),
+        *pull_back(dy.reshape(dy.shape[0] * dy.shape[1], centre.size)),
     )
 
 
@@ -416,7 +418,9 @@ def _run_hard(
     truth = truth_of(gates)
 
     def pack(bits: jax.Array) -> jax.Array:
-        return lutjax.pack_bits(bits.reshape(-1, width)).reshape(*bits.shape[:-1], -1)
+        *rows, _ = bits.shape
+        words = lutjax.pack_bits(bits.reshape(math.prod(rows), width))
+        return words.reshape(*rows, words.shape[-1])
 
     valid = pack(jnp.ones((1, 1, 1, width), bool))
 
@@ -430,7 +434,7 @@ def _run_hard(
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
     words: jax.Array = jax.lax.scan(step, pack(jnp.asarray(state)), keys, length=n_steps)[0]
-    return lutjax.unpack_bits(words.reshape(-1, words.shape[-1]), width).reshape(shape)
+    return lutjax.unpack_bits(words.reshape(math.prod(shape[:-1]), words.shape[-1]), width).reshape(shape)
 
 
 def _packed_step(
@@ -442,7 +446,8 @@ def _packed_step(
     x = lutjax.packed_lut(x, truth[:rest], _first_wires(config.kernels))
     for layer, w in enumerate(wires):
         if layer == len(config.perception) - 1:
-            x = jnp.concatenate([words.reshape(channels, n_words), x.reshape(-1, n_words)])
+            perceived = x.reshape(len(x) * channels, n_words)
+            x = jnp.concatenate([words.reshape(channels, n_words), perceived])
         x = lutjax.packed_lut(x, truth[rest : rest + len(w)], w)
         rest += len(w)
     return x.reshape(words.shape)

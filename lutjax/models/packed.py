@@ -91,7 +91,7 @@ class PackedClassifier:
     def first_bits(self, x: Num[Array, "batch inputs"]) -> Bool[jax.Array, "batch bits"]:
         """Return the bits of samples ``[B, in_features]`` that the first layer can read, in the order of `from_words`."""
         bits = bits_of(self.thresholds, jnp.asarray(x).T[:, None])
-        return bits.reshape(-1, len(x)).T
+        return bits.reshape(bits.shape[0] * bits.shape[1], len(x)).T
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
         """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
@@ -190,7 +190,7 @@ def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
 
 def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:
     """Return the classes with the most votes, bits ``[votes, W]``: uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
-    votes = _sums_of_bits(words.reshape(n_classes, -1, words.shape[-1]))
+    votes = _sums_of_bits(words.reshape(n_classes, len(words) // n_classes, words.shape[-1]))
     # The most votes, and of equal ones those for the first class, are one maximum.
     width = (n_classes - 1).bit_length()
     best = votes[..., 0, :] << width | (n_classes - 1)

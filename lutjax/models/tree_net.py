@@ -311,7 +311,7 @@ class LogicTreeNet(nnx.Module):
             y = self.encoder(y)
         for layer in self.trees:
             y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
-        y = y.reshape(-1, *y.shape[3:])
+        y = y.reshape(math.prod(y.shape[:3]), *y.shape[3:])
         for layer in self.gates:
             y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         return jnp.moveaxis(self.votes(y), 0, -1)
@@ -406,12 +406,13 @@ class PackedTreeNet:
           words: 32 samples a word, by `lutjax.pack_bits`: bits in the order channel, threshold, row, column.
         """
         n_words = words.shape[1]
-        words = words.reshape(-1, *self.config.in_shape[:2], n_words)
+        height, width, _ = self.config.in_shape
+        words = words.reshape(len(words) // (height * width), height, width, n_words)
         for spec, truth, wires in zip(
             self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
         ):
             words = spec.of_words(truth, wires, words)
-        words = words.reshape(-1, n_words)
+        words = words.reshape(math.prod(words.shape[:3]), n_words)
         for truth, wires in zip(self.truth, self.wires, strict=True):
             words = lutjax.packed_lut(words, truth, wires)
         return jnp.asarray(words)
@@ -443,7 +444,8 @@ def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
     if packed.config.edges:
         assert packed.thresholds is not None
         x = with_edges(x.astype(packed.thresholds.dtype))
-    return bits_of(packed.thresholds, x.reshape(x.shape[0], 1, -1)).reshape(-1, x.shape[-1])
+    bits = bits_of(packed.thresholds, x.reshape(x.shape[0], 1, math.prod(x.shape[1:])))
+    return bits.reshape(bits.shape[0] * bits.shape[1] * math.prod(x.shape[1:3]), x.shape[-1])
 
 
 def with_edges(x: jax.Array) -> jax.Array:

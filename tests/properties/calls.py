@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,8 +23,13 @@ import lutjax
 from lutjax import FixedPoint, _compat
 from lutjax.testing import assert_close
 from lutjax.training.tables import value_and_grad as value_and_factored_grad
-from properties.members import SIZES, Arrays, Pullback, Source
-from properties.ops import OPS
+from properties.definitions import wide
+from properties.layers import LAYERS, NETS
+from properties.members import MAGNITUDES, SIZES, VALUES, Arrays, Pullback, Source, Undecided
+from properties.ops import OPS as OF_OPS
+
+OPS = {**OF_OPS, **LAYERS, **NETS}
+"""All that can be called, by name: ops, layers and models."""
 
 
 # ------------------------------------------------------------------------------------- data
@@ -55,6 +60,7 @@ class Call:
 
     Attributes:
       op, size, dtype, options, seed: which op on which arguments.
+      values: their kind, one of `VALUES`.
       wanted: the arguments that are differentiated; none: only the op is called.
       inner: layers around the op, within the gradient, the outermost first.
       outer: layers around the gradient.
@@ -76,6 +82,7 @@ class Call:
     steps: int = 1
     how: str = "vjp"
     seed: int = 0
+    values: str = "grid"
     reference: bool = False
 
     def __repr__(self) -> str:
@@ -92,7 +99,7 @@ class Call:
     @property
     def function_key(self) -> str:
         """Key that calls share which are the same function of other numbers."""
-        return repr(dataclasses.replace(self, seed=0))
+        return repr(dataclasses.replace(self, seed=0, values=VALUES[0]))
 
     @property
     def maps(self) -> list[Map]:
@@ -117,7 +124,8 @@ def arguments(call: Call) -> Arrays:
 
     @functools.cache
     def element(i: int) -> Arrays:
-        return op.arrays(Source(call.dtype, call.op, call.size, call.seed, i), z, call.options)
+        source = Source(call.dtype, call.op, call.size, call.seed, i, values=call.values)
+        return op.arrays(source, z, call.options)
 
     return {
         name: _stacked(lambda i, name=name: element(i)[name], [m.size for m in call.maps if name in m.axes])
@@ -182,7 +190,7 @@ def expected(
     ct = of_outputs(outputs)
     of_elements = {at: found[at][1](ct[at]) for at in indices}
     n_outer = sum(isinstance(layer, Map) for layer in call.outer)
-    cotangents = {}
+    cotangents: Arrays = {MAGNITUDES: _magnitudes(call, of_elements.values())}
     for name in call.wanted:
         # Where a map shares an argument, its cotangent is a sum if the map is within the gradient, or if the
         # devices of a mesh share it.
@@ -193,6 +201,16 @@ def expected(
         within = [m.axes[name] for m in call.maps[n_outer:] if name in m.axes]
         cotangents[name] = _moved(total, within, sum(kept[:n_outer]))
     return outputs, cotangents
+
+
+def _magnitudes(call: Call, of_elements: Iterable[Arrays]) -> dict[str, float]:
+    """Return for cotangents that are one number the largest that the magnitudes of its addends add up to."""
+    total: dict[str, float] = {}
+    for of in of_elements:
+        for name, size in of.get(MAGNITUDES, {}).items():
+            if name in call.wanted:
+                total[name] = total.get(name, 0.0) + float(size)
+    return total
 
 
 def define(call: Call, a: Arrays) -> tuple[Arrays, Pullback]:
@@ -217,11 +235,23 @@ def define(call: Call, a: Arrays) -> tuple[Arrays, Pullback]:
 
 
 def _definition(call: Call, a: Arrays) -> tuple[Arrays, Pullback]:
+    op, options = OPS[call.op], _sizes_and_options(call)
     with np.errstate(all="ignore"):
-        outputs, pullback = OPS[call.op].define(a, _sizes_and_options(call))
-    if "y" in outputs:
-        outputs["y"] = outputs["y"].astype((a["weights"] if "weights" in a else a["x"]).dtype)
-    return outputs, pullback
+        outputs, pullback = op.define(a, options)
+    if "y" in outputs and outputs["y"].dtype == np.float64:
+        outputs["y"] = outputs["y"].astype(op.dtype(a, options))
+
+    def pull(ct: np.ndarray) -> Arrays:
+        with np.errstate(all="ignore"):
+            return pullback(ct)
+
+    return outputs, pull
+
+
+def with_gradient(call: Call, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the names of arguments that can be differentiated."""
+    op = OPS[call.op]
+    return () if op.constant(call.options) else tuple(n for n in op.differentiable if n in names)
 
 
 # ------------------------------------------------------------------------------------- what is run
@@ -391,24 +421,32 @@ class Wrong(AssertionError):
     """A call returned something else than its definition."""
 
 
-def compare(what: Any, actual: Arrays, wanted: Arrays) -> None:
-    """Raises Wrong if arrays differ by more than rounding."""
+def compare(what: Any, actual: Arrays, wanted: Arrays, tolerance: float = 0) -> None:
+    """Raises Wrong if arrays differ by more than rounding, or by more than a tolerance that is larger."""
+    wanted = dict(wanted)
+    magnitudes = wanted.pop(MAGNITUDES, {})
     if set(actual) != set(wanted):
         raise Wrong(f"{what}: {sorted(actual)}, expected {sorted(wanted)}")
     for name, e in wanted.items():
         a = np.asarray(actual[name])
+        with np.errstate(all="ignore"):
+            e = e.astype(a.dtype)
+        relative = max(tolerance, TOLERANCE.get(a.dtype.name, 0))
+        with np.errstate(all="ignore"):
+            if name in magnitudes and np.all(np.abs(wide(a) - wide(e)) <= relative * magnitudes[name]):
+                continue
         try:
-            assert_close(f"{what}: {name}", a, e.astype(a.dtype), TOLERANCE.get(a.dtype.name))
+            assert_close(f"{what}: {name}", a, e, relative)
         except AssertionError as error:
             raise Wrong(str(error)) from None
 
 
 def check(call: Call, functions: dict[str, Any] | None = None) -> None:
-    """Runs a call and compares it with its definition.
+    """Runs a call and compares it with its definition, unless that leaves it to rounding.
 
     functions: those of earlier calls, so that one that was there before is called again.
     """
-    with within(call):
+    with contextlib.suppress(Undecided), within(call):
         arrays = arguments(call)
         given = placed(call, arrays)
         ct: np.ndarray | None = None
@@ -422,30 +460,24 @@ def check(call: Call, functions: dict[str, Any] | None = None) -> None:
         functions = {} if functions is None else functions
         g = functions.setdefault(call.function_key, gradient(call))
         y, others, of_wanted = g(given) if ct is None else g(given, ct)
-    compare(call, {OPS[call.op].output: y, **others, **of_wanted}, {**outputs, **cotangents})
+        actual = {OPS[call.op].output: y, **others, **of_wanted}
+        compare(call, actual, {**outputs, **cotangents}, _tolerance(call))
 
 
-WATCHED = (
-    "lookup",
-    "weighted_lookup",
-    "scored_lut",
-    "sparse_lookup",
-    "lookup_attention",
-    "lut",
-    "sparse_lut",
-    "lut_attention",
-    "lut_pair_attention",
-)
-"""The ops whose table can have a gradient in factors."""
+def _tolerance(call: Call) -> float:
+    """Largest difference of what was rounded to the dtype that a layer casts to."""
+    dtype = call.options.get("dtype")
+    return 0 if dtype is None else TOLERANCE[dtype]
 
 
 def check_factored(call: Call) -> None:
     """Check a call as `check` does without transformations or contexts, with the gradient of the table in factors."""
     arrays = arguments(call)
-    call = dataclasses.replace(call, wanted=tuple(n for n in OPS[call.op].differentiable if n in arrays))
+    call = dataclasses.replace(call, wanted=with_gradient(call, arrays))
     f = function(call)
     outputs, pull = define(call, arrays)
     ct = cotangent(call, outputs["y"])
+    of_all = pull(ct)
     rest = {n: jnp.asarray(a) for n, a in arrays.items() if n not in call.wanted}
 
     def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -454,11 +486,13 @@ def check_factored(call: Call) -> None:
 
     value_and_grad = value_and_factored_grad(loss, has_aux=True)
     (_, y), gradients = value_and_grad({n: jnp.asarray(arrays[n]) for n in call.wanted})
-    actual = {**gradients, "weights": gradients["weights"].to_dense()}
-    of_all = pull(ct)
-    compare(
-        f"{call}, factored", {"y": y, **actual}, {"y": outputs["y"], **{n: of_all[n] for n in call.wanted}}
-    )
+    actual = {"y": y, **gradients, "weights": gradients["weights"].to_dense()}
+    wanted = {
+        "y": outputs["y"],
+        **{n: of_all[n] for n in call.wanted},
+        MAGNITUDES: of_all.get(MAGNITUDES, {}),
+    }
+    compare(f"{call}, factored", actual, wanted, _tolerance(call))
 
 
 class Late:
@@ -485,6 +519,10 @@ class Late:
         how: ``"plain"``, in a ``"jit"`` as its argument or in the ``"closure"`` of one, or for several cotangents by
         ``"vmap"`` or ``"scan"``.
         """
+        with contextlib.suppress(Undecided), within(self.call):
+            self._pull_and_compare(how, seed)
+
+    def _pull_and_compare(self, how: str, seed: int) -> None:
         call, output = self.call, OPS[self.call.op].output
         n_cotangents = 3 if how in ("vmap", "scan") else 1
         with within(call):
@@ -518,8 +556,11 @@ class Late:
         of_all = {
             n: np.stack([c[n] for c in of_each]) if n_cotangents > 1 else of_each[0][n] for n in call.wanted
         }
+        each = [c[MAGNITUDES] for c in of_each]
+        of_all[MAGNITUDES] = {n: max(one[n] for one in each) for n in each[0]}
         what = f"{call}, pulled {how}"
-        compare(what, {output: self._y, **actual}, {output: outputs[output], **of_all})
+        actual, wanted = {output: self._y, **actual}, {output: outputs[output], **of_all}
+        compare(what, actual, wanted, _tolerance(call))
 
 
 def _mapped_by_scan(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -252,18 +252,39 @@ SLOPE_ROUNDINGS = (
 
 
 # ------------------------------------------------------------------------------------- look-ups
-def lookup(weights: np.ndarray, d: Detection, accumulate: float | None = None) -> Sum:
-    """``y[b] = sum_t weights[t, index[b, t]]``."""
+def groups_of(n_detectors: int, groups: int | None) -> np.ndarray:
+    """Return the group of each table: those of a group follow each other. None: one group."""
+    return np.arange(n_detectors) // max(n_detectors // (groups or 1), 1)
+
+
+def _with_groups(a: np.ndarray, groups: int | None) -> np.ndarray:
+    """An array ``[..., O]`` as that of one group, ``[..., 1, O]``; with groups it has that axis."""
+    return np.asarray(a)[..., None, :] if groups is None else np.asarray(a)
+
+
+def _as_given(a: Sum, groups: int | None) -> Sum:
+    return a.map(lambda a: a.reshape(*a.shape[:-2], a.shape[-1])) if groups is None else a
+
+
+def lookup(
+    weights: np.ndarray, d: Detection, accumulate: float | None = None, groups: int | None = None
+) -> Sum:
+    """``y[b] = sum_t weights[t, index[b, t]]``; with groups ``y[b, g]``, of the tables of each."""
     n_detectors, n_rows, n_outputs = weights.shape
     rows = wide(weights)[np.arange(n_detectors), clamped(d.index, n_rows)]  # [..., T, O]
-    totals = Totals((*d.index.shape[:-1], n_outputs), accumulate, accumulator(weights.dtype))
-    *batch, _, output = np.indices(rows.shape, sparse=True)
-    totals.add((*batch, output), rows)
-    return totals.sum()
+    shape = (*d.index.shape[:-1], groups or 1, n_outputs)
+    totals = Totals(shape, accumulate, accumulator(weights.dtype))
+    *batch, t, output = np.indices(rows.shape, sparse=True)
+    totals.add((*batch, groups_of(n_detectors, groups)[t], output), rows)
+    return _as_given(totals.sum(), groups)
 
 
 def lookup_vjp(
-    weights: np.ndarray, d: Detection, dy: np.ndarray, accumulate: float | None = None
+    weights: np.ndarray,
+    d: Detection,
+    dy: np.ndarray,
+    accumulate: float | None = None,
+    groups: int | None = None,
 ) -> dict[str, Sum]:
     """Only the addressed row receives `dy`; the margin compares it with the flipped row.
 
@@ -276,9 +297,9 @@ def lookup_vjp(
     detector = np.arange(n_detectors)
     totals = Totals(weights.shape, accumulate, dtype)
     output = np.arange(weights.shape[2])
-    totals.add((detector[:, None], index[..., None], output), wide(dy)[..., None, :])
     rows, others = weights[detector, index], weights[detector, flipped]  # [..., T, O]
-    dy = np.broadcast_to(np.asarray(dy)[..., None, :], rows.shape)
+    dy = _with_groups(dy, groups)[..., groups_of(len(weights), groups), :]
+    totals.add((detector[:, None], index[..., None], output), wide(dy))
     flat = (a.reshape(d.index.size, weights.shape[2]) for a in (dy, rows, others))
     inner = inner_product(*flat, accumulate, dtype, d.margin.dtype).map(lambda a: a.reshape(d.index.shape))
     return {"weights": totals.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
@@ -290,11 +311,6 @@ def _weighted(coefficients: np.ndarray, values: np.ndarray, dtype: Any) -> Sum:
     products = exactly(np.where(c == 0, 0, c * values))
     overflows = np.isinf(products.value) & np.isfinite(c) & np.isfinite(values)
     return products._replace(depth=np.ones(overflows.shape), error=np.where(overflows, np.inf, 0))
-
-
-def groups_of(n_detectors: int, groups: int) -> np.ndarray:
-    """Return the group of each table: those of a group follow each other."""
-    return np.arange(n_detectors) // max(n_detectors // groups, 1)
 
 
 def _first(coefficients: np.ndarray, valued: int | None) -> np.ndarray:
@@ -405,12 +421,14 @@ def _terms(*addends: np.ndarray) -> Sum:
 
 
 def ways_of(read: str, u: np.ndarray, s: dict[str, float], n_ways: int = 2) -> list[Way]:
-    """Return the ways of a read: ``hard``, ``blend``, ``soft_sign``, ``confidence`` or ``powers``. Scalars `s` have no ``log_``.
+    """Return the ways of a read: ``hard``, ``blend``, ``soft_sign``, ``hard_sign``, ``confidence`` or ``powers``.
+
+    Scalars `s` have no ``log_``.
 
     m = |u|, closest = the smallest, S = sum m, L = -sum log(1 + exp(-beta m)), with the slope -1 of m at 0
 
     hard, blend  share = 0.5 / (1 + closest)                                   1 - share of the row, share of its neighbour;
-    soft_sign    share = sigmoid(-2 closest / ((soft + closest) select))       hard: of the gradient alone
+    soft_sign    share = sigmoid(-2 closest / ((soft + closest) select))       hard, hard_sign: of the gradient alone
     confidence   score = S exp(gamma L), share = sigmoid(-2 closest / tau)     score (1 - share), score share
     powers       the nearest powers of two F of these E, with the derivative of E times min(F / E, 2**8)
     """
@@ -422,20 +440,20 @@ def ways_of(read: str, u: np.ndarray, s: dict[str, float], n_ways: int = 2) -> l
     closest = m.min(-1)
     rows = index, index ^ (1 << nearest)
     side_of_closest = side * only
-    if read in ("hard", "blend", "soft_sign"):
-        of_scalars = {}
-        if read == "soft_sign":
+    if read in ("hard", "blend", "soft_sign", "hard_sign"):
+        of_scalars, hard = {}, read.startswith("hard")
+        if read.endswith("sign"):
             share = _sigmoid(-2 * closest / (s["soft"] + closest) / s["select"])
             slope = 2 * share * (1 - share) / s["select"] / (s["soft"] + closest)
             of_closest = -slope * s["soft"] / (s["soft"] + closest)
             of_scalars = {"soft": -of_closest * closest, "select": slope * closest}
         else:
             share, of_closest = 0.5 / (1 + closest), -0.5 / (1 + closest) ** 2
-        values = (np.ones_like(share), np.zeros_like(share)) if read == "hard" else (1 - share, share)
+        values = (np.ones_like(share), np.zeros_like(share)) if hard else (1 - share, share)
         return [
             Way(
                 row,
-                exactly(value) if read == "hard" else _terms(value),
+                exactly(value) if hard else _terms(value),
                 _terms(sign * of_closest[..., None] * side_of_closest),
                 {name: _terms(sign * d) for name, d in of_scalars.items()},
             )
@@ -514,26 +532,34 @@ def quantised(weights: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]
     return np.clip(whole, -128, 127).astype(np.int8), exponents
 
 
-def _rows_of_reads(weights: np.ndarray, read: str, groups: int) -> np.ndarray:
+Integers = tuple[np.ndarray, np.ndarray]
+"""Tables of integers ``[T, R, O]``, and the exponents of their scales, ``[G, O]``."""
+
+
+def _shape_of(weights: np.ndarray | Integers) -> tuple[int, ...]:
+    return np.shape(weights[0] if isinstance(weights, tuple) else weights)
+
+
+def _rows_of_reads(weights: np.ndarray | Integers, read: str, groups: int) -> np.ndarray:
     if read != "powers":
         return wide(weights)
-    whole, exponents = quantised(weights, groups)
-    return np.ldexp(wide(whole), exponents[groups_of(len(weights), groups)][:, None])
+    whole, exponents = weights if isinstance(weights, tuple) else quantised(weights, groups)
+    return np.ldexp(wide(whole), exponents[groups_of(len(whole), groups)][:, None])
 
 
 def scored_lut(
     ways: list[Way],
-    weights: np.ndarray,
+    weights: np.ndarray | Integers,
     read: str,
     groups: int = 1,
     sum_groups: bool = False,
     keep: np.ndarray | None = None,
 ) -> Sum:
     """``y[g] = sum over t of g and ways of keep[t] * coefficient * weights[t, index]``, ``[..., G or 1, O]``."""
-    n_detectors, _, n_outputs = weights.shape
+    n_detectors, _, n_outputs = _shape_of(weights)
     rows, group = _rows_of_reads(weights, read, groups), groups_of(n_detectors, 1 if sum_groups else groups)
-    batch = ways[0].index.shape[:-1]
-    totals = Totals((*batch, 1 if sum_groups else groups, n_outputs), None, accumulator(weights.dtype))
+    batch, dtype = ways[0].index.shape[:-1], np.float32 if isinstance(weights, tuple) else weights.dtype
+    totals = Totals((*batch, 1 if sum_groups else groups, n_outputs), None, accumulator(dtype))
     for way in ways:
         read_rows = rows[np.arange(n_detectors), way.index]  # [..., T, O]
         *at, t, output = np.indices(read_rows.shape, sparse=True)
@@ -551,6 +577,20 @@ def scored_lut_vjp(
     ways: list[Way],
     weights: np.ndarray,
     anchors: np.ndarray,
+    dy: np.ndarray,
+    read: str,
+    groups: int = 1,
+    sum_groups: bool = False,
+    keep: np.ndarray | None = None,
+) -> dict[str, Sum]:
+    """`scored_vjp`, and the cotangent of the inputs by that of the margins."""
+    of = scored_vjp(ways, weights, dy, read, groups, sum_groups, keep)
+    return {"x": margins_vjp(x, anchors, of.pop("margins"), groups), **of}
+
+
+def scored_vjp(
+    ways: list[Way],
+    weights: np.ndarray,
     dy: np.ndarray,
     read: str,
     groups: int = 1,
@@ -585,7 +625,7 @@ def scored_lut_vjp(
     assert of_margins is not None
     assert of_keep is not None
     return {
-        "x": margins_vjp(x, anchors, of_margins, groups),
+        "margins": of_margins,
         "weights": of_weights.sum(),
         "keep": of_keep,
         **{name: totals.sum().map(lambda a: a[0]) for name, totals in of_scalars.items()},
@@ -637,22 +677,33 @@ def slots_of(targets: np.ndarray, shape: tuple[int, ...], n_outputs: int) -> tup
 
 
 def sparse_lookup(
-    weights: np.ndarray, d: Detection, targets: np.ndarray, n_outputs: int, accumulate: float | None = None
+    weights: np.ndarray,
+    d: Detection,
+    targets: np.ndarray,
+    n_outputs: int,
+    accumulate: float | None = None,
+    groups: int | None = None,
 ) -> Sum:
-    """``y[b, o] = sum over t, k with targets[t, index, k] == o of weights[t, index, k]``."""
+    """``y[b, o] = sum over t, k with targets[t, index, k] == o of weights[t, index, k]``; with groups ``y[b, g, o]``."""
     target, used = slots_of(targets, weights.shape, n_outputs)
-    totals = Totals((*d.index.shape[:-1], n_outputs), accumulate, accumulator(weights.dtype))
-    index = clamped(d.index, weights.shape[1])
+    shape = (*d.index.shape[:-1], groups or 1, n_outputs)
+    totals = Totals(shape, accumulate, accumulator(weights.dtype))
+    index, group = clamped(d.index, weights.shape[1]), groups_of(len(weights), groups)
     for b in np.ndindex(d.index.shape[:-1]):
         for t, k in itertools.product(range(weights.shape[0]), range(weights.shape[2])):
             row = index[(*b, t)]
             if used[t, row, k]:
-                totals.add((*b, target[t, row, k]), wide(weights[t, row, k]))
-    return totals.sum()
+                totals.add((*b, group[t], target[t, row, k]), wide(weights[t, row, k]))
+    return _as_given(totals.sum(), groups)
 
 
 def sparse_lookup_vjp(
-    weights: np.ndarray, d: Detection, targets: np.ndarray, dy: np.ndarray, accumulate: float | None = None
+    weights: np.ndarray,
+    d: Detection,
+    targets: np.ndarray,
+    dy: np.ndarray,
+    accumulate: float | None = None,
+    groups: int | None = None,
 ) -> dict[str, Sum]:
     """A slot takes part with the cotangent of its target; the two rows may have different targets.
 
@@ -667,12 +718,14 @@ def sparse_lookup_vjp(
     n_rows = weights.shape[1]
     index, flipped = clamped(d.index, n_rows), clamped(d.index ^ d.flip, n_rows)
     of_weights, of_margin = Totals(weights.shape, accumulate, dtype), Totals(d.index.shape, accumulate, dtype)
-    w = weights.astype(dtype)
+    w, group, dy = weights.astype(dtype), groups_of(len(weights), groups), _with_groups(dy, groups)
     for at in np.ndindex(d.index.shape):
         *b, t = at
         row, other = index[at], flipped[at]
         for k in range(weights.shape[2]):
-            of_row, of_other = (dy[(*b, target[t, r, k])] if used[t, r, k] else None for r in (row, other))
+            of_row, of_other = (
+                dy[(*b, group[t], target[t, r, k])] if used[t, r, k] else None for r in (row, other)
+            )
             if of_row is not None:
                 of_weights.add((t, row, k), wide(of_row))
             if used[t, row, k] and used[t, other, k] and target[t, row, k] == target[t, other, k]:
@@ -707,8 +760,31 @@ def pairs(
     return [(j, i, d) for j, i, d in distances if d >= 0 and (window is None or d < window)]
 
 
+def spread(weights: np.ndarray, targets: np.ndarray | None, n_outputs: int | None) -> np.ndarray:
+    """The table ``[T, R, n_outputs]`` that tables with targets stand for: 0 where no slot reaches; without targets the table."""
+    if targets is None or n_outputs is None:
+        return weights
+    target, used = slots_of(targets, weights.shape, n_outputs)
+    table = np.zeros((*weights.shape[:2], n_outputs), accumulator(weights.dtype))
+    t, row, _ = np.indices(weights.shape, sparse=True)
+    np.add.at(table, (t, row, target), np.where(used, weights, 0))
+    return table
+
+
+def spread_vjp(dtable: Sum, targets: np.ndarray | None, shape: tuple[int, ...]) -> Sum:
+    """A slot receives the cotangent of its target, an unused one 0."""
+    if targets is None:
+        return dtable
+    target, used = slots_of(targets, shape, dtable.value.shape[2])
+    t, row, _ = np.indices(shape, sparse=True)
+    return dtable.map(lambda a: np.where(used, a[t, row, target], 0))
+
+
 class Where(NamedTuple):
-    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers."""
+    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers.
+
+    Where all pairs count, queries come after all keys: `query_start` is their number.
+    """
 
     window: int | None = None
     query_start: int = 0
@@ -955,12 +1031,58 @@ def _pair_attention(
 
 
 # ------------------------------------------------------------------------------------- compositions
-def lut_vjp(
-    x: Any, weights: Any, anchors: Any, dy: Any, epsilon: float = 0.0, accumulate: float | None = None
-) -> dict[str, Sum]:
+def joined(x: np.ndarray, anchors: np.ndarray, groups: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs of all groups ``[..., G or 1, I]`` side by side, and the anchors of each as ids of these; as they are without groups."""
+    if groups is None:
+        return x, anchors
+    n_parts, n_inputs = np.shape(x)[-2:]
+    first = groups_of(len(anchors), groups) % n_parts * n_inputs
+    return np.reshape(x, (*np.shape(x)[:-2], n_parts * n_inputs)), clamped(anchors, n_inputs) + first[
+        :, None, None
+    ]
+
+
+def lut(
+    x: Any,
+    weights: Any,
+    anchors: Any,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+    groups: int | None = None,
+) -> Sum:
     """``lookup(weights, detect(x, anchors))``."""
-    of = lookup_vjp(weights, detect(x, anchors, epsilon), dy, accumulate)
-    return {"weights": of["weights"], "x": detect_vjp(x, anchors, of["margin"], accumulate)}
+    return lookup(weights, detect(*joined(x, anchors, groups), epsilon), accumulate, groups)
+
+
+def lut_vjp(
+    x: Any,
+    weights: Any,
+    anchors: Any,
+    dy: Any,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+    groups: int | None = None,
+) -> dict[str, Sum]:
+    shape = np.shape(x)
+    x, anchors = joined(x, anchors, groups)
+    of = lookup_vjp(weights, detect(x, anchors, epsilon), dy, accumulate, groups)
+    of_x = detect_vjp(x, anchors, of["margin"], accumulate)
+    return {"weights": of["weights"], "x": of_x.map(lambda a: a.reshape(shape))}
+
+
+def sparse_lut(
+    x: Any,
+    weights: Any,
+    anchors: Any,
+    targets: Any,
+    n_outputs: int,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+    groups: int | None = None,
+) -> Sum:
+    """``sparse_lookup(weights, detect(x, anchors), targets, n_outputs)``."""
+    d = detect(*joined(x, anchors, groups), epsilon)
+    return sparse_lookup(weights, d, targets, n_outputs, accumulate, groups)
 
 
 def sparse_lut_vjp(
@@ -971,10 +1093,13 @@ def sparse_lut_vjp(
     dy: Any,
     epsilon: float = 0.0,
     accumulate: float | None = None,
+    groups: int | None = None,
 ) -> dict[str, Sum]:
-    """``sparse_lookup(weights, detect(x, anchors), targets, n_outputs)``."""
-    of = sparse_lookup_vjp(weights, detect(x, anchors, epsilon), targets, dy, accumulate)
-    return {"weights": of["weights"], "x": detect_vjp(x, anchors, of["margin"], accumulate)}
+    shape = np.shape(x)
+    x, anchors = joined(x, anchors, groups)
+    of = sparse_lookup_vjp(weights, detect(x, anchors, epsilon), targets, dy, accumulate, groups)
+    of_x = detect_vjp(x, anchors, of["margin"], accumulate)
+    return {"weights": of["weights"], "x": of_x.map(lambda a: a.reshape(shape))}
 
 
 def _at_places(images: Any, anchors: Any, windows: Any, groups: int) -> tuple[np.ndarray, np.ndarray]:
@@ -1015,17 +1140,17 @@ def lut_at_places(
     windows: Any,
     groups: int = 1,
     epsilon: float = 0.0,
+    accumulate: float | None = None,
 ) -> Sum:
     """Sums of the rows that the detectors of a group address at every place: side by side, or added to targets."""
-    x, ids = _at_places(images, anchors, windows, groups)
-    d = _detect_at_places(x, ids, epsilon)
+    d = _detect_at_places(*_at_places(images, anchors, windows, groups), epsilon)
     if targets is not None:
-        y = sparse_lookup(
-            weights, d, np.asarray(targets)[groups_of(len(anchors), groups)][:, None], n_outputs
-        )
+        of_tables = np.asarray(targets)[groups_of(len(anchors), groups)][:, None]
+        y = sparse_lookup(weights, d, of_tables, n_outputs, accumulate)
     else:
-        y = _side_by_side([lookup(weights[of], _of(d, of)) for of in _tables_of(len(anchors), groups)])
-    return y.map(lambda a: a.reshape(*np.shape(images)[:-3], *windows.places, a.shape[-1]))
+        y = lookup(weights, d, accumulate, groups)
+    shape = (*np.shape(images)[:-3], *windows.places, math.prod(y.value.shape[2:]))
+    return y.map(lambda a: a.reshape(shape))
 
 
 def lut_at_places_vjp(
@@ -1038,44 +1163,109 @@ def lut_at_places_vjp(
     windows: Any,
     groups: int = 1,
     epsilon: float = 0.0,
+    accumulate: float | None = None,
 ) -> dict[str, Sum]:
     """Cotangents of a look-up whose samples are all places; a value of the image adds up what all places give it."""
     x, ids = _at_places(images, anchors, windows, groups)
     d = _detect_at_places(x, ids, epsilon)
-    dy = np.reshape(dy, (*d.index.shape[:2], np.shape(dy)[-1]))
+    n_samples, n_places, _ = d.index.shape
     if targets is not None:
-        of = sparse_lookup_vjp(weights, d, np.asarray(targets)[groups_of(len(anchors), groups)][:, None], dy)
+        of_tables = np.asarray(targets)[groups_of(len(anchors), groups)][:, None]
+        dy = np.reshape(dy, (n_samples, n_places, np.shape(dy)[-1]))
+        of = sparse_lookup_vjp(weights, d, of_tables, dy, accumulate)
     else:
-        n = np.shape(weights)[2]
-        each = [
-            lookup_vjp(weights[of], _of(d, of), dy[..., g * n : (g + 1) * n])
-            for g, of in enumerate(_tables_of(len(anchors), groups))
-        ]
-        of = {
-            "weights": _side_by_side([one["weights"] for one in each], 0),
-            "margin": _side_by_side([one["margin"] for one in each]),
-        }
-    d_margin = of["margin"].map(lambda a: a.reshape(len(x), ids.shape[0] * ids.shape[1]))
-    of_x = detect_vjp(x, ids.reshape(ids.shape[0] * ids.shape[1], *ids.shape[2:]), d_margin)
+        of = lookup_vjp(weights, d, _dy_of_groups(dy, d, groups, np.shape(weights)[2]), accumulate, groups)
+    d_margin = of["margin"].map(lambda a: a.reshape(n_samples, n_places * len(anchors)))
+    of_x = detect_vjp(x, _side_by_side(ids), d_margin, accumulate)
     return {"weights": of["weights"], "images": of_x.map(lambda a: a[:, :-1].reshape(np.shape(images)))}
 
 
+def _dy_of_groups(dy: Any, d: Any, groups: int, n_outputs: int) -> np.ndarray:
+    """The cotangent of outputs of groups side by side, ``[B, P, G, O]``."""
+    return np.reshape(dy, (*np.shape(d.index)[:2], groups, n_outputs))
+
+
+def _side_by_side(ids: np.ndarray) -> np.ndarray:
+    """Anchors of detectors at all places as those of as many detectors."""
+    return ids.reshape(ids.shape[0] * ids.shape[1], *ids.shape[2:])
+
+
 def _detect_at_places(x: np.ndarray, ids: np.ndarray, epsilon: float) -> Detection:
-    d = detect(x, ids.reshape(ids.shape[0] * ids.shape[1], *ids.shape[2:]), epsilon)
+    d = detect(x, _side_by_side(ids), epsilon)
     return Detection(*(np.reshape(a, (len(x), *ids.shape[:2])) for a in d[:3]), d.bits)
 
 
-def _tables_of(n_detectors: int, groups: int) -> list[slice]:
-    each = n_detectors // groups
-    return [slice(g * each, (g + 1) * each) for g in range(groups)]
+def conv_lut(
+    images: Any,
+    weights: Any,
+    anchors: Any,
+    *,
+    windows: Any,
+    read: str | None = None,
+    scalars: dict[str, float] | None = None,
+    n_ways: int = 2,
+    groups: int = 1,
+    keep: Any = None,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> Sum:
+    """`lut_at_places`; with a read `scored_lut` of the window at each place, and `keep` ``[..., T]`` of an image at all of them."""
+    if read is None:
+        options: dict[str, Any] = {"windows": windows, "groups": groups, "epsilon": epsilon}
+        return lut_at_places(images, weights, anchors, **options, accumulate=accumulate)
+    ways = _ways_at_places(*_at_places(images, anchors, windows, groups), read, scalars or {}, n_ways)
+    y = scored_lut(ways, weights, read, groups, False, _keep_at_places(keep, ways))
+    shape = (*np.shape(images)[:-3], *windows.places, math.prod(y.value.shape[2:]))
+    return y.map(lambda a: a.reshape(shape))
 
 
-def _of(d: Detection, tables: slice) -> Detection:
-    return Detection(*(a[..., tables] for a in d[:3]), d.bits)
+def conv_lut_vjp(
+    images: Any,
+    weights: Any,
+    anchors: Any,
+    dy: Any,
+    *,
+    windows: Any,
+    read: str | None = None,
+    scalars: dict[str, float] | None = None,
+    n_ways: int = 2,
+    groups: int = 1,
+    keep: Any = None,
+    epsilon: float = 0.0,
+    accumulate: float | None = None,
+) -> dict[str, Sum]:
+    if read is None:
+        options: dict[str, Any] = {"windows": windows, "groups": groups, "epsilon": epsilon}
+        return lut_at_places_vjp(images, weights, anchors, None, dy, **options, accumulate=accumulate)
+    x, ids = _at_places(images, anchors, windows, groups)
+    ways = _ways_at_places(x, ids, read, scalars or {}, n_ways)
+    dy = _dy_of_groups(dy, ways[0], groups, _shape_of(weights)[2])
+    of = scored_vjp(ways, weights, dy, read, groups, False, _keep_at_places(keep, ways))
+    at_places = _side_by_side(ids)
+    du = of.pop("margins").map(lambda a: a.reshape(len(x), *at_places.shape[:2]))
+    of_x = margins_vjp(x[:, None], at_places, du, 1, accumulate)
+    of["images"] = of_x.map(lambda a: a[:, 0, :-1].reshape(np.shape(images)))
+    of_keep = of.pop("keep")
+    of_images = Sum(
+        of_keep.value.sum(1), of_keep.size.sum(1), of_keep.depth.max(1) + len(ids), of_keep.error.sum(1)
+    )
+    of["keep"] = of_images.map(lambda a: a.reshape(*np.shape(images)[:-3], len(anchors)))
+    return of
 
 
-def _side_by_side(sums: list[Sum], axis: int = -1) -> Sum:
-    return Sum(*(np.concatenate(arrays, axis) for arrays in zip(*sums, strict=True)))
+def _ways_at_places(
+    x: np.ndarray, ids: np.ndarray, read: str, scalars: dict[str, float], n_ways: int
+) -> list[Way]:
+    u = margins(x[:, None], _side_by_side(ids))
+    return ways_of(read, u.reshape(len(x), *ids.shape[:3]), scalars, n_ways)
+
+
+def _keep_at_places(keep: Any, ways: list[Way]) -> Any:
+    n_samples, n_places, n_tables = ways[0].index.shape
+    if keep is None:
+        return None
+    each = np.reshape(keep, (n_samples, 1, n_tables))
+    return np.broadcast_to(each, (n_samples, n_places, n_tables))
 
 
 def lut_attention(

@@ -5,13 +5,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from properties.calls import Call, Layer, Map
+from properties.calls import OPS, Call, Layer, Map, with_gradient
 from properties.members import SIZES, Source
-from properties.ops import OPS
 
 LAYERS = ("jit", "remat", "cond")
 CONTEXTS = ("", "", "", "", "", "", "", "x64", "debug_nans", "standard", "xla", "auto mesh", "explicit mesh")
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
+NOT_FINITE = ("nan", "infinite")
 
 
 def names(call: Call) -> dict[str, int]:
@@ -49,13 +49,15 @@ def calls(draw: Any, kind: Call, *, late: bool = False) -> Call:
     if late:
         kind = dataclasses.replace(kind, contexts=tuple(c for c in kind.contexts if "mesh" not in c))
     on_mesh = any("mesh" in c for c in kind.contexts)
-    recurrent = of.recurrent and draw(st.sampled_from((False, False, False, False, True)))
+    fits = of.recurrent and not kind.options.get("shared_input")  # outputs have the shape of inputs
+    recurrent = fits and draw(st.sampled_from((False, False, False, False, True)))
     call = dataclasses.replace(
         kind,
         steps=2 if recurrent else 1,
         how="grad" if "explicit mesh" in kind.contexts else draw(st.sampled_from(("vjp", "vjp", "grad"))),
         seed=draw(st.integers(0, 2)),
-        wanted=draw(_wanted([n for n in of.differentiable if n in ranks], none=not late)),
+        values=draw(_values(kind)),
+        wanted=draw(_wanted(with_gradient(kind, ranks), none=not late)),
     )
     outer = draw(_one_layer(ranks) if late else _layers(ranks, not on_mesh))
     mapped = any(isinstance(layer, Map) for layer in outer)
@@ -63,14 +65,22 @@ def calls(draw: Any, kind: Call, *, late: bool = False) -> Call:
     return dataclasses.replace(call, outer=outer, inner=inner)
 
 
+def _values(kind: Call) -> st.SearchStrategy[str]:
+    """Strategy that draws kinds of values: mostly quarters."""
+    others = [v for v in OPS[kind.op].values if not ("debug_nans" in kind.contexts and v in NOT_FINITE)]
+    return st.sampled_from((*len(others) * ("grid",), *others))
+
+
 @st.composite
-def _wanted(draw: Any, possible: list[str], none: bool) -> tuple[str, ...]:
+def _wanted(draw: Any, possible: tuple[str, ...], none: bool) -> tuple[str, ...]:
     """The arguments to differentiate: often all of them, often one, some of them, or none."""
+    if not possible:
+        return ()
     which = draw(st.sampled_from(("all", "all", "all", "one", "one", "some", "none" if none else "one")))
     if which == "none":
         return ()
     if which == "all":
-        return tuple(possible)
+        return possible
     most = 1 if which == "one" else len(possible)
     chosen = draw(st.lists(st.sampled_from(possible), min_size=1, max_size=most, unique=True))
     return tuple(n for n in possible if n in chosen)

@@ -1,5 +1,6 @@
 """The ops as members, each with its definition on one element."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,22 @@ import lutjax
 from lutjax.ops.logic_trees import Places, logic_trees
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 from properties import definitions
-from properties.members import FINE, Arrays, Op, Pullback, Source, given
+from properties.members import (
+    FINE,
+    FINITE,
+    READS,
+    SCALARS,
+    Arrays,
+    Op,
+    Pullback,
+    Source,
+    exponentials,
+    given,
+    lists_of,
+    tables,
+    value_of,
+    values_of,
+)
 
 
 def _detection(a: Arrays, name: str, bits: int) -> lutjax.Detection:
@@ -20,12 +36,41 @@ def _parts(d: lutjax.Detection) -> Arrays:
     return {"index": d.index, "flip": d.flip, "margin": d.margin}
 
 
+_ACCUMULATE = {"accumulate": (None, FINE)}
+_EPSILON = {"epsilon": (0.0, 0.5)}
+_GROUPS = {"groups": (False, True)}
+_SHARED = {**_GROUPS, "shared_input": (False, True)}
+_LISTS = ("row", "table", "all")
+_PAIRS = {
+    "window": (None, 1, 2),
+    "segments": (False, True),
+    "positions": (True, False),
+    "causal": (True, False),
+    "targets": (None, *_LISTS),
+}
+_STARTS = {"starts": ("none", "known", "traced"), "keys": ("same", "more", "fewer")}
+_X_LENGTH = {"x": 0}
+
+
+def groups_of(z: Mapping[str, int], o: Mapping[str, Any]) -> int | None:
+    return z["groups"] if o.get("groups") else None
+
+
+def _in_groups(o: Mapping[str, Any]) -> dict[str, int]:
+    groups = groups_of(o["sizes"], o)
+    return {} if groups is None else {"groups": groups}
+
+
 # ------------------------------------------------------------------------------------- arguments and calls
+def _inputs(s: Source, z: Mapping[str, int], o: Mapping[str, Any], steps: int = 40) -> np.ndarray:
+    """Inputs, of each group or shared by all."""
+    groups = groups_of(z, o)
+    of_groups = () if groups is None else (1 if o.get("shared_input") else groups,)
+    return s.grid(z["batch"], *of_groups, z["inputs"], steps=steps)
+
+
 def _detect_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    return {
-        "x": s.grid(z["batch"], z["inputs"], steps=40),
-        "anchors": s.anchors(z["inputs"], z["detectors"], z["bits"]),
-    }
+    return {"x": _inputs(s, z, o), "anchors": s.anchors(z["inputs"], z["detectors"], z["bits"])}
 
 
 def _lookup_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
@@ -37,20 +82,47 @@ def _lookup_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arr
 
 def _slots(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     tables, rows = z["detectors"], 2 ** z["bits"]
-    lists = {"all": (1, 1), "table": (tables, 1), "row": (tables, rows)}[o.get("lists", "row")]
     return {
         "weights": s.grid(tables, rows, z["slots"]),
-        "targets": s.ids(-1, z["outputs"], *lists, z["slots"]),
+        "targets": lists_of(s, tables, rows, z["slots"], z["outputs"], o.get("lists", "row")),
     }
 
 
 def _starts(o: Mapping[str, Any]) -> Arrays:
-    return {"query_start": np.int32(2), "key_start": np.int32(1)} if o.get("starts") == "traced" else {}
+    traced = o.get("starts") == "traced" and o.get("causal", True)
+    return {"query_start": np.int32(2), "key_start": np.int32(1)} if traced else {}
 
 
 def _known_starts(o: Mapping[str, Any], a: Arrays) -> Arrays:
-    starts: Arrays = {"query_start": 2, "key_start": 1} if o.get("starts") == "known" else {}
+    known = o.get("starts") == "known" and o.get("causal", True)
+    starts: Arrays = {"query_start": 2, "key_start": 1} if known else {}
     return {**starts, **{n: a[n] for n in ("query_start", "key_start") if n in a}}
+
+
+def _sight(o: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an op that say which keys a query sees."""
+    return given(o, "window") if o.get("causal", True) else {"causal": False}
+
+
+def _edges(a: Arrays, o: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an op that say which outputs rows reach."""
+    return {"targets": a["targets"], "n_outputs": o["sizes"]["outputs"]} if "targets" in a else {}
+
+
+def _rows(s: Source, n_rows: int, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    """Tables, with their targets if they have any."""
+    tables, lists = z["detectors"], o.get("targets")
+    if lists is None:
+        return {"weights": s.grid(tables, n_rows, z["outputs"])}
+    targets = lists_of(s, tables, n_rows, z["slots"], z["outputs"], lists)
+    # Slots of one list that are not used take part with a cotangent of 0.
+    weights = (s.finite if lists == "all" else s.grid)(tables, n_rows, z["slots"])
+    return {"weights": weights, "targets": targets}
+
+
+def _distances(z: Mapping[str, int], o: Mapping[str, Any], spare: int) -> int:
+    """Number of distances between positions, and where they are causal some more."""
+    return z["length"] + spare if o.get("causal", True) else z["length"] + _n_keys(z, o) - 1
 
 
 def _n_keys(z: Mapping[str, int], o: Mapping[str, Any]) -> int:
@@ -62,10 +134,10 @@ def _attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> 
     N = z["position_bits"] if o.get("positions", True) else 0
     keys = _n_keys(z, o)
     arrays = {
-        "weights": s.grid(T, 2 ** (2 * C + N), z["outputs"]),
+        **_rows(s, 2 ** (2 * C + N), z, o),
         **s.detection("query", C, B, L, T),
         **s.detection("key", C, B, keys, T),
-        **(s.detection("position", N, L + 1, T) if N else {}),
+        **(s.detection("position", N, _distances(z, o, 1), T) if N else {}),
         **_starts(o),
     }
     if o.get("segments"):
@@ -81,7 +153,9 @@ def _call_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
             _detection(a, "query", z["pairs"]),
             _detection(a, "key", z["pairs"]),
             _detection(a, "position", z["position_bits"]) if "position.index" in a else None,
-            **given(o, "window", "accumulate"),
+            **given(o, "accumulate"),
+            **_sight(o),
+            **_edges(a, o),
             **_known_starts(o, a),
             **{n: a[n] for n in ("query_segments", "key_segments") if n in a},
         )
@@ -93,9 +167,9 @@ def _lut_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any])
     N = z["position_bits"] if o.get("positions", True) else 0
     return {
         "x": s.grid(B, L, n_inputs, steps=40),
-        "weights": s.grid(T, 2 ** (2 * C + N), z["outputs"]),
+        **_rows(s, 2 ** (2 * C + N), z, o),
         "anchors": s.anchors(n_inputs, T, C),
-        **({"positions": s.grid(L - 1, 1, N)} if N else {}),
+        **({"positions": s.grid(_distances(z, o, -1), 1, N)} if N else {}),
         **({"segments": s.ids(0, 2, B, L)} if o.get("segments") else {}),
     }
 
@@ -106,9 +180,9 @@ def _pair_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]
     keys = _n_keys(z, o)
     arrays = {
         "x": s.grid(B, L, n_inputs),
-        "weights": s.grid(T, 2**C, z["outputs"]),
+        **_rows(s, 2**C, z, o),
         "anchors": s.anchors(2 * n_inputs + N, T, C),
-        **({"positions": s.grid(L + 1, T, N)} if N else {}),
+        **({"positions": s.grid(_distances(z, o, 1), T, N)} if N else {}),
         **({"keys": s.grid(B, keys, n_inputs)} if "keys" in o else {}),
         **_starts(o),
     }
@@ -126,24 +200,32 @@ def _call_pair_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays
             a["weights"],
             a["anchors"],
             a.get("positions"),
-            **given(o, "window", "accumulate", "epsilon", "interleave"),
+            **given(o, "accumulate", "epsilon", "interleave"),
+            **_sight(o),
+            **_edges(a, o),
             **_known_starts(o, a),
             **{n: a[n] for n in ("segments", "keys", "key_segments") if n in a},
         )
     }
 
 
+def wires_of(s: Source, n_inputs: int, shape: tuple[int, ...], o: Mapping[str, Any]) -> Arrays:
+    """Wires, and perhaps the list of who reads each input, with room for any wires."""
+    if not o.get("readers"):
+        return {"wires": s.ids(0, n_inputs, *shape)}
+    wires = s.numbers(0, n_inputs, *shape)  # those of the list exist
+    return {"wires": wires, "readers": definitions.readers(wires, n_inputs, wires.size).astype(np.int32)}
+
+
 def _gates(name: str, parameter: str) -> Op:
     def arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
         G, n = z["outputs"], z["wires"] if parameter == "table" else 2
         shape = {"coefficients": (4, G), "logits": (G, 16), "table": (G, 2**n)}[parameter]
-        x, wires = s.grid(z["batch"], z["inputs"]), s.ids(0, z["inputs"], G, n)
-        readers = definitions.readers(wires, z["inputs"], wires.size).astype(np.int32)
+        x = s.grid(z["batch"], z["inputs"])
         return {
             "x": np.ascontiguousarray(x.T) if o.get("feature_axis") == 0 else x,
             parameter: s.grid(*shape),
-            "wires": wires,
-            **({"readers": readers} if o.get("readers") else {}),
+            **wires_of(s, z["inputs"], (G, n), o),
         }
 
     def call(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
@@ -161,43 +243,54 @@ def _gates(name: str, parameter: str) -> Op:
         options,
         batch=lambda o: {"x": 1 if o.get("feature_axis") == 0 else 0},
         recurrent=True,
+        values=(*FINITE, "wild", "nan"),  # with infinities the order of additions decides what is NaN
         define=_of_gates(name, parameter),
     )
 
 
-_PLACES = Places((3, 2), (2, 2), (1, 1), (1, 0), (2, 1))
+def _places(o: Mapping[str, Any]) -> Places:
+    return {
+        "padding": Places((3, 2), (2, 2), (1, 1), (1, 0), (2, 1)),
+        "strides": Places((5, 3), (2, 1), (2, 2)),
+        "pool padding": Places((4, 3), (2, 2), (1, 1), (0, 0), (2, 3), (1, 1)),
+    }[o.get("places", "padding")]
 
 
 def _tree_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    leaves = s.ids(0, 4 * z["slots"], z["outputs"], 4)
-    readers = definitions.readers(leaves % z["slots"], z["slots"], leaves.size).astype(np.int32)
+    places, n_channels, n_leaves = _places(o), z["slots"], o.get("leaves", 4)
+    window = math.prod(places.kernel) * n_channels
+    leaves = (s.numbers if o.get("readers") else s.ids)(0, window, z["outputs"], n_leaves)
+    readers = definitions.readers(np.clip(leaves, 0, window - 1) % n_channels, n_channels, leaves.size)
+    # The largest of several places: rounding must not choose another one.
     return {
-        "x": s.grid(6 * z["slots"], z["batch"], steps=4),
-        "coefficients": s.grid(4, z["outputs"], 3, steps=4),
+        "x": s.grid(math.prod(places.image) * n_channels, z["batch"], steps=4),
+        "coefficients": s.grid(4, z["outputs"], n_leaves - 1, steps=4),
         "leaves": leaves,
-        **({"readers": readers} if o.get("readers") else {}),
+        **({"readers": readers.astype(np.int32)} if o.get("readers") else {}),
     }
 
 
 def _call_trees(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
     op = logic_trees if module is lutjax else module.logic_trees  # that one is for layers
-    return {"y": op(a["x"], a["coefficients"], a["leaves"], places=_PLACES, readers=a.get("readers"))}
+    return {"y": op(a["x"], a["coefficients"], a["leaves"], places=_places(o), readers=a.get("readers"))}
 
 
 def _windows(z: Mapping[str, int], o: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the op; with targets each table is a group."""
-    windows = Windows((2, 3, z["slots"]), (2, 2), (1, 1), (0, 1), z["slots"])
-    options: dict[str, Any] = {"windows": windows, **given(o, "epsilon")}
-    if o.get("targets"):
-        options |= {"groups": z["detectors"], "n_outputs": z["outputs"]}
-    return options
+    """Return the options of the op: groups have channels of their own, or share those of a window."""
+    groups, channels = groups_of(z, o) or 1, z["slots"]
+    own = 1 if o.get("shared_input") else groups
+    stride, padding = ((2, 1), (1, 0)) if o.get("strides") else ((1, 1), (0, 1))
+    windows = Windows((2, 3, channels * own), (2, 2), stride, padding, channels)
+    options: dict[str, Any] = {"windows": windows, "groups": groups, **given(o, "epsilon")}
+    return options | {"n_outputs": z["outputs"]} if o.get("targets") else options
 
 
 def _places_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     n_detectors, n_outputs = z["detectors"], z["outputs"]
-    targets = {"targets": s.ids(-1, n_outputs, n_detectors, n_outputs)} if o.get("targets") else {}
+    options = _windows(z, o)
+    targets = {"targets": s.ids(-1, n_outputs, options["groups"], n_outputs)} if o.get("targets") else {}
     return {
-        "images": s.grid(z["batch"], 2, 3, z["slots"], steps=40),
+        "images": s.grid(z["batch"], *options["windows"].image, steps=40),
         "weights": s.grid(n_detectors, 2 ** z["bits"], n_outputs),
         "anchors": s.anchors(4 * z["slots"], n_detectors, z["bits"]),
         **targets,
@@ -209,25 +302,8 @@ def _call_places(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
     return {"y": op(a["images"], a["weights"], a["anchors"], a.get("targets"), **_windows(o["sizes"], o))}
 
 
-_ACCUMULATE = {"accumulate": (None, FINE)}
-_EPSILON = {"epsilon": (0.0, 0.5)}
-_PAIRS = {
-    "window": (None, 1, 2),
-    "segments": (False, True),
-    "positions": (True, False),
-}
-_STARTS = {"starts": ("none", "known", "traced"), "keys": ("same", "more", "fewer")}
-_X_LENGTH = {"x": 0}
-_GROUPS = {"groups": (False, True)}
-
-
-def _in_groups(o: Mapping[str, Any]) -> dict[str, int]:
-    """A group for each detector."""
-    return {"groups": o["sizes"]["detectors"]} if o.get("groups") else {}
-
-
 def _weighted_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    reads = z["batch"], z["detectors"], 2
+    reads = z["batch"], z["detectors"], o.get("ways", 2)
     return {
         "weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"]),
         "index": s.ids(0, 2 ** z["bits"], *reads),
@@ -235,35 +311,88 @@ def _weighted_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> A
     }
 
 
+def _valued(o: Mapping[str, Any]) -> dict[str, int]:
+    return {} if o.get("valued") is None else {"valued": min(o["valued"], o.get("ways", 2))}
+
+
 def _margins_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
-    return {
-        "x": s.grid(z["batch"], *((z["detectors"],) if o.get("groups") else ()), z["inputs"], steps=8),
-        "anchors": s.anchors(z["inputs"], z["detectors"], z["bits"]),
-    }
+    shape = z["detectors"], z["bits"]
+    anchors = s.ids(0, z["inputs"], *shape) if o.get("single") else s.anchors(z["inputs"], *shape)
+    return {"x": _inputs(s, z, o, steps=8), "anchors": anchors}
+
+
+def tables_of(s: Source, shape: tuple[int, ...], groups: int, read: str | None) -> Arrays:
+    """Tables of floats, or of integers for the read of that name."""
+    if read != "integers":
+        return {"weights": s.grid(*shape)}
+    whole = s.numbers(-128, 128, *shape).astype(np.int8)
+    return {"weights": whole, "exponents": s.numbers(-8, -4, groups, shape[2])}
+
+
+def scalars_of(s: Source, read: Any) -> Arrays:
+    """Scalars of a read, logarithms from -1 to 1."""
+    return {name: np.clip(s.grid(steps=4), -1, 1).astype(s.dtype) for name in read.initial()}
 
 
 def _scored_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    name = o.get("read", "confidence")
+    shape = z["detectors"], 2 ** z["bits"], z["outputs"]
+    keep = o.get("keep") and name != "integers"
     return {
         **_margins_arrays(s, z, o),
-        "weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"]),
-        "log_beta": np.asarray(0.5, s.dtype),
-        "log_gamma": np.asarray(0.25, s.dtype),
-        **({"log_tau": np.asarray(-0.5, s.dtype)} if o.get("ways") == 2 else {}),
+        **tables_of(s, shape, groups_of(z, o) or 1, name),
+        **scalars_of(s, READS[name][1]),
+        **({"keep": s.numbers(0, 3, z["batch"], z["detectors"]).astype(s.dtype)} if keep else {}),
     }
 
 
+def _read_of(a: Arrays, o: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the read of that name and its options; integers are added exactly without one."""
+    sums = {} if name == "integers" else given(o, "accumulate")
+    return {"read": READS[name][1], "keep": a.get("keep"), **sums}
+
+
+def _tables(a: Arrays) -> Any:
+    return lutjax.QuantisedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
+
+
 def _call_scored(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
-    read = lutjax.reads.Confidence(ways=o.get("ways", 1))
-    scalars = {name: a[name] for name in read.initial()}
-    arguments = (a["x"], a["weights"], a["anchors"], scalars)
-    return {"y": module.scored_lut(*arguments, read=read, **_in_groups(o))}
+    options = _read_of(a, o, o.get("read", "confidence"))
+    scalars = {name: a[name] for name in options["read"].initial()}
+    sums = {"sum_groups": True} if o.get("groups") and o.get("sum_groups") else {}
+    return {
+        "y": module.scored_lut(a["x"], _tables(a), a["anchors"], scalars, **options, **sums, **_in_groups(o))
+    }
+
+
+def _conv_windows(z: Mapping[str, int], o: Mapping[str, Any]) -> Windows:
+    windows: Windows = _windows(z, {**o, "shared_input": False})["windows"]
+    return windows
+
+
+def _conv_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    windows, groups, name = _conv_windows(z, o), groups_of(z, o) or 1, o.get("read")
+    keep = o.get("keep") and name not in (None, "integers")
+    return {
+        "images": s.grid(z["batch"], *windows.image, steps=8),
+        "anchors": s.anchors(4 * z["slots"], z["detectors"], z["bits"]),
+        **tables_of(s, (z["detectors"], 2 ** z["bits"], z["outputs"]), groups, name),
+        **({} if name is None else scalars_of(s, READS[name][1])),
+        **({"keep": s.numbers(0, 3, z["batch"], z["detectors"]).astype(s.dtype)} if keep else {}),
+    }
+
+
+def _call_conv(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
+    windows, name = _conv_windows(o["sizes"], o), o.get("read")
+    how: dict[str, Any] = given(o, "epsilon", "accumulate")
+    if name is not None:
+        how = _read_of(a, o, name)
+        how["scalars"] = {n: a[n] for n in how["read"].initial()}
+    sizes = {"kernel": windows.size, "stride": windows.stride, "padding": windows.padding}
+    return {"y": module.conv_lut(a["images"], _tables(a), a["anchors"], **sizes, **how, **_in_groups(o))}
 
 
 # ------------------------------------------------------------------------------------- definitions
-def _values(sums: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Arrays:
-    return {(names or {}).get(n, n): s.value for n, s in sums.items()}
-
-
 def _scale(o: Mapping[str, Any]) -> float | None:
     return None if o.get("accumulate") is None else o["accumulate"].scale
 
@@ -274,15 +403,14 @@ def _detected(a: Arrays, name: str, bits: int) -> definitions.Detection:
     )
 
 
-def _where(a: Arrays, o: Mapping[str, Any], segments: tuple[str, str]) -> definitions.Where:
-    starts = {n: int(v) for n, v in _known_starts(o, a).items()}
+def _where(a: Arrays, o: Mapping[str, Any], segments: tuple[str, str], n_keys: int) -> definitions.Where:
     of_queries, of_keys = (a.get(n) for n in segments)
+    of_keys = of_queries if of_keys is None else of_keys
+    if not o.get("causal", True):
+        return definitions.Where(None, n_keys, 0, of_queries, of_keys)
+    starts = {n: int(v) for n, v in _known_starts(o, a).items()}
     return definitions.Where(
-        o.get("window"),
-        starts.get("query_start", 0),
-        starts.get("key_start", 0),
-        of_queries,
-        of_queries if of_keys is None else of_keys,
+        o.get("window"), starts.get("query_start", 0), starts.get("key_start", 0), of_queries, of_keys
     )
 
 
@@ -290,7 +418,7 @@ def _of_detect(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     d = definitions.detect(a["x"], a["anchors"], o.get("epsilon", 0.0))
     outputs = {"index": d.index, "flip": d.flip, "margin": d.margin}
     return outputs, lambda ct: {
-        "x": definitions.detect_vjp(a["x"], a["anchors"], definitions.exactly(ct), _scale(o)).value
+        "x": value_of(definitions.detect_vjp(a["x"], a["anchors"], definitions.exactly(ct), _scale(o)))
     }
 
 
@@ -304,34 +432,19 @@ def _of_detect_signs(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]
 
 def _of_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     w, d = a["weights"], _detected(a, "detection", o["sizes"]["bits"])
-    names = {"margin": "detection.margin"}
-    if not o.get("groups"):
-        return {"y": definitions.lookup(w, d, _scale(o)).value}, lambda ct: _values(
-            definitions.lookup_vjp(w, d, ct, _scale(o)), names
-        )
-
-    def of_detector(t: int) -> Any:
-        at = np.s_[..., t : t + 1]
-        return w[t : t + 1], definitions.Detection(d.index[at], d.flip[at], d.margin[at], d.bits)
-
-    def pull(ct: np.ndarray) -> Arrays:
-        each = [definitions.lookup_vjp(*of_detector(t), ct[..., t, :], _scale(o)) for t in range(len(w))]
-        return {
-            "weights": np.concatenate([e["weights"].value for e in each]),
-            "detection.margin": np.concatenate([e["margin"].value for e in each], -1),
-        }
-
-    y = [definitions.lookup(*of_detector(t), _scale(o)).value for t in range(len(w))]
-    return {"y": np.stack(y, -2)}, pull
+    names, how = {"margin": "detection.margin"}, (_scale(o), groups_of(o["sizes"], o))
+    return {"y": value_of(definitions.lookup(w, d, *how))}, lambda ct: values_of(
+        definitions.lookup_vjp(w, d, ct, *how), names
+    )
 
 
 def _of_weighted_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     given, groups = (a["weights"], a["index"], a["coefficients"]), _in_groups(o).get("groups")
-    y = definitions.weighted_lookup(*given, groups or 1, _scale(o)).value
+    how: Any = {"groups": groups or 1, "accumulate": _scale(o), **_valued(o)}
+    y = value_of(definitions.weighted_lookup(*given, **how))
 
     def pull(ct: np.ndarray) -> Arrays:
-        ct = ct if groups else ct[..., None, :]
-        return _values(definitions.weighted_lookup_vjp(*given, ct, groups or 1, _scale(o)))
+        return values_of(definitions.weighted_lookup_vjp(*given, ct if groups else ct[..., None, :], **how))
 
     return {"y": y if groups else y[..., 0, :]}, pull
 
@@ -342,97 +455,131 @@ def _of_margins(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
 
     def pull(ct: np.ndarray) -> Arrays:
         of_u = definitions.exactly(ct)
-        dx = definitions.margins_vjp(x, a["anchors"], of_u, groups or 1, _scale(o)).value
+        dx = value_of(definitions.margins_vjp(x, a["anchors"], of_u, groups or 1, _scale(o)))
         return {"x": dx if groups else dx[..., 0, :]}
 
     return {"y": definitions.margins(x, a["anchors"], groups or 1)}, pull
 
 
 def _of_scored_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    """Confidence in one way or two."""
-    groups = _in_groups(o).get("groups")
+    groups, (read, how) = groups_of(o["sizes"], o), READS[o.get("read", "confidence")]
     x, n = a["x"] if groups else a["x"][..., None, :], groups or 1
-    scalars = {
-        name: np.exp(np.float64(a[f"log_{name}"]))
-        for name in ("beta", "gamma", "tau")[: o.get("ways", 1) + 1]
-    }
+    scalars = exponentials(a)
     u = definitions.margins(x, a["anchors"], n)
-    ways = definitions.ways_of("confidence", u, scalars, o.get("ways", 1))
-    y = definitions.scored_lut(ways, a["weights"], "confidence", n).value
+    ways = definitions.ways_of(read, u, scalars, getattr(how, "ways", 2))
+    rest = (read, n, bool(groups and o.get("sum_groups")), a.get("keep"))
+    y = value_of(definitions.scored_lut(ways, tables(a), *rest))
 
     def pull(ct: np.ndarray) -> Arrays:
         ct = ct if groups else ct[..., None, :]
-        found = definitions.scored_lut_vjp(x, ways, a["weights"], a["anchors"], ct, "confidence", n)
-        of = _values(found, {name: f"log_{name}" for name in scalars})
+        found = definitions.scored_lut_vjp(x, ways, a["weights"], a["anchors"], ct, *rest)
+        of = values_of(found, {name: f"log_{name}" for name in scalars})
         return of if groups else {**of, "x": of["x"][..., 0, :]}
 
     return {"y": y if groups else y[..., 0, :]}, pull
 
 
+def _of_conv_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    options: dict[str, Any] = {
+        "windows": _conv_windows(o["sizes"], o),
+        "groups": groups_of(o["sizes"], o) or 1,
+    }
+    if o.get("read") is None:
+        options |= {"epsilon": o.get("epsilon", 0.0), "accumulate": _scale(o)}
+    else:
+        name, how = READS[o["read"]]
+        ways = {"n_ways": getattr(how, "ways", 2)}
+        options |= {"read": name, "scalars": exponentials(a), "keep": a.get("keep"), **ways}
+    given = a["images"], tables(a), a["anchors"]
+    y = value_of(definitions.conv_lut(*given, **options))
+    names = {name: f"log_{name}" for name in options.get("scalars", {})}
+    return {"y": y}, lambda ct: values_of(definitions.conv_lut_vjp(*given, ct, **options), names)
+
+
 def _of_sparse_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     z = o["sizes"]
     given = a["weights"], _detected(a, "detection", z["bits"]), a["targets"]
-    names = {"margin": "detection.margin"}
-    return {"y": definitions.sparse_lookup(*given, z["outputs"], _scale(o)).value}, lambda ct: _values(
-        definitions.sparse_lookup_vjp(*given, ct, _scale(o)), names
+    names, how = {"margin": "detection.margin"}, (_scale(o), groups_of(z, o))
+    return {"y": value_of(definitions.sparse_lookup(*given, z["outputs"], *how))}, lambda ct: values_of(
+        definitions.sparse_lookup_vjp(*given, ct, *how), names
     )
 
 
+def _of_rows(a: Arrays, o: Mapping[str, Any], attend: Any, pulled: Any) -> tuple[Arrays, Pullback]:
+    """An attention whose rows may reach some outputs: `attend` and `pulled` are of whole tables."""
+    targets = a.get("targets")
+    table = definitions.spread(a["weights"], targets, o["sizes"]["outputs"])
+
+    def pull(ct: np.ndarray) -> Arrays:
+        of = pulled(table, ct)
+        return {**of, "weights": definitions.spread_vjp(of["weights"], targets, a["weights"].shape)}
+
+    return {"y": value_of(attend(table))}, lambda ct: values_of(pull(ct))
+
+
 def _of_lookup_attention(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    z, where = o["sizes"], _where(a, o, ("query_segments", "key_segments"))
+    z, where = o["sizes"], _where(a, o, ("query_segments", "key_segments"), a["key.index"].shape[-2])
     given = (
-        a["weights"],
         _detected(a, "query", z["pairs"]),
         _detected(a, "key", z["pairs"]),
         _detected(a, "position", z["position_bits"]) if "position.index" in a else None,
     )
-    names = {n: f"{n}.margin" for n in ("query", "key", "position")}
-    return {"y": definitions.lookup_attention(*given, where, _scale(o)).value}, lambda ct: _values(
-        definitions.lookup_attention_vjp(*given, ct, where, _scale(o)), names
-    )
+
+    def pulled(table: np.ndarray, ct: np.ndarray) -> Any:
+        of = definitions.lookup_attention_vjp(table, *given, ct, where, _scale(o))
+        return {n if n == "weights" else f"{n}.margin": s for n, s in of.items()}
+
+    return _of_rows(a, o, lambda table: definitions.lookup_attention(table, *given, where, _scale(o)), pulled)
 
 
 def _of_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    d = definitions.detect(a["x"], a["anchors"], o.get("epsilon", 0.0))
-    return {"y": definitions.lookup(a["weights"], d, _scale(o)).value}, lambda ct: _values(
-        definitions.lut_vjp(a["x"], a["weights"], a["anchors"], ct, o.get("epsilon", 0.0), _scale(o))
+    given, how = (
+        (a["x"], a["weights"], a["anchors"]),
+        (o.get("epsilon", 0.0), _scale(o), groups_of(o["sizes"], o)),
+    )
+    return {"y": value_of(definitions.lut(*given, *how))}, lambda ct: values_of(
+        definitions.lut_vjp(*given, ct, *how)
     )
 
 
 def _of_sparse_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    d, n_outputs = definitions.detect(a["x"], a["anchors"], o.get("epsilon", 0.0)), o["sizes"]["outputs"]
-    y = definitions.sparse_lookup(a["weights"], d, a["targets"], n_outputs, _scale(o))
     given = a["x"], a["weights"], a["anchors"], a["targets"]
-    return {"y": y.value}, lambda ct: _values(
-        definitions.sparse_lut_vjp(*given, ct, o.get("epsilon", 0.0), _scale(o))
-    )
+    how = o.get("epsilon", 0.0), _scale(o), groups_of(o["sizes"], o)
+    y = definitions.sparse_lut(*given, o["sizes"]["outputs"], *how)
+    return {"y": value_of(y)}, lambda ct: values_of(definitions.sparse_lut_vjp(*given, ct, *how))
 
 
 def _of_lut_attention(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    where = _where(a, o, ("segments", "segments"))
-    given = a["x"], a["weights"], a["anchors"], a.get("positions")
+    where = _where(a, o, ("segments", "segments"), a["x"].shape[-2])
+    x, rest = a["x"], (a["anchors"], a.get("positions"))
     options: Any = {"epsilon": o.get("epsilon", 0.0), "accumulate": _scale(o)}
-    return {"y": definitions.lut_attention(*given, where, **options).value}, lambda ct: _values(
-        definitions.lut_attention_vjp(*given, ct, where, **options)
+    return _of_rows(
+        a,
+        o,
+        lambda table: definitions.lut_attention(x, table, *rest, where, **options),
+        lambda table, ct: definitions.lut_attention_vjp(x, table, *rest, ct, where, **options),
     )
 
 
 def _of_lut_pair_attention(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    where = _where(a, o, ("segments", "key_segments"))
-    given = a["x"], a.get("keys", a["x"]), a["weights"], a["anchors"], a.get("positions")
+    x, keys = a["x"], a.get("keys", a["x"])
+    where = _where(a, o, ("segments", "key_segments"), keys.shape[-2])
+    rest = a["anchors"], a.get("positions")
     options: Any = {
         "epsilon": o.get("epsilon", 0.0),
         "accumulate": _scale(o),
         "interleave": o.get("interleave", False),
     }
 
-    def pull(ct: np.ndarray) -> Arrays:
-        cotangents = _values(definitions.lut_pair_attention_vjp(*given, ct, where, **options))
+    def pulled(table: np.ndarray, ct: np.ndarray) -> Any:
+        cotangents = definitions.lut_pair_attention_vjp(x, keys, table, *rest, ct, where, **options)
         if "keys" not in a:
-            cotangents["x"] = cotangents["x"] + cotangents["keys"]
+            cotangents["x"] = definitions.added(cotangents["x"], cotangents["keys"])
         return cotangents
 
-    return {"y": definitions.lut_pair_attention(*given, where, **options).value}, pull
+    return _of_rows(
+        a, o, lambda table: definitions.lut_pair_attention(x, keys, table, *rest, where, **options), pulled
+    )
 
 
 def _of_gates(name: str, parameter: str) -> Callable[..., tuple[Arrays, Pullback]]:
@@ -446,21 +593,21 @@ def _of_gates(name: str, parameter: str) -> Callable[..., tuple[Arrays, Pullback
             return np.moveaxis(y, -1, o.get("feature_axis", -1))
 
         def pull(ct: np.ndarray) -> Arrays:
-            of = _values(
+            of = values_of(
                 backward(
                     x, a[parameter], a["wires"], np.moveaxis(ct, o.get("feature_axis", -1), -1), **options
                 )
             )
             return {**of, "x": placed(of["x"])}
 
-        return {"y": placed(forward(x, a[parameter], a["wires"], **options).value)}, pull
+        return {"y": placed(value_of(forward(x, a[parameter], a["wires"], **options)))}, pull
 
     return define
 
 
 def _of_trees(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    given = a["x"], a["coefficients"], a["leaves"], _PLACES
-    return {"y": definitions.logic_trees(*given).value}, lambda ct: _values(
+    given = a["x"], a["coefficients"], a["leaves"], _places(o)
+    return {"y": value_of(definitions.logic_trees(*given))}, lambda ct: values_of(
         definitions.logic_trees_vjp(*given, ct)
     )
 
@@ -471,7 +618,7 @@ def _of_places(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
         (a["images"], a["weights"], a["anchors"], a.get("targets")),
         options.pop("n_outputs", None),
     )
-    return {"y": definitions.lut_at_places(*given, n_outputs, **options).value}, lambda ct: _values(
+    return {"y": value_of(definitions.lut_at_places(*given, n_outputs, **options))}, lambda ct: values_of(
         definitions.lut_at_places_vjp(*given, ct, **options)
     )
 
@@ -509,33 +656,68 @@ OPS: dict[str, Op] = {
         ("weights", "detection.margin"),
         {**_ACCUMULATE, **_GROUPS},
         batch=lambda o: {f"detection.{n}": 0 for n in ("index", "flip", "margin")},
+        factored=True,
         define=_of_lookup,
     ),
     "weighted_lookup": Op(
         _weighted_arrays,
         lambda m, a, o: {
             "y": m.weighted_lookup(
-                a["weights"], a["index"], a["coefficients"], **given(o, "accumulate"), **_in_groups(o)
+                a["weights"],
+                a["index"],
+                a["coefficients"],
+                **given(o, "accumulate"),
+                **_valued(o),
+                **_in_groups(o),
             )
         },
         ("weights", "coefficients"),
-        {**_ACCUMULATE, **_GROUPS},
+        {**_ACCUMULATE, **_GROUPS, "ways": (2, 0, 1, 3), "valued": (None, 0, 1)},
         batch=lambda o: {"index": 0, "coefficients": 0},
+        factored=True,
         define=_of_weighted_lookup,
     ),
     "scored_lut": Op(
         _scored_arrays,
         _call_scored,
-        ("x", "weights", "log_beta", "log_tau"),
-        {**_GROUPS, "ways": (1, 2)},
-        batch=lambda o: _X_LENGTH,
+        ("x", "weights", "keep", *SCALARS),
+        {
+            "read": tuple(READS),
+            **_SHARED,
+            "sum_groups": (False, True),
+            "keep": (False, True),
+            "single": (False, True),
+            **_ACCUMULATE,
+        },
+        batch=lambda o: {"x": 0, "keep": 0},
+        values=(*FINITE, "wild"),
+        factored=True,
+        constant=lambda o: o.get("read") == "integers",
         define=_of_scored_lut,
+    ),
+    "conv_lut": Op(
+        _conv_arrays,
+        _call_conv,
+        ("images", "weights", "keep", *SCALARS),
+        {
+            "read": (None, *READS),
+            **_GROUPS,
+            "keep": (False, True),
+            "strides": (False, True),
+            **_EPSILON,
+            **_ACCUMULATE,
+        },
+        batch=lambda o: {"images": 0, "keep": 0},
+        values=(*FINITE, "wild"),
+        factored=True,
+        constant=lambda o: o.get("read") == "integers",
+        define=_of_conv_lut,
     ),
     "margins": Op(
         _margins_arrays,
         lambda m, a, o: {"y": m.margins(a["x"], a["anchors"], **given(o, "accumulate"), **_in_groups(o))},
         ("x",),
-        {**_ACCUMULATE, **_GROUPS},
+        {**_ACCUMULATE, **_SHARED, "single": (False, True)},
         batch=lambda o: _X_LENGTH,
         define=_of_margins,
     ),
@@ -548,11 +730,13 @@ OPS: dict[str, Op] = {
                 a["targets"],
                 o["sizes"]["outputs"],
                 **given(o, "accumulate"),
+                **_in_groups(o),
             )
         },
         ("weights", "detection.margin"),
-        {"lists": ("row", "table", "all"), **_ACCUMULATE},
+        {"lists": _LISTS, **_ACCUMULATE, **_GROUPS},
         batch=lambda o: {f"detection.{n}": 0 for n in ("index", "flip", "margin")},
+        factored=True,
         define=_of_sparse_lookup,
     ),
     "lookup_attention": Op(
@@ -564,15 +748,21 @@ OPS: dict[str, Op] = {
             **{f"{d}.{n}": 0 for d in ("query", "key") for n in ("index", "flip", "margin")},
             **{f"{d}_segments": 0 for d in ("query", "key")},
         },
+        factored=True,
         define=_of_lookup_attention,
     ),
     "lut": Op(
         lambda s, z, o: {**_detect_arrays(s, z, o), "weights": _lookup_arrays(s, z, o)["weights"]},
-        lambda m, a, o: {"y": m.lut(a["x"], a["weights"], a["anchors"], **given(o, "epsilon", "accumulate"))},
+        lambda m, a, o: {
+            "y": m.lut(
+                a["x"], a["weights"], a["anchors"], **given(o, "epsilon", "accumulate"), **_in_groups(o)
+            )
+        },
         ("x", "weights"),
-        {**_EPSILON, **_ACCUMULATE},
+        {**_EPSILON, **_ACCUMULATE, **_SHARED},
         batch=lambda o: _X_LENGTH,
         recurrent=True,
+        factored=True,
         define=_of_lut,
     ),
     "sparse_lut": Op(
@@ -585,12 +775,14 @@ OPS: dict[str, Op] = {
                 a["targets"],
                 o["sizes"]["outputs"],
                 **given(o, "epsilon", "accumulate"),
+                **_in_groups(o),
             )
         },
         ("x", "weights"),
-        {"lists": ("row", "table", "all"), **_EPSILON, **_ACCUMULATE},
+        {"lists": _LISTS, **_EPSILON, **_ACCUMULATE, **_SHARED},
         batch=lambda o: _X_LENGTH,
         recurrent=True,
+        factored=True,
         define=_of_sparse_lut,
     ),
     "lut_attention": Op(
@@ -602,13 +794,16 @@ OPS: dict[str, Op] = {
                 a["anchors"],
                 a.get("positions"),
                 segments=a.get("segments"),
-                **given(o, "window", "epsilon", "accumulate"),
+                **given(o, "epsilon", "accumulate"),
+                **_sight(o),
+                **_edges(a, o),
             )
         },
         ("x", "weights", "positions"),
         {**_PAIRS, **_EPSILON, **_ACCUMULATE},
         batch=lambda o: {"x": 0, "segments": 0},
         recurrent=True,
+        factored=True,
         define=_of_lut_attention,
     ),
     "lut_pair_attention": Op(
@@ -618,6 +813,7 @@ OPS: dict[str, Op] = {
         {**_PAIRS, **_STARTS, "interleave": (False, True), **_EPSILON, **_ACCUMULATE},
         batch=lambda o: {"x": 0, "segments": 0, "keys": 0, "key_segments": 0},
         recurrent=True,
+        factored=True,
         define=_of_lut_pair_attention,
     ),
     "bilinear_gates": _gates("bilinear_gates", "coefficients"),
@@ -626,15 +822,16 @@ OPS: dict[str, Op] = {
         _tree_arrays,
         _call_trees,
         ("x", "coefficients"),
-        {"readers": (False, True)},
+        {"readers": (False, True), "places": ("padding", "strides", "pool padding"), "leaves": (4, 2, 8)},
         batch=lambda o: {"x": 1},
+        values=("grid", "ties", "wild"),
         define=_of_trees,
     ),
     "lut_at_places": Op(
         _places_arrays,
         _call_places,
         ("images", "weights"),
-        {"targets": (False, True), **_EPSILON},
+        {"targets": (False, True), **_SHARED, "strides": (False, True), **_EPSILON},
         batch=lambda o: {"images": 0},
         define=_of_places,
     ),

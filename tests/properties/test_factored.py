@@ -15,8 +15,8 @@ import lutjax
 from lutjax.layers import nnx as nnx_layers
 from lutjax.training import nnx as nnx_training, tables
 from properties.bounds import bounded
+from properties.calls import OPS
 from properties.members import SIZES
-from properties.ops import OPS
 from properties.trainings import (
     LOOK_UPS,
     RATE,

@@ -29,11 +29,10 @@ from hypothesis.stateful import (
 
 import lutjax
 from properties.bounds import bounded
-from properties.calls import WATCHED, Call, Late, Map, arguments, check, check_factored, function
+from properties.calls import OPS, Call, Late, Map, arguments, check, check_factored, function
 from properties.drawn_calls import calls, kinds as kinds_of, names
 from properties.marked_lookup import MARK
 from properties.members import FINE
-from properties.ops import OPS
 
 # Long to compile, where `lookup_attention` stays.
 COMPOSED = ("lut_pair_attention", "lut_attention")
@@ -76,10 +75,10 @@ def sequences(op: str) -> type[RuleBasedStateMachine]:
         def call_more(self, call: Call) -> None:
             check(call, self.functions)
 
-        @precondition(lambda self: op in WATCHED)
+        @precondition(lambda self: OPS[op].factored)
         @rule(kind=kinds, seed=st.integers(0, 2))
         def call_for_factors(self, kind: Call, seed: int) -> None:
-            if not kind.contexts:
+            if not kind.contexts and not OPS[op].constant(kind.options):
                 check_factored(dataclasses.replace(kind, seed=seed))
 
         @rule(target=waiting, call=kinds.flatmap(late_calls))
@@ -134,6 +133,7 @@ ALL_AT_ONCE = {
     op: Call(op, wanted=tuple(n for n in of.differentiable if n in names(Call(op)))) for op, of in OPS.items()
 }
 SEVERAL = [op for op, call in ALL_AT_ONCE.items() if len(call.wanted) > 1]
+OF_REFERENCE = [op for op in SEVERAL if OPS[op].reference]
 FAST = ("lut",)  # in every context; in that of vmap all ops but those whose relatives are there
 CASES = [
     (context, op)
@@ -199,7 +199,7 @@ def test_a_mapped_factor_of_a_gradient_that_is_not_mapped(reference, inner):
     check(dataclasses.replace(call, inner=(mapped, *inner)))
 
 
-@pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in SEVERAL])
+@pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in OF_REFERENCE])
 def test_the_reference_with_one_mapped_argument(op):
     every = dataclasses.replace(ALL_AT_ONCE[op], reference=True)
     for name in every.wanted:

@@ -16,13 +16,13 @@ import lutjax
 from lutjax.testing import assert_close
 from lutjax.training import tables
 from properties import definitions
-from properties.calls import Call, define
+from properties.calls import OPS, Call, define
 from properties.drawn_calls import kinds
 from properties.members import SIZES, Arrays, Source
-from properties.ops import OPS
 
 LOOK_UPS = ("lut", "sparse_lut", "lut_attention", "lut_pair_attention")
 RATE, BATCH = 0.25, 4
+NOT_TRAINED = ("keys", "starts", "accumulate", "groups", "shared_input")
 RULES = (
     tables.SGD(),
     tables.SGD(weight_decay=0.5),
@@ -111,7 +111,7 @@ def trainings(draw: Any) -> Training:
             Table(
                 kind.op,
                 dtype=draw(st.sampled_from(dtypes)),
-                options={n: v for n, v in kind.options.items() if n not in ("keys", "starts", "accumulate")},
+                options={n: v for n, v in kind.options.items() if n not in NOT_TRAINED},
                 factor=draw(st.sampled_from((None, None, 0.5))),
                 rate=draw(st.sampled_from((1.0, 0.5))),
                 dense=draw(st.sampled_from((False, False, False, True))),
@@ -199,7 +199,7 @@ def touched_rows(training: Training, i: int, params: Any, batch: Arrays, fixed: 
         return definitions.touched_by_lookup(a["weights"].shape[1], d)
     # A row receives the cotangent of each pair that looks it up.
     _, pull = define(call_of(training, i), a)
-    received = pull(np.ones((*a["x"].shape[:2], a["weights"].shape[2]), np.float64))["weights"]
+    received = pull(np.ones((*a["x"].shape[:2], SIZES[training.size]["outputs"]), np.float64))["weights"]
     return np.any(received > 0, -1)
 
 

@@ -1,0 +1,96 @@
+"""Models, their packed forms, and layers take batches without samples: shapes of outputs, and gradients of 0."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import lutjax
+from lutjax import models, wiring
+from lutjax.layers import nnx as layers
+
+TREES = models.LogicTreeNetConfig((6, 4, 1), 2, kernels=(4,), layers=(8, 4), padding=1)
+EDGES = models.LogicTreeNetConfig((6, 4, 1), 2, kernels=(4,), layers=(8, 4), padding=1, edges=True)
+GATES = models.LogicClassifierConfig(6, 2, layers=(8, 4), n_thresholds=2)
+AUTOMATON = models.LogicCAConfig(channels=3, kernels=2, perception=(8, 4), update=(6, 3))
+
+
+def shape_of(function, *arguments):
+    """Return the shape of what a function returns: it is traced, not run."""
+    return jax.eval_shape(function, *arguments).shape
+
+
+def zeros(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+MADE = {
+    "LUT": (lambda r: layers.LUT(4, 6, n_detectors=2, n_anchors=2, groups=2, rngs=r), (4,), (6,)),
+    "SparseLUT": (
+        lambda r: layers.SparseLUT(4, 6, n_detectors=2, n_anchors=2, groups=2, n_targets=1, rngs=r),
+        (4,),
+        (6,),
+    ),
+    "SpatialLUT": (
+        lambda r: layers.SpatialLUT(
+            wiring.full((3, 2), (2, 2)), n_detectors=2, n_anchors=2, read=lutjax.reads.Blend(), rngs=r
+        ),
+        (3, 2),
+        (2, 2),
+    ),
+    "LogicGates, top-k": (lambda r: layers.LogicGates(4, 6, wiring="top-k", rngs=r), (4,), (6,)),
+    "LogicTreeNet": (lambda r: models.LogicTreeNet(TREES, rngs=r), (6, 4, 1), (2,)),
+    "LogicClassifier": (lambda r: models.LogicClassifier(GATES, rngs=r), (6,), (2,)),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_values_and_gradients(name):
+    make, inputs, outputs = MADE[name]
+    graph, params, rest = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
+
+    def total(params, rest, x):
+        y = nnx.merge(graph, params, rest)(x)
+        return jnp.sum(y), y
+
+    gradients, y = jax.eval_shape(jax.grad(total, has_aux=True), params, rest, zeros(0, *inputs))
+    assert y.shape == (0, *outputs)
+    assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, params)
+
+
+def test_gradients_of_scores_are_zero():
+    """Of no samples no candidate is judged; to divide by their number would be NaN."""
+    layer = layers.LogicGates(4, 6, wiring="top-k", rngs=nnx.Rngs(0))
+    gradients = nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, jnp.zeros((0, 4)))
+    assert not np.any(gradients["scores"][...])
+
+
+@pytest.mark.parametrize("config", [TREES, EDGES], ids=["pixels", "edges"])
+def test_packed_trees(config):
+    packed = models.LogicTreeNet(config, rngs=nnx.Rngs(0)).packed()
+    n_bits = 24 * config.n_maps
+    assert shape_of(packed, zeros(0, 6, 4, 1)) == (0,)
+    assert shape_of(packed.first_bits, zeros(0, 6, 4, 1)) == (0, n_bits)
+    words = zeros(n_bits, 0, dtype=jnp.uint32)
+    assert shape_of(packed.last_words, words) == (4, 0)
+    assert shape_of(packed.from_words, words) == (0,)
+
+
+def test_packed_gates():
+    packed = models.LogicClassifier(GATES, rngs=nnx.Rngs(0)).packed()
+    assert shape_of(packed, zeros(0, 6)) == (0,)
+    assert shape_of(packed.first_bits, zeros(0, 6)) == (0, 12)
+    assert shape_of(packed.from_words, zeros(12, 0, dtype=jnp.uint32)) == (0,)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("shape", [(0, 4, 5, 3), (2, 0, 5, 3)], ids=["no grids", "no rows"])
+def test_automata(shape, deterministic):
+    graph, arrays = nnx.split(nnx.eval_shape(lambda: models.LogicCA(AUTOMATON, rngs=nnx.Rngs(0))))
+    state = zeros(*shape, dtype=bool if deterministic else jnp.float32)
+
+    def run(arrays, state):
+        return nnx.merge(graph, arrays)(state, 2, deterministic=deterministic)
+
+    assert shape_of(run, arrays, state) == shape
