@@ -224,9 +224,9 @@ def test_killed_twenty_times(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--n-detectors", "5"], "n_detectors is 4 in the checkpoint, not 5"),
-        (["--learning-rate", "0.5"], "learning_rate is 0.03 in the checkpoint, not 0.5"),
-        (["--steps", "50", "--seed", "3"], "another configuration: seed is 0 in the checkpoint, not 3."),
+        (["--n-detectors", "5"], "--n-detectors is 4 in the checkpoint, not 5"),
+        (["--learning-rate", "0.5"], "--learning-rate is 0.03 in the checkpoint, not 0.5"),
+        (["--steps", "50", "--seed", "3"], "another configuration: --seed is 0 in the checkpoint, not 3."),
         (["--model", "lut", "--preset", "reference"], "belongs to another configuration"),
         (["--model", "gpt", "--preset", "reference"], "the model gpt has demo, small"),
     ],
@@ -253,7 +253,7 @@ def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> 
         "--preset=demo",
         "--cooldown=0.5",
     )
-    assert "n_detectors is 4 in the checkpoint, not 8" in result.output
+    assert "--n-detectors is 4 in the checkpoint, not 8" in result.output
     result = command("train", "lm", "--resume", "--out", out, "--steps=26")
     assert result.exit_code == 0
     assert "11 of them, the first of them step 14, were taken at another rate" in result.output
@@ -407,15 +407,15 @@ def damage(checkpoint: Path) -> None:
         (["--text", "empty.txt"], 2, "the text empty.txt is empty"),
         (["--text", "short.txt"], 2, "too short"),
         (["--features", "1"], 2, "features is 1; it must be at least 2"),
-        (["--model=lut", "--n-anchors", "-1"], 2, "n_anchors is -1"),
+        (["--model=lut", "--n-anchors", "-1"], 2, "--n-anchors is -1"),
         (["--dropout", "1.5"], 2, "dropout is 1.5"),
-        (["--vocab-size", "100"], 2, "vocab_size is 100; a language model of bytes needs 256"),
+        (["--vocab-size", "100"], 2, "--vocab-size is 100; a language model of bytes needs 256"),
         (["--steps", "0"], 2, "steps is 0; it must be at least 1"),
         (["--steps", "many"], 2, "'many' is not a valid integer"),
-        (["--optimizer", "lion"], 2, "the known ones are sgd, momentum"),
-        (["--table-optimizer", "adam"], 2, "the known ones are sgd, row_adagrad"),
+        (["--optimizer", "lion"], 2, "'--optimizer': 'lion' is not one of 'sgd', 'momentum'"),
+        (["--table-optimizer", "adam"], 2, "'adam' is not one of 'sgd', 'row_adagrad'"),
         (["--microbatches", "5"], 2, "microbatches is 5; it must divide the batch size"),
-        (["--log-every", "0"], 2, "log_every is 0"),
+        (["--log-every", "0"], 2, "--log-every is 0"),
         (["--cooldown", "2"], 2, "cooldown is 2.0"),
         (["--resume"], 1, "run does not exist"),
     ],

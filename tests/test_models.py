@@ -409,7 +409,7 @@ def test_config_as_json():
         ({"attention": "soft"}, "attention is 'soft'; expected one of"),
         ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),
         ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"param_dtype": "int8"}, "param_dtype is int8"),
+        ({"param_dtype": "int8"}, "param_dtype is 'int8'"),
     ],
 )
 def test_impossible_configs(changes, message):

@@ -132,7 +132,7 @@ def test_training():
         ({"kernels": ()}, "kernels is empty"),
         ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
         ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
-        ({"residual": 2.0}, "residual_gates: probability is 2.0"),
+        ({"residual": 2.0}, "residual is 2.0; it is a probability"),
         ({"wiring": "best"}, "LogicGates: wiring is 'best'"),
     ],
 )

@@ -54,7 +54,7 @@ from lutjax.training.errors import RunError
 @click.option(
     "--optimise",
     type=click.Choice(["ands", "lut6"]),
-    help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys.",
+    help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys. Default: nothing.",
 )
 @click.option(
     "--integers",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lutjax.cli._flags import MeshType
+from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
 from lutjax.training.errors import RunError
 
@@ -20,18 +20,22 @@ from lutjax.training.errors import RunError
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.8,
     show_default=True,
     help="Below 1 more likely text, above 1 more varied; 0 takes the likeliest byte.",
 )
-@click.option("--top-k", type=click.IntRange(1, 256), help="Draw only from so many of the likeliest bytes.")
+@click.option(
+    "--top-k",
+    type=click.IntRange(1, 256),
+    help="Draw only from so many of the likeliest bytes. Default: from all.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the draws.")
 @click.option(
     "--integers",
     type=click.Choice(["int16", "int8"]),
     help="Round a model of train lm --model lut to whole numbers, with such tables, and draw as the C program does that "
-    "`export` makes of it: the same bytes.",
+    "`export` makes of it: the same bytes. Default: draw from the model as it was trained.",
 )
 @click.option(
     "--mesh",

@@ -68,7 +68,9 @@ def make_console(stderr: bool = False) -> "Console":
 
 def file_option(name: str, what: str) -> Callable[..., Any]:
     """An option that names a file to write."""
-    return click.option(name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=what)
+    return click.option(
+        name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=f"{what} Default: none."
+    )
 
 
 class Progress:

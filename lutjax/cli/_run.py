@@ -40,7 +40,7 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
         def call(**given: Any) -> None:
             function(pkgutil.resolve_name(kind), **given)
 
-        command = click.command(cls=FieldsCommand, configs=lambda: pkgutil.resolve_name(kind).configs)(call)
+        command = click.command(cls=FieldsCommand, kind=lambda: pkgutil.resolve_name(kind))(call)
         command.params += [
             click.Option(
                 ["--out"],

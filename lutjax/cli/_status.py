@@ -31,7 +31,7 @@ _HERE = Path("<this device>")  # what --record alone gives
     is_flag=False,
     flag_value=str(_HERE),
     help="Write what was checked to this file; without one to the record of this device in lutjax/status/records, which is "
-    "shipped, and where kernels for TPUs are looked for before they are chosen.",
+    "shipped, and where kernels for TPUs are looked for before they are chosen. Default: no record is written.",
 )
 def status(
     as_json: bool,

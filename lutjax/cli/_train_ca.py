@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._flags import Finite
 from lutjax.training.presets import EXPERIMENTS
 
 
@@ -23,11 +24,11 @@ from lutjax.training.presets import EXPERIMENTS
     "--target",
     "path",
     type=click.Path(path_type=Path),
-    help="An image to draw instead: black and white, in letter also red, green and blue and their mixtures.",
+    help="An image to draw instead: black and white, in letter also red, green and blue and their mixtures. Default: the picture of --experiment.",
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     help="What is brighter in the image is 1. Default: values must be 0 or full.",
 )
 def ca(

@@ -21,7 +21,7 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
 )
 @click.option(
     "--target",
-    help="The column of a table that holds the labels. The other columns are numbers or categories.",
+    help="The column of a table that holds the labels. The other columns are numbers or categories. Default: none, for other data.",
 )
 @click.option(
     "--test-data",
@@ -38,7 +38,7 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
 @click.option(
     "--recipe",
     type=click.Choice(list(RECIPES)),
-    help="A published network, whose sizes and rates are shown; the options below override them.",
+    help="A published network, whose sizes and rates are shown; the options below override them. Default: none.",
 )
 def classify(
     kind: Any,

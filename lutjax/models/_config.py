@@ -1,7 +1,8 @@
 """Configs of models as dictionaries, for checkpoints."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 C = TypeVar("C")
@@ -14,12 +15,30 @@ class Config:
     """A base of dataclasses of what JSON can hold and of tuples."""
 
     def _check_sizes(self, **least: int) -> None:
-        """Raise ValueError if a field is smaller than its least value."""
+        """Raise ValueError if a field, or an entry of one that is a tuple, is smaller than its least value; None is not."""
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
+            value = getattr(self, name)
+            if (
+                value is not None
+                and min(value if isinstance(value, tuple) else (value,), default=smallest) < smallest
+            ):
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
                 )
+
+    def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:
+        """Raise the ValueError of a spec that refuses its options, with the names of this config's fields.
+
+        Args:
+          fields: the field that gives an option of the spec, by the option's name.
+        """
+        try:
+            spec(**options)
+        except ValueError as error:
+            text = str(error)
+            for option, field in fields.items():
+                text = re.sub(rf"\b{option} is\b", f"{field} is", text)
+            raise ValueError(text) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, as JSON can hold them."""

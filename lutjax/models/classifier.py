@@ -11,7 +11,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from lutjax import wiring as wirings
+from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
+from lutjax.layers._logic import LogicGatesSpec
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
@@ -70,24 +72,21 @@ class LogicClassifierConfig(Config):
     layers: tuple[int, ...] = (2000, 2000, 2000)
     n_thresholds: int = 3
     n_inputs: int = 2
-    tables: str | None = None
+    tables: str | None = one_of(TABLES, None)
     residual: float | int | None = None
     noise: float | int = 1.0
     wiring: str = "balanced"
     candidates: int = 8
     image_shape: tuple[int, ...] = ()
     window: int = 5
-    estimator: str = "soft"
+    estimator: str = one_of(LogicGatesSpec.estimators, "soft")
     tau: float | int = 4.0
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         where = "LogicClassifierConfig"
-        for name, least in (("in_features", 1), ("n_classes", 2), ("n_thresholds", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least {least}.")
-        if self.tables not in (None, *TABLES):
-            raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
+        self._check_sizes(in_features=1, n_classes=2, n_thresholds=0, candidates=1, image_shape=1, window=1)
+        check_names(self, f"{where}: ")
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if not self.layers or min(self.layers) < 1:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from lutjax import reads
 from lutjax._dtypes import FLOATS, accumulator
+from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
@@ -77,31 +78,31 @@ class GPTConfig(Config):
     context: int = 64
     n_layers: int = 3
     n_heads: int = 4
-    feed_forward: str = "projection_lut"
+    feed_forward: str = one_of(FEED_FORWARD, "projection_lut")
     lut_heads: int = 4
     lut_tables: int = 16
     lut_bits: int = 6
-    read: str = "confidence"
+    read: str = one_of(READS, "confidence")
     table_dropout: float | int = 0.0
     dropout: float | int = 0.0
-    dtype: str = "float32"
+    dtype: str = one_of(FLOATS, "float32")
     remat: bool = False
 
     def __post_init__(self) -> None:
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
+        self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
         if self.features % (2 * self.n_heads):
             raise ValueError(
                 f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
                 f"number of features, so features must be a multiple of {2 * self.n_heads}."
             )
-        for name, known in (("feed_forward", FEED_FORWARD), ("read", tuple(READS)), ("dtype", FLOATS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"GPTConfig: {name} is {getattr(self, name)!r}; expected one of {known}.")
+        check_names(self, "GPTConfig: ")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1.")
         # The specs check the rest, and know nothing of arrays.
-        ProjectionLUTSpec(**self.projection_lut_options())
-        LUTSpec(**self.lut_options())
+        scored = self.projection_lut_options()
+        self._check_spec(ProjectionLUTSpec, scored, bits="lut_bits", tables="lut_tables", heads="lut_heads")
+        self._check_spec(LUTSpec, self.lut_options(), n_anchors="lut_bits", n_detectors="lut_tables")
 
     @property
     def param_dtype(self) -> str:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lutjax._dtypes import FLOATS, accumulator
+from lutjax._fields import check_names, one_of
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import Config
@@ -46,7 +47,7 @@ class LUTTransformerConfig(Config):
       batch_norm: whether batch normalisation follows each.
       param_dtype: dtype of everything: float32, bfloat16, float16 or float64.
       table_dtype: dtype of the tables, where it is another one: bfloat16 halves their memory and the bytes a step
-        moves, and what runs between them keeps its precision.
+        moves, and what runs between them keeps its precision. Default: the same.
 
     Raises:
       ValueError: a size is impossible.
@@ -69,7 +70,7 @@ class LUTTransformerConfig(Config):
     n_anchors: int = 6
     n_position_bits: int = 4
     shared_positions: bool = False
-    attention: str = "concatenated"
+    attention: str = one_of(ATTENTION, "concatenated")
     ffn: bool = True
     ffn_detectors: int = 16
     ffn_anchors: int = 10
@@ -77,30 +78,25 @@ class LUTTransformerConfig(Config):
     unembed_anchors: int | None = None
     dropout: float | int = 0.1
     batch_norm: bool = False
-    param_dtype: str = "float32"
-    table_dtype: str | None = None
+    param_dtype: str = one_of(FLOATS, "float32")
+    table_dtype: str | None = one_of(FLOATS, None)
 
     def __post_init__(self) -> None:
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1, n_detectors=1)
-        if self.attention not in ATTENTION:
-            raise ValueError(
-                f"LUTTransformerConfig: attention is {self.attention!r}; expected one of {ATTENTION}."
-            )
+        self._check_sizes(ffn_detectors=1, ffn_anchors=0, unembed_detectors=1, unembed_anchors=0)
+        check_names(self, "LUTTransformerConfig: ")
         if not 0 <= self.dropout < 1:
             raise ValueError(
                 f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
-            )
-        if self.table_dtype is not None and self.table_dtype not in FLOATS:
-            raise ValueError(
-                f"LUTTransformerConfig: table_dtype is {self.table_dtype!r}; expected one of {FLOATS}."
             )
         # The specs check the rest, and know nothing of arrays.
         attention = (
             _tables.LUTAttentionSpec if self.attention == "concatenated" else _tables.LUTPairAttentionSpec
         )
         attention(**self.attention_options())
-        _tables.LUTSpec(**self.ffn_options())
-        _tables.LUTSpec(**self.unembed_options())
+        for part, options in (("ffn", self.ffn_options()), ("unembed", self.unembed_options())):
+            names = {"n_anchors": f"{part}_anchors", "n_detectors": f"{part}_detectors"}
+            self._check_spec(_tables.LUTSpec, options, **names)
 
     def attention_options(self) -> dict[str, Any]:
         """Options of each attention layer."""

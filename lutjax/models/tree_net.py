@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
+from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
@@ -60,7 +61,11 @@ class LogicTreeNetConfig(Config):
       edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighbouring pixels in rows and
         in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
       depth: levels of gates of a tree.
-      kernel, padding, pool, pool_padding, channels_per_kernel: see `lutjax.layers.nnx.LogicConv`; here 0 channels are all.
+      kernel: height and width of the windows that trees read.
+      padding: pixels that are put around an image first.
+      pool: height and width of the places that each output is the or of.
+      pool_padding: places that are put around these first.
+      channels_per_kernel: channels that a tree reads; 0 for all. Of all five see `lutjax.layers.nnx.LogicConv`.
       tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
         coefficients; raw: numbers from -1 to 1.
       residual: probability with which a gate starts by passing on its first input.
@@ -96,18 +101,20 @@ class LogicTreeNetConfig(Config):
     pool: PerLayer = 2
     pool_padding: PerLayer = 0
     channels_per_kernel: PerLayer = 0
-    tables: str = "gates"
+    tables: str = one_of(TABLES, "gates")
     residual: float | int = 0.9
     wiring: str = "balanced"
     candidates: int = 8
-    estimator: str = "soft"
+    estimator: str = one_of(LogicGatesSpec.estimators, "soft")
     tau: float | int = 1.0
     edges: bool = False
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         where = type(self).__name__
-        self._check_sizes(n_classes=2, n_thresholds=0)
+        self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
+        if not 0 <= self.residual <= 1:
+            raise ValueError(f"{where}: residual is {self.residual}; it is a probability, 0 to 1.")
         for name in ("kernels", "layers"):
             if not getattr(self, name):
                 raise ValueError(f"{where}: {name} is empty; give at least one layer.")
@@ -121,8 +128,7 @@ class LogicTreeNetConfig(Config):
             raise ValueError(
                 f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} classes."
             )
-        if self.tables not in TABLES:
-            raise ValueError(f"{where}: tables is {self.tables!r}; expected one of {TABLES}.")
+        check_names(self, f"{where}: ")
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
         if self.edges and not self.n_thresholds:

@@ -74,6 +74,11 @@ class Automaton(Experiment):
         return cls(Record(model, training, rows, dataclasses.asdict(options), runs.History()))
 
     @classmethod
+    def preset(cls, model: str | None) -> Mapping[str, Any]:
+        """Return the values of the experiment life."""
+        return EXPERIMENTS["life"]
+
+    @classmethod
     def of(cls, record: Record) -> "Automaton":
         """Return the run of a record, which holds the target."""
         return cls(record)
@@ -84,6 +89,10 @@ class Automaton(Experiment):
             f"{training.experiment}: {config.n_gates} gates, {training.steps} steps of {training.batch_size} grids of "
             f"{training.size} x {training.size} cells of {config.channels} bits, {training.n_steps} steps of the automaton,"
         )
+
+    @property
+    def sample_bytes(self) -> int:
+        return self.record.training.size**2
 
     def evaluate(self, state: State) -> float:
         return self.run.wrong(state)

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int32, Num
 
 import lutjax
 from lutjax._extras import needed_by
+from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models.tree_net import with_edges
@@ -63,7 +64,9 @@ class TrainingConfig(Training):
       annealing: linear, exponential or cosine.
       augment: how strongly images are moved, turned and stretched at random in each step: with 1 up to half a
         pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images stay as they are.
-      shift, bend: pixels by which images are moved beyond that, at most, and bent; see lutjax.training.augment.warp.
+      shift: pixels by which images are moved at random beyond that, at most.
+      bend: pixels by which points of an image are moved, each in its own direction, as a standard deviation; see
+        lutjax.training.augment.warp.
       gate_cost: what 1000 gates of the circuit add to the loss, in nats: as many as are expected to need two inputs, and a
         vote that is not constant counts as one. Circuits become smaller, and at some cost less accurate; see
         docs/circuits.md.
@@ -78,10 +81,10 @@ class TrainingConfig(Training):
     batch_size: int = 100
     weight_decay: float | int = 0.0
     cooldown: float = 0.5
-    thresholds: str = "uniform"
+    thresholds: str = one_of(THRESHOLDS, "uniform")
     temperature: float | int = 1.0
     final_temperature: float | int | None = None
-    annealing: str = "exponential"
+    annealing: str = one_of(optimizers.ANNEALINGS, "exponential")
     augment: float | int = 1.0
     shift: float | int = 0.0
     bend: float | int = 0.0
@@ -97,13 +100,11 @@ class TrainingConfig(Training):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         self.check_least(column_bits=0)
         self.check_seeds("split")
-        if self.thresholds not in THRESHOLDS:
-            raise ValueError(f"thresholds is {self.thresholds!r}; expected one of {THRESHOLDS}.")
+        check_names(self)
         for name in ("temperature", "final_temperature"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} is {value}; it must be positive and finite.")
-        self.temperatures()  # checks the annealing
         for name in ("augment", "shift", "bend", "gate_cost"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} is {value}; it must not be negative.")

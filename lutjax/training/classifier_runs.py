@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ MOST_BITS = 20_000_000
 
 MOST_GATES = 1_000_000
 """Gates, at all places of an image, whose circuit is simplified after the last step."""
+
+TREE_TAU = 8.0
+"""Temperature of the votes of trees without a recipe."""
 
 MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}
 """Configs of models by name."""
@@ -65,6 +69,7 @@ class Classifier(Experiment):
     files = ("report.json", "confusion.png", "accuracy.png", "columns.json")
     curves = ("training loss", "hard accuracy", "soft accuracy")
     ends_early = "--patience"
+    models = MappingProxyType(MODELS)
 
     record: Record
     run: Run
@@ -144,6 +149,17 @@ class Classifier(Experiment):
         return cls(record, parts.train, parts.test, parts.encoding)
 
     @classmethod
+    def preset(cls, model: str | None) -> Mapping[str, Any]:
+        """Return words for what follows from the samples, and the temperature of the votes of trees."""
+        stratified = {"stratified": "--stratified where --data is given to train classify"}
+        if model == "tree":
+            of_images = dict.fromkeys(
+                ("kernels", "kernel", "padding", "pool"), "as images of this size allow"
+            )
+            return {**stratified, **of_images, "tau": TREE_TAU}
+        return {**stratified, "image_shape": "that of the samples"}
+
+    @classmethod
     def of(
         cls,
         record: Record,
@@ -194,6 +210,10 @@ class Classifier(Experiment):
             f"on {len(self.train.x)} samples of {self.train.name}, testing on {len(self.test.x)}: {layers} {gates}, "
             f"{self.run.structure.n_parameters():,} parameters, {training.steps} steps of {training.batch_size} samples"
         )
+
+    @property
+    def sample_bytes(self) -> int:
+        return 4 * self.train.x.shape[1]
 
     def evaluate(self, state: State) -> float:
         return self.run.accuracy(state, self.test, hard=True)
@@ -372,5 +392,5 @@ def _tree_sizes(in_shape: tuple[int, int, int]) -> dict[str, Any]:
         "kernel": min(3, *in_shape[:2]),
         "padding": min(1, *(size - 1 for size in in_shape[:2])),
         "pool": 2 if halves else 1,
-        "tau": 8.0,
+        "tau": TREE_TAU,
     }

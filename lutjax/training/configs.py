@@ -30,8 +30,8 @@ class Training:
 
     def __post_init__(self) -> None:
         self.check_least(steps=1, batch_size=1)
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0.")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite.")
         self.check_seeds("seed")
 
     def check_least(self, **least: int) -> None:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -81,6 +81,7 @@ class Experiment(ABC):
       files: names of all files that its parts may write, whatever is chosen; a new run finds them free.
       curves: names of the training loss, of what a test measures, and of what a second one does, if there is one.
       ends_early: the option by which `solved` decides.
+      models: classes of the model's config by the names of models, the first by default; none where there is one class.
       record: see `lutjax.training.runs`.
       run: steps, and states.
     """
@@ -91,6 +92,7 @@ class Experiment(ABC):
     files: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[tuple[str, ...]]
     ends_early: ClassVar[str] = ""
+    models: ClassVar[Mapping[str, type]] = MappingProxyType({})
 
     record: Any
     run: ModelRun[Any]
@@ -107,6 +109,15 @@ class Experiment(ABC):
         Raises:
           ValueError: a value is impossible, or does not fit the data; `refuses`: the data cannot be used.
         """
+
+    @classmethod
+    def preset(cls, model: str | None) -> Mapping[str, Any]:
+        """Return the values of fields of a new run for which none is given, and whose default is another; words for one that follows from data.
+
+        Args:
+          model: one of `models`; None where there are none.
+        """
+        return {}
 
     @classmethod
     @abstractmethod
@@ -142,6 +153,11 @@ class Experiment(ABC):
     def evaluate_other(self, state: State) -> float | None:
         """A second test of a state; None for kinds that have none."""
         return None
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes that a sample of a batch takes at least."""
+        return 0
 
     @abstractmethod
     def parts(self) -> list[Part]:
@@ -246,12 +262,30 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
     """
     jax.local_devices()  # raises where there is none, before anything is written
     show = _of_first(show)
+    check_memory(experiment)
     with runs.lock(folder):
         check_new(folder, type(experiment))
         _check_processes(experiment)
         runs.check_space(folder, _bytes(experiment.run.abstract()))
         experiment.prepare()
         _go_on(experiment, folder, 0, show)
+
+
+def check_memory(experiment: Experiment) -> None:
+    """Refuses a run whose arrays alone are larger than the memory of its devices, before any of them is made.
+
+    Raises:
+      RunError: they are.
+    """
+    run = experiment.run
+    devices = [jax.local_devices()[0]] if run.mesh is None else list(run.mesh.devices.flat)
+    state, batch = _bytes(run.abstract()), experiment.record.training.batch_size * experiment.sample_bytes
+    memory = meshes.memory_of(devices)
+    if memory is not None and state + batch > memory:
+        raise RunError(
+            f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and the state of the optimiser, {_size(batch)} for "
+            f"the batch; {meshes.words(run.mesh)} has {_size(memory)}. Choose a smaller model or a smaller batch_size."
+        )
 
 
 def check_new(folder: Path, kind: type[Experiment]) -> None:
@@ -323,6 +357,7 @@ def resume(
         )
         if steps is not None and steps != experiment.record.training.steps:
             experiment = _of_other_length(experiment, make, steps, done, show)
+        check_memory(experiment)
         _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
         runs.check_space(folder, 0 if experiment.over(done) else _bytes(experiment.run.abstract()))
@@ -334,6 +369,7 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     from lutjax.benchmark.measure import planned_bytes
 
     show = _of_first(show)
+    check_memory(experiment)
     _check_processes(experiment)
     state_of = experiment.run.abstract()
     params, each = state_of.params, ""

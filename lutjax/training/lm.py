@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, UInt8
 
 import lutjax
 from lutjax._extras import needed_by
+from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
@@ -63,7 +64,7 @@ class TrainingConfig(Training):
       optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
       weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
         none.
-      clip: largest norm of all gradients together; larger ones are scaled to it. Default: no limit.
+      clip: largest norm of all gradients together; larger ones are scaled to it. By default of the class there is no limit.
       total_variation: weight in the loss of the mean squared differences between rows of a table whose addresses differ in
         one bit; needs dense gradients.
       microbatches: parts of a batch that are computed one after the other, to save memory.
@@ -78,15 +79,15 @@ class TrainingConfig(Training):
     """
 
     learning_rate: float = 0.005
-    table_gradient: str = "factored"
-    table_optimizer: str = "row_adagrad"
+    table_gradient: str = one_of(TABLE_GRADIENTS, "factored")
+    table_optimizer: str = one_of((*optimizers.TABLE_OPTIMIZERS, SAME), "row_adagrad")
     table_weight_decay: float = 0.0
-    optimizer: str = "row_adagrad"
+    optimizer: str = one_of(optimizers.OPTIMIZERS, "row_adagrad")
     microbatches: int = 1
-    schedule: str = "constant"
+    schedule: str = one_of(optimizers.SCHEDULES, "constant")
     warmup: float = 0.0
     cooldown: float = 0.5
-    loss: str = "mean"
+    loss: str = one_of(("mean", "sum"), "mean")
     weight_decay: float = 0.0
     clip: float | None = None
     total_variation: float = 0.0
@@ -104,17 +105,9 @@ class TrainingConfig(Training):
         for name in ("table_weight_decay", "weight_decay", "total_variation"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative.")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip is {self.clip}; it must be above 0.")
-        for name, known in (
-            ("table_gradient", TABLE_GRADIENTS),
-            ("table_optimizer", (*optimizers.TABLE_OPTIMIZERS, SAME)),
-            ("optimizer", optimizers.OPTIMIZERS),
-            ("schedule", optimizers.SCHEDULES),
-            ("loss", ("mean", "sum")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; the known ones are {', '.join(known)}.")
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise ValueError(f"clip is {self.clip}; it must be above 0 and finite, or None for no limit.")
+        check_names(self)
         if self.weight_decay and self.optimizer != "adamw":
             raise ValueError(
                 f"weight_decay is {self.weight_decay} and optimizer {self.optimizer!r}; only adamw has weight decay."

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
@@ -105,6 +106,7 @@ class LanguageModel(Experiment):
     refuses = TextError
     files = ("loss.png", "usage.json", "sample.txt")
     curves = ("training loss", "test loss")
+    models = MappingProxyType({name: CONFIGS[name] for name in (presets.MODEL, *CONFIGS)})
 
     record: Record
     run: Run
@@ -140,6 +142,11 @@ class LanguageModel(Experiment):
         return cls(record, _run(record, text), text)
 
     @classmethod
+    def preset(cls, model: str | None) -> Mapping[str, Any]:
+        """Return the values of the preset demo of a model."""
+        return presets.preset(model or presets.MODEL, "demo")
+
+    @classmethod
     def of(cls, record: Record, path: Path | None = None, model: str | None = None) -> "LanguageModel":
         """Return the run of a record, with the text at `path` or where it was; of this model, if one is named."""
         if model is not None and not isinstance(record.model, CONFIGS[model]):
@@ -168,6 +175,10 @@ class LanguageModel(Experiment):
     def speed(self, seconds: float) -> str:
         n_bytes = self.record.training.batch_size * self.record.model.context
         return f"{n_bytes / seconds / 1000:.1f} kB/s"
+
+    @property
+    def sample_bytes(self) -> int:
+        return self.record.model.context
 
     def evaluate(self, state: State) -> float:
         return self.run.evaluate(state, self.text.test, max_windows=EVALUATION_WINDOWS)

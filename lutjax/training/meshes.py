@@ -4,6 +4,7 @@ A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `l
 """
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -160,6 +161,17 @@ def words(mesh: Mesh | None) -> str:
         return str(jax.local_devices()[0].device_kind)
     axes = {name: n for name, n in mesh.shape.items() if n > 1}
     return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(axes)})"
+
+
+def memory_of(devices: Sequence[jax.Device]) -> int | None:
+    """Return the bytes that devices have together: CPUs those of their machines. None where nothing says it."""
+    if devices[0].platform == "cpu":
+        if not hasattr(os, "sysconf"):
+            return None
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * hosts.count()
+    local = next((device for device in devices if device.process_index == jax.process_index()), None)
+    of_each = (local.memory_stats() or {}).get("bytes_limit") if local is not None else None
+    return None if of_each is None else of_each * len(devices)
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:

@@ -1,0 +1,161 @@
+"""Help and errors of all commands: each option is described with its default and choices, and named where its value is wrong."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from commands import command
+
+from lutjax.cli._flags import FieldsCommand, Finite, by_options, flag_of
+from lutjax.cli._main import cli
+from lutjax.training import experiments
+from lutjax.training.automaton_runs import Automaton
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.lm_runs import LanguageModel
+
+FREE = {"--prompt", "--target", "--name", "--format", "--inputs", "--coordinator", "--wiring", "--op"}
+"""Options of words that are not of a list that click knows."""
+
+KINDS = {"lm": LanguageModel, "classify": Classifier, "ca": Automaton}
+
+
+def commands(group: click.Group = cli, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, one in group.commands.items():
+        if isinstance(one, click.Group):
+            yield from commands(one, (*words, name))
+        else:
+            yield " ".join((*words, name)), one
+
+
+@pytest.mark.parametrize("words", [words for words, _ in commands()])
+def test_every_option_is_described(words: str) -> None:
+    one = dict(commands())[words]
+    context, text = click.Context(one, info_name=words), command(*words.split(), "--help").output
+    assert one.help
+    for param in one.get_params(context):
+        if not isinstance(param, click.Option) or param.hidden:
+            continue
+        name, (_, shown) = param.opts[0], param.get_help_record(context)
+        described = re.sub(r"--model \w+: |\[[^]]*\]", "", param.help or "").strip()
+        assert len(described) > 5, name
+        assert name in text
+        if not param.required and (not param.is_flag or param.secondary_opts):
+            assert re.search("default", shown, re.IGNORECASE), f"{name} shows no default: {shown}"
+        assert not isinstance(param.type, click.types.StringParamType) or name in FREE, (
+            f"{name} shows no choices"
+        )
+        # Numbers with a fraction are neither infinite nor NaN.
+        assert not isinstance(param.type, click.types.FloatParamType | click.FloatRange) or isinstance(
+            param.type, Finite
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shown_defaults_are_those_of_a_new_run(kind: str, tmp_path: Path, without_typechecking: None) -> None:
+    path = tmp_path / "fox.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    one = cli.commands["train"].commands[kind]  # type: ignore[attr-defined]
+    helps = {str(param.name): param.help for param in one.get_params(click.Context(one))}
+    n_shown = 0
+    for model in KINDS[kind].models or (None,):
+        source = {"lm": {"path": path, "model": model}, "classify": {"model": model}, "ca": {}}[kind]
+        record = KINDS[kind].new({}, **source).record
+        for config in (record.model, record.training, KINDS[kind].configs.options(**record.options)):
+            for name, value in (
+                (field.name, getattr(config, field.name)) for field in dataclasses.fields(config)
+            ):
+                found = re.search(r"\[default: (.*)\]$", helps.get(name) or "")
+                if found is None:
+                    continue
+                usual, *others = found[1].split("; ")
+                of_model = {other.split(" with --model ")[1]: other.split(" with ")[0] for other in others}
+                shown = of_model.get(str(model), usual)
+                if " " in shown:  # words: it follows from the data
+                    continue
+                if isinstance(value, bool):
+                    value = flag_of(name) if value else f"--no-{name.replace('_', '-')}"
+                assert shown == (
+                    ",".join(map(str, value))
+                    if isinstance(value, tuple)
+                    else str("none" if value is None else value)
+                ), name
+                n_shown += 1
+    assert n_shown > 15
+
+
+def wrong(option: click.Option) -> str | None:
+    """Return a value that an option refuses; None for one of words."""
+    if isinstance(option.type, click.Choice):
+        return "nonsense"
+    if isinstance(option.type, Finite):
+        return "nan"
+    return None if option.is_flag or isinstance(option.type, click.types.StringParamType) else "-1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_name_the_option(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_typechecking: None
+) -> None:
+    """A value that a field's config refuses, or the command line before it: one line, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    Path("fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    one = cli.commands["train"].commands[kind]  # type: ignore[attr-defined]
+    assert isinstance(one, FieldsCommand)
+    n_refused = 0
+    for option in one.get_params(click.Context(one)):
+        if not isinstance(option, click.Option) or (value := wrong(option)) is None:
+            continue
+        if isinstance(option.type, click.Path) or option.name in ("mesh", "seed", "split"):
+            continue
+        model = re.match(r"--model (\w+): ", option.help or "")
+        words = ["--text", "fox.txt"] if kind == "lm" else []
+        words += ["--model", model[1]] if model else []
+        result = command("train", kind, option.opts[0], value, *words)
+        assert result.exit_code == 2, (option.opts, result.output)
+        last = result.output.splitlines()[-1]
+        assert last.startswith("Error: "), result.output
+        assert re.search(rf"{option.opts[0]}\b", last), result.output
+        n_refused += 1
+    assert n_refused > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["fox.txt"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lm", "--lut-bits", 28),
+        ("lm", "--batch-size", 10**12),
+        ("lm", "--batch-size", 10**12, "--dry-run"),
+        ("classify", "--batch-size", 10**12),
+        ("ca", "--experiment", "lizard", "--batch-size", 10**13),
+    ],
+)
+def test_runs_that_no_memory_holds_are_refused_at_once(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_typechecking: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    monkeypatch.setattr(experiments, "_go_on", None)
+    result = command("train", *words, *(("--text", "fox.txt") if words[0] == "lm" else ()))
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert re.match(
+        r"Error: the run needs at least [\d,.]+ GB: .* Choose a smaller model or a smaller --batch-size\.",
+        line,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["fox.txt"]
+
+
+def test_options_in_place_of_fields() -> None:
+    fields = ["features", "n_heads", "steps"]
+    for text, expected in (
+        ("steps is 0; it must be at least 1.", "--steps is 0; it must be at least 1."),
+        ("it has n_heads.", "it has --n-heads."),
+        ("see n_heads.py and --n-heads, model/n_heads", "see n_heads.py and --n-heads, model/n_heads"),
+        ("the steps is a word; steps is 3", "the steps is a word; --steps is 3"),
+    ):
+        assert by_options(text, fields) == expected
+    assert by_options("steps is 0, n_heads is 1", []) == "steps is 0, n_heads is 1"
