@@ -52,6 +52,15 @@ def _unflatten(bits: int, children: Iterable[Any]) -> Detection:
     return d
 
 
+def is_above_zero(delta: jax.Array) -> jax.Array:
+    """Return which differences give a bit of 1: those above 0, but for the subnormal ones, which many processors compute as 0.
+
+    Of ``delta > 0`` compilers make a comparison of what was subtracted, which sees differences that are computed as 0.
+    """
+    info = jnp.finfo(delta.dtype)
+    return delta >= info.tiny if info.bits >= 32 else delta > 0
+
+
 def existing(d: Detection) -> Detection:
     """Return the detection with rows that exist: ``index``, and ``index ^ flip``, each clamped by itself.
 

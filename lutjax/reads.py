@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from lutjax._derivatives import with_derivative_of
+from lutjax._detection import is_above_zero
 from lutjax._fixed_point import FixedPoint, addends, result
 from lutjax._reproducible import reproducible
 from lutjax._typing import Array
@@ -169,7 +170,7 @@ def absolute(u: jax.Array) -> jax.Array:
       Array(-1., dtype=float32, weak_type=True)
     """
     u = jnp.asarray(u)
-    return jnp.where(u > 0, u, -u)
+    return straight_through(jnp.abs(u), jnp.where(is_above_zero(u), u, -u))
 
 
 def straight_through(value: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -204,10 +205,10 @@ def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
       >>> int(index), int(flip), float(closest)
       (1, 2, 0.5)
     """
-    index = (u[0] > 0).astype(jnp.int32)
+    index = is_above_zero(u[0]).astype(jnp.int32)
     flip, closest = jnp.ones_like(index), absolute(u[0])
     for j, margin in enumerate(u[1:], 1):
-        index |= (margin > 0).astype(jnp.int32) << j
+        index |= is_above_zero(margin).astype(jnp.int32) << j
         distance = absolute(margin)
         closer = (distance < closest) | (jnp.isnan(distance) & ~jnp.isnan(closest))
         closest = jnp.where(closer, distance, closest)

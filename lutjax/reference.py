@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 from lutjax._derivatives import mapped_as, with_derivative_of
-from lutjax._detection import Detection, existing
+from lutjax._detection import Detection, existing, is_above_zero
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
@@ -66,7 +66,7 @@ def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> De
     if bits == 0:
         zero = jnp.zeros(batch, jnp.int32)
         return Detection(zero, zero, jnp.full(batch, jnp.inf, delta.dtype), bits)
-    bit = (delta > 0) & ~(jnp.abs(delta) < epsilon)
+    bit = is_above_zero(delta) & ~(jnp.abs(delta) < epsilon)
     place = jax.lax.broadcasted_iota(jnp.int32, delta.shape, delta.ndim - 1)
     index = jnp.sum(bit.astype(jnp.int32) << place, -1, dtype=jnp.int32)
     closest = jnp.argmin(jnp.abs(delta), -1).astype(jnp.int32)  # the first; NaN counts as smallest
@@ -152,9 +152,7 @@ def _read(
     for margin, flip in margins_and_flips:
         flipped, to_flipped = read(table, row ^ flip), read(to, row ^ flip)
         same = to_flipped == to_main
-        value = value + _at_outputs(
-            change(margin, jnp.where(same, main - flipped, main)), to_main, n_outputs
-        )
+        value = value + _at_outputs(change(margin, jnp.where(same, main - flipped, main)), to_main, n_outputs)
         value = value + _at_outputs(
             change(margin, jnp.where(same, 0, -flipped)), jnp.where(same, -1, to_flipped), n_outputs
         )

@@ -183,10 +183,16 @@ def nothing(size: tl.constexpr, dtype: tl.constexpr):
 @kernel
 def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
     """Addend of the index from a comparison."""
-    is_set = delta > 0
+    is_set = is_above_zero(delta)
     if EPSILON != 0:
         is_set = is_set & ~(tl.abs(delta) < EPSILON)
     return is_set.to(tl.int32) << r
+
+
+@kernel
+def is_above_zero(delta):
+    """`lutjax._detection.is_above_zero` of float32 and float64."""
+    return delta >= (2.0**-126 if delta.dtype == tl.float32 else 2.0**-1022)
 
 
 @kernel

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from lutjax import _quantised, reads
 from lutjax._row_rules import RowState
-from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows
+from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows, detect
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels.contract import Step
@@ -126,7 +126,7 @@ def update(
 def _add_ways(
     call: ScoredLut, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    rows = _weighted_rows.Reads.of(plain.ways_of(call, device), call.groups)
+    rows = _weighted_rows.Reads.of(plain.ways_of(call), call.groups)
     dy = plain.of_every_group(call, dy)
     return _weighted_rows.weighted_add(call.weights, addition, rows, dy, device, call.accumulate)
 
@@ -602,7 +602,7 @@ def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, 
             m = tl.abs(u[j])
             e = tl.exp(-s[0] * m)
             du += of_total + of_logs * s[0] * (e / (1 + e))
-        du = tl.where(u[j] > 0, du, -du)
+        du = tl.where(detect.is_above_zero(u[j]), du, -du)
         for side in tl.static_range(c.n_ends):
             to = of_samples + _offset(ends + (t * c.n_comparisons + j) * c.n_ends + side, c)
             tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
@@ -655,9 +655,13 @@ def _offset(end, c: tl.constexpr):
 @kernel
 def _address(u, c: tl.constexpr):
     """Row, bit of the closest comparison, and its distance: the first of equals, and NaN before any number."""
-    index, flip, closest = (u[0] > 0).to(tl.int32), tl.full((c.ROWS,), 1, tl.int32), tl.abs(u[0])
+    index, flip, closest = (
+        detect.is_above_zero(u[0]).to(tl.int32),
+        tl.full((c.ROWS,), 1, tl.int32),
+        tl.abs(u[0]),
+    )
     for j in tl.static_range(1, c.n_comparisons):
-        index |= (u[j] > 0).to(tl.int32) << j
+        index |= detect.is_above_zero(u[j]).to(tl.int32) << j
         distance = tl.abs(u[j])
         closer = (distance < closest) | ((distance != distance) & (closest == closest))
         closest = tl.where(closer, distance, closest)

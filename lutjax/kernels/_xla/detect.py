@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection
+from lutjax._detection import Detection, is_above_zero
 from lutjax._dtypes import accumulator
 from lutjax._fixed_point import addends
 from lutjax.kernels._xla._row_gathers import add, read
-from lutjax.kernels.registry import Backend, Device
+from lutjax.kernels.registry import Device
 from lutjax.ops.detect import Detect
 
 
@@ -27,7 +27,7 @@ def forward(call: Detect, *, device: Device) -> Detection:
         return read(inputs, ids[:, r, side])
 
     deltas = [end(r, 0) - end(r, 1) for r in range(n_pairs)]
-    d = closest(deltas, (n_detectors, call.x.shape[0]), inputs.dtype, call.epsilon, device)
+    d = closest(deltas, (n_detectors, call.x.shape[0]), inputs.dtype, call.epsilon)
     return jax.tree.map(jnp.transpose, d)
 
 
@@ -48,24 +48,12 @@ def backward(
     return {"x": add(dx, (sample, pair[..., 1]), -d_margin)}
 
 
-def closest(
-    deltas: list[jax.Array],
-    shape: tuple[int, ...],
-    dtype: jnp.dtype,
-    epsilon: float,
-    device: Device | None = None,
-) -> Detection:
-    """The detection of one delta for each anchor pair, all of one shape (section 1 of the semantics).
-
-    Args:
-      device: where a CPU computes deltas, of which those below the normal numbers are 0.
-    """
+def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, epsilon: float) -> Detection:
+    """The detection of one delta for each anchor pair, all of one shape (section 1 of the semantics)."""
     index = flip = jnp.zeros(shape, jnp.int32)
     margin = jnp.full(shape, jnp.inf, dtype)
-    on_cpu = device is not None and device.backend == Backend.CPU
     for r, delta in enumerate(deltas):
-        # Of a comparison with 0 the compiler makes one of the two inputs, which does not see that their difference is 0.
-        bit = delta >= jnp.finfo(dtype).tiny if on_cpu else delta > 0
+        bit = is_above_zero(delta)
         if epsilon:
             bit &= ~(jnp.abs(delta) < epsilon)
         index |= bit.astype(jnp.int32) << r

@@ -14,7 +14,7 @@ def forward(call: DetectSigns, *, device: Device) -> Detection:
     assert call.positions is not None
     dtype = accumulator(call.positions.dtype)
     values = call.positions.astype(dtype).T
-    return closest(list(values), call.positions.shape[:1], dtype, call.epsilon, device)
+    return closest(list(values), call.positions.shape[:1], dtype, call.epsilon)
 
 
 def backward(

@@ -26,7 +26,7 @@ from lutjax.ops.lut_pair_attention import LutPairAttention, SparseLutPairAttenti
 def forward_by(rows: Any, call: LutPairAttention, *, device: Device) -> jax.Array:
     weights, accumulate = call.weights, call.accumulate
     pairs = _pair_tiles.plan(call, device)
-    terms = TiledTerms(pairs, call, device)
+    terms = TiledTerms(pairs, call)
 
     def body(tile: _pair_tiles.Tile, y: jax.Array) -> jax.Array:
         index = _row_gathers.flat(terms.detect(tile).index)
@@ -42,7 +42,7 @@ def backward_by(
     weights, accumulate = call.weights, call.accumulate
     need_x, need_keys, need_positions = (name in needs for name in ("x", "keys", "positions"))
     pairs = _pair_tiles.plan(call, device)
-    terms = TiledTerms(pairs, call, device)
+    terms = TiledTerms(pairs, call)
     dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
 
     def body(tile: _pair_tiles.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -123,7 +123,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
         if positions is not None and positions.shape[1] > 1:
             positions = detectors(positions, 1)
         group = call.replace(anchors=detectors(call.anchors), positions=positions)
-        terms = TiledTerms(pairs, group, device)
+        terms = TiledTerms(pairs, group)
         return lambda tile: _row_gathers.flat(terms.detect(tile).index)
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
@@ -134,9 +134,9 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
 class TiledTerms(Terms):
     """The terms with whole tiles of places."""
 
-    def __init__(self, pairs: _pair_tiles.Pairs, call: LutPairAttention, device: Device):
+    def __init__(self, pairs: _pair_tiles.Pairs, call: LutPairAttention):
         super().__init__(call)
-        self._pairs, self._epsilon, self._device = pairs, call.epsilon, device
+        self._pairs, self._epsilon = pairs, call.epsilon
         self.key, self.query = pairs.padded_keys(self.key), pairs.padded_queries(self.query)
 
     def detect(self, tile: _pair_tiles.Tile) -> Detection:
@@ -148,5 +148,4 @@ class TiledTerms(Terms):
 
         n_bits, n_detectors = self.key.shape[:2]
         shape = (n_detectors, self._pairs.samples, self._pairs.n_pairs)
-        deltas = [delta(r) for r in range(n_bits)]
-        return closest(deltas, shape, self.key.dtype, self._epsilon, self._device)
+        return closest([delta(r) for r in range(n_bits)], shape, self.key.dtype, self._epsilon)

@@ -19,7 +19,7 @@ from lutjax.ops.margins import Margins
 
 
 def forward(call: Margins, *, device: Device) -> jax.Array:
-    u = comparisons(call.x, call.anchors, call.groups, device)
+    u = comparisons(call.x, call.anchors, call.groups)
     if not u:
         return jnp.zeros((call.x.shape[0], *call.anchors.shape[:2]), accumulator(call.x.dtype))
     return jnp.stack(u, 0).transpose(2, 1, 0)
@@ -33,20 +33,9 @@ def backward(
     return {"x": cotangent_of_inputs(du, call.anchors, call.groups, shape, call.accumulate, device)}
 
 
-def comparisons(x: jax.Array, anchors: jax.Array, groups: int, device: Device) -> list[jax.Array]:
+def comparisons(x: jax.Array, anchors: jax.Array, groups: int) -> list[jax.Array]:
     """Return the margins of each comparison, ``[T, n]``s, of inputs ``[n, H, I]``."""
-    u = margins_at(inputs_first(x), ids_of(anchors, groups, x.shape))
-    return apart(u) if in_sequence(device) else u
-
-
-def apart(u: list[jax.Array]) -> list[jax.Array]:
-    """Return margins as numbers of their own, on CPUs, where those below the normal numbers are 0.
-
-    Of a comparison of a margin with 0 the compiler would make one of the two inputs, which does not see that. And it makes no vectors of
-    gathers within the expression of a score.
-    """
-    found: list[jax.Array] = jax.lax.optimization_barrier(u)
-    return found
+    return margins_at(inputs_first(x), ids_of(anchors, groups, x.shape))
 
 
 def inputs_first(x: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.A
     if kernels is rows and rows.in_sequence(device):
         total, unknown = _sums_in_blocks(call)
     else:
-        ways, each = ways_of(call, device), len(call.weights) // call.groups
+        ways, each = ways_of(call), len(call.weights) // call.groups
         if in_integers:
             ways, wrong = _in_units(ways)
             unknown = wrong.reshape(call.groups, each, n).any(1).T
@@ -91,13 +91,13 @@ def update(
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, ways_of(call, device), of_every_group(call, cotangent))
+    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent))
 
 
 # ------------------------------------------------------------------------------------- all tables at once
-def ways_of(call: ScoredLut, device: Device) -> list[Way]:
+def ways_of(call: ScoredLut) -> list[Way]:
     """Return row ids and coefficients of every way that has values, ``[T, n]``."""
-    u = margins.comparisons(call.x, call.anchors, call.groups, device)
+    u = margins.comparisons(call.x, call.anchors, call.groups)
     ways = _kept(call, u, list(call.scalars), None if call.keep is None else call.keep.T)
     return ways[: call.read.valued]
 
@@ -111,7 +111,7 @@ def _cotangents(
     kernels: ModuleType,
 ) -> dict[str, Any]:
     """The cotangents of all that the read depends on, and `total` plus those of rows."""
-    u = margins.comparisons(call.x, call.anchors, call.groups, device)
+    u = margins.comparisons(call.x, call.anchors, call.groups)
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
     coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep, call.accumulate)
@@ -167,6 +167,12 @@ def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
     return rows.firsts(call.groups, each), rows.in_groups((ids, keep), call.groups)
 
 
+def _margins_of_block(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
+    # Gathers within the expression of a score keep the compiler from making vectors of it.
+    u: list[jax.Array] = jax.lax.optimization_barrier(margins.margins_at(by_input, ids))
+    return u
+
+
 def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
     """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``; as `_row_gathers.sum_ways`."""
     by_input, read_tables, scalars = margins.inputs_first(call.x), tables(call), list(call.scalars)
@@ -175,7 +181,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
 
     def over_block(carry: Any, of: Any) -> tuple[Any, None]:
         (y, unknown), (first, (ids, keep)) = carry, of
-        ways = _kept(call, margins.apart(margins.margins_at(by_input, ids)), scalars, keep)[: call.read.valued]
+        ways = _kept(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
         if in_integers:
             ways, wrong = _in_units(ways)
             unknown |= wrong.any(0)
@@ -209,7 +215,7 @@ def _cotangents_in_blocks(
 
     def over_block(dy: jax.Array, carry: Any, of: Any) -> tuple[Any, Any]:
         (total, dx, sums), (first, (ids, keep)) = carry, of
-        u = margins.apart(margins.margins_at(by_input, ids))
+        u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
         coefficients, of_coefficients, index = linearised(call.read, u, each, keep, call.accumulate)
         coefficients = jax.lax.optimization_barrier(coefficients)

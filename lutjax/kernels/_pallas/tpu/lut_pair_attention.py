@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from lutjax._detection import is_above_zero
 from lutjax._row_rules import RowState
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _shifts
@@ -255,7 +256,7 @@ class Shift:
     def __init__(self, delta: jax.Array, counts: jax.Array, epsilon: float):
         self._delta, self.counts = delta, counts
         self._bit = jax.lax.broadcasted_iota(jnp.int32, delta.shape, 0)
-        is_set = delta > 0
+        is_set = is_above_zero(delta)
         if epsilon:
             is_set &= ~(jnp.abs(delta) < epsilon)
         index = jnp.sum(jnp.where(is_set, 1 << self._bit, 0), 0, keepdims=True, dtype=jnp.int32)

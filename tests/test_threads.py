@@ -1,0 +1,215 @@
+"""Ops in several threads and in other processes, and what a compiled program makes of its tables."""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import implementations, slow
+
+import lutjax
+from lutjax import reads, testing
+
+SECONDS = 240
+"""Longest time of what must not wait without end."""
+
+TABLES, ROWS, OUTPUTS, INPUTS = 24, 32, 40, 16  # sizes that nothing else has
+READ, INTEGER_READ = reads.Confidence(), reads.PowersOfTwo()
+ANCHORS = lutjax.sample_anchors(jax.random.key(0), n_inputs=INPUTS, n_detectors=TABLES, n_anchors=5)
+
+
+def repeated(x, *sizes):
+    """Inputs at all positions of a sequence or an image."""
+    *batch, n = x.shape
+    return jnp.broadcast_to(x.reshape(*batch, *(1 for _ in sizes), n), (*batch, *sizes, n))
+
+
+LAYERS = {
+    "lut": lambda x, w, **how: lutjax.lut(x, w, ANCHORS, **how),
+    "sparse_lut": lambda x, w, **how: lutjax.sparse_lut(
+        x, w, ANCHORS, jnp.arange(OUTPUTS)[None, None] % 7, 7, **how
+    ),
+    "scored_lut": lambda x, w, **how: lutjax.scored_lut(x, w, ANCHORS, READ.initial(), read=READ, **how),
+    "int8": lambda x, w, **how: lutjax.scored_lut(
+        x, w, ANCHORS, INTEGER_READ.initial(), read=INTEGER_READ, **how
+    ),
+    "weighted_lookup": lambda x, w, **how: lutjax.weighted_lookup(
+        w, *READ(lutjax.margins(x, ANCHORS, **how), READ.initial()), **how
+    ),
+    "lut_attention": lambda x, w, **how: lutjax.lut_attention(
+        repeated(x, 5), w, ANCHORS[:, :2], jnp.ones((4, 1, 1)), **how
+    ),
+    "lut_pair_attention": lambda x, w, **how: lutjax.lut_pair_attention(repeated(x, 5), w, ANCHORS, **how),
+    "conv_lut": lambda x, w, **how: lutjax.conv_lut(repeated(x, 3, 3), w, ANCHORS, kernel=1, **how),
+}
+
+
+def arguments(name, n):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(n, INPUTS)), jnp.float32)
+    weights = jnp.asarray(rng.normal(size=(TABLES, ROWS, OUTPUTS)), jnp.float32)
+    return x, lutjax.quantise_tables(weights) if name == "int8" else weights
+
+
+IMPLEMENTATIONS = [name for name in implementations("lookup") if name in ("xla", "native")]
+
+
+# ------------------------------------------------------------------------------------- threads
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["lut", "int8", *map(slow, [n for n in LAYERS if n not in ("lut", "int8")])])
+def test_threads_that_call_at_the_same_time(name, implementation):
+    """All have the bits of one thread, and none waits for another without end: there are more of them than the pool has threads."""
+    x, weights = arguments(name, 300)
+    run = jax.jit(lambda x, w: LAYERS[name](x, w, implementation=implementation))
+    expected = np.asarray(run(x, weights))
+    barrier = threading.Barrier(6)
+
+    def calls():
+        barrier.wait(SECONDS)
+        return all(np.asarray(run(x, weights)).tobytes() == expected.tobytes() for _ in range(20))
+
+    pool = concurrent.futures.ThreadPoolExecutor(6)
+    found = [pool.submit(calls) for _ in range(6)]
+    assert all(future.result(SECONDS) for future in found)
+    pool.shutdown()
+
+
+def test_threads_that_trace_gradients_at_the_same_time():
+    """Each has the gradient of one thread: the structure of what a forward rule keeps is not another one's."""
+    x, weights = arguments("lut", 4)
+
+    def loss(x, w):
+        return (lutjax.lut(x, w, ANCHORS, implementation="xla") ** 2).sum()
+
+    functions = [
+        jax.grad(loss, argnums=(0, 1)),
+        jax.grad(loss),
+        jax.grad(loss, argnums=1),
+        jax.vmap(jax.grad(loss), (0, None)),
+        jax.jit(jax.grad(loss, argnums=(0, 1))),
+    ]
+    expected = [f(x, weights) for f in functions]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for n in range(5, 9):  # of a shape that nobody has traced
+            inputs, barrier = jnp.concatenate([x, x])[:n], threading.Barrier(len(functions))
+
+            def calls(f, inputs=inputs, barrier=barrier):
+                barrier.wait(SECONDS)
+                return [f(inputs, weights) for _ in range(3)][-1]
+
+            with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
+                found = [future.result(SECONDS) for future in [pool.submit(calls, f) for f in functions]]
+    finally:
+        sys.setswitchinterval(interval)
+    testing.assert_close("of inputs", found[1][:4], expected[1])
+    testing.assert_close("of inputs, mapped", found[3][:4], expected[3])
+    testing.assert_close("of inputs, jitted", found[4][0], found[0][0])
+    testing.assert_close("of tables", found[2], found[0][1])
+
+
+# ------------------------------------------------------------------------------------- processes
+PROGRAM = """
+import multiprocessing, os, signal, sys, warnings
+
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's own
+
+import jax, jax.numpy as jnp, numpy as np, lutjax
+
+anchors = jnp.asarray(np.random.default_rng(0).permutation(64)[:48].reshape(8, 3, 2))
+weights, x = jnp.arange(8 * 8 * 16, dtype=jnp.float32).reshape(8, 8, 16), jnp.linspace(-1, 1, 1000 * 64).reshape(1000, 64)
+
+
+def layer(x=x):
+    return np.asarray(lutjax.lut(x, weights, anchors)).sum()
+
+
+def refused(_=0):
+    try:
+        layer()
+    except RuntimeError as error:
+        return str(error)
+    return "ran"
+
+
+def status(child):
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    signal.alarm(60)  # what waits without end
+    os._exit(0 if child() else 1)
+
+
+if __name__ == "__main__":
+    once = jax.jit(lambda x: lutjax.lut(x, weights, anchors))
+    expected = np.asarray(once(x))
+    if "native" in lutjax.explain("lookup", weights, lutjax.detect(x, anchors)).splitlines()[0]:
+        assert status(lambda: np.array_equal(once(x), expected)) == 0, "what was compiled runs without the threads of the pool"
+    assert status(lambda: "lookup: this process was forked" in refused() or "detect: this process was forked" in refused()) == 0
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert "multiprocessing's method 'spawn'" in pool.map(refused, [0])[0]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(layer, [x])[0] == expected.sum()
+    assert layer() == expected.sum()
+    print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_processes_that_are_forked(tmp_path):
+    """They run what was compiled, by native kernels, or say what is wrong; those that are spawned are as any other."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr[-3000:]
+
+
+# ------------------------------------------------------------------------------------- memory
+FREE = ("parameter", "get-tuple-element", "bitcast", "tuple", "while", "conditional", "call")
+FAST = ("lut", "scored_lut", "int8", "lut_pair_attention")
+HOW = {
+    "jit": lambda f: f,
+    "vmap": lambda f: jax.vmap(f, (0, None)),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(lambda x, w: f(x, w).sum()), (0, None)),
+}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        (name, how) if name in FAST and how != "vmap" else slow(name, how)
+        for name in LAYERS
+        for how in HOW
+        if (name, how) != ("int8", "vmap of grad")
+    ],
+)
+def test_tables_are_not_copied(name, how, implementation):
+    """Nothing in a compiled program makes an array of the size of the tables, however often they are mapped over."""
+    x, weights = arguments(name, 3)
+    run = HOW[how](lambda x, w: LAYERS[name](x, w, implementation=implementation))
+    x = x if how == "jit" else jnp.stack([x, x])
+    compiled = jax.jit(run).lower(x, weights).compile()
+    of_tables = re.compile(rf"= [a-z0-9]+\[(?:\d+,)*{TABLES},{ROWS},{OUTPUTS}\]\S* ([a-z-]+)\(")
+    made = [
+        line for line in compiled.as_text().splitlines() if (m := of_tables.search(line)) and m[1] not in FREE
+    ]
+    assert not made, made[0][:200]
+    if implementation == "native":
+        n_bytes = sum(a.nbytes for a in jax.tree.leaves(weights))
+        assert compiled.memory_analysis().temp_size_in_bytes < n_bytes
