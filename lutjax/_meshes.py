@@ -48,8 +48,12 @@ def divided_by_compiler(function: Callable[..., Any], specs: Callable[..., Any])
     def call(*args: Any) -> Any:
         if not any(explicit_axes(a) for a in jax.tree.leaves(args)):
             return function(*args)
-        with mesh_of(args):
-            return jax.sharding.auto_axes(function, out_sharding=specs(*args))(*args)
+        leaves, structure = jax.tree.flatten(args)  # JAX would put specs where the arrays of a pytree are
+        with mesh_of(leaves):
+            whole = jax.sharding.auto_axes(
+                lambda *leaves: function(*jax.tree.unflatten(structure, leaves)), out_sharding=specs(*args)
+            )
+            return whole(*leaves)
 
     return call
 

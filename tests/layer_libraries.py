@@ -21,6 +21,7 @@ from lutjax.layers import (
     linen,
     nnx as lutjax_nnx,
 )
+from lutjax.layers._spec import Variable, build
 
 LIBRARIES = ("nnx", "linen", "haiku")
 KINDS = {
@@ -57,11 +58,32 @@ class Case(NamedTuple):
 
     @property
     def spec(self) -> Any:
-        return self.spec_type(*self.sizes, **self.options)
+        return self.built()[0]
+
+    def built(self) -> tuple[Any, tuple[Variable, ...]]:
+        """The spec and its variables, with those that the options give."""
+        names = (f.name for f in dataclasses.fields(self.spec_type) if not f.kw_only)
+        sizes = dict(zip(names, self.sizes, strict=False))
+        given = dict.fromkeys(self.spec_type.given)
+        return build(self.spec_type, {**given, **sizes, **self.options})
 
 
 def inputs_of(case: Case, dtype: Any = jnp.float32, seed: int = 1) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), case.shape, dtype)
+
+
+def variables_of(case: Case) -> dict[str, jax.Array]:
+    """Variables with random numbers in place of all that is trained but scalars, and of tables of integers."""
+    arrays: dict[str, jax.Array] = {}
+    for i, v in enumerate(case.built()[1]):
+        key = jax.random.key(i)
+        if v.kind == "quantised" and v.name == "weights":
+            arrays[v.name] = jax.random.randint(key, v.shape, -128, 128, v.dtype)
+        elif v.collection == "params" and v.shape:
+            arrays[v.name] = jax.random.normal(key, v.shape, v.dtype)
+        else:
+            arrays[v.name] = jnp.asarray(v.make(lambda key=key: key, arrays))
+    return arrays
 
 
 def by_kind(case: Case, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -83,20 +105,24 @@ def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: An
 def function(
     library: str, case: Case, arrays: Mapping[str, Any], **arguments: Any
 ) -> Callable[[Any, Any], jax.Array]:
-    """The layer as a function of what is trained, and of its input; `arguments` are those of the call."""
-    kinds = by_kind(case, arrays)
+    """The layer as a function of what is trained, and of its input; `arguments` are those of the call.
+
+    Layers that draw random numbers draw the same in each call.
+    """
+    kinds, key = by_kind(case, arrays), jax.random.key(0)
     if library == "nnx":
         graphdef, _, kept = nnx.split(nnx_layer(case, arrays), nnx.Param, ...)
 
         def run(params: Any, x: Any) -> jax.Array:
             state = nnx.State({name: nnx.Param(value) for name, value in params.items()})
-            return nnx.merge(graphdef, state, kept)(x, **arguments)
+            drawn = {"rngs": nnx.Rngs(key)} if case.spec.random else {}
+            return nnx.merge(graphdef, state, kept)(x, **drawn, **arguments)
 
     elif library == "linen":
         layer = getattr(linen, case.layer)(*case.sizes, **case.options)
 
         def run(params: Any, x: Any) -> jax.Array:
-            return layer.apply({**kinds, "params": params}, x, **arguments)
+            return layer.apply({**kinds, "params": params}, x, rngs={case.spec.stream: key}, **arguments)
 
     else:
         f = hk.transform_with_state(
@@ -107,7 +133,7 @@ def function(
         state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
 
         def run(params: Any, x: Any) -> jax.Array:
-            return f.apply({"layer": params}, state, None, x)[0]
+            return f.apply({"layer": params}, state, key, x)[0]
 
     return run
 

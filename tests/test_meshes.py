@@ -1,23 +1,25 @@
 """Meshes with explicit axes, as `jax.make_mesh` makes them: the same results, and outputs lie as inputs do."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cases import slow
+from every_layer import CASES
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec as P
-from layer_libraries import LIBRARIES, Case, by_kind, function
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from layer_libraries import LIBRARIES, by_kind, function, nnx_layer, variables_of
 
 import lutjax
-from lutjax import sharding
+from lutjax import models, sharding
 from lutjax.models import (
-    GPT,
     GPTConfig,
-    LogicClassifier,
+    LogicCAConfig,
     LogicClassifierConfig,
-    LUTTransformer,
+    LogicTreeNetConfig,
     LUTTransformerConfig,
 )
 from lutjax.training import tables
@@ -128,6 +130,31 @@ def test_a_step_of_a_table_optimizer(layout, mesh):
     assert spec == (*of_weights.spec, None, None, None)[:3]
 
 
+# ------------------------------------------------------------------------------------- layers and models, on both kinds of meshes
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+
+
+@contextlib.contextmanager
+def mesh_of_both(kind):
+    """A mesh of samples and detectors with axes of a kind, in scope where programs need that."""
+    if jax.device_count() < 4:
+        pytest.skip("the mesh has four devices, and this machine has fewer")
+    found = jax.make_mesh((2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4])
+    with jax.set_mesh(found) if kind == "explicit" else contextlib.nullcontext():
+        yield found
+
+
+def put(arrays, specs, mesh):
+    """Arrays that lie on a mesh as specs say."""
+    return jax.device_put(arrays, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+
+
+def assert_same(actual, expected, what, tolerance=2e-5):
+    for (path, a), b in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        message = f"{what} {jax.tree_util.keystr(path)}"
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance, err_msg=message)
+
+
 LANGUAGE = {"vocab_size": 16, "features": 8, "context": 4, "n_layers": 1}
 DETECTORS = {
     "n_heads": 1,
@@ -138,96 +165,209 @@ DETECTORS = {
     "ffn_anchors": 3,
 }
 SCORED = {"n_heads": 2, "lut_heads": 2, "lut_tables": 4, "lut_bits": 3}
-MODELS = {
-    "lut": lambda rngs: LUTTransformer(LUTTransformerConfig(**LANGUAGE, **DETECTORS, dropout=0.0), rngs=rngs),
-    "pair": lambda rngs: LUTTransformer(
-        LUTTransformerConfig(**LANGUAGE, **DETECTORS, dropout=0.0, attention="pair"), rngs=rngs
+GATES = {"in_features": 8, "n_classes": 3, "layers": (8, 12)}
+IMAGES = {
+    "in_shape": (8, 4, 2),
+    "n_classes": 3,
+    "kernels": (2, 4),
+    "layers": (8, 12),
+    "depth": 2,
+    "padding": 1,
+}
+CELLS = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2)}
+DROPOUT = {"rngs": jax.random.key(5)}
+CALM, HARD = {"deterministic": True}, {"deterministic": True}
+MODELS = {  # the sizes of a model, and the options of its calls
+    "tables": (LUTTransformerConfig(**LANGUAGE, **DETECTORS), DROPOUT),
+    "pairs": (LUTTransformerConfig(**LANGUAGE, **DETECTORS, attention="pair", shared_positions=True), DROPOUT),
+    "pairs, interleaved": (
+        LUTTransformerConfig(**LANGUAGE, **{**DETECTORS, "n_position_bits": 8}, attention="pair_interleaved", ffn=False), CALM,
     ),
-    "projection_lut": lambda rngs: GPT(GPTConfig(**LANGUAGE, **SCORED), rngs=rngs),
-    "scored_lut": lambda rngs: GPT(GPTConfig(**LANGUAGE, **SCORED, feed_forward="scored_lut"), rngs=rngs),
-    "gates": lambda rngs: LogicClassifier(
-        LogicClassifierConfig(in_features=8, n_classes=3, layers=(8, 12)), rngs=rngs
+    "powers of two": (GPTConfig(**LANGUAGE, **SCORED, read="powers_of_two", table_dropout=0.5, dropout=0.5), DROPOUT),
+    "scored": (GPTConfig(**LANGUAGE, **SCORED, feed_forward="scored_lut", read="soft_sign", remat=True), CALM),
+    "hard": (GPTConfig(**LANGUAGE, **SCORED, feed_forward="lut"), CALM),
+    "dense": (GPTConfig(**LANGUAGE, **SCORED, feed_forward="dense"), CALM),
+    "gates": (LogicClassifierConfig(**GATES, wiring="learnable", candidates=4, learned_thresholds=True), {}),
+    "gates, gumbel": (
+        LogicClassifierConfig(**GATES, wiring="windows,top-k", image_shape=(4, 2), window=2, estimator="gumbel"), {},
     ),
+    "tables over bits": (LogicClassifierConfig(**GATES, n_inputs=4, wiring="full"), {}),
+    "tables over signs": (LogicClassifierConfig(**GATES, n_inputs=4, tables="binary", wiring="butterfly"), {}),
+    "gates, hard": (LogicClassifierConfig(**GATES), HARD),
+    "trees": (LogicTreeNetConfig(**IMAGES, edges=True, learned_thresholds=True, wiring="learnable", candidates=4), {}),
+    "trees of tables": (LogicTreeNetConfig(**IMAGES, tables="light", n_thresholds=0, channels_per_kernel=1), {}),
+    "trees, hard": (LogicTreeNetConfig(**IMAGES, estimator="straight_through"), HARD),
+    "automaton": (LogicCAConfig(**CELLS), {"n_steps": 2}),
+    "automaton, asynchronous": (
+        LogicCAConfig(**CELLS, update_rate=0.5, periodic=True), {"n_steps": 2, "key": jax.random.key(0)},
+    ),
+    "automaton, hard": (LogicCAConfig(**CELLS), {"n_steps": 2, **HARD}),
+}  # fmt: skip
+INPUTS = {
+    "LUTTransformer": (4, 4),
+    "GPT": (4, 4),
+    "LogicClassifier": (4, 8),
+    "LogicTreeNet": (4, 8, 4, 2),
+    "LogicCA": (4, 5, 4, 2),
 }
 
 
-@pytest.fixture(scope="module")
-def mesh_of_both():
-    if jax.device_count() < 4:
-        pytest.skip("the mesh has four devices, and this machine has fewer")
-    return jax.make_mesh((2, 2), ("data", "detectors"), devices=jax.devices()[:4])
+def model_and_inputs(name):
+    config, _ = MODELS[name]
+    kind = type(config).__name__.removesuffix("Config")
+    shape = INPUTS[kind]
+    inputs = jax.random.uniform(jax.random.key(1), shape)
+    if kind in ("LUTTransformer", "GPT"):
+        inputs = jax.random.randint(jax.random.key(1), shape, 0, 16)
+    return getattr(models, kind)(config, rngs=nnx.Rngs(0)), inputs
 
 
-@pytest.mark.parametrize("name", ["lut", "gates", *map(slow, ("pair", "projection_lut", "scored_lut"))])
-def test_a_step_of_a_model(name, mesh_of_both):
+def split(model):
+    """A model in parts, with random numbers for parameters."""
+    graph, params, others = nnx.split(model, nnx.Param, ...)
+    return graph, jax.tree.map(lambda a: array(*a.shape) / 4, nnx.to_pure_dict(params)), others
+
+
+def test_every_model_is_here():
+    configs = {name for name in models.__all__ if name.endswith("Config")}
+    assert {type(config).__name__ for config, _ in MODELS.values()} == configs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [n if n in ("powers of two", "trees") else slow(n) for n in MODELS])
+def test_a_step_of_a_model(name, kind):
     """Parameters and state lie as `sharding.specs` says, before and after, and the batch by samples."""
-    graph, params, others = nnx.split(MODELS[name](nnx.Rngs(0)), nnx.Param, ...)
-    params = jax.tree.map(lambda a: array(*a.shape) / 4, nnx.to_pure_dict(params))
+    model, inputs = model_and_inputs(name)
+    graph, params, others = split(model)
     optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, rest=optax.sgd(0.1))
-    inputs = array(4, 8) if name == "gates" else jax.random.randint(jax.random.key(1), (4, 4), 0, 16)
 
     def step(params, state, inputs):
         def loss(params):
-            y = nnx.merge(graph, nnx.State(params), others)(inputs, deterministic=name != "gates" or None)
-            return jnp.mean(jnp.sin(y))
+            y = nnx.merge(graph, nnx.State(params), others)(inputs, **MODELS[name][1])
+            return jnp.mean(jnp.sin(y)), y
 
-        value, gradients = tables.value_and_grad(loss)(params)
-        return *optimizer.apply(params, gradients, state), value
+        (_, y), gradients = tables.value_and_grad(loss, has_aux=True)(params)
+        return *optimizer.apply(params, gradients, state), y
 
     state = optimizer.init(params)
     expected = jax.jit(step)(params, state, inputs)
-    specs = sharding.specs((params, state), mesh_of_both)
-    place = jax.tree.map(lambda spec: NamedSharding(mesh_of_both, spec), specs)
-    with jax.set_mesh(mesh_of_both):
+    with mesh_of_both(kind) as mesh:
+        specs = sharding.specs((params, state), mesh)
+        place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        out = (*place, None) if kind == "auto" else None  # explicit axes stay as they are
         params, state = jax.device_put((params, state), place)
-        actual = jax.jit(step)(params, state, jax.device_put(inputs, P("data")))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+        actual = jax.jit(step, out_shardings=out)(params, state, put(inputs, P("data"), mesh))
+    assert_same(actual, expected, name)
     for a, spec in zip(jax.tree.leaves(actual[:2]), jax.tree.leaves(specs), strict=True):
-        assert a.sharding.is_equivalent_to(NamedSharding(mesh_of_both, spec), a.ndim)
+        assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
 
 
-LAYERS = {
-    "groups": Case("LUT", {"n_detectors": 4, "n_anchors": 2, "groups": 2}, (4, 8)),
-    "sparse": Case("SparseLUT", {"n_detectors": 4, "n_anchors": 2, "n_targets": 6, "targets_per": "layer"}, (4, 8)),
-    "pair": Case(
-        "LUTPairAttention",
-        {"n_detectors": 4, "n_anchors": 2, "n_positions": 4, "n_position_bits": 8, "interleave": True},
-        (2, 4, 8),
-    ),
-    "powers of two": Case(
-        "ProjectionLUT", {"heads": 2, "tables": 4, "bits": 3, "read": lutjax.reads.PowersOfTwo()}, (4, 8)
-    ),
-    "tables over bits": Case("SoftLUT", {"n_inputs": 3}, (4, 8)),
-    "signs": Case("BinaryLUT", {"n_inputs": 3}, (4, 8)),
-    "trees": Case("LogicConv", {"kernel": 2, "depth": 2, "padding": 1, "pool": 2}, (2, 5, 3, 2), ((5, 3, 2), 2)),
-}  # fmt: skip
+FAST_TO_PRODUCE = ("powers of two", "gates", "trees")
+
+
+@pytest.mark.parametrize("kind", ["explicit", slow("auto")])
+@pytest.mark.parametrize(
+    "name", [n if n in FAST_TO_PRODUCE else slow(n) for n in MODELS if "automaton" not in n]
+)
+def test_what_models_produce(name, kind):
+    """Texts that models continue with caches, and the packed networks of classifiers."""
+    model, inputs = model_and_inputs(name)
+    graph, params, others = split(model)
+
+    def results(params, inputs):
+        model = nnx.merge(graph, nnx.State(params), others)
+        if hasattr(model, "generate"):
+            return [model.generate(inputs, 6, key=jax.random.key(0))]
+        packed = model.packed()
+        bits = packed.first_bits(inputs)
+        words = jnp.tile(lutjax.pack_bits(np.asarray(bits).T), (1, 4))  # whole words for each device
+        words = jax.device_put(
+            words, NamedSharding(inputs.sharding.mesh, P(None, "data")) if on_mesh else None
+        )
+        return [packed(inputs), bits, packed.last_words(words), packed.from_words(words)]
+
+    on_mesh = False
+    expected = results(params, inputs)
+    on_mesh = True
+    with mesh_of_both(kind) as mesh:
+        actual = results(put(params, sharding.specs(params, mesh), mesh), put(inputs, P("data"), mesh))
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention")])
+def test_decoding(layer):
+    """Caches lie where they were put, so that a loop may carry them."""
+    case = CASES[f"{layer}, window"]
+    attention = nnx_layer(case, variables_of(case))
+    x = array(*case.shape)
+    expected = attention(x)
+    attention.init_cache(case.shape)
+
+    @jax.jit
+    def decoded(state, x):
+        def step(state, x):
+            attention = nnx.merge(graph, state)
+            y = attention(x, decode=True)
+            return nnx.state(attention), y
+
+        state, first = step(state, x[:, :2])
+        _, later = jax.lax.scan(step, state, jnp.moveaxis(x[:, 2:, None], 1, 0))
+        return first, jnp.moveaxis(later[:, :, 0], 0, 1)
+
+    graph, state = nnx.split(attention)
+    with mesh_of_both("explicit") as mesh:
+        first, later = decoded(state, put(x, P("data"), mesh))
+    assert_same(first, expected[:, :2], layer)
+    assert_same(later, expected[:, 2:], layer)
+
+
+FAST_LAYERS = {  # and the library in which it is tried in the fast suite
+    "LUT, groups": "nnx",
+    "SparseLUT, targets of tables": "linen",
+    "LUTAttention, window": "haiku",
+    "LUTPairAttention, interleaved": "nnx",
+    "ProjectionLUT, powers of two": "linen",
+    "SpatialLUT, powers of two": "haiku",
+    "WindowLUT, dropout": "nnx",
+    "ConvLUT, powers of two": "linen",
+    "LogicGates, learnable, soft": "haiku",
+    "SoftLUT, features first": "nnx",
+    "BinaryLUT, top-k, straight_through": "linen",
+    "LogicConv": "haiku",
+    "GroupSum": "nnx",
+    "Thermometer, straight_through": "linen",
+}
+
+
+def test_a_case_of_every_layer_is_fast():
+    assert sorted(CASES[name].layer for name in FAST_LAYERS) == sorted({c.layer for c in CASES.values()})
 
 
 @pytest.mark.parametrize(
     ("library", "name"),
-    [("linen", "groups"), ("haiku", "signs"), ("nnx", "trees")]
-    + [
-        slow(library, name)
+    [
+        (library, name) if FAST_LAYERS.get(name) == library else slow(library, name)
         for library in LIBRARIES
-        for name in LAYERS
-        if (library, name) not in (("linen", "groups"), ("haiku", "signs"), ("nnx", "trees"))
+        for name in CASES
     ],
 )
-def test_layers_of_all_libraries(library, name, mesh_of_both):
-    case, arrays = LAYERS[name], {}
-    for i, v in enumerate(case.spec.variables()):
-        drawn = v.make(lambda: jax.random.key(0), arrays)
-        trained = (
-            jax.random.normal(jax.random.key(i), v.shape, v.dtype) if v.collection == "params" else drawn
-        )
-        arrays[v.name] = trained
-    layer, x = function(library, case, arrays), array(*case.shape)
-    params = by_kind(case, arrays)["params"]
-    both = jax.jit(jax.value_and_grad(lambda params, x: jnp.sum(jnp.sin(layer(params, x))), (0, 1)))
-    expected = both(params, x)
-    specs = sharding.specs({"layer": params}, mesh_of_both)["layer"]
-    with jax.set_mesh(mesh_of_both):
-        actual = both(jax.device_put(params, specs), jax.device_put(x, P("data")))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5)
+def test_layers_of_all_libraries(library, name):
+    """Outputs and gradients on both kinds of meshes, parameters by `sharding.specs` and the batch by samples."""
+    case = CASES[name]
+    arrays, x = variables_of(case), array(*case.shape)
+    layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
+    features_first = case.options.get("feature_axis") == 0
+    of_x = P(*[None] * (x.ndim - 1), "data") if features_first else P("data")
+
+    def loss(params, x):
+        y = layer(params, x)
+        return jnp.sum(jnp.sin(y)), y
+
+    run = jax.jit(loss if "quantised" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
+    expected = run(params, x)
+    for kind in KINDS:
+        with mesh_of_both(kind) as mesh:
+            specs = sharding.specs({"layer": params}, mesh)["layer"]
+            actual = run(put(params, specs, mesh), put(x, of_x, mesh))
+        assert_same(actual, expected, kind)

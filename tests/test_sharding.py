@@ -1,5 +1,6 @@
 """Several devices: tables by detector and batches by sample give the results of one device, and exchange no tables."""
 
+import contextlib
 import functools
 import itertools
 import re
@@ -16,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 import lutjax
 from lutjax import FixedPoint, reads, sharding
 from lutjax.models import LUTTransformer, LUTTransformerConfig
+from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.training import tables
 
 needs_devices = pytest.mark.skipif(
@@ -118,9 +120,10 @@ MESHES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
 RULE = tables.RowAdagrad()
 
 
-def mesh_of(name, kind="auto"):
+def mesh_of(name, kind="auto", n_devices=8):
     types = {"auto": jax.sharding.AxisType.Auto, "explicit": jax.sharding.AxisType.Explicit}
-    devices = np.array(jax.devices()[:8]).reshape(MESHES[name])
+    shape = MESHES[name] if n_devices == 8 else (1, n_devices)
+    devices = np.array(jax.devices()[:n_devices]).reshape(shape)
     return Mesh(devices, ("data", "detectors"), axis_types=(types[kind],) * 2)
 
 
@@ -247,6 +250,120 @@ def test_devices_send_the_outputs_of_their_own_groups(kind):
     compiled = jax.jit(of_groups).lower(x, weights).compile()
     np.testing.assert_array_equal(compiled(x, weights), of_groups(X_OF_GROUPS, params["weights"]))
     assert re.findall(r" (all-\w+|reduce-scatter|collective-permute)\(", compiled.as_text()) == ["all-gather"]
+
+
+def scored(read, x, weights, anchors, groups, **options):
+    return lutjax.scored_lut(x, weights, anchors, read.initial(), read=read, groups=groups, **options)
+
+
+def integers(x, weights, anchors, groups):
+    return scored(reads.PowersOfTwo(), x, lutjax.quantise_tables(weights, groups=groups), anchors, groups)
+
+
+def weighted(x, weights, anchors, groups):
+    index, coefficients = READ(lutjax.margins(x, anchors, groups=groups), READ.initial())
+    return lutjax.weighted_lookup(weights, index, coefficients, groups=groups)
+
+
+def sparse(n_lists, x, weights, anchors, groups):
+    targets = np.random.default_rng(0).integers(-1, 6, (n_lists or len(weights), 1, weights.shape[2]))
+    return lutjax.sparse_lut(x, weights, anchors, targets.astype(np.int32), 6, groups=groups)
+
+
+def at_places(reached, x, weights, anchors, groups):
+    windows = Windows((1, groups, FEATURES), (1, 1), (1, 1), (0, 0), FEATURES)
+    targets = np.random.default_rng(0).integers(-1, 6, (groups, weights.shape[2])).astype(np.int32)
+    options = {"targets": targets, "n_outputs": 6} if reached else {}
+    return lut_at_places(x[:, None], weights, anchors, windows=windows, groups=groups, **options)
+
+
+def convolved(x, weights, anchors, groups):
+    images = jnp.broadcast_to(x.reshape(len(x), 1, 1, groups * FEATURES), (len(x), 1, 2, groups * FEATURES))
+    read = reads.PowersOfTwo()
+    return lutjax.conv_lut(images, weights, anchors, read.initial(), kernel=1, groups=groups, read=read)
+
+
+EVERY_READ = (reads.Hard(), reads.Blend(), reads.SoftSign(), reads.Confidence(), reads.PowersOfTwo(ways=1))
+IN_GROUPS = {  # ops of inputs [B, G, I], tables, anchors and the number of groups
+    "powers of two": functools.partial(scored, reads.PowersOfTwo()),
+    **{f"{read}": functools.partial(scored, read) for read in EVERY_READ},
+    "sum": lambda x, *rest: scored(READ, x[:, :1], *rest, sum_groups=True),
+    "dropout": lambda x, *rest: scored(READ, x, *rest, keep=jnp.asarray([[1.0, 0]] * len(x)).repeat(len(rest[0]) // 2, 1)),
+    "integers": integers,
+    "weighted": weighted,
+    "lut": lambda x, w, anchors, groups: lutjax.lut(x, w, anchors, groups=groups),
+    "sparse": functools.partial(sparse, 0),
+    "sparse, one list": functools.partial(sparse, 1),
+    "places": functools.partial(at_places, False),
+    "places, targets": functools.partial(at_places, True),
+    "convolution": convolved,
+}  # fmt: skip
+# Tables, groups, devices: whole groups, halves, parts of several, and tables that cannot be divided.
+SIZES_OF_GROUPS = [
+    (4, 2, 4), (8, 2, 4), (6, 3, 2), (6, 2, 3), (4, 1, 4), (4, 4, 2), (16, 2, 8), (12, 4, 3), (6, 3, 4), (10, 5, 3),
+]  # fmt: skip
+FAST_IN_GROUPS = [
+    ("powers of two", (4, 2, 4), "auto"),
+    ("powers of two", (6, 3, 2), "explicit"),
+    ("places, targets", (8, 2, 4), "auto"),
+]
+
+
+@needs_devices
+@pytest.mark.parametrize(
+    ("name", "sizes", "kind"),
+    FAST_IN_GROUPS
+    + [
+        slow(*case)
+        for case in itertools.product(IN_GROUPS, SIZES_OF_GROUPS, ("auto", "explicit"))
+        if case not in FAST_IN_GROUPS
+    ],
+)
+def test_groups_over_devices(name, sizes, kind):
+    n_tables, groups, n_devices = sizes
+    anchors = lutjax.sample_anchors(jax.random.key(0), FEATURES, n_tables, 3)
+    weights, x = normal(n_tables, 8, 5), normal(4, groups, FEATURES)
+
+    def loss(weights, x):
+        y = IN_GROUPS[name](x, weights, anchors, groups)
+        return jnp.sum(jnp.sin(y)), y
+
+    run = jax.jit(loss if name == "integers" else jax.value_and_grad(loss, (0, 1), has_aux=True))
+    mesh = mesh_of("detectors", kind, n_devices)
+    place = P() if n_tables % n_devices else P("detectors")
+    with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
+        actual = run(*jax.device_put((weights, x), (NamedSharding(mesh, place), NamedSharding(mesh, P()))))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(run(weights, x)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5)
+
+
+# Arrays of which four devices have unequal parts, or parts that no axis of the mesh counts.
+UNEVEN = {
+    "some of the samples": lambda x, weights: (x[:6], weights),
+    "some of the detectors": lambda x, weights: (x, weights[:6]),
+    "halves of the samples": lambda x, weights: (x.reshape(2, 4, FEATURES).sum(1), weights),
+    "halves of the detectors": lambda x, weights: (x, weights.reshape(2, 4, 8, 5).sum(1)),
+}
+
+
+@needs_devices
+@pytest.mark.parametrize("what", UNEVEN)
+def test_what_devices_have_unequal_parts_of(what):
+    """Between the operations of a program the compiler divides arrays as it likes, with padding on the last devices."""
+
+    def loss(x, weights):
+        x, weights = UNEVEN[what](x, weights)
+        return jnp.sum(jnp.sin(lutjax.lut(x, weights, FEW[: len(weights)])))
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    x, weights = normal(8, FEATURES), normal(T, 8, 5)
+    devices = NamedSharding(mesh_of("detectors", n_devices=4), P("detectors"))
+    samples = "samples" in what
+    actual = run(
+        *((jax.device_put(x, devices), weights) if samples else (x, jax.device_put(weights, devices)))
+    )
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(run(x, weights)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
 GATES = normal(8, 16), normal(12, 16), jnp.asarray(RNG.integers(0, 8, (12, 2)), jnp.int32)

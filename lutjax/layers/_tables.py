@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 import lutjax
+from lutjax import _meshes
 from lutjax._anchors import check_anchors, check_targets
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array, Integer
@@ -554,7 +555,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         chunk = self._keys(arrays, self._inputs(x))
         self._check_cache(cache, chunk)
-        keys = {name: jnp.concatenate([cache[name], new], -2) for name, new in chunk.items()}
+        keys = {name: _appended(cache[name], new) for name, new in chunk.items()}
         capacity, count, length = self.capacity, cache["cache_index"], x.shape[-2]
         # Places before the first key of the cache are empty: they are in a segment of their own.
         empty = jnp.arange(capacity + length, dtype=jnp.int32) < capacity - count
@@ -692,6 +693,15 @@ def attention_call(
     }
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
+
+
+def _appended(cache: Array, new: Array) -> jax.Array:
+    """Return the keys of a cache and new ones after them; on a mesh with explicit axes they lie as the cache does."""
+    join = _meshes.divided_by_compiler(
+        lambda *keys: jnp.concatenate(keys, -2), lambda cache, new: _meshes.spec_of(cache)
+    )
+    result: jax.Array = join(cache, new)
+    return result
 
 
 @dataclasses.dataclass(unsafe_hash=True)

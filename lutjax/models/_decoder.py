@@ -123,15 +123,11 @@ class Decoder(nnx.Module):
         if n_tokens == 0:
             return jnp.zeros((*prompt_tokens.shape[:-1], 0), jnp.int32)
         graphdef, state = nnx.split(self)
-        return _generate(
-            graphdef,
-            state,
-            jnp.asarray(prompt_tokens),
-            key,
-            None if temperature == 0 else jnp.float32(temperature),
-            n_tokens=n_tokens,
-            top_k=top_k,
-        )
+        draw = functools.partial(_generate, graphdef, n_tokens=n_tokens, top_k=top_k)
+        tokens: jax.Array = _meshes.divided_by_compiler(
+            draw, lambda _, prompt, *rest: _meshes.spec_of(prompt)
+        )(state, jnp.asarray(prompt_tokens), key, None if temperature == 0 else jnp.float32(temperature))
+        return tokens
 
 
 def _check_tokens(where: str, tokens: Array) -> None:

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._typing import Array
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer
@@ -248,8 +249,26 @@ def run_soft(
     key: Array | None = None,
 ) -> Float[jax.Array, "channels batch height width"]:
     """The soft automaton, channels first. Its gradient keeps the states alone and computes each step again."""
+    run = functools.partial(_run_soft, config, n_steps)
+    last: jax.Array = _meshes.divided_by_compiler(run, _spec_of_state)(
+        jnp.asarray(state), coefficients, wiring, key
+    )
+    return last
 
-    state = jnp.asarray(state)
+
+def _spec_of_state(state: jax.Array, *rest: Any) -> PartitionSpec:
+    """Return how states lie on a mesh with explicit axes: as the first one."""
+    return _meshes.spec_of(state)
+
+
+def _run_soft(
+    config: LogicCAConfig,
+    n_steps: int,
+    state: jax.Array,
+    coefficients: Array,
+    wiring: Wiring,
+    key: Array | None,
+) -> jax.Array:
     network = _network(config, coefficients, wiring, state)
 
     def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
@@ -402,16 +421,20 @@ def run_hard(
     key: Array | None = None,
 ) -> Shaped[jax.Array, "channels batch height width"]:
     """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs."""
-    return _run_hard(config, n_steps, gates, tuple(wiring.wires), state, key)
+    run = functools.partial(_run_hard, config, n_steps)
+    last: jax.Array = _meshes.divided_by_compiler(run, _spec_of_state)(
+        jnp.asarray(state), gates, tuple(wiring.wires), key
+    )
+    return last
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run_hard(
     config: LogicCAConfig,
     n_steps: int,
+    state: Array,
     gates: Array,
     wires: tuple[Array, ...],
-    state: Array,
     key: Array | None,
 ) -> jax.Array:
     shape, width = state.shape, state.shape[-1]

@@ -1,6 +1,7 @@
 """A causal language model of softmax attention whose feed-forward layers are dense or made of tables."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Bool, Float, Int
 
-from lutjax import reads
+from lutjax import _meshes, reads
 from lutjax._dtypes import FLOATS, accumulator
 from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
@@ -291,33 +292,15 @@ class _Attention(nnx.Module):
         Caches are rings: the key of a position lies at its remainder by the context. They are operands of a matrix product for each
         text and head as they are, so that a step writes one column and one row and moves nothing else.
         """
-        n, length, heads, size = query.shape
-        context, position = self.config.context, first + jnp.arange(length)
-
-        def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
-            y = jnp.transpose(x, axes)
-            return y.reshape(n * heads, *y.shape[2:])
-
-        query = of_heads(query, (0, 2, 1, 3))
-        new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
-        keys, values, slots = self.cached_key[...], self.cached_value[...], jnp.arange(context)
-        if length == 1:
-            # The slot that is written over holds a key that no query sees any more.
-            slot = first % context
-            keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
-            values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
-            self.cached_key[...], self.cached_value[...] = keys, values
-            seen = (slots <= first)[None, :]
-        else:
-            latest = position[-context:] % context
-            self.cached_key[...] = keys.at[:, :, latest].set(new_keys[:, :, -context:])
-            self.cached_value[...] = values.at[:, latest].set(new_values[:, -context:])
-            keys, values = jnp.concatenate([keys, new_keys], 2), jnp.concatenate([values, new_values], 1)
-            key_position = jnp.concatenate([first - 1 - (first - 1 - slots) % context, position])
-            distance = position[:, None] - key_position[None, :]
-            seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
-        y = _attend_to_cache(query, keys, values, seen)
-        return y.reshape(n, heads, length, size).transpose(0, 2, 1, 3)
+        decode = _meshes.divided_by_compiler(
+            functools.partial(_decoded, self.config.context),
+            lambda keys, values, query, *rest: tuple(map(_meshes.spec_of, (query, keys, values))),
+        )
+        y: jax.Array
+        y, self.cached_key[...], self.cached_value[...] = decode(
+            self.cached_key[...], self.cached_value[...], query, key, value, first
+        )
+        return y
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         config, n = self.config, 1
@@ -370,6 +353,38 @@ def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
 def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
     with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
         return jax.nn.dot_product_attention(query, key, value, **seen)
+
+
+def _decoded(
+    context: int, keys: Array, values: Array, query: Array, key: Array, value: Array, first: Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return what queries attend to, and the caches of keys and values with the latest, see `_Attention._decode`."""
+    n, length, heads, size = query.shape
+    slots, position = jnp.arange(context), first + jnp.arange(length)
+
+    def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
+        y = jnp.transpose(x, axes)
+        return y.reshape(n * heads, *y.shape[2:])
+
+    query = of_heads(query, (0, 2, 1, 3))
+    new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
+    if length == 1:
+        # The slot that is written over holds a key that no query sees any more.
+        slot = first % context
+        keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
+        values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
+        y = _attend_to_cache(query, keys, values, (slots <= first)[None, :])
+    else:
+        every_key = jnp.concatenate([keys, new_keys], 2)
+        every_value = jnp.concatenate([values, new_values], 1)
+        key_position = jnp.concatenate([first - 1 - (first - 1 - slots) % context, position])
+        distance = position[:, None] - key_position[None, :]
+        seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
+        y = _attend_to_cache(query, every_key, every_value, seen)
+        latest = position[-context:] % context
+        keys = keys.at[:, :, latest].set(new_keys[:, :, -context:])
+        values = values.at[:, latest].set(new_values[:, -context:])
+    return y.reshape(n, heads, length, size).transpose(0, 2, 1, 3), keys, values
 
 
 def _attend_to_cache(

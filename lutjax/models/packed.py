@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
+from lutjax import _meshes
 from lutjax._typing import Array
 from lutjax.models.classifier import LogicClassifier, check_samples
 
@@ -67,10 +70,8 @@ class PackedClassifier:
         check_samples(x, self.config)
         if x.ndim != 2:
             raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
-        n_samples = x.shape[0]
-        blocks, size = _blocks(-(-n_samples // 32))
-        x = jnp.pad(jnp.asarray(x), ((0, blocks * size * 32 - n_samples), (0, 0)))
-        return _of_samples(self, x.reshape(blocks, size * 32, -1))[:n_samples]
+        classes: jax.Array = by_samples(_of_batch, 0)(self, jnp.asarray(x))
+        return classes
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
         """Classes of samples whose bits are packed, by `lutjax.pack_bits`: int32 ``[32 * words]``.
@@ -86,18 +87,18 @@ class PackedClassifier:
             raise ValueError(
                 f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
             )
-        return _of_words(self, words)
+        classes: jax.Array = by_samples(_of_words)(self, words)
+        return classes
 
     def first_bits(self, x: Num[Array, "batch inputs"]) -> Bool[jax.Array, "batch bits"]:
         """Return the bits of samples ``[B, in_features]`` that the first layer can read, in the order of `from_words`."""
-        bits = bits_of(self.thresholds, jnp.asarray(x).T[:, None])
-        return bits.reshape(bits.shape[0] * bits.shape[1], len(x)).T
+        bits: jax.Array = by_samples(_first_bits, 0, 2)(self, jnp.asarray(x))
+        return bits.T
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
         """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
-        for truth, wires in zip(self.truth, self.wires, strict=True):
-            words = lutjax.packed_lut(words, truth, wires)
-        return jnp.asarray(words)
+        votes: jax.Array = by_samples(_last_words, results=2)(self, words)
+        return votes
 
     def circuit(
         self,
@@ -134,6 +135,28 @@ def pack(classifier: LogicClassifier) -> PackedClassifier:
         thresholds=thresholds,
         config=classifier.config,
     )
+
+
+def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: int = 1) -> Callable[..., Any]:
+    """Return a function of a packed network and an array that leaves its division over devices to the compiler.
+
+    Args:
+      samples: the axis of the array that counts samples, or words of them.
+      results: the number of axes of the result, of which that of samples is the last.
+    """
+
+    def spec(packed: Any, x: jax.Array) -> PartitionSpec:
+        return PartitionSpec(*(None,) * (results - 1), _meshes.spec_of(x)[samples])
+
+    return _meshes.divided_by_compiler(function, spec)
+
+
+def _of_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+    """Return the classes of samples ``[B, F]``."""
+    n_samples = x.shape[0]
+    blocks, size = _blocks(-(-n_samples // 32))
+    x = jnp.pad(x, ((0, blocks * size * 32 - n_samples), (0, 0)))
+    return _of_samples(packed, x.reshape(blocks, size * 32, -1))[:n_samples]
 
 
 @jax.jit
@@ -183,9 +206,22 @@ def bits_of(thresholds: Array | None, x: jax.Array) -> jax.Array:
     return (x > jnp.clip(floor, 0, 255).astype(jnp.uint8)) | (floor < 0)
 
 
+def _first_bits(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+    """Return the bits of samples ``[B, F]`` that the first layer can read: ``[bits, B]``."""
+    bits = bits_of(packed.thresholds, x.T[:, None])
+    return bits.reshape(bits.shape[0] * bits.shape[1], len(x))
+
+
+def _last_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
+    """Return the bits of the last layer: ``[votes, words]``."""
+    for truth, wires in zip(packed.truth, packed.wires, strict=True):
+        words = lutjax.packed_lut(words, truth, wires)
+    return jnp.asarray(words)
+
+
 def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
     """Classes of samples: words ``[bits, W]`` -> uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
-    return classes_of_bits(packed.last_words(words), packed.config.n_classes)
+    return classes_of_bits(_last_words(packed, words), packed.config.n_classes)
 
 
 def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
+from lutjax import _meshes
 from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
@@ -21,7 +22,7 @@ from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._config import FOLLOWS, Config
 from lutjax.models._encoder import encoder_of
-from lutjax.models.packed import bits_of, classes_of_bits
+from lutjax.models.packed import bits_of, by_samples, classes_of_bits
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit, Format
@@ -399,11 +400,12 @@ class PackedTreeNet:
         x = _features_first(x, self.config)
         if x.ndim != 4:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
-        return _classes(self, x)
+        return by_samples(_classes)(self, x)
 
     def first_bits(self, x: Num[Array, "batch height width channels"]) -> Bool[jax.Array, "batch bits"]:
         """Return the bits of images that the first layer can read, in the order of `last_words`."""
-        return _first_bits(self, _features_first(x, self.config)).T
+        bits: jax.Array = by_samples(_first_bits, results=2)(self, _features_first(x, self.config))
+        return bits.T
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
         """Return the bits of the last layer, those that vote.
@@ -411,22 +413,13 @@ class PackedTreeNet:
         Args:
           words: 32 samples a word, by `lutjax.pack_bits`: bits in the order channel, threshold, row, column.
         """
-        n_words = words.shape[1]
-        height, width, _ = self.config.in_shape
-        words = words.reshape(len(words) // (height * width), height, width, n_words)
-        for spec, truth, wires in zip(
-            self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
-        ):
-            words = spec.of_words(truth, wires, words)
-        words = words.reshape(math.prod(words.shape[:3]), n_words)
-        for truth, wires in zip(self.truth, self.wires, strict=True):
-            words = lutjax.packed_lut(words, truth, wires)
-        return jnp.asarray(words)
+        votes: jax.Array = by_samples(_last_words, results=2)(self, words)
+        return votes
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
         """Classes of samples whose bits are packed, as `last_words` takes them: int32 ``[32 * words]``."""
-        classes = classes_of_bits(self.last_words(words), self.config.n_classes)
-        return classes.T.reshape(-1).astype(jnp.int32)
+        classes: jax.Array = by_samples(_classes_of_words)(self, words)
+        return classes
 
 
 @jax.jit
@@ -439,10 +432,31 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x.reshape(*x.shape[:3], blocks, 32 * n_words), 3, 0)
 
     def of_block(x: jax.Array) -> jax.Array:
-        return packed.from_words(lutjax.pack_bits(_first_bits(packed, x)))
+        return _classes_of_words(packed, lutjax.pack_bits(_first_bits(packed, x)))
 
     classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples]
     return classes
+
+
+def _classes_of_words(packed: PackedTreeNet, words: jax.Array) -> jax.Array:
+    """Return the classes of samples whose bits are packed: ``[32 * words]``."""
+    classes = classes_of_bits(_last_words(packed, words), packed.config.n_classes)
+    return classes.T.reshape(-1).astype(jnp.int32)
+
+
+def _last_words(packed: PackedTreeNet, words: jax.Array) -> jax.Array:
+    """Return the bits of the last layer, ``[votes, words]``."""
+    n_words = words.shape[1]
+    height, width, _ = packed.config.in_shape
+    words = words.reshape(len(words) // (height * width), height, width, n_words)
+    for spec, truth, wires in zip(
+        packed.config.tree_specs(), packed.tree_truth, packed.tree_wires, strict=True
+    ):
+        words = spec.of_words(truth, wires, words)
+    words = words.reshape(math.prod(words.shape[:3]), n_words)
+    for truth, wires in zip(packed.truth, packed.wires, strict=True):
+        words = lutjax.packed_lut(words, truth, wires)
+    return jnp.asarray(words)
 
 
 def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
@@ -456,14 +470,19 @@ def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 def with_edges(x: jax.Array) -> jax.Array:
     """Return images ``[channels, height, width, ...]`` followed by their `EDGES`, each of all channels: ``[5 * channels, ...]``."""
-    maps: list[list[jax.Array]] = [[], []]
-    for axis in (2, 1):
-        around = [(1, 1) if i == axis else (0, 0) for i in range(x.ndim)]
-        padded, size = jnp.pad(x, around, mode="edge"), x.shape[axis]
-        before, after = (jax.lax.slice_in_dim(padded, n, n + size, axis=axis) for n in (0, 2))
-        maps[0].append(after - before)
-        maps[1].append(after - 2 * x + before)
-    return jnp.concatenate([x, *maps[0], *maps[1]])
+
+    def maps_of(x: jax.Array) -> jax.Array:
+        maps: list[list[jax.Array]] = [[], []]
+        for axis in (2, 1):
+            around = [(1, 1) if i == axis else (0, 0) for i in range(x.ndim)]
+            padded, size = jnp.pad(x, around, mode="edge"), x.shape[axis]
+            before, after = (jax.lax.slice_in_dim(padded, n, n + size, axis=axis) for n in (0, 2))
+            maps[0].append(after - before)
+            maps[1].append(after - 2 * x + before)
+        return jnp.concatenate([x, *maps[0], *maps[1]])
+
+    result: jax.Array = _meshes.divided_by_compiler(maps_of, _meshes.spec_of)(x)
+    return result
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:

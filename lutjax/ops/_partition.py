@@ -245,9 +245,7 @@ def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
             return None
         return tuple(mesh.axis_names[i] for i in axes) or None
 
-    return tuple(
-        place(n, starts[:, i].reshape(mesh.devices.shape)) for i, n in enumerate(array.shape)
-    )
+    return tuple(place(n, starts[:, i].reshape(mesh.devices.shape)) for i, n in enumerate(array.shape))
 
 
 def _names(place: Place) -> tuple[str, ...]:
