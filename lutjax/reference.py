@@ -23,6 +23,7 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
 from lutjax._quantised import QuantisedTables
+from lutjax._reproducible import reproducible
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
@@ -177,27 +178,28 @@ def sparse_lookup(
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any {n_outputs}"]:
+    weights = jnp.asarray(weights)
     n_detectors, n_rows, n_slots = weights.shape
     full = _of_slots(weights, targets, n_outputs)
     full = jnp.moveaxis(full, 2, 1).reshape(n_detectors * n_slots, n_rows, n_outputs)
     of_slots = jax.tree.map(lambda a: jnp.repeat(a, n_slots, axis=-1), detection)
-    return lookup(full, of_slots, groups=groups, accumulate=accumulate)
+    return lookup(full, of_slots, groups=groups, accumulate=accumulate).astype(weights.dtype)
 
 
-def _of_slots(weights: Any, targets: Any, n_outputs: int) -> jax.Array:
+def _of_slots(weights: jax.Array, targets: Any, n_outputs: int) -> jax.Array:
     """``[T, R, K, n_outputs]``: a table for each slot, with its edge in its place and zero elsewhere."""
-    weights = jnp.asarray(weights)
+    weights = weights.astype(accumulator(weights.dtype))
     targets = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
     output = jax.lax.broadcasted_iota(jnp.int32, (*weights.shape, n_outputs), 3)
     return jnp.where(targets[..., None] == output, weights[..., None], 0)
 
 
-def _spread(weights: Any, targets: Any, n_outputs: int | None) -> jax.Array:
+def _spread(weights: jax.Array, targets: Any, n_outputs: int | None) -> jax.Array:
     """The table ``[T, R, n_outputs]`` that tables with targets stand for; without targets the table itself."""
     if targets is None:
-        return jnp.asarray(weights)
+        return weights
     assert n_outputs is not None
-    return jnp.sum(_of_slots(weights, targets, n_outputs), 2, dtype=weights.dtype)
+    return jnp.sum(_of_slots(weights, targets, n_outputs), 2)
 
 
 # ------------------------------------------------------------------------------------- weighted reads
@@ -265,7 +267,10 @@ def scored_lut(
             tables = straight_through(_scaled(quantised).astype(dtype), tables)
     index, coefficients = read(u, scalars)
     if keep is not None:
-        coefficients = jnp.asarray(keep)[..., None].astype(coefficients.dtype) * coefficients
+        keep = jnp.asarray(keep)[..., None].astype(coefficients.dtype)
+        coefficients = keep * coefficients
+    if accumulate is not None:
+        coefficients = with_derivative_of(_to_the_bit(read, u, scalars, keep, accumulate), coefficients)
     if not sum_groups:
         y = weighted_lookup(
             tables, index, coefficients, groups=groups, valued=read.valued, accumulate=accumulate
@@ -273,6 +278,13 @@ def scored_lut(
         return y.astype(dtype)
     y = weighted_lookup(tables, index, coefficients, valued=read.valued, accumulate=accumulate)
     return (y if groups is None else y[..., None, :]).astype(dtype)
+
+
+def _to_the_bit(read: Read, u: Any, scalars: Any, keep: Any, accumulate: FixedPoint) -> jax.Array:
+    """The coefficients of a read, of which addends are made: the floats that section 7 defines to the bit."""
+    u, scalars, keep = jax.lax.stop_gradient((u, dict(scalars), keep))
+    coefficients = read(u, scalars, accumulate=accumulate)[1]
+    return coefficients if keep is None else reproducible(jnp.multiply)(keep, coefficients)
 
 
 def _scaled(tables: QuantisedTables) -> jax.Array:
@@ -332,11 +344,12 @@ def lookup_attention(
     key_segments: Int[Array, "*#batch keys"] | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    weights = _spread(weights, targets, n_outputs)
+    weights = jnp.asarray(weights)
+    table = _spread(weights, targets, n_outputs)
     *batch, n_queries, _ = query.shape
     n_keys = key.shape[-2]
     if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
-        return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+        return jnp.zeros((*batch, n_queries, table.shape[-1]), weights.dtype)
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
     q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
@@ -357,7 +370,7 @@ def lookup_attention(
         flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
 
     flips = [(_where_counts(counts, margin), flip) for margin, flip in flips]
-    return _sum_pairs(_read(weights, row, flips), counts, weights.dtype, accumulate)
+    return _sum_pairs(_read(table, row, flips), counts, weights.dtype, accumulate)
 
 
 def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
@@ -390,22 +403,24 @@ def lut_pair_attention(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
-    x, weights = jnp.asarray(x), _spread(weights, targets, n_outputs)
-    keys = x if keys is None else jnp.asarray(keys)
+    x, weights = jnp.asarray(x), jnp.asarray(weights)
+    table = _spread(weights, targets, n_outputs)
+    dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
+    x = x.astype(dtype)
+    keys = x if keys is None else jnp.asarray(keys).astype(dtype)
     key_segments = segments if key_segments is None else key_segments
     n_detectors = anchors.shape[0]
     *batch, n_queries, _ = x.shape
     n_keys = keys.shape[-2]
     if n_queries == 0 or n_keys == 0 or (positions is not None and positions.shape[0] == 0):
-        return jnp.zeros((*batch, n_queries, weights.shape[-1]), weights.dtype)
+        return jnp.zeros((*batch, n_queries, table.shape[-1]), weights.dtype)
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
 
-    dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
     shape = (*batch, n_queries, n_keys, n_detectors)
     parts = [
-        jnp.broadcast_to(jnp.expand_dims(keys.astype(dtype), (-4, -2)), (*shape, x.shape[-1])),
-        jnp.broadcast_to(jnp.expand_dims(x.astype(dtype), (-3, -2)), (*shape, x.shape[-1])),
+        jnp.broadcast_to(jnp.expand_dims(keys, (-4, -2)), (*shape, x.shape[-1])),
+        jnp.broadcast_to(jnp.expand_dims(x, (-3, -2)), (*shape, x.shape[-1])),
     ]
     if positions is not None:
         parts.append(_at_distance(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1])))
@@ -416,7 +431,7 @@ def lut_pair_attention(
         return jnp.take_along_axis(z, jnp.broadcast_to(ids, (*shape, ids.shape[-1])), -1)
 
     d = _detect_deltas(end(0) - end(1), epsilon)
-    value = _read(weights, d.index, [(_where_counts(counts, d.margin), d.flip)])
+    value = _read(table, d.index, [(_where_counts(counts, d.margin), d.flip)])
     return _sum_pairs(value, counts, weights.dtype, accumulate)
 
 
@@ -463,6 +478,7 @@ def conv_lut(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
+    images = jnp.asarray(images).astype(accumulator(images.dtype))
     patches = _patches(images, *window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding), groups)
     if read is None:
         y = lut(patches, weights, anchors, groups=groups, epsilon=epsilon, accumulate=accumulate)
@@ -498,6 +514,7 @@ def lut_at_places(
     groups: int = 1,
     epsilon: float = 0.0,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
+    images = jnp.asarray(images).astype(accumulator(images.dtype))
     patches = _patches(
         images, windows.size, windows.stride, windows.padding, windows.image[2] // windows.channels
     )

@@ -19,6 +19,7 @@ from cases import (
     values_of,
 )
 from conftest import forget_compiled
+from jax.extend.core import jaxprs_in_params
 
 import lutjax
 from lutjax import testing
@@ -51,6 +52,32 @@ def test_small_arrays_are_compared():
     with pytest.raises(AssertionError, match="zeros"):
         testing.assert_close("zeros", tiny, np.zeros_like(tiny))
     testing.assert_close("no finite number", np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf]))
+
+
+SUMS = ("add", "add_any", "sub", "reduce_sum", "scatter-add", "dot_general", "cumsum")
+
+
+@pytest.mark.parametrize("op", [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes])
+def test_the_reference_rounds_results_once(op):
+    """Whatever it adds has 32 bits at least, forward and backward: sums of rounded numbers depend on their order."""
+    for name in testing.cases_of(op).tagged(Tag.DTYPES):
+        program = testing.program(testing.case(op, name, "bfloat16"))
+        jaxpr = jax.make_jaxpr(program.expected)(*program.arguments)
+        rounded = [
+            str(eqn)
+            for eqn in equations(jaxpr.jaxpr)
+            if eqn.primitive.name in SUMS
+            and any(jnp.dtype(v.aval.dtype) == jnp.bfloat16 for v in eqn.outvars)
+        ]
+        assert not rounded, f"{name}: {rounded}"
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr, also those of the functions that it calls."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
 
 
 @pytest.mark.parametrize("name", ["weights", "detection_margin"])

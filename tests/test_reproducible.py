@@ -114,3 +114,19 @@ def test_a_read_whose_derivative_is_rounded_is_that_of_its_formula():
 
     for a, b in zip(jax.tree.leaves(gradients(fixed)), jax.tree.leaves(gradients(None)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_the_reference_adds_the_same_addends():
+    """Also where tables have factors, whose products with coefficients are rounded in one way, too."""
+    rng = np.random.default_rng(0)
+    x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 6), (4, 8, 5)))
+    anchors = jnp.asarray(rng.integers(0, 6, (4, 3, 2)), jnp.int32)
+    keep = jnp.asarray(rng.choice([0, 1 / 0.7], (16, 4)), jnp.float32)
+    read = reads.Confidence()
+
+    def run(op):
+        y = op(x, weights, anchors, read.initial(), read=read, keep=keep, accumulate=FixedPoint(2.0**24))
+        return np.asarray(y)
+
+    y = run(functools.partial(lutjax.scored_lut, implementation="xla"))
+    np.testing.assert_array_equal(run(lutjax.reference.scored_lut), y)
