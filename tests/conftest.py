@@ -23,6 +23,12 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from machine import (  # noqa: E402, F401
+    pytest_collection,
+    pytest_configure,
+    pytest_markeval_namespace,
+    pytest_xdist_auto_num_workers,
+)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

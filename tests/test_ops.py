@@ -11,8 +11,8 @@ from cases import slow
 import lutjax
 from lutjax import testing
 
-ANCHORS = jnp.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]])
-X = jnp.array([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
+ANCHORS = np.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]], np.int32)
+X = np.float32([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
 
 
 def detection(*shape, bits=2):

@@ -18,13 +18,15 @@ from lutjax.testing import assert_close
 from lutjax.training import tables
 
 T, C, K, INPUTS, BATCH = 4, 5, 3, 6, 5
-ANCHORS = lutjax.sample_anchors(jax.random.key(0), INPUTS, T, C)
-FEW = lutjax.sample_anchors(jax.random.key(1), INPUTS, T, 2)
-TARGETS = jax.random.randint(jax.random.key(2), (T, 4, K), -1, 5, jnp.int32)
-X = jax.random.normal(jax.random.key(3), (BATCH, INPUTS))
+RNG = np.random.default_rng(0)
+ANCHORS, FEW = (
+    np.array([[RNG.permutation(INPUTS)[:2] for _ in range(n)] for _ in range(T)], np.int32) for n in (C, 2)
+)
+TARGETS = RNG.integers(-1, 5, (T, 4, K), np.int32)
+X = RNG.normal(size=(BATCH, INPUTS)).astype(np.float32)
 PARAMS = {
-    "lut": jax.random.normal(jax.random.key(4), (T, 2**C, K)),  # more rows than samples
-    "sparse": jax.random.normal(jax.random.key(5), (T, 4, K)),  # fewer
+    "lut": RNG.normal(size=(T, 2**C, K)).astype(np.float32),  # more rows than samples
+    "sparse": RNG.normal(size=(T, 4, K)).astype(np.float32),  # fewer
 }
 FACTORS = {
     "table": ({"lut": (T,), "sparse": (T,)}, (tables.SGD(),)),
