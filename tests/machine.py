@@ -9,8 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 import pytest
@@ -33,46 +31,53 @@ def needs_devices(n: int) -> pytest.MarkDecorator:
 
 def backend() -> str:
     """Return the backend that this run is for, as JAX names it: ``"cpu"`` or ``"gpu"``."""
-    return str(json.loads(os.environ[_KNOWN])[0])
+    return _known()[0]
 
 
-def _asked(config: pytest.Config) -> bool:
-    """Return whether tests are selected that are worth running on a GPU."""
-    return bool(re.search(r"(?<!not )\bgpu\b", config.option.markexpr))
+def workers(cores: int, name: str, memory: float) -> int:
+    """Return how many processes share these cores, and this memory of a device."""
+    return max(1, min(cores, _CPU_WORKERS if name == "cpu" else int(memory / _OF_A_WORKER)))
 
 
-def prepare(config: pytest.Config) -> tuple[str, float]:
-    """Choose the backend of this run, before JAX looks for devices; return it, and its memory in bytes."""
-    if _KNOWN not in os.environ:
-        found: list[Any] = ["cpu", None]
-        if _asked(config) or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
-            os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the workers share a device
-            text = subprocess.run([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, check=True).stdout
-            found = json.loads(text.splitlines()[-1])
-        os.environ[_KNOWN] = json.dumps(found)
-        if found[0] == "cpu":
-            os.environ["JAX_PLATFORMS"] = "cpu"
-    platforms = os.environ.get("JAX_PLATFORMS")
-    jax.config.update("jax_platforms", platforms)
+def is_for_a_gpu(markers: str) -> bool:
+    """Return whether the words after ``-m`` ask for tests that are worth running on a GPU."""
+    return bool(re.search(r"(?<!not )\bgpu\b", markers))
+
+
+def _known() -> tuple[str, float]:
     name, memory = json.loads(os.environ[_KNOWN])
     return name, memory or 0
 
 
+def _choose(config: pytest.Config) -> None:
+    """Choose the backend of this run, before JAX looks for devices."""
+    if _KNOWN in os.environ:
+        return
+    found = '["cpu", null]'
+    if is_for_a_gpu(config.option.markexpr) or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the workers share a device
+        asked = subprocess.run([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=True)
+        found = asked.stdout.splitlines()[-1]
+    os.environ[_KNOWN] = found
+    if backend() == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"  # also for the processes that tests start
+
+
 # ------------------------------------------------------------------------------------- hooks, which conftest.py takes over
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of workers of ``--numprocesses=auto``: a core each, and on a GPU some of its memory."""
+def pytest_xdist_auto_num_workers(config):
+    _choose(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    name, memory = prepare(config)
-    return max(1, min(cores, _CPU_WORKERS if name == "cpu" else int(memory / _OF_A_WORKER)))
+    return workers(cores, *_known())
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    prepare(config)
+def pytest_configure(config):
+    _choose(config)
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+def pytest_collection():
+    platforms = jax.config.jax_platforms
     jax.config.update("jax_platforms", _NONE)
     try:
         return (yield)
@@ -80,6 +85,6 @@ def pytest_collection() -> Iterator[None]:
         jax.config.update("jax_platforms", platforms)
 
 
-def pytest_markeval_namespace() -> dict[str, Any]:
-    """Return what conditions of `needs_gpu` name."""
+def pytest_markeval_namespace():
+    """Names in the conditions of `needs_gpu` and `needs_devices`."""
     return {"jax": jax}
