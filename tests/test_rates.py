@@ -58,7 +58,7 @@ def rows_read(name):
 
 def stepped(rule, name, table, gradient, rate, rates, state):
     """The table after a step, edge by edge: the difference that the rule makes of it, times the factor."""
-    after, kept = rule.step(table, gradient, state, jnp.float32(rate))
+    after, kept = rule.step(jnp.asarray(table), gradient, state, jnp.float32(rate))
     moved, new_state = np.array(table), {n: np.array(a) for n, a in state.items()}
     for t, r in rows_read(name):
         for k in range(K):
@@ -186,7 +186,7 @@ def test_errors():
 
 def test_kernels_of_one_rate_leave_it_to_plain_jax():
     d = lutjax.detect(X, ANCHORS)
-    call, device = Lookup(PARAMS["lut"], d), Device(Backend.CPU, "cpu")
+    call, device = Lookup(jnp.asarray(PARAMS["lut"]), d), Device(Backend.CPU, "cpu")
     step = Step(jnp.float32(1))
     for platform, rates in ((Platform.NATIVE, False), (Platform.NATIVE, True), (Platform.XLA, False)):
         target = "lutjax.kernels._xla.lookup"

@@ -171,7 +171,7 @@ def test_gradients_in_factors(kind, lists):
     assert_close("dense", gradient.to_dense(), dense)
     assert_close("added", added, WEIGHTS - 0.5 * dense)
     state = rule.init(WEIGHTS)
-    assert_close("moved", moved, rule.step(WEIGHTS, dense, state, jnp.float32(0.5))[0])
+    assert_close("moved", moved, rule.step(jnp.asarray(WEIGHTS), dense, state, jnp.float32(0.5))[0])
     assert_close("norm", norm, jnp.linalg.norm(dense))
 
 
