@@ -26,6 +26,7 @@ import pytest  # noqa: E402
 from machine import (  # noqa: E402, F401
     pytest_collection,
     pytest_configure,
+    pytest_ignore_collect,
     pytest_markeval_namespace,
     pytest_xdist_auto_num_workers,
 )

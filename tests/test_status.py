@@ -56,6 +56,20 @@ def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
     forget_compiled()
 
 
+def test_checks_in_processes_say_the_same(monkeypatch):
+    main = sys.modules["__main__"]  # new processes would run it first
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(_checks, "_WORTH_A_PROCESS", 1)
+    keys = [("detect_signs", column, dtype) for dtype in ("float32", "bfloat16") for column in (CPU, TPU)]
+    with _checks.in_processes(_checks.check, keys) as check:
+        assert check is not _checks.check
+        found = [check(*key) for key in keys]
+    assert found == [_checks.check(*key) for key in keys]
+    with _checks.in_processes(_checks.check, keys[:1]) as check:
+        assert check is _checks.check
+
+
 def test_what_cannot_run_here_is_lowered_or_has_a_reason():
     found = _checks.check("lookup", TPU, "float32")
     assert found["forward"].state == "lowers"
@@ -405,6 +419,23 @@ def test_only_what_was_checked_now_is_written(records):
     new = cell(_matrix.State.RUNS, kinds=("cpu",), digest="0")
     _records.write([old, new], records / "cpu.json", {old.place: old})
     assert [record["column"] for record in shipped.read()] == ["xla/cpu"]
+
+
+@pytest.mark.usefixtures("without_native")
+def test_records_of_kernels_that_are_not_installed_are_shown(records):
+    """With a remark where the sources are here and have changed."""
+    native = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
+    now = _digests.digest_of(lutjax.kernel_registry.announced("lookup", "native/cpu"), "forward")
+    ran = cell(_matrix.State.RUNS, column="native/cpu", kinds=("cpu",), digest=now)
+    _records.write([ran, dataclasses.replace(ran, direction="backward", digest="0")], records / "cpu.json")
+    cells = {
+        c.direction: c
+        for c in _matrix.matrix(_records.read(), None, [native], ["lookup"])
+        if c.dtype == "float32"
+    }
+    assert (cells["forward"].state, cells["forward"].reason) == ("ran", "")
+    assert (cells["backward"].state, cells["update"].state) == ("ran", "not checked")
+    assert "older source" in cells["backward"].reason
 
 
 def test_records_of_ops_that_are_not_there_are_left_out(records):
