@@ -65,13 +65,13 @@ def status(
         if op not in known:
             raise click.BadParameter(f"{op!r} is none of {', '.join(sorted(known))}.", param_hint="--op")
     columns = [c for c in _matrix.COLUMNS if not compiles or c.platform == "tpu"]
+    check: _checks.CheckOne | None
     check = _checks.check_compilation if compiles else None if recorded else _checks.check
     places = [place for place in _matrix.places(columns) if not ops or place[0] in ops]
     console = make_console()
     cells: list[_matrix.Cell] = []
     recorded_cells = {} if compiles else _records.read()
-    of_all = recorded_cells, columns, ops or None
-    keys = () if check is None else _matrix.to_check(*of_all)
+    keys = () if check is None else _matrix.to_check(recorded_cells, columns, ops or None)
     try:
         with contextlib.nullcontext() if check is None else _checks.in_processes(check, keys) as check:
             for cell in track(

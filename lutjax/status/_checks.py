@@ -59,12 +59,12 @@ def _together(before: Cell | None, cell: Cell) -> Cell:
 
 # ------------------------------------------------------------------------------------- all of a matrix
 _Key = tuple[str, Column, str]
-_CheckOne = Callable[[str, Column, str], dict[str, Cell]]
+CheckOne = Callable[[str, Column, str], dict[str, Cell]]
 _WORTH_A_PROCESS = 4  # checks of ops in a dtype: it takes as long to start
 
 
 @contextlib.contextmanager
-def in_processes(check: _CheckOne, keys: Iterable[_Key]) -> Iterator[_CheckOne]:
+def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
     """Make all checks of this block at once, in as many processes as there are cores.
 
     Args:
@@ -92,7 +92,7 @@ def in_processes(check: _CheckOne, keys: Iterable[_Key]) -> Iterator[_CheckOne]:
 
 
 def _check_group(
-    check: _CheckOne, op: str, columns: tuple[Column, ...], dtype: str
+    check: CheckOne, op: str, columns: tuple[Column, ...], dtype: str
 ) -> dict[Column, dict[str, Cell]]:
     """Check an op in a dtype by several implementations, of which all are compared with the same results."""
     return {column: check(op, column, dtype) for column in columns}

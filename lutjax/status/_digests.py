@@ -41,7 +41,7 @@ _CHECKOUT = Path(__file__).parents[2] / "native"  # sources of kernels that need
 def digest_of(spec: KernelSpec, direction: str) -> str | None:
     """Return sixteen hexadecimal digits for the source of an implementation, in Python and in other languages; None if it is not here."""
     of_python = digest(spec.target, direction)
-    if spec.sources is None and spec.target.startswith("lutjax."):
+    if spec.sources is None and not spec.target.startswith("lutjax_cpu."):
         return of_python
     words = _sources_of_checkout() if spec.sources is None else spec.sources()
     if of_python is None or words is None:
@@ -68,13 +68,14 @@ def digest(target: str, direction: str) -> str | None:
 def _reached(target: str, direction: str) -> dict[tuple[str, str], bytes]:
     """Return the code of every definition that a function of a module uses, by module and name."""
     found: dict[tuple[str, str], bytes] = {}
-    todo = [(target, direction)]
+    seen, todo = set(), [(target, direction)]
     while todo:
         module, name = todo.pop()
         source = _source(module)
         excluded = any(f"{module}.{name}.".startswith(f"{left_out}.") for left_out in _COMPUTE_NOTHING)
-        if source is None or excluded or (module, name) in found:
+        if source is None or excluded or (module, name) in seen:
             continue
+        seen.add((module, name))
         if name in source.definitions:
             found[module, name] = b"".join(code_of(part.text) for part in source.definitions[name])
             todo += [(module, other) for other in source.subclasses(name)]
