@@ -50,8 +50,8 @@ _EXACT = _ARITHMETIC | _MOVES
 def reproducible(function: F) -> F:
     """Return an elementwise function of pytrees of arrays with the same results in every program, within rounding those of `function`.
 
-    What float32 computes by ``exp``, ``exp2``, ``expm1``, ``log``, ``log1p``, ``log2``, ``logistic`` and ``tanh`` is the same on every device, too. Functions that are not among these are those of the
-    compiler. It is slower, by what the compiler would fuse.
+    What float32 computes by quotients, ``exp``, ``exp2``, ``expm1``, ``log``, ``log1p``, ``log2``, ``logistic`` and ``tanh`` is the same on every device, too. Functions that
+    are not among these are those of the compiler. It is slower, by what the compiler would fuse.
     """
 
     @functools.wraps(function)
@@ -83,21 +83,22 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
         inner, "consts"
     ):
         return _evaluate(inner.jaxpr, inner.consts, args)
-    if name in _FUNCTIONS and args[0].dtype == jnp.float32:
-        of = _FUNCTIONS[name]
-        return [jax.lax.platform_dependent(args[0], cpu=functools.partial(_apart, of), default=of)]
+    if name in _FUNCTIONS and eqn.outvars[0].aval.dtype == jnp.float32:
+        of, largest = _FUNCTIONS[name], max(args, key=np.size)
+        args = [a if jnp.shape(a) == jnp.shape(largest) else jax.lax.full_like(largest, a) for a in args]
+        return [jax.lax.platform_dependent(*args, cpu=functools.partial(_apart, of), default=of)]
     found = eqn.primitive.bind(*args, **eqn.params)
     found = list(found) if eqn.primitive.multiple_results else [found]
     return found if name in _EXACT else [_rounded(a) for a in found]
 
 
-def _apart(function: Callable[[Any], Any], x: Any) -> Any:
-    """Return a function of an array that is computed once: in expressions of its uses, XLA would compute it anew for each of them."""
+def _apart(function: Callable[..., Any], x: Any, *others: Any) -> Any:
+    """Return a function of arrays that is computed once: in expressions of its uses, XLA would compute it anew for each of them."""
     if not x.size or jax.typeof(x).sharding.mesh.explicit_axes:  # where no device has any element of it
-        return function(x)
+        return function(x, *others)
     # Always true, which only a processor finds out.
     yes = (jax.lax.bitcast_convert_type(x.ravel()[0], jnp.int32) | 1) != 0
-    return jax.lax.cond(yes, function, lambda x: x, x)
+    return jax.lax.cond(yes, function, lambda x, *_: x, x, *others)
 
 
 def _rounded(a: Any) -> Any:
@@ -118,6 +119,7 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 _LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
         -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
 _TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+_TINY = np.finfo(np.float32).tiny  # below it, processors have numbers or 0
 _LEAST, _LARGEST = (
     np.float32(-87.33654),
     np.float32(88.72283),
@@ -148,7 +150,25 @@ def _small_exponential(r: Any) -> Any:
 def _scaled(y: Any, n: Any) -> Any:
     """Return ``y * 2**n``, for integers from -126 to 128."""
     power = jax.lax.bitcast_convert_type((n.astype(jnp.int32) + 126) << 23, jnp.float32)
-    return y * power * np.float32(2)
+    return y * np.float32(2) * power
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """Return ``a / b``: processors divide by approximations of their own, which differ in the last digits."""
+    b = _where(jax.lax.abs(b) < _TINY, b * np.float32(0), b)
+    bits = jax.lax.bitcast_convert_type(b, jnp.int32)
+    exponent = 126 - ((bits >> 23) & 0xFF)
+    m = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | (126 << 23), jnp.float32)  # in [0.5, 1)
+    r = np.float32(48 / 17) - _times(m, np.float32(32 / 17))
+    for _ in range(3):  # Newton's steps to 1 / m
+        r = r + _times(r, np.float32(1) - _times(m, r))
+    half = exponent >> 1  # each part of the power is a normal number
+    powers = [jax.lax.bitcast_convert_type((n + 127) << 23, jnp.float32) for n in (half, exponent - half)]
+    q = _times(a * powers[0], r) * powers[1]
+    q = _where(bits < 0, -q, q)
+    q = _where(jax.lax.abs(q) < _TINY, q * np.float32(0), q)
+    known = (jax.lax.abs(b) > 0) & (jax.lax.abs(b) < np.inf) & (jax.lax.abs(a) < np.inf)
+    return _where(known, q, a / b)
 
 
 def _exp(x: Any) -> Any:
@@ -184,14 +204,14 @@ def _log(x: Any) -> Any:
     y = y + _times(exponent, np.float32(_LN2[1])) - square * np.float32(0.5)
     y = f + y + exponent * np.float32(_LN2[0])
     y = _where(x == np.inf, x, y)
-    zero = jax.lax.abs(x) < np.finfo(np.float32).tiny  # as of processors that have no subnormal numbers
+    zero = jax.lax.abs(x) < _TINY  # as of processors that have no subnormal numbers
     return _where(zero, -np.inf, _where(x > 0, y, np.nan))
 
 
 def _log1p(x: Any) -> Any:
     whole = _rounded(np.float32(1) + x)
     lost = x - (whole - np.float32(1))
-    found = _log(whole) + _rounded(lost / whole)
+    found = _log(whole) + _quotient(lost, whole)
     return _where((whole == np.inf) | (whole == 0), _log(whole), found)
 
 
@@ -201,7 +221,7 @@ def _log2(x: Any) -> Any:
 
 def _logistic(x: Any) -> Any:
     e = _exp(-jax.lax.abs(x))
-    return _rounded(_where(x < 0, e, jnp.ones_like(e)) / (np.float32(1) + e))
+    return _quotient(_where(x < 0, e, jnp.ones_like(e)), np.float32(1) + e)
 
 
 def _tanh(x: Any) -> Any:
@@ -209,11 +229,12 @@ def _tanh(x: Any) -> Any:
     square = _times(x, x)
     small = _times(_times(_polynomial(_TANH, square), square), x) + x
     e = _exp(a + a)
-    large = np.float32(1) - _rounded(np.float32(2) / (e + np.float32(1)))
+    large = np.float32(1) - _quotient(jnp.full_like(e, 2), e + np.float32(1))
     return _where(a < np.float32(0.625), small, _where(x < 0, -large, large))
 
 
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "div": _quotient,
     "exp": _exp,
     "exp2": _exp2,
     "expm1": _expm1,

@@ -23,6 +23,7 @@ from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, difference
 from lutjax._quantised import QuantisedTables, power
+from lutjax._reproducible import reproducible
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
@@ -290,7 +291,10 @@ def scored_lut(
             tables = straight_through(_scaled(quantised).astype(dtype), tables)
     index, coefficients = read(u, scalars)
     if keep is not None:
-        coefficients = jnp.asarray(keep)[..., None].astype(coefficients.dtype) * coefficients
+        keep = jnp.asarray(keep)[..., None].astype(coefficients.dtype)
+        coefficients = keep * coefficients
+    if accumulate is not None:
+        coefficients = with_derivative_of(_to_the_bit(read, u, scalars, keep, accumulate), coefficients)
     if not sum_groups:
         y = weighted_lookup(
             tables, index, coefficients, groups=groups, valued=read.valued, accumulate=accumulate
@@ -298,6 +302,13 @@ def scored_lut(
         return y.astype(dtype)
     y = weighted_lookup(tables, index, coefficients, valued=read.valued, accumulate=accumulate)
     return (y if groups is None else y[..., None, :]).astype(dtype)
+
+
+def _to_the_bit(read: Read, u: Any, scalars: Any, keep: Any, accumulate: FixedPoint) -> jax.Array:
+    """The coefficients of a read, of which addends are made: the floats that section 7 defines to the bit."""
+    u, scalars, keep = jax.lax.stop_gradient((u, dict(scalars), keep))
+    coefficients = read(u, scalars, accumulate=accumulate)[1]
+    return coefficients if keep is None else reproducible(jnp.multiply)(keep, coefficients)
 
 
 def _scaled(tables: QuantisedTables) -> jax.Array:
@@ -419,7 +430,9 @@ def lut_pair_attention(
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*batch queries outputs"]:
     x, weights = jnp.asarray(x), jnp.asarray(weights)
-    keys = x if keys is None else jnp.asarray(keys)
+    dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
+    x = x.astype(dtype)
+    keys = x if keys is None else jnp.asarray(keys).astype(dtype)
     key_segments = segments if key_segments is None else key_segments
     n_detectors = anchors.shape[0]
     *batch, n_queries, _ = x.shape
@@ -431,11 +444,10 @@ def lut_pair_attention(
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
 
-    dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
     shape = (*batch, n_queries, n_keys, n_detectors)
     parts = [
-        jnp.broadcast_to(jnp.expand_dims(keys.astype(dtype), (-4, -2)), (*shape, x.shape[-1])),
-        jnp.broadcast_to(jnp.expand_dims(x.astype(dtype), (-3, -2)), (*shape, x.shape[-1])),
+        jnp.broadcast_to(jnp.expand_dims(keys, (-4, -2)), (*shape, x.shape[-1])),
+        jnp.broadcast_to(jnp.expand_dims(x, (-3, -2)), (*shape, x.shape[-1])),
     ]
     if positions is not None:
         parts.append(_at_distance(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1])))
@@ -494,6 +506,7 @@ def conv_lut(
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
+    images = jnp.asarray(images).astype(accumulator(images.dtype))
     patches = _patches(images, *window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding), groups)
     if read is None:
         y = lut(patches, weights, anchors, groups=groups, epsilon=epsilon, accumulate=accumulate)
@@ -529,6 +542,7 @@ def lut_at_places(
     groups: int = 1,
     epsilon: float = 0.0,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
+    images = jnp.asarray(images).astype(accumulator(images.dtype))
     patches = _patches(
         images, windows.size, windows.stride, windows.padding, windows.image[2] // windows.channels
     )

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 
 import jax
+import machine
 import numpy as np
 import pytest
 
@@ -83,14 +84,20 @@ def split(op, dtype=None, **sizes):
     return testing.case(op, fast_size(op), dtype, **sizes)
 
 
+def detections(*shape, bits):
+    """Shapes and dtypes of a detection: of no device."""
+    arrays = [jax.ShapeDtypeStruct(shape, t) for t in (np.int32, np.int32, np.float32)]
+    return jax.eval_shape(functools.partial(lutjax.Detection, bits=bits), *arrays)
+
+
 def slow_if_op_is(op, *values):
     """Values of a case that the slow suite has if the op takes long to compile."""
     return slow(*values) if testing.cases_of(op).is_slow else values
 
 
 def implementations(op, direction="forward"):
-    """Return the implementations that can run on the device of this machine."""
-    backend = lutjax.Backend(jax.default_backend())
+    """Return the implementations that can run on the backend that tests run on."""
+    backend = lutjax.Backend(machine.backend())
     return [
         spec.names[0] if spec.platform != "pallas" else spec.names[1]
         for spec in lutjax.kernel_registry.candidates(op)

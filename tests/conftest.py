@@ -8,7 +8,6 @@ on what users get.
 import gc
 import importlib.metadata
 import os
-import re
 
 gc.set_threshold(100_000, 20, 20)  # with Python's thresholds garbage takes a twelfth of the time
 
@@ -24,6 +23,13 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from machine import (  # noqa: E402, F401
+    pytest_collection,
+    pytest_configure,
+    pytest_ignore_collect,
+    pytest_markeval_namespace,
+    pytest_xdist_auto_num_workers,
+)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -35,13 +41,6 @@ hypothesis.settings.register_profile("long", max_examples=150, **_ALWAYS)
 _NO_SHRINKING = [p for p in hypothesis.Phase if p not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
 hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINKING, **_ALWAYS)
 hypothesis.settings.load_profile("ci")
-
-
-def pytest_configure(config):
-    """Plain `pytest` runs on the CPU of any machine; `pytest -m gpu` takes what JAX takes."""
-    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr) and not os.environ.get("JAX_PLATFORMS"):
-        os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
-        jax.config.update("jax_platforms", "cpu")
 
 
 def pytest_sessionstart():

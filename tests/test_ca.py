@@ -16,6 +16,7 @@ from cases import slow
 from click.testing import Result
 from commands import command
 from flax import nnx
+from machine import needs_gpu
 
 import lutjax
 from lutjax import reference
@@ -166,7 +167,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
             "gpu",
             marks=[
                 pytest.mark.gpu,
-                pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
+                needs_gpu,
             ],
         ),
         "cpu",

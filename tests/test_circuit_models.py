@@ -262,7 +262,7 @@ def stack(library: Any, **options: Any) -> list[Any]:
 
 
 NUMBERS = every(8) @ np.kron(np.eye(4, dtype=np.uint8), np.array([[1], [2]], np.uint8))  # four of two bits
-FLOATS = jnp.asarray(NUMBERS, jnp.float32)
+FLOATS = NUMBERS.astype(np.float32)
 
 
 def assert_stack(given: list[Any], sums: jax.Array) -> None:

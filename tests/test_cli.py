@@ -20,6 +20,7 @@ import kills
 import pytest
 from click.testing import CliRunner, Result
 from commands import command
+from machine import needs_devices
 
 import lutjax
 from lutjax.cli import _progress, main
@@ -148,7 +149,7 @@ def test_interrupted_run_goes_on(
     assert history(out) == history(finished[0])
 
 
-@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has eight devices, and this machine has fewer")
+@needs_devices(8)
 @pytest.mark.slow
 def test_several_devices(
     finished: tuple[Path, Result], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,12 +16,12 @@ from lutjax.training import tables
 pytestmark = pytest.mark.usefixtures("without_typechecking")
 
 INPUTS = 6
-ANCHORS = lutjax.sample_anchors(jax.random.key(0), n_inputs=INPUTS, n_detectors=3, n_anchors=2)
-WIRES = jnp.asarray([[0, 1], [2, 3], [4, 5], [0, 5]], jnp.int32)
+ANCHORS = np.array([[[2, 4], [0, 3]], [[5, 1], [4, 2]], [[3, 0], [1, 5]]], np.int32)
+WIRES = np.array([[0, 1], [2, 3], [4, 5], [0, 5]], np.int32)
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def attention(x, weights, positions, **options):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import fast_size, ops_that_add, slow, slow_if_op_is, split
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from machine import needs_devices
 
 import lutjax
 from lutjax import FixedPoint, testing
@@ -111,12 +112,7 @@ def test_floating_point_sums_depend_on_the_order(axis):
         assert_equal(permuted("lookup", None, axis), result("lookup", None))
 
 
-on_four_devices = pytest.mark.skipif(
-    jax.device_count() < 4, reason="a mesh of four devices is needed, and this machine has fewer"
-)
-
-
-@on_four_devices
+@needs_devices(4)
 def test_any_order_of_devices(op):
     """shard_map with replicated tables, and with sharded ones; cotangents of what is replicated are sums over devices."""
     case, ct = case_of(op)
@@ -129,7 +125,7 @@ def test_any_order_of_devices(op):
         assert_equal((testing._with_gradient(outputs), cotangents), result(op, FINE), which)
 
 
-@on_four_devices
+@needs_devices(4)
 def test_partial_outputs_of_sharded_detectors_are_exact_while_they_are_short():
     case, ct = case_of("lookup")
     f = functools.partial(testing._call, case, lutjax, None, accumulate=COARSE)
@@ -137,7 +133,7 @@ def test_partial_outputs_of_sharded_detectors_are_exact_while_they_are_short():
     assert_equal(testing._jitted(run, f, case, ct), result("lookup", COARSE))
 
 
-@on_four_devices
+@needs_devices(4)
 def test_sharded_arrays_under_jit(op):
     """The compiler's own partition, over samples and detectors."""
     case, ct = case_of(op)

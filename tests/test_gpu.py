@@ -5,15 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import ops
+from machine import needs_gpu
 
 import lutjax
 from lutjax import testing
 from lutjax.kernels._triton import _triton_fit
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
-]
+pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
 def needs_memory(gigabytes):

@@ -20,7 +20,7 @@ from lutjax import reads, wiring
 from lutjax.layers import linen, nnx as layers
 from lutjax.testing import assert_close
 
-KEY = jax.random.key(0)
+KEY = np.zeros(2, np.uint32)  # the bits of jax.random.key(0)
 
 
 def places_of(n: int, kernel: int, stride: int, padding: int) -> list[int]:
@@ -396,7 +396,14 @@ def test_pictures_of_ids(tmp_path):
 # ------------------------------------------------------------------------------------- layers
 TABLES = {"n_detectors": 2, "n_anchors": 3}
 READ = reads.Confidence()
-SOME = wiring.projections(KEY, (5, 6), (4, 3), groups=2, receptive=(3, 4), projective=3, probability=0.5)
+ALL = wiring.projections(None, (5, 6), (4, 3), groups=2, receptive=(3, 4), projective=3)
+KEPT = [np.random.default_rng(0).random(ids.shape) < 0.5 for ids in (ALL.candidates, ALL.targets)]
+SOME = wiring.Connectivity(
+    ALL.in_shape,
+    ALL.out_shape,
+    ALL.centres,
+    *(np.where(kept, ids, -1) for kept, ids in zip(KEPT, (ALL.candidates, ALL.targets), strict=True)),
+)
 WINDOW = {"kernel": (2, 3), "stride": (2, 1), "padding": (1, 0)}
 CASES = {
     "spatial": Case("SpatialLUT", TABLES, (3, 5, 6), (SOME,)),

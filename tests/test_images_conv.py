@@ -29,7 +29,7 @@ from lutjax.layers import _images, linen, nnx as layers
 from lutjax.testing import assert_close
 from lutjax.training import tables
 
-KEY = jax.random.key(0)
+KEY = np.zeros(2, np.uint32)  # the bits of jax.random.key(0)
 
 
 # ------------------------------------------------------------------------------------- the op
@@ -219,16 +219,24 @@ def test_gradients_of_tables_in_factors(read):
 WRONG = {
     "channels": ({"groups": 3}, ValueError, "groups is int 3; it must divide the number of detectors, 4"),
     "detectors": (
-        {"groups": 4, "images": jnp.ones((5, 4, 2))},
+        {"groups": 4, "images": np.ones((5, 4, 2), np.float32)},
         ValueError,
         "groups is int 4; it must divide the number of channels, 2",
     ),
-    "vector": ({"images": jnp.ones((5, 4))}, ValueError, r"images is float32\[5, 4\]; expected shape"),
-    "integers": ({"images": jnp.ones((5, 4, 2), jnp.uint8)}, TypeError, r"images is uint8\[5, 4, 2\]"),
+    "vector": (
+        {"images": np.ones((5, 4), np.float32)},
+        ValueError,
+        r"images is float32\[5, 4\]; expected shape",
+    ),
+    "integers": ({"images": np.ones((5, 4, 2), np.uint8)}, TypeError, r"images is uint8\[5, 4, 2\]"),
     "kernel": ({"kernel": (6, 2)}, ValueError, r"kernel is \(6, 2\), larger than an image of 5 by 4\."),
     "padding": ({"padding": 2}, ValueError, "padding is 2 and kernel is 2, so a window could lie outside"),
     "stride": ({"stride": 0}, ValueError, "stride is 0; it must be at least 1"),
-    "table": ({"weights": jnp.ones((4, 4, 2))}, ValueError, r"weights is float32\[4, 4, 2\]; anchors has 3"),
+    "table": (
+        {"weights": np.ones((4, 4, 2), np.float32)},
+        ValueError,
+        r"weights is float32\[4, 4, 2\]; anchors has 3",
+    ),
     "read": ({"read": "soft"}, TypeError, "read is str 'soft'; expected one of lutjax.reads"),
     "no_scalars": (
         {"read": reads.Confidence()},
@@ -246,7 +254,11 @@ WRONG = {
         "epsilon is float 0.5; read is Hard.*, whose scores have no dead zone",
     ),
     "no_comparison": (
-        {"read": reads.Hard(), "anchors": jnp.zeros((4, 0, 2), jnp.int32), "weights": jnp.ones((4, 1, 2))},
+        {
+            "read": reads.Hard(),
+            "anchors": np.zeros((4, 0, 2), np.int32),
+            "weights": np.ones((4, 1, 2), np.float32),
+        },
         ValueError,
         "read is Hard .*; a score needs at least one comparison",
     ),

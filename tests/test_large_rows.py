@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import worlds
 from cases import ops, slow
+from machine import needs_gpu
 from test_sparsecore import replaced as replaced
 
 import lutjax
@@ -257,7 +258,7 @@ def test_rows_whose_difference_is_too_large(world, request):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@needs_gpu
 @pytest.mark.parametrize("op", LOOK_UPS)
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_large_rows_on_gpus(implementation, op):

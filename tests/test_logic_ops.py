@@ -23,7 +23,7 @@ def wires(n_inputs, n_gates, n=2):
     return jnp.asarray(RNG.integers(0, n_inputs, (n_gates, n)), jnp.int32)
 
 
-BITS = jnp.array([[0, 0], [0, 1], [1, 0], [1, 1]], jnp.float32)
+BITS = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 
 
 def test_hard_gates_are_their_truth_tables():

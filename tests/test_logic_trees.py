@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from cases import slow
 from flax import nnx
-from test_sharding import largest_collective, needs_devices
+from machine import needs_devices
+from test_sharding import largest_collective
 
 import lutjax
 from lutjax import testing
@@ -39,7 +40,7 @@ def with_gradients(x, coefficients, leaves, readers):
     return y, *pull(jnp.ones_like(y))
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize("kind", ["Auto", slow("Explicit")])
 def test_trees_and_samples_over_devices(kind):
     """Each device has its trees and its samples: what is exchanged are sums of cotangents, of its samples and of its trees."""
@@ -57,7 +58,7 @@ def test_trees_and_samples_over_devices(kind):
     assert not re.findall(r" (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
 
-@pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=[needs_devices, pytest.mark.slow])])
+@pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=[needs_devices(8), pytest.mark.slow])])
 def test_a_layer_evaluates_whole_trees_or_levels(kind, monkeypatch):
     layer = LogicConv((3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
     graph, params, others = nnx.split(layer, nnx.Param, ...)
@@ -82,10 +83,10 @@ def test_a_layer_evaluates_whole_trees_or_levels(kind, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"leaves": jnp.zeros((4, 3), jnp.int32)}, r"leaves .*expected \[trees, leaves\] with 2 to 16 leaves, a power of two"),
-        ({"coefficients": jnp.zeros((4, 4, 2))}, r"coefficients .*expected \[4, 4, 1\]: 1, a, b and ab"),
-        ({"x": jnp.zeros((31, 4))}, r"x is float32\[31, 4\]; expected \[channels \* 30, \.\.\.\].* 6 rows and 5 columns"),
-        ({"readers": jnp.zeros((2, 3), jnp.int32)}, r"readers .*expected \[3, fan_out\]: the readers of each channel"),
+        ({"leaves": np.zeros((4, 3), np.int32)}, r"leaves .*expected \[trees, leaves\] with 2 to 16 leaves, a power of two"),
+        ({"coefficients": np.zeros((4, 4, 2), np.float32)}, r"coefficients .*expected \[4, 4, 1\]: 1, a, b and ab"),
+        ({"x": np.zeros((31, 4), np.float32)}, r"x is float32\[31, 4\]; expected \[channels \* 30, \.\.\.\].* 6 rows and 5 columns"),
+        ({"readers": np.zeros((2, 3), np.int32)}, r"readers .*expected \[3, fan_out\]: the readers of each channel"),
         ({"places": Places((6, 5), (7, 3))}, "the window is larger than the image with its padding"),
         (
             {"places": dataclasses.replace(PLACES, pool_padding=(1, 0))},

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
-from test_sharding import largest_collective, needs_devices
+from machine import needs_devices, needs_gpu
+from test_sharding import largest_collective
 
 import lutjax
 from lutjax.ops.lut_at_places import Windows, lut_at_places
@@ -34,7 +35,7 @@ def with_gradients(images, weights, anchors, targets=None):
     return y, *pull(jnp.ones_like(y))
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize("axes", ["Auto", slow("Explicit")])
 @pytest.mark.parametrize("tables_of", [2, slow(4)])  # devices with a group each, and with half of one
 @pytest.mark.parametrize("reaches", ["outputs of its own", slow("targets")])
@@ -63,12 +64,12 @@ def test_tables_and_samples_over_devices(axes, tables_of, reaches):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": jnp.zeros((2, 3, 4, 4))}, r"images is .*its last axes must be \[4, 3, 4\], the image of windows"),
-        ({"anchors": jnp.zeros((4, 0, 2), jnp.int32)}, "anchors is .*a detector needs at least one pair"),
-        ({"weights": jnp.zeros((4, 8, 3))}, "weights is "),
+        ({"images": np.zeros((2, 3, 4, 4), np.float32)}, r"images is .*its last axes must be \[4, 3, 4\], the image of windows"),
+        ({"anchors": np.zeros((4, 0, 2), np.int32)}, "anchors is .*a detector needs at least one pair"),
+        ({"weights": np.zeros((4, 8, 3), np.float32)}, "weights is "),
         ({"groups": 3}, "groups is int 3; it must divide the number of detectors, 4"),
-        ({"targets": jnp.zeros((3, 3), jnp.int32), "n_outputs": 5}, r"targets is .*expected \[2, 3\]: a target for each output"),
-        ({"targets": jnp.zeros((2, 3), jnp.int32)}, "n_outputs is None; with targets it is the number of outputs of a place"),
+        ({"targets": np.zeros((3, 3), np.int32), "n_outputs": 5}, r"targets is .*expected \[2, 3\]: a target for each output"),
+        ({"targets": np.zeros((2, 3), np.int32)}, "n_outputs is None; with targets it is the number of outputs of a place"),
     ],
 )  # fmt: skip
 def test_other_sizes_are_refused(changes, message):
@@ -78,10 +79,7 @@ def test_other_sizes_are_refused(changes, message):
 
 
 # ------------------------------------------------------------------------------------- on GPUs
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none"),
-]
+on_gpu = [pytest.mark.gpu, needs_gpu]
 
 
 @pytest.mark.parametrize("implementation", [pytest.param("triton", marks=on_gpu)])

@@ -12,6 +12,7 @@ from every_layer import CASES
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from layer_libraries import LIBRARIES, by_kind, function, nnx_layer, variables_of
+from machine import needs_devices
 
 import lutjax
 from lutjax import models, sharding
@@ -24,18 +25,16 @@ from lutjax.models import (
 )
 from lutjax.training import tables
 
-pytestmark = pytest.mark.skipif(
-    jax.device_count() < 2, reason="a mesh needs two devices, and this machine has one"
-)
+pytestmark = needs_devices(2)
 
 RNG = np.random.default_rng(0)
-ANCHORS = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=6, n_anchors=2)
-TARGETS = jnp.asarray(RNG.integers(-1, 5, (6, 4, 3)), jnp.int32)
-WIRES = jnp.asarray(RNG.integers(0, 8, (6, 2)), jnp.int32)
+ANCHORS = RNG.permuted(np.tile(np.arange(8, dtype=np.int32), (6, 1)), axis=1)[:, :4].reshape(6, 2, 2)
+TARGETS = RNG.integers(-1, 5, (6, 4, 3), np.int32)
+WIRES = RNG.integers(0, 8, (6, 2), np.int32)
 
 
 def array(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    return RNG.normal(size=shape).astype(np.float32)
 
 
 X = array(4, 6, 8)

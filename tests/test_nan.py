@@ -7,9 +7,9 @@ import pytest
 
 import lutjax
 
-ANCHORS = jnp.array([[[0, 1], [1, 2]]])
-TABLE = jnp.arange(1.0, 5.0).reshape(1, 4, 1)
-CLEAN, WITH_NAN = jnp.array([3.0, 1.0, 2.0]), jnp.array([jnp.nan, 1.0, 2.0])
+ANCHORS = np.array([[[0, 1], [1, 2]]], np.int32)
+TABLE = np.arange(1, 5, dtype=np.float32).reshape(1, 4, 1)
+CLEAN, WITH_NAN = np.float32([3, 1, 2]), np.float32([np.nan, 1, 2])
 
 
 def sequence(x):

@@ -24,6 +24,7 @@ import lutjax
 from lutjax import testing
 from lutjax.benchmark import results
 from lutjax.kernels.registry import KernelRegistry
+from lutjax.status import _digests
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = native_kernels.why_not() is None
@@ -394,6 +395,15 @@ def run(*command, **options):
         [str(word) for word in command], capture_output=True, text=True, check=False, **options
     )
     return done.returncode, done.stdout + done.stderr
+
+
+@installed
+@CHECKOUT
+def test_records_name_the_sources_of_the_library():
+    """As `lutjax status` finds them in a checkout."""
+    from lutjax_cpu import _native
+
+    assert _native.sources() == _digests._sources_of_checkout()
 
 
 @CHECKOUT

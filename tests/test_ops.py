@@ -11,8 +11,8 @@ from cases import slow
 import lutjax
 from lutjax import testing
 
-ANCHORS = jnp.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]])
-X = jnp.array([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
+ANCHORS = np.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]], np.int32)
+X = np.float32([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
 
 
 def detection(*shape, bits=2):
@@ -270,9 +270,9 @@ def test_ids_out_of_range_are_clamped_when_traced():
     d = lutjax.Detection(jnp.array([99]), jnp.array([1 << 20]), jnp.array([0.5]), 2)
     np.testing.assert_array_equal(lutjax.lookup(weights, d), weights[0, 3])
     np.testing.assert_array_equal(jax.grad(lambda w: lutjax.lookup(w, d).sum())(weights)[0, 3], [1, 1])
-    far = lutjax.detect(X, ANCHORS.at[0, 0].set(jnp.array([99, -5])))
+    far = lutjax.detect(X, jnp.asarray(ANCHORS).at[0, 0].set(jnp.array([99, -5])))
     np.testing.assert_array_equal(
-        far.margin, lutjax.detect(X, ANCHORS.at[0, 0].set(jnp.array([2, 0]))).margin
+        far.margin, lutjax.detect(X, jnp.asarray(ANCHORS).at[0, 0].set(jnp.array([2, 0]))).margin
     )
     y = lutjax.sparse_lookup(weights, d, jnp.array([[[99, -5]]]), 3)
     np.testing.assert_array_equal(y, [0, 0, 6])

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import RATES, case_of, fast_size, rates_of, slow, split
+from cases import RATES, case_of, detections, fast_size, rates_of, slow, split
+from machine import needs_gpu
 from pallas_interpreter import WITHOUT_MOSAIC, mosaic_gpu, outline
 
 import lutjax
@@ -206,10 +207,6 @@ def array(*shape, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def detections(*shape, bits):
-    return jax.eval_shape(lutjax.detect_signs, array(*shape, bits))
-
-
 def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
     weights = array(detectors, 2**bits, outputs, dtype=dtype)
     d = detections(batch, detectors, bits=bits)
@@ -396,7 +393,7 @@ def test_sums_of_rows_interpreted_for_gpus():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@needs_gpu
 @pytest.mark.parametrize(
     ("batch", "detectors", "bits", "outputs", "dtype"),
     [(1000, 37, 6, 300, "float32"), (129, 5, 7, 130, "float32"), (500, 9, 6, 700, "bfloat16")],
@@ -424,7 +421,7 @@ def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@needs_gpu
 @pytest.mark.parametrize(
     ("batch", "gates", "bits", "dtype"),
     [(83, 21, 6, "float32"), (1037, 13, 3, "bfloat16"), (515, 5, 8, "float32"), (2048, 9, 1, "float16")],
@@ -659,7 +656,7 @@ def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@needs_gpu
 def test_attention_of_any_ids_on_gpus():
     """Ids that are none read no memory that is not the tables', and counts of more than a byte are right."""
     wild = np.random.default_rng(0).choice([0, 1, 2, 3, -1, 9, 2**31 - 1, -(2**31)], (2, 2, 21, 2))

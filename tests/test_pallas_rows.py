@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import slow
+from cases import detections, slow
 from pallas_interpreter import outline
 
 import lutjax
@@ -205,8 +205,7 @@ def weighted(rows=256, ways=2):
 
 
 def grouped(bits):
-    d = jax.eval_shape(lutjax.detect_signs, array(1024, 64, bits))
-    return outline(Lookup, array(64, 2**bits, 128), d, groups=8)
+    return outline(Lookup, array(64, 2**bits, 128), detections(1024, 64, bits=bits), groups=8)
 
 
 @pytest.mark.parametrize(

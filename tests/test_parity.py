@@ -19,6 +19,7 @@ from cases import (
     values_of,
 )
 from conftest import forget_compiled
+from jax.extend.core import jaxprs_in_params
 
 import lutjax
 from lutjax import testing
@@ -51,6 +52,35 @@ def test_small_arrays_are_compared():
     with pytest.raises(AssertionError, match="zeros"):
         testing.assert_close("zeros", tiny, np.zeros_like(tiny))
     testing.assert_close("no finite number", np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf]))
+
+
+SUMS = ("add", "add_any", "sub", "reduce_sum", "scatter-add", "dot_general", "cumsum")
+
+
+@pytest.mark.parametrize("of", ["the reference", "plain JAX"])
+@pytest.mark.parametrize("op", [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes])
+def test_results_are_rounded_once(op, of):
+    """Whatever is added has 32 bits at least, forward and backward: sums of rounded numbers depend on their order."""
+    for name in testing.cases_of(op).tagged(Tag.DTYPES):
+        program = testing.program(testing.case(op, name, "bfloat16"), "xla")
+        function = program.expected if of == "the reference" else program.function
+        found = equations(jax.make_jaxpr(function)(*program.arguments).jaxpr)
+        rounded = [str(eqn) for eqn in found if adds(eqn) and eqn.outvars[0].aval.dtype == jnp.bfloat16]
+        assert not rounded, f"{name}: {rounded}"
+
+
+def adds(eqn):
+    """Return whether a primitive adds numbers: the sum over an axis of one element does not."""
+    of_one = eqn.primitive.name == "reduce_sum" and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    return eqn.primitive.name in SUMS and not of_one
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr, also those of the functions that it calls."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
 
 
 @pytest.mark.parametrize("name", ["weights", "detection_margin"])

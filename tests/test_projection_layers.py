@@ -268,7 +268,7 @@ class Block(nnx.Module):
 DENSE = {
     name: jax.nn.initializers.normal(1.0) for name in ("weights_init", "compress_init", "decompress_init")
 }
-X = jax.random.normal(jax.random.key(7), (6, 8))
+X = np.random.default_rng(7).normal(size=(6, 8)).astype(np.float32)
 
 
 def loss_of(model: Any, x: jax.Array) -> jax.Array:

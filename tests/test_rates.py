@@ -18,13 +18,15 @@ from lutjax.testing import assert_close
 from lutjax.training import tables
 
 T, C, K, INPUTS, BATCH = 4, 5, 3, 6, 5
-ANCHORS = lutjax.sample_anchors(jax.random.key(0), INPUTS, T, C)
-FEW = lutjax.sample_anchors(jax.random.key(1), INPUTS, T, 2)
-TARGETS = jax.random.randint(jax.random.key(2), (T, 4, K), -1, 5, jnp.int32)
-X = jax.random.normal(jax.random.key(3), (BATCH, INPUTS))
+RNG = np.random.default_rng(0)
+ANCHORS, FEW = (
+    np.array([[RNG.permutation(INPUTS)[:2] for _ in range(n)] for _ in range(T)], np.int32) for n in (C, 2)
+)
+TARGETS = RNG.integers(-1, 5, (T, 4, K), np.int32)
+X = RNG.normal(size=(BATCH, INPUTS)).astype(np.float32)
 PARAMS = {
-    "lut": jax.random.normal(jax.random.key(4), (T, 2**C, K)),  # more rows than samples
-    "sparse": jax.random.normal(jax.random.key(5), (T, 4, K)),  # fewer
+    "lut": RNG.normal(size=(T, 2**C, K)).astype(np.float32),  # more rows than samples
+    "sparse": RNG.normal(size=(T, 4, K)).astype(np.float32),  # fewer
 }
 FACTORS = {
     "table": ({"lut": (T,), "sparse": (T,)}, (tables.SGD(),)),
@@ -56,7 +58,7 @@ def rows_read(name):
 
 def stepped(rule, name, table, gradient, rate, rates, state):
     """The table after a step, edge by edge: the difference that the rule makes of it, times the factor."""
-    after, kept = rule.step(table, gradient, state, jnp.float32(rate))
+    after, kept = rule.step(jnp.asarray(table), gradient, state, jnp.float32(rate))
     moved, new_state = np.array(table), {n: np.array(a) for n, a in state.items()}
     for t, r in rows_read(name):
         for k in range(K):
@@ -184,7 +186,7 @@ def test_errors():
 
 def test_kernels_of_one_rate_leave_it_to_plain_jax():
     d = lutjax.detect(X, ANCHORS)
-    call, device = Lookup(PARAMS["lut"], d), Device(Backend.CPU, "cpu")
+    call, device = Lookup(jnp.asarray(PARAMS["lut"]), d), Device(Backend.CPU, "cpu")
     step = Step(jnp.float32(1))
     for platform, rates in ((Platform.NATIVE, False), (Platform.NATIVE, True), (Platform.XLA, False)):
         target = "lutjax.kernels._xla.lookup"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import absence
+from cases import absence, detections
 
 import lutjax
 from lutjax.kernels.registry import Device, KernelRegistry, Request
@@ -239,27 +239,31 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
         jax.eval_shape(lambda w: lutjax.lookup(w, detection, implementation="pallas/tpu"), weights)
 
 
-X = jnp.ones((3, 6))
-ANCHORS = jnp.tile(jnp.asarray([[0, 1], [2, 3]], jnp.int32), (5, 1, 1))
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+X = zeros(3, 6)
+ANCHORS = np.tile(np.array([[0, 1], [2, 3]], np.int32), (5, 1, 1))
 COMPOSITIONS = {
-    "lut": ((X, jnp.zeros((5, 4, 2)), ANCHORS), {}, ["detect", "lookup"]),
+    "lut": ((X, zeros(5, 4, 2), ANCHORS), {}, ["detect", "lookup"]),
     "sparse_lut": (
-        (X, jnp.zeros((5, 4, 2)), ANCHORS, jnp.zeros((1, 1, 2), jnp.int32), 7),
+        (X, zeros(5, 4, 2), ANCHORS, zeros(1, 1, 2, dtype=np.int32), 7),
         {"epsilon": 0.5},
         ["detect", "sparse_lookup"],
     ),
     "lut_attention": (
-        (X[None], jnp.zeros((5, 32, 2)), ANCHORS, jnp.ones((2, 1, 1))),
-        {"window": 2, "segments": jnp.zeros(3, jnp.int32)},
+        (X[None], zeros(5, 32, 2), ANCHORS, zeros(2, 1, 1)),
+        {"window": 2, "segments": zeros(3, dtype=np.int32)},
         ["detect", "detect_signs", "lookup_attention"],
     ),
     "conv_lut": (
-        (X[:, None, :, None], jnp.zeros((5, 4, 2)), ANCHORS),
+        (X[:, None, :, None], zeros(5, 4, 2), ANCHORS),
         {"kernel": (1, 4)},
         ["detect", "lookup"],
     ),
     "logic_gates": (
-        (X, jnp.zeros((4, 16)), jnp.zeros((4, 2), jnp.int32)),
+        (X, zeros(4, 16), zeros(4, 2, dtype=np.int32)),
         {"hard": True},
         ["bilinear_gates"],
     ),
@@ -283,19 +287,20 @@ def test_compositions_are_explained_by_their_ops(name):
     assert asked.count("not asked for (implementation=triton)") >= len(ops)
 
 
+D, OF_ONE = detections(3, 5, bits=2), detections(1, 3, 5, bits=2)
 FUNCTIONS = {
     **{name: case[:2] for name, case in COMPOSITIONS.items()},
     "detect": ((X, ANCHORS), {}),
     "sparse_lookup": (
-        (jnp.zeros((5, 4, 2)), lutjax.detect(X, ANCHORS), jnp.zeros((1, 1, 2), jnp.int32), 7),
+        (zeros(5, 4, 2), D, zeros(1, 1, 2, dtype=np.int32), 7),
         {},
     ),
     "lookup_attention": (
-        (jnp.zeros((5, 16, 2)), lutjax.detect(X[None], ANCHORS), lutjax.detect(X[None], ANCHORS)),
+        (zeros(5, 16, 2), OF_ONE, OF_ONE),
         {"window": 2, "query_start": 3},
     ),
-    "lut_pair_attention": ((X[None], jnp.zeros((5, 4, 2)), ANCHORS), {}),
-    "soft_lut": ((X, jnp.zeros((4, 4)), jnp.zeros((4, 2), jnp.int32)), {"feature_axis": 0}),
+    "lut_pair_attention": ((X[None], zeros(5, 4, 2), ANCHORS), {}),
+    "soft_lut": ((X, zeros(4, 4), zeros(4, 2, dtype=np.int32)), {"feature_axis": 0}),
 }
 
 

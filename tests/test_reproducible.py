@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
+from machine import needs_gpu
 
 import lutjax
 from lutjax import FixedPoint, reads
@@ -38,6 +39,34 @@ def test_functions_that_are_the_same_in_every_program(name):
     np.testing.assert_allclose(y, expected, rtol=5e-7)
     np.testing.assert_array_equal(run(x[3:10]), y[3:10])
     np.testing.assert_array_equal(reproducible(function)(x), y)
+
+
+def test_quotients_that_are_the_same_in_every_program():
+    """As functions, and right also where one is zero, infinite, or the quotient is too large or too small."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=300) * 10.0 ** rng.integers(-30, 30, 300) for _ in range(2))
+    special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30)]  # fmt: skip
+    a, b = (np.concatenate(x).astype(np.float32) for x in zip((a, b), np.transpose(special), strict=True))
+    run = jax.jit(reproducible(lambda a, b: (a / b, 3 / b, a / 3)))
+    with np.errstate(all="ignore"):
+        none = np.abs(b) < np.finfo(np.float32).tiny
+        expected = [x.astype(np.float32) for x in (a / np.where(none, 0, b).astype(np.float64), 3 / b, a / 3)]
+    for y, want in zip(run(a, b), expected, strict=True):
+        want = np.where(np.abs(want) < np.finfo(np.float32).tiny, 0, want)
+        np.testing.assert_allclose(y, want, rtol=5e-7)
+    for y, part in zip(run(a, b), run(a[3:10], b[3:10]), strict=True):
+        np.testing.assert_array_equal(part, y[3:10])
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_functions_that_are_the_same_on_every_device():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=30_000) * s for s in (1e-6, 0.1, 1.0, 10.0, 40.0)]).astype(np.float32)
+    functions = {**FUNCTIONS, "quotient": (lambda x: jnp.roll(x, 1) / x, None)}
+    for name, (function, _) in functions.items():
+        on_each = [reproducible(function)(jax.device_put(x, jax.devices(d)[0])) for d in ("cpu", "gpu")]
+        np.testing.assert_array_equal(*map(np.asarray, on_each), err_msg=name)
 
 
 def results_of(read, fixed, anchors):
@@ -114,3 +143,19 @@ def test_a_read_whose_derivative_is_rounded_is_that_of_its_formula():
 
     for a, b in zip(jax.tree.leaves(gradients(fixed)), jax.tree.leaves(gradients(None)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_the_reference_adds_the_same_addends():
+    """Also where tables have factors, whose products with coefficients are rounded in one way, too."""
+    rng = np.random.default_rng(0)
+    x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 6), (4, 8, 5)))
+    anchors = jnp.asarray(rng.integers(0, 6, (4, 3, 2)), jnp.int32)
+    keep = jnp.asarray(rng.choice([0, 1 / 0.7], (16, 4)), jnp.float32)
+    read = reads.Confidence()
+
+    def run(op):
+        y = op(x, weights, anchors, read.initial(), read=read, keep=keep, accumulate=FixedPoint(2.0**24))
+        return np.asarray(y)
+
+    y = run(functools.partial(lutjax.scored_lut, implementation="xla"))
+    np.testing.assert_array_equal(run(lutjax.reference.scored_lut), y)

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 from cases import slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from machine import needs_devices
 
 import lutjax
 from lutjax.ops._partition import some_element
 from lutjax.training import tables
 
 ROOT = Path(__file__).parents[1]
-
-needs_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="the meshes have eight devices, and this machine has fewer"
-)
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def losses(devices, *names):
     return found
 
 
-@needs_devices
+@needs_devices(8)
 def test_plain_jit_by_detector_sums_outputs_and_cotangents_alone(devices):
     """Devices sum the output of each look-up, and the cotangent of the input of all but the first: no gradient, no index, no token."""
     (_, one), (program, loss) = losses(devices, "reference:1x1:jit", "reference:1x8:jit")
@@ -54,7 +51,7 @@ def test_plain_jit_by_detector_sums_outputs_and_cotangents_alone(devices):
     assert program.plan()["collectives"] == 5
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize(
     "names",
     [
@@ -93,7 +90,7 @@ def test_rows_become_a_table(devices):
     assert weak.way == "shard_map"
 
 
-@needs_devices
+@needs_devices(8)
 def test_some_element_exchanges_nothing():
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "detectors"))
     a = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, P("data", "detectors")))

@@ -449,9 +449,12 @@ def test_no_array_of_all_tables_and_samples():
 
 
 # ------------------------------------------------------------------------------------- bad input
-X, ANCHORS, WEIGHTS = jnp.ones((5, 2, 4)), jnp.zeros((6, 2, 2), jnp.int32), jnp.ones((6, 4, 3))
-INDEX, CONFIDENCE = jnp.zeros((5, 6, 2), jnp.int32), reads.Confidence()
-D = lutjax.Detection(*(jnp.zeros((5, 6), jnp.int32),) * 2, jnp.ones((5, 6)), 2)
+X, ANCHORS, WEIGHTS = (np.ones(s, t) for s, t in (((5, 2, 4), "f4"), ((6, 2, 2), "i4"), ((6, 4, 3), "f4")))
+INDEX, CONFIDENCE = np.zeros((5, 6, 2), np.int32), reads.Confidence()
+
+
+def detected():
+    return lutjax.detect_signs(jnp.ones((5, 6, 2)))
 
 
 def scored_lut(x=X, weights=WEIGHTS, anchors=ANCHORS, scalars=None, read=CONFIDENCE, groups=2, **options):
@@ -459,7 +462,7 @@ def scored_lut(x=X, weights=WEIGHTS, anchors=ANCHORS, scalars=None, read=CONFIDE
     return lutjax.scored_lut(x, weights, anchors, scalars, read=read, groups=groups, **options)
 
 
-QUANTISED = lutjax.QuantisedTables(jnp.ones((6, 4, 3), jnp.int8), jnp.zeros((2, 3), jnp.int32))
+QUANTISED = lutjax.QuantisedTables(np.ones((6, 4, 3), np.int8), np.zeros((2, 3), np.int32))
 POWERS = reads.PowersOfTwo()
 BAD = {
     "coefficients of another shape": (
@@ -483,15 +486,15 @@ BAD = {
         lambda: lutjax.weighted_lookup(WEIGHTS, INDEX, jnp.ones(INDEX.shape), groups=4),
         r"groups is int 4; it must divide the number of detectors, 6",
     ),
-    "groups of a look-up": (lambda: lutjax.lookup(WEIGHTS, D, groups=5), r"lookup: groups is int 5; it must divide"),
-    "no groups": (lambda: lutjax.lookup(WEIGHTS, D, groups=0), r"lookup: groups is int 0; there must be at least 1"),
-    "fractional groups": (lambda: lutjax.lookup(WEIGHTS, D, groups=1.5), r"groups is float 1.5; expected None or a Python int"),
+    "groups of a look-up": (lambda: lutjax.lookup(WEIGHTS, detected(), groups=5), r"lookup: groups is int 5; it must divide"),
+    "no groups": (lambda: lutjax.lookup(WEIGHTS, detected(), groups=0), r"lookup: groups is int 0; there must be at least 1"),
+    "fractional groups": (lambda: lutjax.lookup(WEIGHTS, detected(), groups=1.5), r"groups is float 1.5; expected None or a Python int"),
     "inputs of other groups": (
         lambda: lutjax.lut(jnp.ones((5, 3, 4)), WEIGHTS, ANCHORS, groups=2),
         r"lut: x is float32\[5, 3, 4\]; its last axis but one must have size 2, the number of groups, or 1",
     ),
     "groups of a sparse look-up": (
-        lambda: lutjax.sparse_lookup(WEIGHTS, D, jnp.zeros((1, 1, 3), int), 4, groups=4),
+        lambda: lutjax.sparse_lookup(WEIGHTS, detected(), jnp.zeros((1, 1, 3), int), 4, groups=4),
         r"sparse_lookup: groups is int 4",
     ),
     "groups of margins": (lambda: lutjax.margins(X, ANCHORS, groups=4), r"margins: groups is int 4"),

@@ -13,6 +13,7 @@ import pytest
 from cases import slow
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+from machine import needs_devices
 
 import lutjax
 from lutjax import FixedPoint, reads, sharding
@@ -20,21 +21,25 @@ from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.training import tables
 
-needs_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="the meshes have eight devices, and this machine has fewer"
-)
-
 EXACT = FixedPoint(2.0**12)
 T, BATCH, LENGTH, FEATURES = 8, 16, 4, 6
 RNG = np.random.default_rng(0)
-ANCHORS = lutjax.sample_anchors(jax.random.key(0), n_inputs=FEATURES, n_detectors=T, n_anchors=9)
+
+
+def anchors_of(n_inputs, n_detectors, n):
+    """Pairs of different inputs."""
+    pairs = [[RNG.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
+    return np.array(pairs, np.int32)
+
+
+ANCHORS = anchors_of(FEATURES, T, 9)
 FEW, SCORED = ANCHORS[:, :3], ANCHORS[:, :6]
-TARGETS = jnp.asarray(RNG.integers(-1, FEATURES, (T, 1, 3)), jnp.int32)
+TARGETS = RNG.integers(-1, FEATURES, (T, 1, 3), np.int32)
 READ = reads.Confidence()
 
 
 def normal(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    return RNG.normal(size=shape).astype(np.float32)
 
 
 X = normal(BATCH, LENGTH, FEATURES)
@@ -157,7 +162,7 @@ def step_of(op, axes=(), dense=False):
     return step, optimizer.init
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
 @pytest.mark.parametrize("name", [slow(name) if name == "lut_pair_attention" else name for name in OPS])
 def test_the_bits_of_one_device_in_a_shard_map(name, layout):
@@ -191,7 +196,7 @@ FAST_IN_JIT = [
 ]
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "accumulate", "layout", "kind"),
     FAST_IN_JIT
@@ -232,7 +237,7 @@ def test_plain_jit(name, accumulate, layout, kind):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_devices_send_the_outputs_of_their_own_groups(kind):
     """Devices that have whole groups sum nothing: each sends what it has."""
@@ -309,7 +314,7 @@ FAST_IN_GROUPS = [
 ]
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "sizes", "kind"),
     FAST_IN_GROUPS
@@ -346,7 +351,7 @@ UNEVEN = {
 }
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize("what", UNEVEN)
 def test_what_devices_have_unequal_parts_of(what):
     """Between the operations of a program the compiler divides arrays as it likes, with padding on the last devices."""
@@ -366,10 +371,10 @@ def test_what_devices_have_unequal_parts_of(what):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
-GATES = normal(8, 16), normal(12, 16), jnp.asarray(RNG.integers(0, 8, (12, 2)), jnp.int32)
+GATES = normal(8, 16), normal(12, 16), RNG.integers(0, 8, (12, 2), np.int32)
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("with_readers", [False, True])
 def test_gates_in_plain_jit(with_readers, kind):
@@ -406,7 +411,7 @@ def largest_collective(compiled):
     )
 
 
-PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=2 * FEATURES + 2, n_detectors=4, n_anchors=3)
+PAIRS = anchors_of(2 * FEATURES + 2, 4, 3)
 
 
 def between(x, weights, anchors, positions, *, segments, sequence_axis, accumulate, **options):
@@ -425,7 +430,7 @@ ATTENTION = {
 }
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "options", "tracked"),
     [
@@ -491,7 +496,7 @@ def test_a_sequence_axis_that_is_not_there():
         lutjax.lut_attention(X, jnp.zeros((4, n_rows // 4, 1)), anchors, sequence_axis="sequence")
 
 
-@needs_devices
+@needs_devices(8)
 def test_plain_jit_with_the_specs_of_a_model():
     """Parameters and optimiser state lie where `specs` says, before and after a step, and hold what they do on one device."""
     config = LUTTransformerConfig(
@@ -568,7 +573,7 @@ def test_what_cannot_be_divided_is_named():
         sharding.specs(params, MESH, axis="tables")
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.parametrize(
     ("tracked", "message"),
     [

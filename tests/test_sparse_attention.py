@@ -20,12 +20,21 @@ from lutjax.testing import assert_close
 from lutjax.training import tables
 
 T, C, N, K, L, INPUTS, OUTPUTS = 3, 1, 1, 2, 5, 4, 6
-ANCHORS = lutjax.sample_anchors(jax.random.key(0), INPUTS, T, C)
-JOINT = lutjax.sample_anchors(jax.random.key(1), 2 * INPUTS + N, T, 3)
-X = jax.random.normal(jax.random.key(2), (2, L, INPUTS))
-POSITIONS = jax.random.normal(jax.random.key(3), (L - 1, 1, N))
-WEIGHTS = jax.random.normal(jax.random.key(4), (T, 8, K))
-DY = jax.random.normal(jax.random.key(5), (2, L, OUTPUTS))
+RNG = np.random.default_rng(0)
+
+
+def anchors_of(n_inputs, n):
+    """Pairs of different inputs."""
+    return np.array([[RNG.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(T)], np.int32)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+ANCHORS, JOINT = anchors_of(INPUTS, C), anchors_of(2 * INPUTS + N, 3)
+X, POSITIONS = normal(2, L, INPUTS), normal(L - 1, 1, N)
+WEIGHTS, DY = normal(T, 8, K), normal(2, L, OUTPUTS)
 SHAPES = {"row": (T, 8, K), "table": (T, 1, K), "layer": (1, 1, K)}
 OPS = {"concatenated": ("lut_attention", ANCHORS), "pair": ("lut_pair_attention", JOINT)}
 
@@ -162,7 +171,7 @@ def test_gradients_in_factors(kind, lists):
     assert_close("dense", gradient.to_dense(), dense)
     assert_close("added", added, WEIGHTS - 0.5 * dense)
     state = rule.init(WEIGHTS)
-    assert_close("moved", moved, rule.step(WEIGHTS, dense, state, jnp.float32(0.5))[0])
+    assert_close("moved", moved, rule.step(jnp.asarray(WEIGHTS), dense, state, jnp.float32(0.5))[0])
     assert_close("norm", norm, jnp.linalg.norm(dense))
 
 

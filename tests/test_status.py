@@ -56,6 +56,20 @@ def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
     forget_compiled()
 
 
+def test_checks_in_processes_say_the_same(monkeypatch):
+    main = sys.modules["__main__"]  # new processes would run it first
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(_checks, "_WORTH_A_PROCESS", 1)
+    keys = [("detect_signs", column, dtype) for dtype in ("float32", "bfloat16") for column in (CPU, TPU)]
+    with _checks.in_processes(_checks.check, keys) as check:
+        assert check is not _checks.check
+        found = [check(*key) for key in keys]
+    assert found == [_checks.check(*key) for key in keys]
+    with _checks.in_processes(_checks.check, keys[:1]) as check:
+        assert check is _checks.check
+
+
 def test_what_cannot_run_here_is_lowered_or_has_a_reason():
     found = _checks.check("lookup", TPU, "float32")
     assert found["forward"].state == "lowers"
@@ -75,7 +89,7 @@ def test_what_fails_says_where():
 
 
 def test_records_of_an_older_source_say_so(tmp_path):
-    now = _digests.digest("lutjax.kernels._xla.lookup")
+    now, of_older = (_digests.digest("lutjax.kernels._xla.lookup", d) for d in ("forward", "backward"))
     current = cell(_matrix.State.RUNS, kinds=("cpu",), jax="0.10.2", digest=now)
     older = dataclasses.replace(current, direction="backward", digest="0" * 16)
     _records.write([current, older], tmp_path / "cpu.json")
@@ -84,7 +98,7 @@ def test_records_of_an_older_source_say_so(tmp_path):
     assert read[current.place].reason == ""
     assert "older source" in str(read[older.place])
     # Compiled from this source says more than run from an older one.
-    compiled = dataclasses.replace(older, state=_matrix.State.COMPILES, digest=now)
+    compiled = dataclasses.replace(older, state=_matrix.State.COMPILES, digest=of_older)
     _records.write([compiled], tmp_path / "z.json")
     assert _records.read(tmp_path)[older.place].state == "compiles"
 
@@ -157,6 +171,13 @@ import math  # a comment
 
 def f(x: int) -> str:
     """Documentation."""  # and a comment
+    if x < 0:
+        raise ValueError(  # why
+            f"x is {x}; "
+            """ expected
+            more """
+        ) from None
+    assert x, "words"  # why
 
     # another comment
     a = """a string SPACES
@@ -178,6 +199,9 @@ class C:
 '''
 CODE = '''import math
 def f(x: int) -> str:
+    if x < 0:
+        raise  from None
+    assert x,
     a = """a string SPACES
 
     # no comment
@@ -195,7 +219,8 @@ def test_digests_are_of_code_alone():
     """Text that is the same on every version of Python that runs this test."""
     source, code = (text.replace("SPACES", "  ") for text in (SOURCE, CODE))
     assert _digests.code_of(source).decode() == code
-    assert _digests.code_of(code).decode() == code
+    with_words = code.replace("raise  from", "raise E from").replace("assert x,", "assert x, 1")
+    assert _digests.code_of(with_words).decode() == code
 
 
 @pytest.fixture
@@ -206,30 +231,93 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
 
-    def digest(**modules):
+    def digest(direction="forward", **modules):
         for name, text in modules.items():
             (folder / f"{name}.py").write_text(text)
-        _digests.digest.cache_clear()
-        _digests._source.cache_clear()
+        forget_sources()
         importlib.invalidate_caches()
-        return _digests.digest("digested.kernel")
+        return _digests.digest("digested.kernel", direction)
 
     yield digest
-    _digests.digest.cache_clear()
-    _digests._source.cache_clear()
+    forget_sources()
     for name in [name for name in sys.modules if name.partition(".")[0] == "digested"]:
         del sys.modules[name]
 
 
-def test_digests_follow_every_module_that_is_imported(package):
-    kernel = "from digested import shared\n\ndef forward(call):\n    return shared.f(call)\n"
-    shared = "import digested.deep\n\ndef f(call):\n    return digested.deep.g(call)\n"
-    first = package(kernel=kernel, shared=shared, deep="def g(call):\n    return call + 1\n", other="a = 1\n")
-    assert package(deep='"""Words."""\n\n\ndef g(call):  # why\n    return call + 1\n') == first
-    assert package(other="a = 2\n") == first
-    deeper = package(deep="def g(call):\n    return call + 2\n")
-    assert deeper != first
-    assert package(shared=shared.replace("g(call)", "g(call + 1)")) not in (first, deeper)
+def forget_sources():
+    for function in (_digests.digest, _digests._source, _digests._text):
+        function.cache_clear()
+
+
+KERNEL = """
+from digested import shared, deep as below
+
+def forward(call):
+    if call < 0:
+        raise ValueError(f"call is {call}")
+    return shared.f(call) + below.LIMIT
+
+def backward(call):
+    return call - 1
+"""
+SHARED = """
+import digested.deep
+
+def f(call):
+    assert call is not None, "call is None"
+    return digested.deep.g(call)
+
+def unused(call):
+    return 3 * call
+"""
+DEEP = """
+LIMIT = 5
+
+class Base:
+    def h(self, a: "int") -> int:
+        return a
+
+class Derived(Base):
+    def h(self, a):
+        return a + 1
+
+def g(call, base: Base = Base()):
+    return base.h(call)
+
+def register(f):
+    return f
+
+register(g)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "ages"),
+    [
+        ("kernel", "shared.f(call) +", "shared.f(call) -", True),
+        ("kernel", "if call < 0", "if call < 1", True),
+        ("kernel", "call is {call}", "call is {call}; expected a number", False),
+        ("kernel", "call - 1", "call - 2", False),  # of another direction
+        ("shared", "return digested", "# why\n    return digested", False),
+        ("shared", "call is None", "there is no call", False),
+        ("shared", "3 * call", "4 * call", False),  # not used
+        ("deep", "LIMIT = 5", "LIMIT = 6", True),
+        ("deep", "return a + 1", "return a + 2", True),  # a subclass may be what is given
+        ("deep", "register(g)", "register(forward=g)", True),
+        ("deep", "class Base:\n", 'class Base:\n    """Words."""\n\n', False),
+    ],
+)
+def test_digests_are_of_all_that_a_kernel_uses(package, module, old, new, ages):
+    modules = {"kernel": KERNEL, "shared": SHARED, "deep": DEEP}
+    before = package(**modules, other="a = 1\n")
+    assert old in modules[module]
+    assert (package(**{module: modules[module].replace(old, new)}, other="a = 2\n") != before) == ages
+
+
+def test_modules_that_are_passed_on_are_used_as_a_whole(package):
+    kernel = "from digested import shared\n\ndef forward(call):\n    return call.by(shared)\n"
+    before = package(kernel=kernel, shared=SHARED, deep=DEEP)
+    assert package(shared=SHARED.replace("3 * call", "4 * call")) != before
 
 
 def test_digests_of_what_this_machine_cannot_import(package):
@@ -242,37 +330,66 @@ def test_digests_of_what_this_machine_cannot_import(package):
 
 def test_digests_follow_sources_in_other_languages():
     spec = next(s for s in lutjax.kernel_registry.candidates("lookup") if s.platform == "xla")
-    assert _digests.digest_of(spec) == _digests.digest(spec.target)
-    found = [_digests.digest_of(dataclasses.replace(spec, sources=lambda text=text: text)) for text in "aba"]
+    assert _digests.digest_of(spec, "forward") == _digests.digest(spec.target, "forward")
+    found = [
+        _digests.digest_of(dataclasses.replace(spec, sources=lambda text=text: text), "forward")
+        for text in "aba"
+    ]
     assert found[0] == found[2]
-    assert len({*found, _digests.digest(spec.target)}) == 3
+    assert len({*found, _digests.digest(spec.target, "forward")}) == 3
 
 
-@pytest.mark.parametrize(
-    ("module", "counts"),
-    [
-        ("lutjax._fixed_point", True),
-        ("lutjax._detection", True),
-        ("lutjax.ops._transforms", True),
-        ("lutjax.kernels._xla._row_gathers", True),
-        ("lutjax.kernels.registry", False),
-        ("lutjax.kernels.catalogue", False),
-        ("lutjax.status._digests", False),
-    ],
-)
-def test_a_record_is_old_when_a_module_that_its_kernel_imports_has_changed(monkeypatch, module, counts):
-    before = _digests.digest("lutjax.kernels._xla.lookup")
-    find = _digests._source
+EDITS = {  # of lutjax: what a look-up computes by, and what it does not
+    "sums of rows": ("lutjax.kernels._xla._row_gathers", "def sum_rows(", "def sum_rows(_, ", True),
+    "addends": ("lutjax._fixed_point", "* self.scale", "* 2 * self.scale", True),
+    "its arrays": ("lutjax.ops.lookup", 'weights: jax.Array = shared("t r o"', 'weights: jax.Array = shared("t o r"', True),
+    "an error of it": ("lutjax._fixed_point", "beyond the range", "outside of the range", False),
+    "a check of it": ("lutjax.ops._checks", "def require(", "def require(_, ", False),
+    "its documentation": ("lutjax.ops.lookup", "Returns:", "Return values:", False),
+    "transformations": ("lutjax.ops._transforms", "def apply(", "def apply(_, ", False),
+    "the choice of kernels": ("lutjax.kernels.registry", "def resolve(", "def resolve(_, ", False),
+    "another kernel": ("lutjax.kernels._xla.detect", "def forward(", "def forward(_, ", False),
+}  # fmt: skip
 
-    def changed(name):
-        source = find(name)
-        return source and dataclasses.replace(source, code=source.code + b"#" * (name == module))
 
-    monkeypatch.setattr(_digests, "_source", changed)
+@pytest.mark.parametrize("name", EDITS)
+def test_a_record_is_old_when_its_kernel_has_changed(monkeypatch, name):
+    module, old, new, ages = EDITS[name]
+    text = _digests._text
+    before = _digests.digest("lutjax.kernels._xla.lookup", "forward")
+    assert old in text(module)
+
+    def edited(name):
+        found = text(name)
+        return found.replace(old, new) if name == module else found
+
+    monkeypatch.setattr(_digests, "_text", edited)
     _digests.digest.cache_clear()
-    after = _digests.digest("lutjax.kernels._xla.lookup")
-    _digests.digest.cache_clear()
-    assert (after != before) == counts
+    _digests._source.cache_clear()
+    after = _digests.digest("lutjax.kernels._xla.lookup", "forward")
+    monkeypatch.undo()
+    forget_sources()
+    assert (after != before) == ages
+
+
+# The library itself says the same of the sources that it was built of, see tests/test_native.py.
+def test_digests_of_native_kernels_are_those_of_the_checkout(monkeypatch, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.cc").write_text("// words\nint f() {\n\n  return 1;  // one\n}\n")
+    monkeypatch.setattr(_digests, "_CHECKOUT", tmp_path)
+
+    def digest():
+        _digests._sources_of_checkout.cache_clear()
+        return _digests._sources_of_checkout()
+
+    before = digest()
+    (tmp_path / "src" / "a.cc").write_text("// Other\n// words\nint f() {\n  return 1;\n  // a\n}\n")
+    assert digest() == before
+    (tmp_path / "src" / "a.cc").write_text("// words\nint f() {\n\n  return 2;  // one\n}\n")
+    assert digest() != before
+    (tmp_path / "src" / "a.cc").unlink()
+    assert digest() is None
+    _digests._sources_of_checkout.cache_clear()
 
 
 # ---------------------------------------------------------------------------------------------- records
@@ -310,6 +427,23 @@ def test_only_what_was_checked_now_is_written(records):
     new = cell(_matrix.State.RUNS, kinds=("cpu",), digest="0")
     _records.write([old, new], records / "cpu.json", {old.place: old})
     assert [record["column"] for record in shipped.read()] == ["xla/cpu"]
+
+
+@pytest.mark.usefixtures("without_native")
+def test_records_of_kernels_that_are_not_installed_are_shown(records):
+    """With a remark where the sources are here and have changed."""
+    native = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
+    now = _digests.digest_of(lutjax.kernel_registry.announced("lookup", "native/cpu"), "forward")
+    ran = cell(_matrix.State.RUNS, column="native/cpu", kinds=("cpu",), digest=now)
+    _records.write([ran, dataclasses.replace(ran, direction="backward", digest="0")], records / "cpu.json")
+    cells = {
+        c.direction: c
+        for c in _matrix.matrix(_records.read(), None, [native], ["lookup"])
+        if c.dtype == "float32"
+    }
+    assert (cells["forward"].state, cells["forward"].reason) == ("ran", "")
+    assert (cells["backward"].state, cells["update"].state) == ("ran", "not checked")
+    assert "older source" in cells["backward"].reason
 
 
 def test_records_of_ops_that_are_not_there_are_left_out(records):

@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lutjax.training import automaton, checkpoints, lm_runs, runs
 from lutjax.training.errors import CheckpointError, DamagedError
 
 TREES = {
-    "model": {"layers": {0: {"weights": jnp.ones((4, 3)), "anchors": jnp.arange(6)}}},
-    "optimizer": (jnp.int32(3), [jnp.zeros((4, 1))]),
+    "model": {
+        "layers": {0: {"weights": np.ones((4, 3), np.float32), "anchors": np.arange(6, dtype=np.int32)}}
+    },
+    "optimizer": (np.int32(3), [np.zeros((4, 1), np.float32)]),
 }
 
 
@@ -115,10 +117,10 @@ def test_edited_metadata_is_noticed(directory: Path) -> None:
     ("template", "message"),
     [
         (
-            {"weights": jnp.ones((4, 2)), "anchors": jnp.arange(6)},
+            {"weights": np.ones((4, 2), np.float32), "anchors": np.arange(6, dtype=np.int32)},
             r"weights is float32\[4, 3\], not float32\[4, 2\]",
         ),
-        ({"weights": jnp.ones((4, 3))}, r"anchors is int32\[6\], not missing"),
+        ({"weights": np.ones((4, 3), np.float32)}, r"anchors is int32\[6\], not missing"),
     ],
 )
 def test_other_arrays(directory: Path, template: dict, message: str) -> None:

@@ -14,7 +14,7 @@ from lutjax.training import linen as linen_training, nnx as nnx_training, tables
 
 FEATURES = 6
 SIZES = {"n_detectors": 4, "n_anchors": 3, "weights_init": jax.nn.initializers.normal(1.0)}
-X = jnp.asarray(np.random.default_rng(0).normal(size=(8, FEATURES)), jnp.float32)
+X = np.random.default_rng(0).normal(size=(8, FEATURES)).astype(np.float32)
 TX = tables.Optimizer(tables.SGD(), 0.5, rest=optax.sgd(0.5), rates={"last/weights": 1.0})
 
 

@@ -21,7 +21,7 @@ def new_state() -> dict:
     return {"sum": jnp.float32(0)}
 
 
-DATA = jnp.arange(100, dtype=jnp.float32)
+DATA = np.arange(100, dtype=np.float32)
 
 
 def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:

@@ -13,14 +13,11 @@ import optax
 import pytest
 from commands import output
 from jax.sharding import AbstractMesh, PartitionSpec as P
+from machine import needs_devices
 
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, lm_runs, meshes, models, runs, tables
 from lutjax.training.text import split_text
-
-needs_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="the meshes have eight devices, and this machine has fewer"
-)
 
 
 def of_tables(*detectors: int) -> dict[str, Any]:
@@ -207,7 +204,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.slow
 def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"
@@ -239,7 +236,7 @@ def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
     assert output(*quantised, "--mesh", "detectors=2") == output(*quantised)
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "mesh"),
@@ -266,7 +263,7 @@ def test_gates_on_a_mesh(words: tuple[str, ...], mesh: str, tmp_path: Path) -> N
     output("export", "--run", several, "--out", tmp_path / "circuit", "--format", "json")
 
 
-@needs_devices
+@needs_devices(8)
 def test_no_table_is_exchanged() -> None:
     run = run_of("lut", {}, LAYOUTS["2x4"])
     program, _ = run.advance.compiled(run.abstract())
@@ -275,7 +272,7 @@ def test_no_table_is_exchanged() -> None:
     assert not any(ROWS in shape for shape in shapes)
 
 
-@needs_devices
+@needs_devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "model", "options"), CASES)
 def test_a_run_on_a_mesh_ends_as_on_one_device(

@@ -19,10 +19,17 @@ from lutjax.testing import assert_close
 from lutjax.training import tables
 
 BATCH, LENGTH, INPUTS = 8, 4, 6
-POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=INPUTS, n_detectors=4, n_anchors=5)
-PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=INPUTS, n_detectors=4, n_anchors=1)
-SPARSE = lutjax.sample_anchors(jax.random.key(2), n_inputs=INPUTS, n_detectors=3, n_anchors=2)
-TARGETS = jax.random.randint(jax.random.key(3), (3, 4, 2), 0, INPUTS, jnp.int32)
+RNG = np.random.default_rng(0)
+
+
+def anchors_of(n_inputs, n_detectors, n):
+    """Pairs of different inputs."""
+    pairs = [[RNG.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
+    return np.array(pairs, np.int32)
+
+
+POINTWISE, PAIRS, SPARSE = anchors_of(INPUTS, 4, 5), anchors_of(INPUTS, 4, 1), anchors_of(INPUTS, 3, 2)
+TARGETS = RNG.integers(0, INPUTS, (3, 4, 2), np.int32)
 
 RULES = [
     tables.SGD(),
@@ -37,7 +44,7 @@ KINDS = (tables.SGD(), tables.RowAdagrad(weight_decay=0.25), tables.RowAdam(b1=0
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def small_model():
@@ -239,7 +246,7 @@ def rare_loss(params):
     return jnp.vdot(y, BATCHES[0][1][..., :3])
 
 
-MANY = lutjax.sample_anchors(jax.random.key(4), n_inputs=INPUTS, n_detectors=3, n_anchors=7)
+MANY = anchors_of(INPUTS, 3, 7)
 NORMS = {
     "all": lambda: factored(small_model(), BATCHES[0])[1],
     "pairs": lambda: tables.value_and_grad(pair_loss)({"weights": jnp.zeros((4, 32, 3))})[1],
@@ -312,7 +319,7 @@ def test_a_norm_needs_no_memory_of_a_table():
 
 
 # ------------------------------------------------------------------------------------- no numbers
-PARAMS = {"bias": jnp.zeros(3), "weights": jnp.zeros((4, 32, 3))}
+PARAMS = {"bias": np.zeros(3, np.float32), "weights": np.zeros((4, 32, 3), np.float32)}
 CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
 
 
@@ -369,7 +376,10 @@ def test_optax_global_norm_too():
 
 X8 = normal(0, 8, INPUTS)
 IN_PARTS = X8.reshape(2, 4, INPUTS)
-OVER_BATCH = Mesh(np.array(jax.devices()[:4]), ("batch",))
+
+
+def over_batch():
+    return Mesh(np.array(jax.devices()[:4]), ("batch",))
 
 
 def sum_of_parts(gradients):
@@ -393,7 +403,7 @@ PASSED_ON = {
     "remat": lambda p: jax.checkpoint(gradients_of_both)(p, X8),
     "export": lambda p: jax.export.export(jax.jit(gradients_of_both))(p, X8).call(p, X8),
     "everywhere": lambda p: jax.device_put(
-        jax.jit(gradients_of_both)(p, X8), NamedSharding(OVER_BATCH, PartitionSpec())
+        jax.jit(gradients_of_both)(p, X8), NamedSharding(over_batch(), PartitionSpec())
     ),
 }
 
@@ -410,7 +420,7 @@ def test_factors_are_passed_on(name):
 def test_factors_leave_a_shard_map():
     params = {"bias": jnp.zeros(3), "weights": normal(3, 4, 32, 3)}
     everywhere, split = PartitionSpec(), PartitionSpec("batch")
-    gradient = jax.shard_map(of_devices, mesh=OVER_BATCH, in_specs=(everywhere, split), out_specs=split)(
+    gradient = jax.shard_map(of_devices, mesh=over_batch(), in_specs=(everywhere, split), out_specs=split)(
         params, X8
     )
     expected = jax.grad(lambda p: look_up(p["weights"], X8))(params)
@@ -487,8 +497,7 @@ LARGE = {
     "pointwise": {"weights": (16, 2**12, 32)},
 }
 LARGE_BYTES = 4 * (8 * 2**12 * 16 + 16 * 2**12 * 32)
-LARGE_PAIRS = lutjax.sample_anchors(jax.random.key(1), n_inputs=8, n_detectors=8, n_anchors=5)
-LARGE_POINTWISE = lutjax.sample_anchors(jax.random.key(0), n_inputs=16, n_detectors=16, n_anchors=12)
+LARGE_PAIRS, LARGE_POINTWISE = anchors_of(8, 8, 5), anchors_of(16, 16, 12)
 
 
 def temporary_bytes(optimizer, value_and_grad, *, form="step"):
@@ -548,7 +557,7 @@ def test_a_dense_step_needs_the_memory_of_the_tables():
 
 # ------------------------------------------------------------------------------------- errors
 X = normal(0, 5, INPUTS)
-TABLE = {"weights": jnp.zeros((4, 32, 3))}
+TABLE = {"weights": np.zeros((4, 32, 3), np.float32)}
 
 
 def look_up(weights, x=X):

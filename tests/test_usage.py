@@ -17,9 +17,10 @@ from lutjax.layers import haiku, linen, nnx as layers
 from lutjax.training import lm_runs, reports
 
 BATCH, LENGTH, INPUTS, T = 3, 4, 6, 3
-X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, INPUTS))
-POSITIONS = jax.random.normal(jax.random.key(1), (LENGTH - 1, 1, 2))
-SEGMENTS = jnp.array([[0, 0, 1, 1]], jnp.int32)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(BATCH, LENGTH, INPUTS)).astype(np.float32)
+POSITIONS = RNG.normal(size=(LENGTH - 1, 1, 2)).astype(np.float32)
+SEGMENTS = np.array([[0, 0, 1, 1]], np.int32)
 
 
 def anchors(n, inputs=INPUTS, seed=2):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import worlds
 from cases import ops, slow, split
+from machine import needs_gpu
 from test_sparsecore import replaced as replaced
 
 import lutjax
@@ -208,7 +209,7 @@ def test_ids_out_of_range_are_clamped(world, op, request):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU, and JAX sees none")
+@needs_gpu
 @pytest.mark.parametrize("op", CASES)
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_ids_out_of_range_are_clamped_on_gpus(implementation, op):

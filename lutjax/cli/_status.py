@@ -1,5 +1,7 @@
 """``lutjax status``: what runs where."""
 
+import contextlib
+import os
 from pathlib import Path
 
 import click
@@ -50,6 +52,7 @@ def status(
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing: leave --compile and --record out.")
 
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes that check share a GPU
     import jax
     from rich.progress import track
 
@@ -65,22 +68,24 @@ def status(
         if op not in known:
             raise click.BadParameter(f"{op!r} is none of {', '.join(sorted(known))}.", param_hint="--op")
     columns = [c for c in _matrix.COLUMNS if not compiles or c.platform == "tpu"]
+    check: _checks.CheckOne | None
     check = _checks.check_compilation if compiles else None if recorded else _checks.check
     places = [place for place in _matrix.places(columns) if not ops or place[0] in ops]
     console = make_console()
     cells: list[_matrix.Cell] = []
+    recorded_cells = {} if compiles else _records.read()
+    keys = () if check is None else _matrix.to_check(recorded_cells, columns, ops or None)
     try:
-        recorded_cells = {} if compiles else _records.read()
-        found = _matrix.matrix(recorded_cells, check, columns, ops or None)
-        for cell in track(
-            found,
-            "checking",
-            len(places),
-            console=make_console(stderr=True),
-            transient=True,
-            disable=recorded,
-        ):
-            cells.append(cell)
+        with contextlib.nullcontext() if check is None else _checks.in_processes(check, keys) as check:
+            for cell in track(
+                _matrix.matrix(recorded_cells, check, columns, ops or None),
+                "checking",
+                len(places),
+                console=make_console(stderr=True),
+                transient=True,
+                disable=recorded,
+            ):
+                cells.append(cell)
     except KeyboardInterrupt:
         click.echo(f"interrupted after {len(cells)} of {len(places)} cells.", err=True)
     if as_json:

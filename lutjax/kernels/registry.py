@@ -409,9 +409,14 @@ class KernelRegistry:
         )
         self._elsewhere.setdefault(op, []).append(spec)
 
+    def announced(self, op: str, name: str) -> KernelSpec | None:
+        """Return the implementation of this name that a package would register which is not installed; see `announce`."""
+        return next((spec for spec in self._missing(op) if name in spec.names), None)
+
     def not_installed(self, op: str, name: str) -> str | None:
         """Return why there is no implementation of this name here, if a package that can be installed has one; see `announce`."""
-        return next((spec.missing for spec in self._missing(op) if name in spec.names), None)
+        spec = self.announced(op, name)
+        return None if spec is None else spec.missing
 
     def unregister(self, op: str, platform: Platform | str, backend: Backend | str) -> None:
         """Remove an implementation. Traces that jit holds keep using it."""

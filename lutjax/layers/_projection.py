@@ -226,7 +226,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
         if self.width < 2:  # type: ignore[operator]
             raise ValueError(f"{self.layer}: width is {self.width}; a comparison needs at least 2 inputs.")
         names = {v.name for v in self._arrays_of_layer()}
-        taken = names & set(self.read.initial())
+        taken = names & set(jax.eval_shape(self.read.initial))  # sizes of layers are checked without a device
         if taken:
             raise ValueError(
                 f"{self.layer}: {self.read!r} has scalars called {sorted(taken)}, as variables of the layer are; "

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 from jaxtyping import Float, Int
 
+from lutjax._dtypes import accumulator
 from lutjax._fixed_point import FixedPoint
 from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array, Integer, Positions
@@ -175,7 +176,9 @@ def lut_pair_attention(
     _checks.floats(op, "x", x, -2, "[..., length, inputs]")
     *batch, n_queries, n_inputs = x.shape
     if keys is None:
-        keys, key_segments = x, segments if key_segments is None else key_segments
+        # Its cotangents as queries and as keys are added before they are rounded.
+        keys = x = as_jax(x).astype(accumulator(x.dtype))
+        key_segments = segments if key_segments is None else key_segments
     _checks.floats(op, "keys", keys, -2, "[..., keys, inputs]")
     n_keys = keys.shape[-2]
     _checks.require(

@@ -1,8 +1,14 @@
 """Finding out what an implementation does with an op: run and compared, lowered, compiled."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 
@@ -12,7 +18,7 @@ from lutjax.cases import Tag
 from lutjax.kernels._pallas._tpus import TPUS
 from lutjax.kernels.registry import NoImplementationError
 from lutjax.status._digests import digest_of
-from lutjax.status._matrix import Cell, Column, State
+from lutjax.status._matrix import Cell, Column, State, first_device
 
 
 def checked_size(op: str) -> str:
@@ -51,6 +57,48 @@ def _together(before: Cell | None, cell: Cell) -> Cell:
     return dataclasses.replace(cell, kinds=kinds)
 
 
+# ------------------------------------------------------------------------------------- all of a matrix
+_Key = tuple[str, Column, str]
+CheckOne = Callable[[str, Column, str], dict[str, Cell]]
+_WORTH_A_PROCESS = 4  # checks of ops in a dtype: it takes as long to start
+
+
+@contextlib.contextmanager
+def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
+    """Make all checks of this block at once, in as many processes as there are cores.
+
+    Args:
+      check: `check` or `check_compilation`. keys: its arguments.
+    """
+    groups: dict[tuple[str, str], dict[Column, None]] = {}
+    for op, column, dtype in keys:
+        groups.setdefault((op, dtype), {})[column] = None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = min(cores, len(groups) // _WORTH_A_PROCESS)
+    if n < 2:
+        yield check
+        return
+    pool = concurrent.futures.ProcessPoolExecutor(
+        n, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        of_group = {
+            (op, dtype): pool.submit(_check_group, check, op, tuple(columns), dtype)
+            for (op, dtype), columns in groups.items()
+        }
+        yield lambda op, column, dtype: of_group[op, dtype].result()[column]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_group(
+    check: CheckOne, op: str, columns: tuple[Column, ...], dtype: str
+) -> dict[Column, dict[str, Cell]]:
+    """Check an op in a dtype by several implementations, of which all are compared with the same results."""
+    return {column: check(op, column, dtype) for column in columns}
+
+
+# ------------------------------------------------------------------------------------- one op
 # A check of a program: its outcome for each of the directions that it shows, a state and a reason.
 _Outcomes = dict[str, tuple[State, str]]
 _Check = Callable[[testing.Program, tuple[str, ...]], _Outcomes]
@@ -80,7 +128,7 @@ def _each_direction(
                     jax.__version__,
                     lutjax.__version__,
                     reason,
-                    digest_of(spec),
+                    digest_of(spec, direction) or "",
                 )
     return cells
 
@@ -103,7 +151,7 @@ def _outcome(check: _Check, program: testing.Program, directions: tuple[str, ...
 def _run(program: testing.Program, directions: tuple[str, ...], device: jax.Device) -> _Outcomes:
     with jax.default_device(device):
         actual = jax.jit(program.function)(*program.arguments)
-        expected = jax.jit(program.expected)(*program.arguments)
+    expected = _expected(program, directions)
     outcomes: _Outcomes = {}
     for direction, a, e in zip(directions, actual, expected, strict=True):
         try:
@@ -114,6 +162,18 @@ def _run(program: testing.Program, directions: tuple[str, ...], device: jax.Devi
         else:
             outcomes[direction] = (State.RUNS, "")
     return outcomes
+
+
+_expectations: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+
+def _expected(program: testing.Program, directions: tuple[str, ...]) -> Any:
+    """Return what the reference says, on a CPU if there is one: the same for all implementations."""
+    key = program.what, directions
+    if key not in _expectations:
+        with jax.default_device(first_device("cpu")):
+            _expectations[key] = jax.jit(program.expected)(*program.arguments)
+    return _expectations[key]
 
 
 def _lower(program: testing.Program, directions: tuple[str, ...], column: Column, kind: str) -> _Outcomes:

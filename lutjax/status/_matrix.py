@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
@@ -34,6 +35,15 @@ class State(enum.StrEnum):
         return self in (State.FAILS, State.MISSING)
 
 
+@functools.cache
+def first_device(platform: str) -> jax.Device | None:
+    """Return the first device of this machine on a platform; None if there is none."""
+    try:
+        return jax.local_devices(backend=platform)[0]
+    except RuntimeError:  # no such backend
+        return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Column:
     """An implementation on a kind of device.
@@ -55,10 +65,7 @@ class Column:
     @property
     def device(self) -> jax.Device | None:
         """Device of this machine that it runs on; None if there is none."""
-        try:
-            return jax.local_devices(backend=self.platform)[0]
-        except RuntimeError:  # no such backend
-            return None
+        return first_device(self.platform)
 
     def spec(self, op: str) -> KernelSpec | None:
         """Return the registered implementation of an op; None if there is none."""
@@ -160,22 +167,36 @@ def matrix(
 
     Args:
       recorded: by place, see `_records.read`.
-      check: finds out now what a column says of an op in a dtype, by direction; None: only what is recorded.
+      check: finds out now what a column says of an op in a dtype, by direction, for each of `to_check`; None: only what is recorded.
       columns, ops: those wanted; by default all.
     """
-    checked: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    keys = set() if check is None else set(to_check(recorded, columns, ops))
+    checked: dict[tuple[str, Column, str], dict[str, Cell]] = {}
     for op, direction, column, dtype in places(columns):
         if ops is not None and op not in ops:
             continue
         nothing = absent(op, direction, column, dtype)
-        if nothing is not None:
-            yield nothing
-            continue
         cell = recorded.get((op, direction, column.key, dtype))
-        known = cell is not None and cell.state != State.LOWERS
-        if check is not None and not (known and column.device is None):
-            key = (op, column.key, dtype)
+        if nothing is not None:
+            yield cell if cell is not None and nothing.state == State.UNKNOWN else nothing
+            continue
+        key = op, column, dtype
+        if check is not None and key in keys:
             if key not in checked:
-                checked[key] = check(op, column, dtype)
+                checked[key] = check(*key)
             cell = checked[key].get(direction, cell)
         yield cell or Cell(op, direction, column.key, dtype, State.UNKNOWN)
+
+
+def to_check(
+    recorded: dict[tuple[str, str, str, str], Cell],
+    columns: Iterable[Column] = COLUMNS,
+    ops: Iterable[str] | None = None,
+) -> Iterator[tuple[str, Column, str]]:
+    """Op, column and dtype of what can be checked here and now, or is not known: what was recorded on other devices stays."""
+    for op, direction, column, dtype in places(columns):
+        if (ops is None or op in ops) and absent(op, direction, column, dtype) is None:
+            cell = recorded.get((op, direction, column.key, dtype))
+            known = cell is not None and cell.state != State.LOWERS
+            if column.device is not None or not known:
+                yield op, column, dtype

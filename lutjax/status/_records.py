@@ -54,12 +54,14 @@ def _strength(cell: Cell) -> tuple[bool, int]:
 
 
 def _of_record(record: dict[str, Any]) -> Cell | None:
-    """The cell of a record; None of an op or column that is not there."""
+    """The cell of a record; None of an op or column that is not there. Of kernels that are not installed sources can be here."""
     cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
     column = next((c for c in COLUMNS if c.key == cell.column), None)
     if column is None or cell.op not in kernel_registry.ops():
         return None
-    spec = column.spec(cell.op)
-    if spec is None or (digest_of(spec) != cell.digest and cell.state != State.UNSUPPORTED):
+    spec = column.spec(cell.op) or kernel_registry.announced(cell.op, column.key)
+    if spec is None:
         return dataclasses.replace(cell, reason=_OLDER)
-    return cell
+    now = digest_of(spec, cell.direction)
+    older = now is not None and now != cell.digest and cell.state != State.UNSUPPORTED
+    return dataclasses.replace(cell, reason=_OLDER) if older else cell

@@ -146,7 +146,7 @@ def markdown(cells: Iterable[Cell]) -> str:
             *lines,
             "",
             "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
-            "the suite. Kernels of packages that are not installed are not checked. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",
+            "the suite. Kernels of packages that are not installed are shown as recorded. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it. No kernel for",
             "SparseCores has run anywhere; the interpreter knows them only with their gathers replaced.",
             "",
             "## Where and by what",

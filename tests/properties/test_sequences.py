@@ -237,11 +237,11 @@ def marked():
 
 CHOICES: tuple[Any, ...] = (None, "xla", "pallas", {"lookup": "pallas"}, ("pallas", "xla"))
 WEIGHTS = np.ones((1, 2, 1), np.float32)
-DETECTION = lutjax.Detection(*(jnp.asarray(np.zeros((1, 1), t)) for t in (np.int32, np.int32, np.float32)), 1)
 
 
 def look_up(weights: Any) -> jax.Array:
-    return lutjax.lookup(weights, DETECTION)[0, 0]
+    none = jnp.zeros((1, 1), jnp.int32)
+    return lutjax.lookup(weights, lutjax.Detection(none, none, none.astype(jnp.float32), 1))[0, 0]
 
 
 JITTED = jax.jit(look_up)
