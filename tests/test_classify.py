@@ -604,6 +604,60 @@ def test_live_gates_by_hand() -> None:
     np.testing.assert_array_equal(read, [False, False, True])
 
 
+def of_numbers(numbers: np.ndarray) -> Table:
+    cells = {"t": np.array([repr(float(number)) for number in numbers])}
+    return Table(cells, np.array(["a", "b"])[np.arange(len(numbers)) % 2], "numbers")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        1.7e9 + np.arange(40),
+        1e300 * (1 + np.arange(40)),
+        1e-60 * np.arange(40),
+        2.0**60 + 2.0**20 * np.arange(40),
+    ],
+    ids=["times in seconds", "large", "small", "integers"],
+)
+@pytest.mark.parametrize(("bits", "learned"), [(0, False), (8, True)])
+def test_numbers_that_float32_does_not_tell_apart(numbers: np.ndarray, bits: int, learned: bool) -> None:
+    """They keep their order and their differences as features, and what was learnt from some rows is used for others."""
+    encoding = Encoding.fit(of_numbers(numbers), bits, numbers=learned)
+    again = Encoding.from_json(encoding.to_json())
+    assert again == encoding
+    x = encoding.encode(of_numbers(numbers))[:, 0]
+    assert x.dtype == np.float32
+    np.testing.assert_allclose(np.diff(x), 2 / 39, rtol=1e-5)  # from -1 to 1
+    np.testing.assert_array_equal(again.encode(of_numbers(numbers[[3, 30]]))[:, 0], x[[3, 30]])
+    if learned:
+        above = x[:, None] > encoding.thresholds[:, 0]
+        exact = Encoding.fit(of_numbers(numbers), bits)
+        np.testing.assert_array_equal(above, exact.encode(of_numbers(numbers)))
+        names = [encoding.above(i, t) for i, t in enumerate(encoding.thresholds[:, 0])]
+        for shown, own in zip(names, exact.columns[0].thresholds, strict=True):
+            assert float(shown.removeprefix("t > ")) == pytest.approx(own, abs=1e-4 * np.ptp(numbers))
+        assert len(set(exact.features)) == bits
+
+
+def test_numbers_that_no_unit_tells_apart() -> None:
+    uneven = of_numbers(np.array([*range(39), 1e300]))
+    for bits, learned in ((0, False), (8, True)):
+        with pytest.raises(
+            SamplesError,
+            match=r"column t has 40 different numbers, of which 2 differ in float32: .*--column-bits",
+        ):
+            Encoding.fit(uneven, bits, numbers=learned)
+    assert len(Encoding.fit(uneven, 8).features) == 8
+    # Where float32 holds all numbers, they are as they were; those of other rows beyond it are its largest.
+    encoding = Encoding.fit(of_numbers(np.arange(40.0)), 0)
+    np.testing.assert_array_equal(
+        encoding.encode(of_numbers(np.array([3.0, -1e300, 1e300])))[:, 0],
+        np.float32([3, np.finfo(np.float32).min, np.finfo(np.float32).max]),
+    )
+    drawn = np.random.default_rng(0).normal(size=3000)
+    assert len(np.unique(Encoding.fit(of_numbers(drawn), 0).encode(of_numbers(drawn)))) > 2990
+
+
 def test_names_of_bits() -> None:
     whole = samples(np.zeros((10, 2, 2)), np.arange(10) % 2, name="w")
     thresholds = np.array([[0.5, 1]] * 4)

@@ -355,9 +355,11 @@ def bit_names(
         ):  # bits of columns have a threshold, too
             numbers = encoding.is_number
             return [
-                f"{name} > {t:g}" if number else name
-                for name, number, t in zip(names, numbers, thresholds[:, 0], strict=True)
+                encoding.above(i, t) if number else name
+                for i, (name, number, t) in enumerate(zip(names, numbers, thresholds[:, 0], strict=True))
             ]
+        if thresholds is not None:
+            return [encoding.above(i, t) for i, row in enumerate(thresholds) for t in row]
     if thresholds is None:
         return names
     return [f"{name} > {t:g}" for name, row in zip(names, thresholds, strict=True) for t in row]

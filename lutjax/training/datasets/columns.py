@@ -21,6 +21,10 @@ MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 MOST_CATEGORIES = 64
 """A column's most frequent categories that have a bit each; the others have none."""
 
+_MOST = float(np.finfo(np.float32).max)
+_APART, _MANY = 0.99, 2**20
+"""Share of a column's different numbers that differ as features, at least; of very many numbers so many."""
+
 Cells = Shaped[np.ndarray, " rows"]
 
 
@@ -194,6 +198,7 @@ class Number:
       thresholds: each is a bit, whether the number is above it. None: the number itself is a feature.
       missing: whether one more bit says that the number was missing.
       numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
+      centre, scale: a number that is a feature is ``(number - centre) / scale``, so that different ones differ in float32, too.
     """
 
     name: str
@@ -201,11 +206,15 @@ class Number:
     thresholds: tuple[float, ...] | None
     missing: bool
     numbers: bool = False
+    centre: float = 0.0
+    scale: float = 1.0
 
     @property
     def features(self) -> list[str]:
         """Names of the features."""
-        bits = [self.name] if self.thresholds is None else [f"{self.name} > {t:g}" for t in self.thresholds]
+        bits = [self.name]
+        if self.thresholds is not None:
+            bits = [f"{self.name} > {t}" for t in in_words(self.thresholds)]
         if self.numbers:
             bits = [self.name] * len(bits)
         return [*bits, f"{self.name} missing"] if self.missing else bits
@@ -218,10 +227,19 @@ class Number:
         """
         absent = missing(cells)
         numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name))[:, None]
-        found = numbers if self.thresholds is None else numbers > np.asarray(self.thresholds)
-        if self.numbers:
-            found = np.repeat(numbers, found.shape[1], 1)
+        found = numbers > np.asarray(self.thresholds or ())
+        if self.thresholds is None or self.numbers:
+            found = np.repeat(self.scaled(numbers), 1 if self.thresholds is None else found.shape[1], 1)
         return np.column_stack([found, absent] if self.missing else [found]).astype(np.float64)
+
+    def scaled(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
+        """Return numbers as features; those beyond float32 become its largest."""
+        return _single((np.asarray(numbers, np.float64) - self.centre) / self.scale)
+
+    def above(self, feature: float) -> str:
+        """Return the condition that a feature which is a number is above a threshold, in the column's own numbers."""
+        n_digits = 6 + max(0, math.ceil(math.log10(max(abs(self.centre) / self.scale, 1))))
+        return f"{self.name} > {feature * self.scale + self.centre:.{min(n_digits, 17)}g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +312,7 @@ class Encoding:
           SamplesError: every column has the same cell in all rows, or a column of numbers has a few cells that are none.
         """
         try:
-            fitted = [_fit(name, cells, bits) for name, cells in train.columns.items()]
+            fitted = [_fit(name, cells, bits, numbers or not bits) for name, cells in train.columns.items()]
         except SamplesError as error:
             raise SamplesError(f"{train.name}: {error}") from error
         columns = tuple(column for column in fitted if column is not None)
@@ -321,8 +339,17 @@ class Encoding:
         if not numbers:
             return None
         found = np.full((len(self.features), 1), 0.5, np.float32)
-        found[self.is_number, 0] = [t for column in numbers for t in column.thresholds or ()]
+        found[self.is_number, 0] = [
+            t for column in numbers for t in column.scaled(np.asarray(column.thresholds))
+        ]
         return found
+
+    def above(self, feature: int, threshold: float | np.floating) -> str:
+        """Return the condition that a feature, by its number, is above a threshold."""
+        column = [column for column in self.columns for _ in column.features][feature]
+        if isinstance(column, Number) and self.is_number[feature]:
+            return column.above(float(threshold))
+        return f"{self.features[feature]} > {threshold:g}"
 
     @property
     def is_number(self) -> list[bool]:
@@ -389,6 +416,15 @@ class Encoding:
         return cls(tuple(columns), tuple(fields["classes"]))
 
 
+def in_words(numbers: Sequence[float]) -> list[str]:
+    """Return numbers in as few digits, from 6 on, as tell them apart."""
+    for n_digits in range(6, 18):
+        words = [f"{number:.{n_digits}g}" for number in numbers]
+        if len(set(words)) == len(set(numbers)):
+            break
+    return words
+
+
 def classes_of(table: Table) -> list[str]:
     """Return the labels of a table, numbers in their order and text by the alphabet.
 
@@ -409,7 +445,7 @@ def classes_of(table: Table) -> list[str]:
         return sorted(found)
 
 
-def _fit(name: str, cells: Cells, bits: int) -> Number | Categories | None:
+def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categories | None:
     absent = missing(cells)
     present = cells[~absent]
     if not len(present):
@@ -431,7 +467,35 @@ def _fit(name: str, cells: Cells, bits: int) -> Number | Categories | None:
     if np.ptp(numbers) == 0 and not absent.any():
         return None
     thresholds = tuple(_thresholds(numbers, bits).tolist()) if bits else None
-    return Number(name, float(np.median(numbers)), thresholds, bool(absent.any()))
+    centre, scale = _units(numbers, name) if as_numbers else (0.0, 1.0)
+    return Number(name, float(np.median(numbers)), thresholds, bool(absent.any()), centre=centre, scale=scale)
+
+
+def _single(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers in float32; those beyond it become its largest."""
+    return np.clip(numbers, -_MOST, _MOST).astype(np.float32)
+
+
+def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float]:
+    """Return what a column's numbers are taken from, and divided by, so that different ones differ in float32: 0 and 1 where they do.
+
+    Raises:
+      SamplesError: in no unit do they.
+    """
+    distinct = np.unique(numbers)
+    n_apart = len(np.unique(_single(distinct)))
+    if n_apart == len(distinct) and np.abs(distinct).max() <= _MOST:
+        return 0.0, 1.0
+    low, high = distinct[0] / 2, distinct[-1] / 2  # a sum of large numbers would be infinite
+    centre, scale = float(low + high), float(high - low) or 1.0
+    n_apart = len(np.unique(_single((distinct - centre) / scale)))
+    if n_apart < min(_APART * len(distinct), _MANY):
+        raise SamplesError(
+            f"column {name} has {len(distinct)} different numbers, of which {n_apart} differ in float32: they lie too unevenly between "
+            f"{distinct[0]:g} and {distinct[-1]:g}. Give their logarithms, or make bits of them, which compare them exactly "
+            "(--column-bits, without --thresholds learned)."
+        )
+    return centre, scale
 
 
 def _is_number(cell: str) -> bool:
