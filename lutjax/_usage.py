@@ -22,6 +22,9 @@ from lutjax.ops import _table_reads
 from lutjax.ops._transforms import folded
 
 
+_MOST_READS = 2**31 - 1  # of a row
+
+
 @dataclasses.dataclass(frozen=True)
 class Usage:
     """Counts of the reads of each row of some tables, made by `lutjax.usage`. A pytree.
@@ -71,7 +74,13 @@ class Usage:
 
     @property
     def _counts(self) -> np.ndarray:
-        return np.asarray(self.counts).astype(np.int64)
+        counts = np.asarray(self.counts).astype(np.int64)
+        if (counts < 0).any():
+            raise ValueError(
+                "Usage: counts are below 0: a sum of batches went beyond int32. Add batches in int64 of NumPy: "
+                "lutjax.Usage(np.asarray(found.counts, np.int64))."
+            )
+        return counts
 
     @property
     def _shares(self) -> np.ndarray:
@@ -196,6 +205,11 @@ def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     call, cotangent = folded(
         call.replace(**{str(call.table_name): weights}), jnp.zeros_like(output, dtype=dtype)
     )
-    visit, _ = hits(call, cotangent, device=device)
+    visit, n_hits = hits(call, cotangent, device=device)
+    if isinstance(n_hits, int) and n_hits > _MOST_READS:
+        raise ValueError(
+            f"usage: {call.op} reads each table up to {n_hits:,} times in one call, more than int32 counts; call it with fewer samples, and add "
+            "the counts."
+        )
     counts: jax.Array = updates.counts(call, visit)
     return counts

@@ -112,3 +112,16 @@ def test_a_read_of_your_own_is_left_to_plain_jax():
     with pytest.raises(lutjax.NoImplementationError, match=r"reads of lutjax\.reads, not for Other"):
         lutjax.scored_lut(x, weights, anchors, {}, read=Other(), implementation="native")
     assert lutjax.scored_lut(x, weights, anchors, {}, read=Other()).shape == (2, 4)
+
+
+def test_more_inputs_than_places_in_int32_are_left_to_plain_jax():
+    """Nothing is allocated: only the choice is asked for."""
+    read, anchors = reads.Hard(), np.array([[[0, 1]]], np.int32)
+    weights = jnp.ones((1, 2, 4))
+    for n, chosen in ((2**25 - 1, "native"), (2**25, "xla")):
+        x = jax.ShapeDtypeStruct((1, n), jnp.float32)
+        found = lutjax.explain("scored_lut", x, weights, anchors, {}, read=read)
+        lines = [line for line in found.splitlines() if line.endswith(": chosen")]
+        assert lines
+        assert all(line.strip().startswith(chosen) for line in lines)
+    assert f"at most {2**25 - 1} inputs, not {2**25}" in found

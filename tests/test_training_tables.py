@@ -155,6 +155,17 @@ def test_outside_of_jit_too():
         tables.value_and_grad(copied)({"weights": params["weights"]}, normal(0, 5, INPUTS))
 
 
+def test_the_number_of_steps_ends_where_int32_does():
+    """A schedule then has the rate of the last step that is counted, and not that of a step before the first."""
+    optimizer = tables.Optimizer(tables.SGD(), lambda step: jnp.where(step < 0, jnp.nan, 0.5))
+    params, last = {"weights": jnp.ones((1, 2, 3))}, 2**31 - 1
+    state = optimizer.init(params)._replace(step=jnp.int32(last - 1))
+    for _ in range(2):
+        params, state = optimizer.apply(params, {"weights": jnp.ones((1, 2, 3))}, state)
+        assert int(state.step) == last
+    np.testing.assert_array_equal(params["weights"], 0)
+
+
 def test_weight_decay_is_of_rows_that_were_looked_up_and_once_for_each_step():
     x = jnp.broadcast_to(normal(0, 1, INPUTS), (6, INPUTS))  # every row is looked up six times
     params = {"weights": jnp.ones((4, 32, 3))}

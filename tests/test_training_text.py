@@ -56,6 +56,14 @@ def test_unusable_text(tmp_path: Path, data: bytes, message: str) -> None:
         load_text(path, context=32)
 
 
+def test_a_text_longer_than_int32_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(b"x" * 1001)
+    monkeypatch.setattr("lutjax.training.text.MOST_BYTES", 1000)
+    with pytest.raises(TextError, match=r"has 1,001 bytes; places in a text are int32, so at most 1,000 can be used"):
+        load_text(path)
+
+
 def test_missing_file_and_folder_without_text(tmp_path: Path) -> None:
     with pytest.raises(TextError, match="No such file"):
         load_text(tmp_path / "missing")

@@ -198,6 +198,20 @@ def test_tables_of_integers_and_scaled_gradients():
     assert integers.reads.max() < 2 * BATCH * LENGTH, "reads of coefficient 0 are none"
 
 
+def test_counts_beyond_int32_are_refused(monkeypatch):
+    """Of one call before it counts, and of a sum of batches where it is looked at."""
+    anchors, weights = np.int32([[[0, 1]]]), jnp.ones((1, 2, 3))
+    counted = lutjax.usage(lambda w, x: lutjax.lut(x, w, anchors))
+    monkeypatch.setattr("lutjax._usage._MOST_READS", 4)
+    assert counted(weights, jnp.ones((4, 2)))["lookup 1"].reads == 4
+    with pytest.raises(ValueError, match="lookup reads each table up to 5 times in one call, more than int32"):
+        counted(weights, jnp.ones((5, 2)))
+    many = lutjax.Usage(jnp.full((1, 2), 2**30, jnp.int32))
+    assert (many.reads == 2**31).all()
+    with pytest.raises(ValueError, match="went beyond int32. Add batches in int64 of NumPy"):
+        _ = (many + many).reads
+
+
 def test_a_look_up_inside_of_a_transformation_is_refused():
     pairs, table = anchors(3), jnp.zeros((T, 8, 2))
     for transform in (jax.jit, jax.checkpoint, jax.vmap):

@@ -56,11 +56,14 @@ __all__ = [
 ]
 
 
+_MOST_STEPS = 2**31 - 1
+
+
 class OptimizerState(NamedTuple):
     """State of an `Optimizer`.
 
     Attributes:
-      step: steps done, int32.
+      step: steps done, int32; it stays at the largest that int32 holds.
       rows: state of the rows of each table, by the table's name.
       rest: optax state of the other parameters.
     """
@@ -242,7 +245,8 @@ class Optimizer:
         params = split.join(
             optax.apply_updates(split.others, updates), {n: table for n, (table, _) in moved.items()}
         )
-        return params, OptimizerState(state.step + 1, {n: rows for n, (_, rows) in moved.items()}, rest)
+        step = jnp.minimum(state.step, _MOST_STEPS - 1) + 1
+        return params, OptimizerState(step, {n: rows for n, (_, rows) in moved.items()}, rest)
 
 
 def _update_all(

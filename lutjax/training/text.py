@@ -21,6 +21,9 @@ MAPPED_BYTES = 2**26
 STANDARD_LIBRARY_BYTES = 4_000_000
 """The default text is cut here, so that every Python version trains on the same amount."""
 
+MOST_BYTES = 2**31 - 1
+"""Bytes of the longest text, as places in it are int32."""
+
 # Tests, generated tables, demonstrations, and what does not belong to Python itself.
 _EXCLUDED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "__phello__", "test", "tests", "idlelib", "lib2to3"}
@@ -29,7 +32,7 @@ _EXCLUDED_FOLDERS = frozenset(
 
 
 class TextError(ValueError):
-    """A text that cannot be read, or is too short to train on."""
+    """A text that cannot be read, or is too short or too long to train on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +84,14 @@ def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
     """Splits `data` into training, validation and test part; see `Text`.
 
     Raises:
-      TextError: a part holds fewer than ``context + 2`` bytes.
+      TextError: a part holds fewer than ``context + 2`` bytes, or the text more than places in int32 reach.
     """
     if not len(data):
         raise TextError(f"the text {name} is empty.")
+    if len(data) > MOST_BYTES:
+        raise TextError(
+            f"the text {name} has {len(data):,} bytes; places in a text are int32, so at most {MOST_BYTES:,} can be used: give a part of it."
+        )
     array = np.frombuffer(data, np.uint8)
     test, validation = len(data) // 10, len(data) // 20
     parts = np.split(array, [len(data) - test - validation, len(data) - test])

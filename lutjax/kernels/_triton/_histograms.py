@@ -67,6 +67,7 @@ _FEWEST_KEYS = {"forward": 4096, "margins": 512, "table": 256}
 _MOST_CELLS = 2**10
 _FEWEST_OF_ID = 16  # queries of each id
 _MOST_COUNTS = 2**28  # of a detector: products take 8 bytes for each
+_MOST_KEYS = 2**24  # that float32 counts
 
 
 def faster(direction: str, pairs: DetectedPairs) -> bool:
@@ -85,6 +86,7 @@ def fits(pairs: DetectedPairs) -> bool:
     """Return whether reads can be counted."""
     return (
         pairs.accumulate is None
+        and pairs.sizes["keys"] <= _MOST_KEYS
         and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
         and pairs.weights.dtype != jnp.float64
         and 0 not in (*pairs.weights.shape, *pairs.query.shape, *pairs.key.shape)
@@ -513,7 +515,7 @@ def _add_counted(
             at = (group * c.n + query)[:, None] * c.n_cells + cell[None, :]
             of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0)
             if c.TOUCH:
-                reads += tl.sum(of_cell.to(tl.int32), 0)
+                reads = tl.maximum(reads, tl.max(of_cell.to(tl.int32), 0))
             at = query[:, None] * c.n_outputs + output[None, :]
             value = tl.load(dy + at, mask=exists[:, None] & output_exists[None, :], other=0)
             sums = _plus_product(sums, tl.trans(of_cell), value.to(tl.float32), c.BYTES)
