@@ -81,6 +81,7 @@ def sequences(op: str) -> type[RuleBasedStateMachine]:
             if not kind.contexts and not OPS[op].constant(kind.options):
                 check_factored(dataclasses.replace(kind, seed=seed))
 
+        @precondition(lambda self: bool(OPS[op].differentiable))
         @rule(target=waiting, call=kinds.flatmap(late_calls))
         def begin(self, call: Call) -> Late:
             return Late(call)
