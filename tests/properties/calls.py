@@ -465,9 +465,11 @@ def check(call: Call, functions: dict[str, Any] | None = None) -> None:
 
 
 def _tolerance(call: Call) -> float:
-    """Largest difference of what was rounded to the dtype that a layer casts to."""
-    dtype = call.options.get("dtype")
-    return 0 if dtype is None else TOLERANCE[dtype]
+    """Largest difference where a layer casts, and where several ops round to 16 bits one after another."""
+    dtypes = [call.dtype, *((call.options["dtype"],) if call.options.get("dtype") else ())]
+    widest = max(TOLERANCE[dtype] for dtype in dtypes)
+    narrow = any(dtype in ("bfloat16", "float16") for dtype in dtypes)
+    return widest * OPS[call.op].chain if narrow else widest if len(dtypes) > 1 else 0
 
 
 def check_factored(call: Call) -> None:

@@ -13,7 +13,8 @@ import lutjax
 from lutjax.ops.logic_trees import logic_trees
 from lutjax.ops.lut_at_places import lut_at_places
 from properties import definitions as D
-from properties.strategies import READS, Call
+from properties.members import READS, tables
+from properties.strategies import Call
 
 Sums = dict[str, D.Sum]
 OF_LAYERS = {"logic_trees": logic_trees, "lut_at_places": lut_at_places}
@@ -37,9 +38,14 @@ def invoke(op: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         arguments["detection"] = _detection(arguments, options, "detection")
     if op == "lookup_attention":
         arguments |= {name: _detection(arguments, options, name) for name in ("query", "key", "position")}
-    if op == "scored_lut":
+    if options.get("read"):
         arguments["scalars"] = {n.removeprefix("scalars."): arguments.pop(n) for n in _scalars(arguments)}
         options["read"] = READS[options["read"]][1]
+    if "exponents" in arguments:
+        arguments["weights"] = lutjax.QuantisedTables(arguments["weights"], arguments.pop("exponents"))
+    if op == "conv_lut":
+        windows = options.pop("windows")
+        options |= {"kernel": windows.size, "stride": windows.stride, "padding": windows.padding}
     function = OF_LAYERS[op] if op in OF_LAYERS else getattr(lutjax, op)
     return function(**arguments, **options)
 
@@ -168,10 +174,25 @@ def _scored_lut(call: Call) -> Any:
     s = {short: float(np.exp(np.float64(a[n]))) for short, n in names.items()}
     ways = D.ways_of(read, D.margins(x, a["anchors"], groups), s, getattr(how, "ways", 2))
     rest = (read, groups, sum_groups, a.get("keep"))
-    y = D.scored_lut(ways, a["weights"], *rest)
+    y = D.scored_lut(ways, tables(a), *rest)
+    if call.dy is None:
+        return _ungrouped(call, y), {}
     of = D.scored_lut_vjp(x, ways, a["weights"], a["anchors"], _grouped(call, call.dy), *rest)
     of = {names.get(n, n): cotangent for n, cotangent in of.items()}
     return _ungrouped(call, y), {**of, "x": _ungrouped(call, of["x"])}
+
+
+def _conv_lut(call: Call) -> Any:
+    a, o = call.arguments, dict(call.options)
+    names = {n.removeprefix("scalars.log_"): n for n in _scalars(a)}
+    if o.get("read"):
+        name, how = READS[o.pop("read")]
+        scalars = {short: float(np.exp(np.float64(a[n]))) for short, n in names.items()}
+        o |= {"read": name, "scalars": scalars, "n_ways": getattr(how, "ways", 2), "keep": a.get("keep")}
+    given = a["images"], tables(a), a["anchors"]
+    y = D.conv_lut(*given, **o)
+    of = {} if call.dy is None else D.conv_lut_vjp(*given, call.dy, **o)
+    return y, {names.get(n, n): cotangent for n, cotangent in of.items()}
 
 
 def _lut(call: Call) -> Any:
@@ -274,6 +295,7 @@ DEFINED = {
         D.cell_total_variation(call.arguments["weights"]),
         {"weights": D.cell_total_variation_vjp(call.arguments["weights"], call.dy)},
     ),
+    "conv_lut": _conv_lut,
     "lut": _lut,
     "sparse_lookup": _sparse_lookup,
     "sparse_lut": _sparse_lut,

@@ -33,9 +33,10 @@ def kinds(draw: Any, op: str) -> Call:
         if draw(st.sampled_from((False, False, False, True)))
     }
     context = draw(st.sampled_from(CONTEXTS))
+    sizes = [size for size in SIZES if divides(size) or "mesh" not in context]
     return Call(
         op,
-        size=draw(st.sampled_from(tuple(SIZES))),
+        size=draw(st.sampled_from(sizes)),
         dtype="float64" if context == "x64" and draw(st.booleans()) else draw(st.sampled_from(DTYPES)),
         options=options,
         contexts=(context,) if context else (),
@@ -48,7 +49,7 @@ def calls(draw: Any, kind: Call, *, late: bool = False) -> Call:
     of, ranks = OPS[kind.op], names(kind)
     if late:
         kind = dataclasses.replace(kind, contexts=tuple(c for c in kind.contexts if "mesh" not in c))
-    on_mesh = any("mesh" in c for c in kind.contexts)
+    may_shard = divides(kind.size) and not any("mesh" in c for c in kind.contexts)
     fits = of.recurrent and not kind.options.get("shared_input")  # outputs have the shape of inputs
     recurrent = fits and draw(st.sampled_from((False, False, False, False, True)))
     call = dataclasses.replace(
@@ -59,10 +60,15 @@ def calls(draw: Any, kind: Call, *, late: bool = False) -> Call:
         values=draw(_values(kind)),
         wanted=draw(_wanted(with_gradient(kind, ranks), none=not late)),
     )
-    outer = draw(_one_layer(ranks) if late else _layers(ranks, not on_mesh))
+    outer = draw(_one_layer(ranks) if late else _layers(ranks, may_shard))
     mapped = any(isinstance(layer, Map) for layer in outer)
-    inner = draw(_layers(ranks, not on_mesh and not mapped))
+    inner = draw(_layers(ranks, may_shard and not mapped))
     return dataclasses.replace(call, outer=outer, inner=inner)
+
+
+def divides(size: str) -> bool:
+    """Return whether devices can divide arrays: JAX cannot read those without elements that an eager `jax.shard_map` returns."""
+    return SIZES[size]["batch"] > 0
 
 
 def _values(kind: Call) -> st.SearchStrategy[str]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from layer_libraries import spec_type_of
@@ -151,6 +152,8 @@ class Layer(NamedTuple):
     def run(self, module: Any, a: Arrays, o: Options) -> Arrays:
         o = self.fitted(o)
         options = self.options_of(o["sizes"], o, a["x"].dtype)
+        if o.get("decode"):
+            return {"y": decoded(self.name, options, a)}
         how = {**self.how(o), **{n: a[n] for n in (*self.call, "key") if n in a}}
         inputs = [a[n] for n in ("x", "keys") if n in a]
         return {"y": in_library(o.get("library", "spec"), self.name, options, a, *inputs, **how)}
@@ -186,9 +189,19 @@ def draws(o: Options) -> bool:
 
 
 def training(o: Options, a: Arrays) -> L.Training:
-    return L.Training(
-        o.get("estimator", "soft"), o.get("temperature", 1.0), o.get("deterministic", False), a.get("key")
-    )
+    temperature = float(a["temperature"]) if "temperature" in a else o.get("temperature", 1.0)
+    return L.Training(o.get("estimator", "soft"), temperature, o.get("deterministic", False), a.get("key"))
+
+
+def of_constructor(o: Options) -> dict[str, Any]:
+    """Return the temperature that a layer is made with, if calls do not bring one."""
+    return {} if o.get("temperature") == "traced" else given(o, "temperature")
+
+
+def of_call(s: Source, o: Options) -> Arrays:
+    """Draw the temperature that a call brings."""
+    traced = o.get("temperature") == "traced"
+    return {"temperature": np.asarray(2.0 ** s.numbers(-1, 2), np.float32)} if traced else {}
 
 
 def _switch(o: Options) -> dict[str, Any]:
@@ -311,6 +324,35 @@ def _sight(o: Options, a: Arrays) -> L.Sight:
     return L.Sight(o.get("causal", True), o.get("window"), **starts, **segments)
 
 
+SIGHT = {
+    "positions": (True, False),
+    "shared_positions": (True, False),
+    "window": (None, 1, 2),
+    "segments": (False, True),
+    "causal": (True, False),
+    "targets": (None, "row", "table", "layer"),
+    "keys": ("same", "more", "fewer"),
+    "starts": (False, True),
+    "decode": (False, True),
+}
+
+
+def _fits_decoding(o: Options) -> Options:
+    """Return options that fit calls with a cache: keys are those that it has."""
+    return _without(o, "keys", "starts", "segments", "causal") if o.get("decode") else o
+
+
+def decoded(layer: str, options: Options, a: Arrays) -> Any:
+    """Call a layer of attention on one position after the other, and then on those that are left."""
+    spec = spec_type_of(layer)(**options)
+    x, cache = a["x"], spec.empty_cache(a["x"].shape, a["x"].dtype)
+    found = []
+    for part in (x[..., :1, :], x[..., 1:2, :], x[..., 2:, :]):
+        y, cache = spec.attend_with_cache({v.name: a[v.name] for v in spec.variables()}, cache, part)
+        found.append(y)
+    return jnp.concatenate(found, -2)
+
+
 ATTENTION = Layer(
     "LUTAttention",
     _attention,
@@ -319,6 +361,7 @@ ATTENTION = Layer(
         a, x, a.get("keys"), z["outputs"], _sight(o, a), epsilon=o.get("epsilon", 0.0), scale=_scale(o)
     ),
     ("segments", "key_segments", "query_start", "key_start"),
+    fitted=_fits_decoding,
 )
 
 PAIR_ATTENTION = Layer(
@@ -336,18 +379,8 @@ PAIR_ATTENTION = Layer(
         scale=_scale(o),
     ),
     ("segments", "key_segments", "query_start", "key_start"),
+    fitted=_fits_decoding,
 )
-
-SIGHT = {
-    "positions": (True, False),
-    "shared_positions": (True, False),
-    "window": (None, 1, 2),
-    "segments": (False, True),
-    "causal": (True, False),
-    "targets": (None, "row", "table", "layer"),
-    "keys": ("same", "more", "fewer"),
-    "starts": (False, True),
-}
 
 
 # ------------------------------------------------------------------------------------- scored tables
@@ -572,7 +605,7 @@ CONV = Layer(
 FEATURES = {"feature_axis": (-1, 0)}
 ESTIMATORS = {
     "estimator": ("soft", "straight_through", "gumbel"),
-    "temperature": (1.0, 0.5, 2.0),
+    "temperature": (1.0, 0.5, 2.0, "traced"),
     "deterministic": (False, True),
 }
 WIRED = {"wiring": ("balanced", *wiring.LEARNED), "readers": (True, False), **FEATURES, **ESTIMATORS}
@@ -584,14 +617,16 @@ def _wired(z: Sizes, o: Options, *names: str) -> dict[str, Any]:
         "in_features": z["inputs"],
         "out_features": z["outputs"],
         "candidates": CANDIDATES,
-        **given(o, "wiring", "feature_axis", "estimator", "temperature", *names),
+        **given(o, "wiring", "feature_axis", "estimator", *names),
+        **of_constructor(o),
     }
 
 
 def _features(s: Source, z: Sizes, o: Options) -> Arrays:
     """Inputs with features last or first."""
     x = s.grid(z["batch"], 2, z["inputs"])
-    return {"x": np.ascontiguousarray(np.moveaxis(x, -1, 0)) if o.get("feature_axis") == 0 else x}
+    x = np.ascontiguousarray(np.moveaxis(x, -1, 0)) if o.get("feature_axis") == 0 else x
+    return {"x": x, **of_call(s, o)}
 
 
 def _axis(define: Callable[..., L.Defined], n: int = 1) -> Callable[..., L.Defined]:
@@ -624,7 +659,10 @@ def _logic(layer: str, *names: str) -> Layer:
         sizes = {"n_inputs": z["wires"]} if layer != "LogicGates" else {}
         return {**_wired(z, o, *names), **sizes}
 
-    return Layer(layer, arguments, _features, _axis(define), cast=(), how=_switch, fitted=_fits_numbers)
+    return Layer(layer, arguments, _features, _axis(define), OF_CALL, (), _switch, _fits_numbers)
+
+
+OF_CALL = ("temperature",)
 
 
 _DEFAULTS = {"BinaryLUT": "straight_through"}
@@ -643,7 +681,8 @@ def _trees(z: Sizes, o: Options) -> dict[str, Any]:
         "n_kernels": z["outputs"],
         "kernel": 2,
         "n_inputs": arity,
-        **given(o, "depth", "feature_axis", "estimator", "temperature", "parametrisation"),
+        **given(o, "depth", "feature_axis", "estimator", "parametrisation"),
+        **of_constructor(o),
         **({"channels_per_kernel": 1} if o.get("channels_per_kernel") else {}),
         "depth": o.get("depth", 2),
         **geometry,
@@ -659,13 +698,12 @@ def _trees_of(z: Sizes, o: Options, a: Arrays, x: np.ndarray) -> L.Defined:
 
 def _tree_images(s: Source, z: Sizes, o: Options) -> Arrays:
     x = s.grid(z["batch"], *_trees(z, o)["in_shape"], steps=4)
-    first = o.get("feature_axis") == 0
-    return {"x": np.ascontiguousarray(np.moveaxis(x, (-1, -3, -2), (0, 1, 2))) if first else x}
+    if o.get("feature_axis") == 0:
+        x = np.ascontiguousarray(np.moveaxis(x, (-1, -3, -2), (0, 1, 2)))
+    return {"x": x, **of_call(s, o)}
 
 
-TREES = Layer(
-    "LogicConv", _trees, _tree_images, _axis(_trees_of, 3), cast=(), how=_switch, fitted=_fits_numbers
-)
+TREES = Layer("LogicConv", _trees, _tree_images, _axis(_trees_of, 3), OF_CALL, (), _switch, _fits_numbers)
 
 GROUP_SUM = Layer(
     "GroupSum",
@@ -749,6 +787,7 @@ LAYERS: dict[str, Op] = {
             **DTYPE,
             **LIBRARY,
         },
+        chain=3,
         values=("grid", "ties"),  # rounding in the first projection would decide comparisons
         factored=True,
         constant=_integers,
@@ -781,18 +820,20 @@ LAYERS: dict[str, Op] = {
         **_IMAGES,
     ),
     "LogicGates": _logic("LogicGates").member(
-        ("logits", "scores"), {**WIRED, **DTYPE, **LIBRARY}, values=FINITE, batch=_of_features
+        ("logits", "scores"), {**WIRED, **DTYPE, **LIBRARY}, values=FINITE, chain=2, batch=_of_features
     ),
     "SoftLUT": _logic("SoftLUT", "parametrisation").member(
         ("table", "scores"),
         {**WIRED, "parametrisation": ("light", "walsh", "raw"), **DTYPE, **LIBRARY},
         values=FINITE,
+        chain=2,
         batch=_of_features,
     ),
     "BinaryLUT": _logic("BinaryLUT").member(
         ("table", "scores"),
         {**WIRED, "estimator": ("straight_through", "soft"), **DTYPE, **LIBRARY},
         values=FINITE,
+        chain=2,
         batch=_of_features,
     ),
     "LogicConv": TREES.member(
@@ -810,6 +851,7 @@ LAYERS: dict[str, Op] = {
             **LIBRARY,
         },
         values=FINITE,
+        chain=4,
         batch=_of_channels,
     ),
     "GroupSum": GROUP_SUM.member((), {**FEATURES, **LIBRARY}, batch=_of_features),
@@ -870,22 +912,28 @@ def _parts_of(config: LogicTreeNetConfig) -> dict[str, tuple[str, dict[str, Any]
 
 
 def _net_arrays(s: Source, z: Sizes, o: Options) -> Arrays:
+    o = _fits_net(o)
     config = _net(z, o)
-    found: Arrays = {"x": s.grid(z["batch"], *config.in_shape, steps=4)}
+    found: Arrays = {"x": s.grid(z["batch"], *config.in_shape, steps=4), **of_call(s, o)}
     for part, (layer, arguments) in _parts_of(config).items():
         variables = variables_of(s, layer, {**arguments, "param_dtype": np.float32}, o)
         found |= {f"{part}/{name}": array for name, array in variables.items()}
     return found
 
 
+def _fits_net(o: Options) -> Options:
+    """Return options that fit: tables without logits have no temperature."""
+    return _without(o, "temperature") if o.get("tables") == "raw" else o
+
+
 def _call_net(module: Any, a: Arrays, o: Options) -> Arrays:
     model = _merged(*_net_parts(_net(o["sizes"], o)))
     for path, array in a.items():
-        if path != "x":
+        if path not in ("x", "temperature"):
             *parts, name = path.split("/")
             part = functools.reduce(lambda m, p: m[int(p)] if p.isdigit() else getattr(m, p), parts, model)
             getattr(part, name).set_value(array)
-    return {"y": model(a["x"], **given(o, "deterministic", "temperature"))}
+    return {"y": model(a["x"], **given(o, "deterministic"), **given(a, "temperature"))}
 
 
 def _of_net(a: Arrays, o: Options) -> tuple[Arrays, Pullback]:
@@ -941,10 +989,12 @@ NETS: dict[str, Op] = {
             "tables": ("gates", "light", "walsh", "raw"),
             "wiring": ("balanced", *wiring.LEARNED),
             "estimator": ("soft", "straight_through"),
+            "temperature": (1.0, "traced"),
             "deterministic": (False, True),
         },
         batch=lambda o: {"x": 0},
         values=FINITE,
+        chain=6,
         reference=False,
         dtype=lambda a, o: a["x"].dtype,
         define=_of_net,

@@ -45,6 +45,7 @@ class Op:
       factored: whether the gradient of the argument `weights` can be in factors.
       constant: says of options whether a call with these has no gradient.
       dtype: of the output `y`, of arguments and options.
+      chain: number of ops of which one rounds what the one before has rounded, in 16 bits.
     """
 
     arrays: Callable[..., Arrays]
@@ -58,6 +59,7 @@ class Op:
     reference: bool = True
     factored: bool = False
     constant: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    chain: int = 1
     dtype: Callable[[Arrays, Mapping[str, Any]], Any] = lambda a, options: _dtype_of(a)
     define: Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pullback]] = dataclasses.field(kw_only=True)
 
@@ -120,7 +122,8 @@ class Source:
 
     def finite(self, *shape: int, steps: int = 8) -> np.ndarray:
         """Numbers whatever the kind of values: NaN and infinities are 0."""
-        return np.nan_to_num(self.grid(*shape, steps=steps), nan=0, posinf=0, neginf=0)
+        found = self.grid(*shape, steps=steps)
+        return np.where(np.isfinite(found.astype(np.float64)), found, np.zeros((), self.dtype))
 
     def ids(self, low: int, high: int, *shape: int) -> np.ndarray:
         """Return ids from `low` to ``high - 1``, or some beyond them."""
@@ -133,6 +136,10 @@ class Source:
     def numbers(self, low: int, high: int, *shape: int) -> np.ndarray:
         """Return integers from `low` to ``high - 1``, never beyond."""
         return np.asarray(self._rng.integers(low, high, shape), np.int32)
+
+    def words(self, *shape: int) -> np.ndarray:
+        """Return 32 bits each."""
+        return self._rng.integers(0, 2**32, shape, dtype=np.uint32)
 
     def anchors(self, inputs: int, *shape: int) -> np.ndarray:
         """Return pairs of different ids."""

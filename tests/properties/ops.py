@@ -623,6 +623,26 @@ def _of_places(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     )
 
 
+def _of_coefficients(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    first, hard = o.get("axis") == 0, o.get("hard", False)
+    logits = a["logits"].T if first else a["logits"]
+
+    def pull(ct: np.ndarray) -> Arrays:
+        of = value_of(definitions.gate_coefficients_vjp(logits, definitions.exactly(ct), hard))
+        return {"logits": of.T if first else of}
+
+    return {"y": value_of(definitions.gate_coefficients(logits, hard))}, pull
+
+
+def _n_samples(o: Mapping[str, Any]) -> int:
+    most = 32 * o["sizes"]["batch"]
+    return most if o.get("n_samples", "all") == "all" else max(most - 5, 0)
+
+
+def _no_gradient(ct: np.ndarray) -> Arrays:
+    return {}
+
+
 # ------------------------------------------------------------------------------------- the table
 OPS: dict[str, Op] = {
     "detect": Op(
@@ -834,6 +854,78 @@ OPS: dict[str, Op] = {
         {"targets": (False, True), **_SHARED, "strides": (False, True), **_EPSILON},
         batch=lambda o: {"images": 0},
         define=_of_places,
+    ),
+    "cell_total_variation": Op(
+        lambda s, z, o: {"weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"])},
+        lambda m, a, o: {"y": m.cell_total_variation(a["weights"])},
+        ("weights",),
+        batch=lambda o: {},
+        values=FINITE,
+        dtype=lambda a, o: definitions.accumulator(a["weights"].dtype),
+        define=lambda a, o: (
+            {"y": value_of(definitions.cell_total_variation(a["weights"]))},
+            lambda ct: {"weights": value_of(definitions.cell_total_variation_vjp(a["weights"], ct))},
+        ),
+    ),
+    "gate_coefficients": Op(
+        lambda s, z, o: {
+            "logits": s.grid(*((16, z["outputs"]) if o.get("axis") == 0 else (z["outputs"], 16)))
+        },
+        lambda m, a, o: {"y": m.gate_coefficients(a["logits"], **given(o, "hard", "axis"))},
+        ("logits",),
+        {"hard": (False, True), "axis": (-1, 0)},
+        values=FINITE,
+        dtype=lambda a, o: definitions.accumulator(a["logits"].dtype),
+        define=_of_coefficients,
+    ),
+    "quantise_tables": Op(
+        lambda s, z, o: {"weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"])},
+        lambda m, a, o: vars(m.quantise_tables(a["weights"], **_in_groups(o))),
+        (),
+        _GROUPS,
+        output="values",
+        values=FINITE,
+        reference=False,
+        define=lambda a, o: (
+            dict(
+                zip(
+                    ("values", "exponents"),
+                    definitions.quantised(a["weights"], groups_of(o["sizes"], o) or 1),
+                    strict=True,
+                )
+            ),
+            _no_gradient,
+        ),
+    ),
+    "packed_lut": Op(
+        lambda s, z, o: {
+            "words": s.words(z["inputs"], z["batch"]),
+            "truth": s.numbers(0, 2, z["outputs"], 2 ** z["wires"]).astype(bool),
+            "wires": s.ids(0, z["inputs"], z["outputs"], z["wires"]),
+        },
+        lambda m, a, o: {"y": m.packed_lut(a["words"], a["truth"], a["wires"])},
+        (),
+        batch=lambda o: {"words": 1},
+        values=("grid", "wild"),
+        reference=False,
+        define=lambda a, o: ({"y": definitions.packed_lut(a["words"], a["truth"], a["wires"])}, _no_gradient),
+    ),
+    "pack_bits": Op(
+        lambda s, z, o: {"bits": s.numbers(0, 2, z["inputs"], 11 * z["batch"])},
+        lambda m, a, o: {"y": m.pack_bits(a["bits"])},
+        (),
+        values=("grid",),
+        reference=False,
+        define=lambda a, o: ({"y": definitions.pack_bits(a["bits"])}, _no_gradient),
+    ),
+    "unpack_bits": Op(
+        lambda s, z, o: {"words": s.words(z["inputs"], z["batch"])},
+        lambda m, a, o: {"y": m.unpack_bits(a["words"], _n_samples(o))},
+        (),
+        {"n_samples": ("all", "some")},
+        values=("grid",),
+        reference=False,
+        define=lambda a, o: ({"y": definitions.unpack_bits(a["words"], _n_samples(o))}, _no_gradient),
     ),
     "soft_lut": _gates("soft_lut", "table"),
     "binary_lut": _gates("binary_lut", "table"),

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from lutjax import reads
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 from properties.definitions import INT32
+from properties.members import READS
 
 Sizes = dict[str, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -327,34 +327,54 @@ def weighted_lookup(draw: Draw, sizes: Sizes) -> Call:
     return _call(v, "weighted_lookup", arguments, ("weights", "coefficients"), sizes, options, dy)
 
 
-READS: dict[str, tuple[str, reads.Read]] = {
-    "hard": ("hard", reads.Hard()),
-    "blend": ("blend", reads.Blend()),
-    "soft_sign": ("soft_sign", reads.SoftSign()),
-    "confidence": ("confidence", reads.Confidence()),
-    "confidence_1": ("confidence", reads.Confidence(ways=1)),
-    "powers": ("powers", reads.PowersOfTwo()),
-    "powers_1": ("powers", reads.PowersOfTwo(ways=1)),
-}
-"""Names of definitions and reads."""
+def _read(
+    draw: Draw, v: Values, sizes: Sizes, name: str, x_dtype: str, dtype: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return tables, scalars and factors of a scored read, and the names of what is differentiated."""
+    batch, t, c, o = (sizes[n] for n in ("batch", "detectors", "bits", "outputs"))
+    scalar = np.dtype("float64" if x_dtype == "float64" else "float32")
+    names = tuple(f"scalars.{n}" for n in READS[name][1].initial())
+    found: dict[str, Any] = {n: scalar.type(draw(st.integers(-8, 8)) / 8) for n in names}
+    if name == "integers":
+        found["weights"] = v.integers(-128, 127, (t, 2**c, o)).astype(np.int8)
+        found["exponents"] = v.integers(-9, -5, (sizes.get("groups") or 1, o))
+        return found, ()
+    found["weights"] = v.table((t, 2**c, o), dtype)
+    if sizes.get("keep"):
+        found["keep"] = v.integers(0, 2, (*batch, t)).astype(scalar)
+    return found, ("weights", "keep", *names)
 
 
 def scored_lut(draw: Draw, sizes: Sizes) -> Call:
     v, (x_dtype, dtype) = Values(draw, FINITE), _dtypes(sizes)
-    batch, t, c, o = (sizes[name] for name in ("batch", "detectors", "bits", "outputs"))
-    read, groups = READS[sizes["read"]][1], sizes.get("groups")
-    arguments = {**_inputs_in_groups(v, sizes), "weights": v.table((t, 2**c, o), dtype)}
-    scalar = np.dtype("float64" if x_dtype == "float64" else "float32")
-    names = [f"scalars.{name}" for name in read.initial()]
-    arguments |= {name: scalar.type(draw(st.integers(-8, 8)) / 8) for name in names}
-    if sizes.get("keep"):
-        arguments["keep"] = v.integers(0, 2, (*batch, t)).astype(scalar)
+    batch, o, groups = sizes["batch"], sizes["outputs"], sizes.get("groups")
+    of_read, trained = _read(draw, v, sizes, sizes["read"], x_dtype, dtype)
+    arguments = {**_inputs_in_groups(v, sizes), **of_read}
     of_groups = () if groups is None else (1 if sizes.get("sum_groups") else groups,)
     options = {"read": sizes["read"], **_given(sizes, "groups", "sum_groups")}
-    differentiated = ("x", "weights", "keep", *names)
-    return _call(
-        v, "scored_lut", arguments, differentiated, {}, options, v.floats((*batch, *of_groups, o), dtype)
-    )
+    dy = v.floats((*batch, *of_groups, o), dtype) if trained else None
+    return _call(v, "scored_lut", arguments, ("x", *trained) if trained else (), {}, options, dy)
+
+
+def conv_lut(draw: Draw, sizes: Sizes) -> Call:
+    (x_dtype, dtype), name = _dtypes(sizes), sizes.get("read")
+    v = Values(draw, _kinds(sizes) if name is None else FINITE)
+    windows, batch, t, c, o = (sizes[n] for n in ("windows", "batch", "detectors", "bits", "outputs"))
+    groups = sizes.get("groups", 1)
+    if name is None:
+        of_read: dict[str, Any] = {"weights": v.table((t, 2**c, o), dtype)}
+        trained: tuple[str, ...] = ("weights",)
+    else:
+        of_read, trained = _read(draw, v, sizes, name, x_dtype, dtype)
+    arguments = {
+        "images": v.floats((*batch, *windows.image), x_dtype),
+        "anchors": v.ids((t, c, 2), math.prod(windows.size) * windows.channels),
+        **of_read,
+    }
+    options = {"windows": windows, "groups": groups, **({} if name is None else {"read": name})}
+    dy = v.floats((*batch, *windows.places, groups * o), dtype) if trained else None
+    static = _given(sizes, "epsilon", "accumulate") if name is None else {}
+    return _call(v, "conv_lut", arguments, ("images", *trained) if trained else (), static, options, dy)
 
 
 def cell_total_variation(draw: Draw, sizes: Sizes) -> Call:
@@ -571,7 +591,7 @@ def scale_gradient(draw: Draw, sizes: Sizes) -> Call:
 CALLS: dict[str, Callable[[Draw, Sizes], Call]] = {
     f.__name__: f
     for f in (
-        detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut, lut_at_places,
+        detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut, lut_at_places, conv_lut,
         cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, logic_gates, logic_trees, soft_lut, binary_lut, gate_coefficients, packed_lut,
         scale_gradient,
     )
@@ -598,6 +618,7 @@ _GATES = {"batch": (5,), "inputs": 5, "gates": 7}
 _TREES = {"batch": (3,), "channels": 2, "trees": 3, "leaves": 4}
 _PLACES = {"batch": (2,), "detectors": 3, "bits": 2, "outputs": 3}
 _TABLES = {**_GATES, "bits": 3}
+_CONV = {**_PLACES, "detectors": 4, "windows": Windows((3, 4, 4), (2, 3), (1, 2), (1, 0), 2), "groups": 2}
 
 _BF16, _F16, _F64 = ({"x_dtype": d} for d in ("bfloat16", "float16", "float64"))
 
@@ -729,6 +750,15 @@ POOLS: dict[str, dict[str, Sizes]] = {
         "hard, single probes, factors": {**_LUT, "read": "hard", "single": True, "keep": True},
         "soft sign, bfloat16": {**_LUT, **_BF16, "read": "soft_sign"},
         "powers, float64": {**_LUT, **_F64, "detectors": 4, "read": "powers", "groups": 2, "keep": True},
+        "hard sign, factors": {**_LUT, "read": "hard_sign", "keep": True},
+        "integers, groups": {**_LUT, "detectors": 4, "read": "integers", "groups": 2},
+    },
+    "conv_lut": {
+        "groups, fixed point": {**_CONV, "accumulate": 2.0**10},
+        "confidence, factors": {**_CONV, "read": "confidence", "keep": True},
+        "powers": {**_CONV, "read": "powers"},
+        "integers, groups": {**_CONV, "read": "integers"},
+        "soft sign, no samples, float64": {**_CONV, **_F64, "read": "soft_sign", "batch": (0,)},
     },
     "cell_total_variation": {
         "primes": _LUT,
@@ -1026,6 +1056,22 @@ def _free_places(draw: Draw) -> Sizes:
 
 
 @st.composite
+def _free_conv(draw: Draw) -> Sizes:
+    sizes = draw(_free_places())
+    windows, groups = sizes["windows"], sizes["groups"]
+    own = dataclasses.replace(windows, image=(*windows.image[:2], windows.channels * groups))
+    read = draw(st.sampled_from((None, *READS)))
+    more = {"windows": own, "detectors": groups * draw(st.integers(1, 3)), "keep": draw(st.booleans())}
+    return {
+        **sizes,
+        **more,
+        "read": read,
+        "dtype": sizes["x_dtype"] if read else sizes["dtype"],
+        "accumulate": draw(_SCALE),
+    }
+
+
+@st.composite
 def _free_trees(draw: Draw) -> Sizes:
     def pairs(low: int, high: int) -> tuple[int, int]:
         return draw(st.integers(low, high)), draw(st.integers(low, high))
@@ -1059,5 +1105,6 @@ SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     **dict.fromkeys(("bilinear_gates", "logic_gates"), _free_gates(tables=False)),
     "logic_trees": _free_trees(),
     "lut_at_places": _free_places(),
+    "conv_lut": _free_conv(),
     **dict.fromkeys(("soft_lut", "binary_lut", "packed_lut"), _free_gates(tables=True)),
 }

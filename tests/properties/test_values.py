@@ -37,6 +37,8 @@ LEFT_TO_SLOW = {
     "lut_at_places": (
         "targets", "padding, groups with channels of their own", "strides, no samples", "bfloat16, groups share windows", "float64", "no detectors",
     ),
+    "scored_lut": ("hard sign, factors",),
+    "conv_lut": ("groups, fixed point", "powers", "soft sign, no samples, float64"),
     "soft_lut": ("several leading axes", "one input", "float16, float32 parameters", "readers"),
     "binary_lut": (
         "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers",
