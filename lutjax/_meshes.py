@@ -65,6 +65,16 @@ def rows(table: Array, ids: Array) -> jax.Array:
     return result
 
 
+def reshaped(a: Array, lead: int, *shape: int) -> jax.Array:
+    """Return an array whose axes after the first `lead` have another shape; on a mesh with explicit axes these are whole."""
+    reshape = divided_by_compiler(
+        lambda a: a.reshape(*a.shape[:lead], *shape),
+        lambda a: jax.sharding.PartitionSpec(*spec_of(a)[:lead]),
+    )
+    result: jax.Array = reshape(a)
+    return result
+
+
 def in_parts(
     function: Callable[..., Any], specs: Any, outputs: Any, axes: Iterable[str] = ()
 ) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ CASES = {
         "SpatialLUT", {**TABLES, "anchors": PAIRS}, (4, 5, 4), (wiring.full((5, 4), (3, 2)),)
     ),
     "WindowLUT, given": Case(
-        "WindowLUT", {**WINDOW, "kernel": (5, 6), "anchors": PAIRS}, (4, 5, 4), ((5, 4), 3)
+        "WindowLUT", {**WINDOW, "kernel": (7, 6), "anchors": PAIRS}, (4, 5, 4), ((5, 4), 3)
     ),
     "ConvLUT, given": Case("ConvLUT", {**WINDOW, "anchors": PAIRS, "pool": "all"}, (4, 5, 4), ((5, 4), 3)),
     **{

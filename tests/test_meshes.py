@@ -353,11 +353,23 @@ def test_a_case_of_every_layer_is_fast():
 )
 def test_layers_of_all_libraries(library, name):
     """Outputs and gradients on both kinds of meshes, parameters by `sharding.specs` and the batch by samples."""
+    _check_layer(library, name, KINDS)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("LUT, groups", "SpatialLUT, hard", "ConvLUT, integers") else slow(n) for n in CASES]
+)
+def test_inputs_divided_by_features(name):
+    """An op gets whole features, and what layers do with them before does not depend on where they lie."""
+    _check_layer("nnx", name, ("explicit",), by_sample=False)
+
+
+def _check_layer(library, name, kinds, by_sample=True):
     case = CASES[name]
     arrays, x = variables_of(case), array(*case.shape)
     layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
     features_first = case.options.get("feature_axis") == 0
-    of_x = P(*[None] * (x.ndim - 1), "data") if features_first else P("data")
+    of_x = P("data") if by_sample != features_first else P(*[None] * (x.ndim - 1), "data")
 
     def loss(params, x):
         y = layer(params, x)
@@ -365,7 +377,7 @@ def test_layers_of_all_libraries(library, name):
 
     run = jax.jit(loss if "quantised" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
     expected = run(params, x)
-    for kind in KINDS:
+    for kind in kinds:
         with mesh_of_both(kind) as mesh:
             specs = sharding.specs({"layer": params}, mesh)["layer"]
             actual = run(put(params, specs, mesh), put(x, of_x, mesh))

@@ -128,7 +128,7 @@ class _ImageSpec(_ReadSpec):
     def _values(self, x: Any) -> Any:
         """Return images as vectors ``[..., inputs]``, checked and cast."""
         shape = self._groups().in_shape
-        return self._images(x, shape).reshape(*x.shape[: x.ndim - len(shape)], self.n_inputs)
+        return _meshes.reshaped(self._images(x, shape), x.ndim - len(shape), self.n_inputs)
 
     @property
     def table_groups(self) -> int:

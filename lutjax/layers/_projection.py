@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 import lutjax
+from lutjax import _meshes
 from lutjax._anchors import check_anchors
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
@@ -326,7 +327,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
         y = lutjax.scored_lut(
-            z.reshape(*batch, self.n_inputs, self.width),
+            _meshes.reshaped(z, len(batch), self.n_inputs, self.width),
             tables,
             arrays["anchors"],
             {name: arrays[name] for name in self.read.initial()},

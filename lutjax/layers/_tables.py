@@ -253,8 +253,8 @@ class LUTSpec(LUTArguments, _TableSpec):
         """Return the outputs of an op, those of all groups side by side."""
         if self.groups is None:
             return op(x, *arguments, **self._options)
-        parts = x.reshape(*x.shape[:-1], self.groups, self.n_inputs)
-        y = op(parts, *arguments, groups=self.groups, **self._options)
+        x = _meshes.reshaped(x, x.ndim - 1, self.groups, self.n_inputs)
+        y = op(x, *arguments, groups=self.groups, **self._options)
         return y.reshape(*y.shape[:-2], self.out_features)
 
     @names_layer

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
 from lutjax import _meshes, _quantised
@@ -126,7 +125,7 @@ def conv_lut(
     of_all, of_window = windows.of_all_channels(as_int32(anchors), n_groups)
     ids, places = of_all.ids(of_window), windows.places
     padded = windows.padded(images)
-    x = padded.reshape(*lead, math.prod(padded.shape[-3:]))
+    x = _meshes.reshaped(padded, len(lead), math.prod(padded.shape[-3:]))
     how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
 
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
@@ -138,16 +137,9 @@ def conv_lut(
     elif isinstance(weights, QuantisedTables):
         # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
         each = n_detectors // n_groups * n_comparisons
-
-        def of_groups(u: jax.Array) -> jax.Array:
-            return u.reshape(*lead, *places, n_groups, each)
-
-        def as_images(u: jax.Array) -> PartitionSpec:
-            return PartitionSpec(*_meshes.spec_of(u)[: len(lead)])
-
         probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
         y = scored_lut(
-            _meshes.divided_by_compiler(of_groups, as_images)(margins(x, ids, **how)),
+            _meshes.reshaped(margins(x, ids, **how), len(lead), *places, n_groups, each),
             weights,
             probes.reshape(n_detectors, n_comparisons),
             scalars or {},

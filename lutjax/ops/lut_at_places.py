@@ -214,7 +214,7 @@ def _call(
     _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     n_groups = _groups.number(op, groups, n_detectors)
     of_all, ids = windows.of_all_channels(as_int32(anchors), n_groups)
-    x = images.reshape(*images.shape[:-3], math.prod(windows.image))
+    x = _meshes.reshaped(images, images.ndim - 3, math.prod(windows.image))
     options: dict[str, Any] = {
         "windows": of_all,
         "groups": n_groups,
