@@ -127,10 +127,15 @@ def arguments(call: Call) -> Arrays:
         source = Source(call.dtype, call.op, call.size, call.seed, i, values=call.values)
         return op.arrays(source, z, call.options)
 
-    return {
+    found = {
         name: _stacked(lambda i, name=name: element(i)[name], [m.size for m in call.maps if name in m.axes])
         for name in element(0)
     }
+    for name in op.clipped(call.options):
+        if name in found and any(name not in m.axes for m in call.maps):
+            most = np.asarray(0.75, found[name].dtype)
+            found[name] = np.clip(found[name], -most, most)
+    return found
 
 
 def cotangent(call: Call, y: np.ndarray, seed: int = 0) -> np.ndarray:

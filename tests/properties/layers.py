@@ -752,6 +752,11 @@ def _of_weights(a: Arrays, o: Options) -> Any:
     return np.dtype(dtype or a["weights"].dtype)
 
 
+def _of_numbers(o: Options) -> tuple[str, ...]:
+    """Tables without logits are clipped."""
+    return ("table",) if o.get("parametrisation") == "raw" else ()
+
+
 def _integers(o: Options) -> bool:
     return o.get("read") == "integers"
 
@@ -826,6 +831,7 @@ LAYERS: dict[str, Op] = {
         ("table", "scores"),
         {**WIRED, "parametrisation": ("light", "walsh", "raw"), **DTYPE, **LIBRARY},
         values=FINITE,
+        clipped=_of_numbers,
         chain=2,
         batch=_of_features,
     ),
@@ -833,6 +839,7 @@ LAYERS: dict[str, Op] = {
         ("table", "scores"),
         {**WIRED, "estimator": ("straight_through", "soft"), **DTYPE, **LIBRARY},
         values=FINITE,
+        clipped=lambda o: ("table",),
         chain=2,
         batch=_of_features,
     ),
@@ -851,6 +858,7 @@ LAYERS: dict[str, Op] = {
             **LIBRARY,
         },
         values=FINITE,
+        clipped=_of_numbers,
         chain=4,
         batch=_of_channels,
     ),
@@ -968,6 +976,8 @@ def _of_net(a: Arrays, o: Options) -> tuple[Arrays, Pullback]:
     return {"y": y}, pull
 
 
+NET_TABLES = tuple(f"{part}/table" for part in ("trees/0", "trees/1", "gates/0", "gates/1"))
+
 NETS: dict[str, Op] = {
     "LogicTreeNet": Op(
         _net_arrays,
@@ -994,6 +1004,7 @@ NETS: dict[str, Op] = {
         },
         batch=lambda o: {"x": 0},
         values=FINITE,
+        clipped=lambda o: NET_TABLES if o.get("tables") == "raw" else (),
         chain=6,
         reference=False,
         dtype=lambda a, o: a["x"].dtype,

@@ -45,6 +45,8 @@ class Op:
       factored: whether the gradient of the argument `weights` can be in factors.
       constant: says of options whether a call with these has no gradient.
       dtype: of the output `y`, of arguments and options.
+      clipped: says of options which arguments are clipped to [-1, 1]. Whether a cotangent passes at the ends depends on its sign, so
+        where calls share them it matters whether cotangents are added first: there they lie inside.
       chain: number of ops of which one rounds what the one before has rounded, in 16 bits.
     """
 
@@ -59,6 +61,7 @@ class Op:
     reference: bool = True
     factored: bool = False
     constant: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    clipped: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
     chain: int = 1
     dtype: Callable[[Arrays, Mapping[str, Any]], Any] = lambda a, options: _dtype_of(a)
     define: Callable[[Arrays, Mapping[str, Any]], tuple[Arrays, Pullback]] = dataclasses.field(kw_only=True)
