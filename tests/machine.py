@@ -64,6 +64,7 @@ def _choose(config: pytest.Config) -> None:
 
 
 # ------------------------------------------------------------------------------------- hooks, which conftest.py takes over
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     _choose(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -382,7 +382,7 @@ def test_annealing(annealing: str) -> None:
     ("model", "training", "message"),
     [
         ({}, {"temperature": 0.0}, "temperature is 0.0; it must be positive"),
-        ({}, {"annealing": "slow"}, "annealing is 'slow'; the known ones are linear, exponential, cosine"),
+        ({}, {"annealing": "slow"}, "annealing is 'slow'; expected one of linear, exponential, cosine"),
         ({"tables": "raw"}, {"final_temperature": 0.5}, "but tables of the kind raw have no logits"),
         (
             {"learned_thresholds": True},
@@ -539,7 +539,7 @@ def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None
         (["--model", "tree", "--data", rows], "are 16 numbers each, not images, which trees of gates read"),
         (
             ["--model", "tree", "--data", path, "--n-inputs", 4],
-            "n_inputs is 4; the model tree has no such option",
+            "--n-inputs is 4; the model tree has no such option",
         ),
         (["--kernels", "4"], "kernels is (4,); the model gates has no such option"),
         (

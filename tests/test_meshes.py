@@ -174,7 +174,7 @@ IMAGES = {
     "padding": 1,
 }
 CELLS = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2)}
-DROPOUT = {"rngs": jax.random.key(5)}
+DROPOUT = {"rngs": lambda: jax.random.key(5)}
 CALM, HARD = {"deterministic": True}, {"deterministic": True}
 MODELS = {  # the sizes of a model, and the options of its calls
     "tables": (LUTTransformerConfig(**LANGUAGE, **DETECTORS), DROPOUT),
@@ -242,7 +242,8 @@ def test_a_step_of_a_model(name, kind):
 
     def step(params, state, inputs):
         def loss(params):
-            y = nnx.merge(graph, nnx.State(params), others)(inputs, **MODELS[name][1])
+            options = {k: v() if callable(v) else v for k, v in MODELS[name][1].items()}
+            y = nnx.merge(graph, nnx.State(params), others)(inputs, **options)
             return jnp.mean(jnp.sin(y)), y
 
         (_, y), gradients = tables.value_and_grad(loss, has_aux=True)(params)

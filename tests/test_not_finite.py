@@ -88,7 +88,7 @@ def test_every_element_is_as_in_the_reference(op, implementation, size):
 
 # ------------------------------------------------------------------------------------- scored reads
 ANCHORS = np.int32([[[0, 3], [1, 3], [2, 3]]])
-TABLE = jnp.arange(0.5, 16.5).reshape(1, 8, 2)  # exact when rounded
+TABLE = np.arange(0.5, 16.5, dtype=np.float32).reshape(1, 8, 2)  # exact when rounded
 ALL = [
     reads.Hard(),
     reads.Blend(),

@@ -274,6 +274,7 @@ def test_a_damaged_file_fails_alone(name: str, damage: str, life: Path, tmp_path
     (folder / name).write_bytes(damaged((life / name).read_bytes())[damage])
     failed = verified(folder)
     assert failed.pop("digests of all files") == f"{name} is not what was written"
+    failed.pop("manifest.json = the files", None)  # of another length, too
     assert set(failed) == set(verified(_known(folder, name)))
     assert any(name in check for check in failed) == (name in ALWAYS), failed
     if name not in ("life.json", VECTORS):  # with which all others are compared

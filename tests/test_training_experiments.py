@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 @dataclasses.dataclass(frozen=True)
 class Training:
     steps: int = 12
+    batch_size: int = 1
     cooldown: float = 0.0
     seed: int = 0
 

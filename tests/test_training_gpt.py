@@ -249,7 +249,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "is finished: all 8 steps are done. test loss" in resumed.output
     for words, message in (
         (["--model", "lut"], "the run trains another model: gpt, not lut."),
-        (["--n-detectors", "3"], "the checkpoint has no n_detectors"),
+        (["--n-detectors", "3"], "the checkpoint has no --n-detectors"),
         (["--model", "gpt", "--preset", "small"], "dropout is 0.0 in the checkpoint, not 0.2"),
     ):
         refused = command("train", "lm", "--resume", "--out", out, *words)
@@ -262,7 +262,7 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "gpt", "--n-detectors", "4"], "n_detectors is 4; the model gpt has no such option."),
+        (["--model", "gpt", "--n-detectors", "4"], "--n-detectors is 4; the model gpt has no such option."),
         (["--model", "lut", "--remat"], "remat is True; the model lut has no such option."),
         (
             ["--model", "gpt", "--preset", "reference"],

@@ -482,7 +482,7 @@ def test_an_interrupted_run_has_what_was_measured(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "Missing option '--output'"),
+        ([], 2, "Missing option '--out'"),
         (["--output", "missing/a.json"], 2, "'missing' is no folder that can be written to"),
         (["--output", "old.json"], 2, "'old.json' exists; --update measures again"),
         (["--output", "old.json", "--update"], 2, "was measured on NVIDIA H200, this is"),

@@ -533,7 +533,7 @@ def _gains(x: np.ndarray, slopes: np.ndarray, wires: np.ndarray, candidates: Any
 def mixed_candidates(
     a: Arrays, x: np.ndarray, how: Training, key: Any
 ) -> tuple[np.ndarray, Callable[..., Arrays], np.ndarray]:
-    """For each input of each gate the mixture of its candidates by the softmax of their scores, or the one with the highest."""
+    """Return for each input of each gate the mixture of its candidates by the softmax of their scores, or the one with the highest."""
     scores, candidates = a["scores"], a["wires"]
     hard = how.estimator == "straight_through"
     relaxed = (how._replace(estimator="soft") if hard else how).noisy(scores, key, jax.random.gumbel)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 import lutjax
@@ -331,7 +332,7 @@ def tables_of(s: Source, shape: tuple[int, ...], groups: int, read: str | None) 
 
 def scalars_of(s: Source, read: Any) -> Arrays:
     """Scalars of a read, logarithms from -1 to 1."""
-    return {name: np.clip(s.grid(steps=4), -1, 1).astype(s.dtype) for name in read.initial()}
+    return {name: np.clip(s.grid(steps=4), -1, 1).astype(s.dtype) for name in jax.eval_shape(read.initial)}
 
 
 def _scored_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
