@@ -21,7 +21,6 @@ from lutjax.kernels.registry import Device, devices_of
 from lutjax.ops import _table_reads
 from lutjax.ops._transforms import folded
 
-
 _MOST_READS = 2**31 - 1  # of a row
 
 

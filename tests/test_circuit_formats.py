@@ -522,7 +522,7 @@ def layers(width, depth):
 
 @pytest.mark.parametrize("name", [*FORMATS, "verilog"])
 def test_time_does_not_grow_with_the_square(name):
-    """Of a circuit of four times the size, on any machine; the shortest times, since others may use it."""
+    """Compare with a circuit of four times the size, on any machine; the shortest times, since others may use it."""
 
     def seconds(n):
         circuit = Circuit((Port("x", n),), (Port("y", n),), (), (), tuple(range(2, 2 * n + 2, 2)))

@@ -392,7 +392,7 @@ def test_annealing(annealing: str) -> None:
         (
             {"learned_thresholds": True, "n_thresholds": 0},
             {},
-            "learned_thresholds is True, but n_thresholds is 0",
+            "learned_thresholds is True, but --n-thresholds is 0",
         ),
     ],
 )

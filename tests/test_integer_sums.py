@@ -128,7 +128,7 @@ def few_fit(monkeypatch):
 @pytest.mark.parametrize(("n_tables", "groups", "n"), [(2, 3, 4), (7, 2, 65), (40, 1, 9)])
 @pytest.mark.usefixtures("few_fit")
 def test_sums_of_any_number_of_tables(n_tables, groups, n):
-    """In two parts or in one, the bits are the same."""
+    """Sums in two parts have the bits of the sum in one."""
     check("xla", n_tables, n=n, groups=groups, margins=(0.05, WIDE))
 
 
@@ -178,7 +178,7 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_coefficients_of_a_read_of_your_own(name):
-    """What is no multiple of the least coefficient is not cut off."""
+    """Remainders of the least coefficient are not cut off."""
     coefficients, expected = OWN[name]
     given = lutjax.QuantisedTables(jnp.array([[[-5], [3]]], jnp.int8), jnp.zeros((1, 1), jnp.int32))
     read = Own(coefficients=coefficients)

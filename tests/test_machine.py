@@ -16,7 +16,7 @@ LATE = "import jax.numpy as jnp\n\n\ndef test_late():\n    assert jnp.ones(3).su
 
 
 def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
-    """As every file of tests is, whatever runs: by `machine.pytest_collection`."""
+    """Every file of tests is treated so, whatever runs: by `machine.pytest_collection`."""
     for name, text in (("early", EARLY), ("late", LATE)):
         (tmp_path / f"test_{name}.py").write_text(text)
     options = ["-p", "machine", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", "."]
@@ -57,6 +57,6 @@ def test_workers(cores, name, memory, expected):
 
 @pytest.mark.parametrize(("name", "runs"), [("cpu", False), ("gpu", True)])
 def test_all_workers_collect_the_tests_of_one_backend(name, runs, monkeypatch):
-    """Of the one that the first process found, without asking JAX."""
+    """Workers take the backend that the first process found, without asking JAX."""
     monkeypatch.setenv("LUTJAX_TESTS_RUN_ON", json.dumps([name, None]))
     assert ("triton" in cases.implementations("lookup")) == runs

@@ -198,7 +198,7 @@ MODELS = {  # the sizes of a model, and the options of its calls
     "trees, hard": (LogicTreeNetConfig(**IMAGES, estimator="straight_through"), HARD),
     "automaton": (LogicCAConfig(**CELLS), {"n_steps": 2}),
     "automaton, asynchronous": (
-        LogicCAConfig(**CELLS, update_rate=0.5, periodic=True), {"n_steps": 2, "key": jax.random.key(0)},
+        LogicCAConfig(**CELLS, update_rate=0.5, periodic=True), {"n_steps": 2, "key": lambda: jax.random.key(0)},
     ),
     "automaton, hard": (LogicCAConfig(**CELLS), {"n_steps": 2, **HARD}),
 }  # fmt: skip

@@ -200,7 +200,7 @@ def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypa
 
 
 def test_a_package_of_other_sources_is_not_tested(tmp_path, monkeypatch):
-    """One that was installed before: tests would be of something else."""
+    """Refuse a library that was installed before: tests would be of something else."""
     if not native_kernels.SOURCES.exists():
         pytest.skip("the sources are not here")
     older = tmp_path / "lutjax_cpu"
@@ -400,7 +400,7 @@ def run(*command, **options):
 @installed
 @CHECKOUT
 def test_records_name_the_sources_of_the_library():
-    """As `lutjax status` finds them in a checkout."""
+    """Sources are found as `lutjax status` finds them in a checkout."""
     from lutjax_cpu import _native
 
     assert _native.sources() == _digests._sources_of_checkout()

@@ -231,10 +231,10 @@ assert next(iter(counts.values())).counts.tolist() == [[len(x), 0], [0, len(x)],
 """
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="GPUs keep subnormal numbers")
+@pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="GPUs keep subnormal numbers")
 @pytest.mark.parametrize("n", [3, slow(5000)])
 def test_a_difference_below_the_normal_numbers_is_0_on_cpus(n):
-    """As users compile programs: of a comparison of a difference with 0 a compiler makes one of its two sides."""
+    """Compile as users do: of a comparison of a difference with 0 a compiler makes one of its two sides."""
     names = [name for name in implementations("detect") if name in ("xla", "native")]
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SUBNORMAL, str(n), *names]

@@ -275,7 +275,7 @@ def test_a_damaged_file_fails_alone(name: str, damage: str, life: Path, tmp_path
     failed = verified(folder)
     assert failed.pop("digests of all files") == f"{name} is not what was written"
     failed.pop("manifest.json = the files", None)  # of another length, too
-    assert set(failed) == set(verified(_known(folder, name)))
+    assert set(failed) == set(verified(_known(folder, name))) - {"manifest.json = the files"}
     assert any(name in check for check in failed) == (name in ALWAYS), failed
     if name not in ("life.json", VECTORS):  # with which all others are compared
         assert len(failed) == (name in ALWAYS)
@@ -342,7 +342,7 @@ def test_a_page_of_another_circuit(life: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("outputs", "shown"), [("class", 10), ("bits", 5)])
 def test_a_page_may_show_votes(outputs: str, shown: int, tmp_path: Path) -> None:
-    """Where the circuit says the first class with the most votes, or the bits that are counted."""
+    """Pages are proved where the circuit says the first class with the most votes, or the bits that are counted."""
     from lutjax import circuits
     from lutjax.layers.nnx import GroupSum, LogicGates
 

@@ -42,7 +42,7 @@ def test_functions_that_are_the_same_in_every_program(name):
 
 
 def test_quotients_that_are_the_same_in_every_program():
-    """As functions, and right also where one is zero, infinite, or the quotient is too large or too small."""
+    """Bits are those of the functions, and right also where one is zero, infinite, or the quotient is too large or too small."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=300) * 10.0 ** rng.integers(-30, 30, 300) for _ in range(2))
     special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30)]  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_read_whose_derivative_is_rounded_is_that_of_its_formula():
 
 
 def test_the_reference_adds_the_same_addends():
-    """Also where tables have factors, whose products with coefficients are rounded in one way, too."""
+    """Bits are the same also where tables have factors, whose products with coefficients are rounded in one way, too."""
     rng = np.random.default_rng(0)
     x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 6), (4, 8, 5)))
     anchors = jnp.asarray(rng.integers(0, 6, (4, 3, 2)), jnp.int32)

@@ -354,7 +354,7 @@ UNEVEN = {
 @needs_devices(8)
 @pytest.mark.parametrize("what", UNEVEN)
 def test_what_devices_have_unequal_parts_of(what):
-    """Between the operations of a program the compiler divides arrays as it likes, with padding on the last devices."""
+    """Parts may be unequal: between the operations of a program the compiler divides arrays as it likes, with padding on the last devices."""
 
     def loss(x, weights):
         x, weights = UNEVEN[what](x, weights)

@@ -431,7 +431,7 @@ def test_only_what_was_checked_now_is_written(records):
 
 @pytest.mark.usefixtures("without_native")
 def test_records_of_kernels_that_are_not_installed_are_shown(records):
-    """With a remark where the sources are here and have changed."""
+    """Expect a remark where the sources are here and have changed."""
     native = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
     now = _digests.digest_of(lutjax.kernel_registry.announced("lookup", "native/cpu"), "forward")
     ran = cell(_matrix.State.RUNS, column="native/cpu", kinds=("cpu",), digest=now)

@@ -199,7 +199,7 @@ def test_tables_of_integers_and_scaled_gradients():
 
 
 def test_counts_beyond_int32_are_refused(monkeypatch):
-    """Of one call before it counts, and of a sum of batches where it is looked at."""
+    """Counts are bounded in one call before it counts, and of a sum of batches where it is looked at."""
     anchors, weights = np.int32([[[0, 1]]]), jnp.ones((1, 2, 3))
     counted = lutjax.usage(lambda w, x: lutjax.lut(x, w, anchors))
     monkeypatch.setattr("lutjax._usage._MOST_READS", 4)
@@ -210,7 +210,7 @@ def test_counts_beyond_int32_are_refused(monkeypatch):
         counted(weights, jnp.ones((5, 2)))
     many = lutjax.Usage(jnp.full((1, 2), 2**30, jnp.int32))
     assert (many.reads == 2**31).all()
-    with pytest.raises(ValueError, match="went beyond int32. Add batches in int64 of NumPy"):
+    with pytest.raises(ValueError, match=r"went beyond int32\. Add batches in int64 of NumPy"):
         _ = (many + many).reads
 
 

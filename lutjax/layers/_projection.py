@@ -35,8 +35,8 @@ def check_read(layer: str, read: Any) -> None:
 def scalars_of(read: Read) -> tuple[Variable, ...]:
     """Return the learned scalars of a read as variables."""
     return tuple(
-        Variable(name, "scalars", (), value.dtype, lambda key, value=value: value)  # type: ignore[misc]
-        for name, value in read.initial().items()
+        Variable(name, "scalars", (), value.dtype, lambda key, name=name: read.initial()[name])  # type: ignore[misc]
+        for name, value in jax.eval_shape(read.initial).items()  # no array is made before one is drawn
     )
 
 

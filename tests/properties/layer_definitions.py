@@ -47,7 +47,7 @@ def sparse_lut(
     epsilon: float = 0.0,
     scale: float | None = None,
 ) -> Defined:
-    """The same of rows that reach some of the outputs, of their group."""
+    """Outputs of rows that reach some of the outputs, of their group."""
     parts = x if groups is None else x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     given, how = (parts, a["weights"], a["anchors"], a["targets"]), (epsilon, scale, groups)
     y = value_of(D.sparse_lut(*given, n_outputs, *how))
@@ -181,7 +181,7 @@ def attention(
     epsilon: float = 0.0,
     scale: float | None = None,
 ) -> Defined:
-    """One row for each pair of positions, of a detection of each; `keys` are other inputs."""
+    """Sum of a row for each pair of positions, of a detection of each; `keys` are other inputs."""
     n_keys = (x if keys is None else keys).shape[-2]
     where, positions = sight.where(n_keys), _of_distances(a.get("positions"), sight, n_keys)
     query = D.detect(x, a["anchors"], epsilon)
@@ -221,7 +221,7 @@ def pair_attention(
     epsilon: float = 0.0,
     scale: float | None = None,
 ) -> Defined:
-    """One row for each pair of positions, of a detection of both together."""
+    """Sum of a row for each pair of positions, of a detection of both together."""
     of_keys = x if keys is None else keys
     where = sight.where(of_keys.shape[-2])
     positions = _of_distances(a.get("positions"), sight, of_keys.shape[-2])
@@ -324,7 +324,7 @@ def convolution(
     epsilon: float = 0.0,
     scale: float | None = None,
 ) -> Defined:
-    """The same tables at all places of a window, and the average of the outputs of each block of places."""
+    """Tables that are the same at all places of a window, and the average of the outputs of each block of places."""
     images = (
         x.reshape(*x.shape[: x.ndim - 3], *windows.image) if x.shape[-3:] == windows.image else x[..., None]
     )
@@ -356,7 +356,7 @@ def convolution(
 
 # ------------------------------------------------------------------------------------- tables of gates
 class Training(NamedTuple):
-    """How gates are relaxed, and the key of a call."""
+    """Relaxation of gates, and the key of a call."""
 
     estimator: str = "soft"
     temperature: float = 1.0
@@ -518,7 +518,7 @@ MOST_JUDGES = 64
 
 
 def _gains(x: np.ndarray, slopes: np.ndarray, wires: np.ndarray, candidates: Any, n: int) -> np.ndarray:
-    """What the loss gains by each candidate for each input of each gate, ``[G, n, candidates]``."""
+    """Return what the loss gains by each candidate for each input of each gate, ``[G, n, candidates]``."""
     batch = len(x)
     if candidates is None:
         return np.einsum("bgn,bi->gni", slopes, x)

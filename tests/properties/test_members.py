@@ -1,4 +1,4 @@
-"""All that the package has is a member of the properties: ops, layers and reads, with each of their arguments."""
+"""Everything that the package has is a member of the properties: ops, layers and reads, with each of their arguments."""
 
 import ast
 import inspect
@@ -209,7 +209,7 @@ def choices(spec_type: Any) -> dict[str, Any]:
 
 
 def test_every_option_of_tree_nets():
-    """All that says what a `LogicTreeNet` computes; other fields are sizes."""
+    """Fields that decide what a `LogicTreeNet` computes; other fields are sizes."""
     sizes = {
         "in_shape",
         "n_classes",
