@@ -60,7 +60,7 @@ def test_values_and_gradients(name):
 
 
 def test_gradients_of_scores_are_zero():
-    """Candidates of no samples are not judged: none is judged; to divide by their number would be NaN."""
+    """Candidates of an empty batch are not judged: to divide by their number would be NaN."""
     layer = layers.LogicGates(4, 6, wiring="top-k", rngs=nnx.Rngs(0))
     gradients = nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, jnp.zeros((0, 4)))
     assert not np.any(gradients["scores"][...])
