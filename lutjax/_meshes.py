@@ -13,7 +13,7 @@ from lutjax._compat import cast_varying, varying_axes_of
 from lutjax._typing import Array
 
 
-def explicit_axes(a: Array) -> tuple[str, ...]:
+def explicit_axes(a: Any) -> tuple[str, ...]:
     """Axes with explicit sharding of the mesh that `a` lies on; none if it lies on no such mesh."""
     return tuple(jax.typeof(a).sharding.mesh.explicit_axes)
 

@@ -211,7 +211,7 @@ def sparse_lookup(
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any {n_outputs}"]:
-    d = detection
+    weights, d = jnp.asarray(weights), detection
     value = _read(weights, d.index, [(d.margin, d.flip)], targets, n_outputs)
     return _sum_groups(value, groups, weights.dtype, accumulate)
 

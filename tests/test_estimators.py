@@ -392,7 +392,7 @@ def test_annealing(annealing: str) -> None:
         (
             {"learned_thresholds": True, "n_thresholds": 0},
             {},
-            "learned_thresholds is True, but --n-thresholds is 0",
+            "learned_thresholds is True, but n_thresholds is 0",
         ),
     ],
 )
@@ -549,7 +549,7 @@ def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None
         (["--resume", "--out", out, "--model", "gates"], "the run trains another model: tree, not gates"),
         (
             ["--thresholds", "learned", "--n-thresholds", 0],
-            "learned_thresholds is True, but n_thresholds is 0",
+            "learned_thresholds is True, but --n-thresholds is 0",
         ),
     ):
         result = command(

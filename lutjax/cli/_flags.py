@@ -72,7 +72,7 @@ class FieldsCommand(click.Command):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            error.message = by_options(error.message, names)
+            error.message = by_options(error.message, names)  # type: ignore[misc]
             raise
         except RunError as error:
             error.args = (by_options(str(error), names),)
@@ -110,11 +110,11 @@ def by_options(text: str, fields: Iterable[str]) -> str:
 def _options_of(kind: "type[Experiment]") -> list[click.Option]:
     """Return an option for each field of the configs of a kind of runs."""
     found: dict[str, click.Option] = {}
+    models: Any = kind.models or {None: None}
     for config in kind.configs:
         classes = typing.get_args(config) or (config,)
         of_model: dict[str | None, Any] = {
-            model: own if own in classes else classes[0]
-            for model, own in (kind.models or {None: None}).items()
+            model: own if own in classes else classes[0] for model, own in models.items()
         }
         for one in classes:
             for field in dataclasses.fields(one):

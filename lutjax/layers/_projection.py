@@ -326,6 +326,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
         if self.compress:
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
+        assert self.width is not None
         y = lutjax.scored_lut(
             _meshes.reshaped(z, len(batch), self.n_inputs, self.width),
             tables,

@@ -382,8 +382,8 @@ def _decoded(
         seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
         y = _attend_to_cache(query, every_key, every_value, seen)
         latest = position[-context:] % context
-        keys = keys.at[:, :, latest].set(new_keys[:, :, -context:])
-        values = values.at[:, latest].set(new_values[:, -context:])
+        keys = jnp.asarray(keys).at[:, :, latest].set(new_keys[:, :, -context:])
+        values = jnp.asarray(values).at[:, latest].set(new_values[:, -context:])
     return y.reshape(n, heads, length, size).transpose(0, 2, 1, 3), keys, values
 
 

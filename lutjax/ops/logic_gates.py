@@ -53,7 +53,8 @@ def gate_coefficients(
              [-2., -1.]], dtype=float32)
     """
     _checks.logits("gate_coefficients", logits, axis)
-    return mixtures_of_gates.coefficients(jnp.asarray(logits), hard=hard, axis=axis)
+    coefficients: jax.Array = mixtures_of_gates.coefficients(jnp.asarray(logits), hard=hard, axis=axis)
+    return coefficients
 
 
 def logic_gates(

@@ -208,7 +208,8 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
         if not isinstance(value, jax.core.Tracer) and not np.isfinite(np.asarray(value, np.float64)):
             raise ValueError(f"{op}: scalars[{name!r}] is {float(value)}; it must be finite.")
         values.append(jnp.asarray(value))
-    return _stacked(values, dtype)
+    stacked: jax.Array = _stacked(values, dtype)
+    return stacked
 
 
 @functools.cache

@@ -213,7 +213,7 @@ class Classifier(Experiment):
 
     @property
     def sample_bytes(self) -> int:
-        return 4 * self.train.x.shape[1]
+        return int(4 * self.train.x.shape[1])
 
     def evaluate(self, state: State) -> float:
         return self.run.accuracy(state, self.test, hard=True)

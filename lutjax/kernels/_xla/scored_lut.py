@@ -195,7 +195,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
         return (y, unknown), None
 
     def over_group(_: None, of: Any) -> tuple[None, Any]:
-        start = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
+        start: Any = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
         if in_integers and not sums_fit_int32(call):
             start = _quantised.WideSum(start, start)
         return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *of)[0]

@@ -473,7 +473,8 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
 
 def _single(numbers: np.ndarray) -> np.ndarray:
     """Return numbers in float32; those beyond it become its largest."""
-    return np.clip(numbers, -_MOST, _MOST).astype(np.float32)
+    single: np.ndarray = np.clip(numbers, -_MOST, _MOST).astype(np.float32)
+    return single
 
 
 def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float]:
