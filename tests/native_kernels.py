@@ -40,8 +40,9 @@ def difference(folder: Path, sources: Path) -> str | None:
         built = _native.sources()
     except ImportError as error:
         return str(error)
-    of_cpp = [f for f in (sources / "src").rglob("*") if f.suffix in (".cc", ".h", ".def", ".map")]
-    return None if built == _native.digest(sources, [sources / "CMakeLists.txt", *of_cpp]) else other
+    from lutjax.status import _digests
+
+    return None if built == _digests._sources_of_checkout() else other
 
 
 def hide() -> None:
