@@ -155,20 +155,26 @@ def _scaled(y: Any, n: Any) -> Any:
 
 def _quotient(a: Any, b: Any) -> Any:
     """Return ``a / b``: processors divide by approximations of their own, which differ in the last digits."""
-    b = _where(jax.lax.abs(b) < _TINY, b * np.float32(0), b)
-    bits = jax.lax.bitcast_convert_type(b, jnp.int32)
-    exponent = 126 - ((bits >> 23) & 0xFF)
-    m = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | (126 << 23), jnp.float32)  # in [0.5, 1)
-    r = np.float32(48 / 17) - _times(m, np.float32(32 / 17))
-    for _ in range(3):  # Newton's steps to 1 / m
-        r = r + _times(r, np.float32(1) - _times(m, r))
+    a, b = (_where(jax.lax.abs(x) < _TINY, x * np.float32(0), x) for x in (a, b))
+    (m, of_a), (n, of_b) = _magnitude(a), _magnitude(b)
+    r = np.float32(48 / 17) - _times(n, np.float32(32 / 17))
+    for _ in range(3):  # Newton's steps to 1 / n
+        r = r + _times(r, np.float32(1) - _times(n, r))
+    exponent = of_a - of_b
     half = exponent >> 1  # each part of the power is a normal number
     powers = [jax.lax.bitcast_convert_type((n + 127) << 23, jnp.float32) for n in (half, exponent - half)]
-    q = _times(a * powers[0], r) * powers[1]
-    q = _where(bits < 0, -q, q)
-    q = _where(jax.lax.abs(q) < _TINY, q * np.float32(0), q)
-    known = (jax.lax.abs(b) > 0) & (jax.lax.abs(b) < np.inf) & (jax.lax.abs(a) < np.inf)
+    q = _times(m, r) * powers[0] * powers[1]
+    q = _where(q < _TINY, 0, q)
+    q = _where((a < 0) != (b < 0), -q, q)
+    known = functools.reduce(jnp.logical_and, [(abs(x) > 0) & (abs(x) < np.inf) for x in (a, b)])
     return _where(known, q, a / b)
+
+
+def _magnitude(x: Any) -> tuple[Any, Any]:
+    """Return m in [0.5, 1) and an integer n with ``|x| = m 2**n``, of a normal number."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    m = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | (126 << 23), jnp.float32)
+    return m, ((bits >> 23) & 0xFF) - 126
 
 
 def _exp(x: Any) -> Any:

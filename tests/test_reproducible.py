@@ -45,7 +45,7 @@ def test_quotients_that_are_the_same_in_every_program():
     """Bits are those of the functions, and right also where one is zero, infinite, or the quotient is too large or too small."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=300) * 10.0 ** rng.integers(-30, 30, 300) for _ in range(2))
-    special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30)]  # fmt: skip
+    special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30), (2e-38, 1), (3e38, 1.5), (-3e38, 0.9), (1.2e-38, 0.7)]  # fmt: skip
     a, b = (np.concatenate(x).astype(np.float32) for x in zip((a, b), np.transpose(special), strict=True))
     run = jax.jit(reproducible(lambda a, b: (a / b, 3 / b, a / 3)))
     with np.errstate(all="ignore"):
