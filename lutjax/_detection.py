@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lutjax import _meshes
+
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
@@ -66,8 +68,14 @@ def existing(d: Detection) -> Detection:
 
     For ids that are put side by side in a longer one: bits beyond their own would reach those of another id.
     """
-    index, other = (jnp.clip(a, 0, 2**d.bits - 1) for a in (d.index, d.index ^ d.flip))
-    return Detection(index, index ^ other, d.margin, d.bits)
+
+    def clamped(index: jax.Array, flip: jax.Array) -> tuple[jax.Array, jax.Array]:
+        index, other = (jnp.clip(a, 0, 2**d.bits - 1) for a in (index, index ^ flip))
+        return index, index ^ other
+
+    # Parts of a detection of one's own may lie differently on a mesh.
+    both = _meshes.divided_by_compiler(clamped, lambda index, _: (_meshes.spec_of(index),) * 2)
+    return Detection(*both(d.index, d.flip), d.margin, d.bits)
 
 
 def cotangent(margin: Any, bits: int) -> Detection:

@@ -322,6 +322,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
         else:
             dtype = jnp.dtype(self.dtype)
         batch, tables, n_tables = x.shape[:-1], self._scored_tables(arrays), self.heads * self.tables
+        assert self.width is not None
         z = jnp.asarray(x).astype(dtype)
         if self.compress:
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])

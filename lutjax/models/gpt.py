@@ -356,7 +356,7 @@ def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
 
 
 def _decoded(
-    context: int, keys: Array, values: Array, query: Array, key: Array, value: Array, first: Array
+    context: int, keys: jax.Array, values: jax.Array, query: Array, key: Array, value: Array, first: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return what queries attend to, and the caches of keys and values with the latest, see `_Attention._decode`."""
     n, length, heads, size = query.shape

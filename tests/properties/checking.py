@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import lutjax
+from lutjax import _meshes
 from lutjax.ops.logic_trees import logic_trees
 from lutjax.ops.lut_at_places import lut_at_places
 from properties import definitions as D
@@ -69,6 +70,8 @@ def _jitted(
         if dy is None:
             return *f(primals), {}
         y, pullback, rest = jax.vjp(f, primals, has_aux=True)
+        if _meshes.explicit_axes(y):
+            dy = _meshes.laid_out(dy, _meshes.spec_of(y))
         return y, rest, pullback(dy)[0]
 
     return jax.jit(run)
@@ -330,7 +333,12 @@ EXACT = {
 
 def check(call: Call, formulation: str = "cpu") -> None:
     """Raises AssertionError where the package and the definition differ by more than rounding."""
-    found, wanted = computed(call, formulation), defined(call)
+    compare(call, computed(call, formulation))
+
+
+def compare(call: Call, found: dict[str, np.ndarray]) -> None:
+    """Raises AssertionError where what `computed` found of a call and the definition differ by more than rounding."""
+    wanted = defined(call)
     assert set(found) == set(wanted), (set(found), set(wanted))
     dtypes = [a.dtype for a in call.arguments.values() if not np.issubdtype(a.dtype, np.integer)]
     narrowest = np.float64 if all(d == np.float64 for d in dtypes) else np.float32
