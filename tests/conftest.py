@@ -8,8 +8,14 @@ on what users get.
 import gc
 import importlib.metadata
 import os
+import signal
 
 gc.set_threshold(100_000, 20, 20)  # with Python's thresholds garbage takes a twelfth of the time
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
+    del os.environ[name]  # the processes of a cluster's job would wait for each other
 
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_backend_optimization_level" not in flags:
