@@ -60,7 +60,9 @@ def test_a_text_longer_than_int32_reaches(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "t.txt"
     path.write_bytes(b"x" * 1001)
     monkeypatch.setattr("lutjax.training.text.MOST_BYTES", 1000)
-    with pytest.raises(TextError, match=r"has 1,001 bytes; places in a text are int32, so at most 1,000 can be used"):
+    with pytest.raises(
+        TextError, match=r"has 1,001 bytes; places in a text are int32, so at most 1,000 can be used"
+    ):
         load_text(path)
 
 

@@ -203,11 +203,13 @@ def test_counts_beyond_int32_are_refused(monkeypatch):
     counted = lutjax.usage(lambda w, x: lutjax.lut(x, w, anchors))
     monkeypatch.setattr("lutjax._usage._MOST_READS", 4)
     assert counted(weights, jnp.ones((4, 2)))["lookup 1"].reads == 4
-    with pytest.raises(ValueError, match="lookup reads each table up to 5 times in one call, more than int32"):
+    with pytest.raises(
+        ValueError, match="lookup reads each table up to 5 times in one call, more than int32"
+    ):
         counted(weights, jnp.ones((5, 2)))
     many = lutjax.Usage(jnp.full((1, 2), 2**30, jnp.int32))
     assert (many.reads == 2**31).all()
-    with pytest.raises(ValueError, match="went beyond int32. Add batches in int64 of NumPy"):
+    with pytest.raises(ValueError, match=r"went beyond int32\. Add batches in int64 of NumPy"):
         _ = (many + many).reads
 
 
