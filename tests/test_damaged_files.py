@@ -322,7 +322,7 @@ def test_counts_are_compared_before_anything_is_made(end, text, changed, message
 
 @pytest.mark.parametrize("end", READERS)
 def test_memory_is_in_proportion_to_the_file(end):
-    """As documented, where each takes the most: gates of two inputs near to each other."""
+    """Gates of two inputs near to each other take the most; each reader documents its multiple."""
     circuit = random_circuit(0, 30, 3000, arities=(2,))
     data = {
         "blif": circuit.to_blif().encode(), "aig": circuit.to_aiger(),

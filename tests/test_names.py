@@ -148,7 +148,7 @@ def test_names_that_c_takes_for_something_else(name: str, reason: str) -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not found")
 def test_other_names_compile(tmp_path: Path) -> None:
-    """Those of variables and arguments in the function, too; in C and in C++."""
+    """Names of variables and arguments in the function, too; in C and in C++."""
     names = [
         "layer",
         "row",

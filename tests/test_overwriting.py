@@ -232,7 +232,7 @@ def test_files_of_others_are_refused(words: tuple[str, ...], tmp_path: Path) -> 
 
 
 def test_own_files_are_written_again(tmp_path: Path) -> None:
-    """Those of `bench` are in the tests of its command."""
+    """Files of `status`; those of `bench` are in the tests of its command."""
     page, record, empty = tmp_path / "status.md", tmp_path / "record.json", tmp_path / "empty"
     page.write_text(_report.markdown([]))
     _records.write(

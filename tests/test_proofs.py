@@ -198,6 +198,22 @@ def test_a_manifest_that_is_none(content: bytes, life: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("without_tools")
+def test_a_manifest_with_names_that_cannot_be(life: Path, tmp_path: Path) -> None:
+    """Names that no disk has, that lead out of the folder, or that are none; and another kind than that of the files."""
+    folder, check = copied(life, tmp_path), f"{MANIFEST} = the files"
+    files = _files(folder)
+    for name in ("a" * 5000, "../out/life.v", "\0", "a\nb"):
+        state(folder, files={**files, name: files["life.v"]})
+        failed = verified(folder)
+        assert set(failed) == {check, "digests of all files"}
+        assert "which is no name of a file of an export" in failed[check]
+    state(folder, files=files, kind="language model", facts={})
+    assert set(verified(folder)) == {check}
+    (folder / MANIFEST).write_text('{"name": ' + "[" * 500 + "]" * 500 + "}")
+    assert set(verified(folder)) == {check, "digests of all files"}
+
+
+@pytest.mark.usefixtures("without_tools")
 def test_a_number_of_bytes_that_is_not_so(life: Path, tmp_path: Path) -> None:
     folder = copied(life, tmp_path)
     files = _files(folder)
@@ -341,7 +357,7 @@ def test_a_page_of_another_circuit(life: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("outputs", "shown"), [("class", 10), ("bits", 5)])
 def test_a_page_may_show_votes(outputs: str, shown: int, tmp_path: Path) -> None:
-    """Where the circuit says the first class with the most votes, or the bits that are counted."""
+    """Votes where the circuit says the first class with the most of them, or the bits that are counted."""
     from lutjax import circuits
     from lutjax.layers.nnx import GroupSum, LogicGates
 
