@@ -464,7 +464,8 @@ def made_by_make(manifest: Mapping[str, Any]) -> set[str]:
     if manifest.get("kind") == "language model":
         return {"language_model"}
     name = manifest.get("name")
-    return {f"{BUILD}/", *(f"{BUILD}/{made}" for made in (f"{name}_test", f"{name}.vvp", "verilog.log"))}
+    of_name = (f"{name}_test", f"{name}.vvp") if isinstance(name, str) else ()
+    return {f"{BUILD}/", *(f"{BUILD}/{made}" for made in (*of_name, "verilog.log"))}
 
 
 def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]) -> None:
@@ -519,7 +520,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-_FILE = re.compile(r"[A-Za-z0-9_]+(\.[a-z]+)?")
+_FILE = re.compile(r"[A-Za-z0-9_]{1,240}(\.[a-z]{1,8})?")  # a disk has names of up to 255 octets
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -579,7 +580,7 @@ def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     """
     files = manifest.get("files")
     listed = files if isinstance(files, dict) else {}
-    found = {name: digest_of(folder / name) for name in listed}
+    found = {name: digest_of(folder / name) if _FILE.fullmatch(name) else None for name in listed}
     wrong = {}
     for name, facts in listed.items():
         if found[name] is None:

@@ -155,22 +155,19 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
     proved = {name for name, found in results.items() if True in found} - failed
     reasons: dict[str, set[str]] = {}
     for name in files - failed - proved:
-        why = sorted({proof.detail for proof in proofs if name in proof.proves})
-        reasons.setdefault(", and ".join(why), set()).add(name)
+        why = ", and ".join(sorted({proof.detail for proof in proofs if name in proof.proves}))
+        reasons.setdefault(why, set()).add(name)
     alone = reasons.pop("", set())
     parts = [f"{len(proved)} proved"]
-    parts += [f"{len(failed)} failed ({_listed(failed)})"] if failed else []
-    parts += (
-        [
-            f"{len(alone)} compared with {'its digest' if len(alone) == 1 else 'their digests'} alone ({_listed(alone)})"
-        ]
-        if alone
-        else []
-    )
-    parts += [
-        f"{len(names)} not proved ({_listed(names)}), as {why}" for why, names in sorted(reasons.items())
-    ]
-    parts += [f"{len(made)} of make not looked at"] if made else []
+    if failed:
+        parts.append(f"{len(failed)} failed ({_listed(failed)})")
+    if alone:
+        digests = "its digest" if len(alone) == 1 else "their digests"
+        parts.append(f"{len(alone)} compared with {digests} alone ({_listed(alone)})")
+    for why, names in sorted(reasons.items()):
+        parts.append(f"{len(names)} not proved ({_listed(names)}), as {why}")
+    if made:
+        parts.append(f"{len(made)} of make not looked at")
     return f"{len(files)} files: {'; '.join(parts)}."
 
 
@@ -189,8 +186,7 @@ def checks_of(
     checks = [
         Check("digests of all files", functools.partial(_digests, folder, manifest)),
     ]
-    kind = manifest.get("kind")
-    if kind == "language model" or (kind not in deployment.KINDS and (folder / "language_model.c").exists()):
+    if (folder / "main.c").exists():  # no circuit has this name, whatever kind is stated
         from lutjax.circuits import language_model
 
         names = tuple(sorted(entries(folder) & language_model.FILES))
@@ -263,12 +259,11 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
         if expected.get(name) != formats[name]
     ]
     wrong += [f"{name} is not stated" for name in sorted(set(expected) - set(formats))]
-    for name, of_file in manifest["files"].items():
-        path = folder / name
-        if path.is_file() and path.stat().st_size != of_file["bytes"]:
-            wrong.append(
-                f"{name} has {path.stat().st_size} bytes, stated are {_json.shown(of_file['bytes'])}"
-            )
+    different = deployment.differences(folder, manifest)  # which fail by their digests
+    for name in sorted(set(manifest["files"]) - set(different)):
+        n_bytes, size = manifest["files"][name]["bytes"], (folder / name).stat().st_size
+        if n_bytes != size:
+            wrong.append(f"{name} has {size} bytes, stated are {_json.shown(n_bytes)}")
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
