@@ -70,6 +70,29 @@ def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
     assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
 
 
+def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import facts
+
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    for page, text in zip(PAGES, texts, strict=True):
+        assert facts.written(text) == text, f"python docs/facts.py writes {page.name}"
+    for name in facts.facts():
+        assert any(f"<!-- {name} -->" in text for text in texts), name
+    outdated = texts[0].replace("`margins` and ", "", 1)
+    assert outdated != texts[0] == facts.written(outdated)
+    # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE)
+    described = {op for row in rows for op in re.findall(r"`(\w+)`", row)}
+    assert described == {op for op, row in facts.KERNELS.items() if facts.TENSORCORE in row}
+    for op, row in facts.KERNELS.items():
+        calls = vars(importlib.import_module(f"lutjax.ops.{op}")).values()
+        tables = {
+            call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
+        }
+        assert ("update" in row[facts.XLA]) == (tables != {None}), op
+
+
 def headings(page):
     """The headings of a page as links name them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

@@ -1,0 +1,61 @@
+"""Sentences of the README and the pages that list ops, made from the catalogue of kernels.
+
+A page has them between two comments, ``<!-- NAME -->`` and ``<!-- end -->``. After a change of the catalogue
+
+    python docs/facts.py
+
+writes them into all pages.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from lutjax.kernels.catalogue import KERNELS, SPARSECORE, TENSORCORE, TRITON, WITHOUT_NATIVE, XLA
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def listed(ops: Iterable[str]) -> str:
+    """Return names of ops as a sentence has them."""
+    *first, last = (f"`{op}`" for op in ops)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def facts() -> dict[str, str]:
+    """Return the sentences, or parts of them, by name."""
+    without_triton = listed(op for op, row in KERNELS.items() if TRITON not in row)
+    without_tensorcore = listed(op for op, row in KERNELS.items() if TENSORCORE not in row)
+    on_sparsecores = listed(op for op, row in KERNELS.items() if SPARSECORE in row)
+    with_update = listed(op for op, row in KERNELS.items() if "update" in row[XLA])
+    without_native = listed(WITHOUT_NATIVE)
+    return {
+        "platforms": f"On NVIDIA GPUs all but {without_triton} also have Triton kernels; on CPUs `lutjax[cpu]` has native ones of all but "
+        f"{without_native}.",
+        "no triton": f"{without_triton} have no Triton kernel: on GPUs XLA compiles them.",
+        "ops without triton": without_triton,
+        "ops without tensorcores": without_tensorcore,
+        "ops on sparsecores": on_sparsecores,
+        "ops without native": without_native,
+        "ops with update": with_update,
+    }
+
+
+def written(page: str) -> str:
+    """Return a page with its sentences as they are now."""
+    for name, text in facts().items():
+        page = re.sub(rf"(<!-- {name} -->).*?(<!-- end -->)", rf"\1{text}\2", page, flags=re.DOTALL)
+    return page
+
+
+def main() -> None:
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        if written(before) != before:
+            page.write_text(written(before), encoding="utf-8")
+            print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
