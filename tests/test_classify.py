@@ -3,13 +3,15 @@
 import csv
 import dataclasses
 import gzip
+import io
 import json
 import os
 import pickle
 import shutil
 import struct
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from lutjax.training.datasets._published import md5
 from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.presets import fields_of
 from lutjax.training.recipes import RECIPES, recipe
-from lutjax.training.samples import SamplesError, samples, split_ids
+from lutjax.training.samples import SamplesError, read_arrays, samples, split_ids
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
@@ -602,6 +604,133 @@ def test_live_gates_by_hand() -> None:
     np.testing.assert_array_equal(first, [True, False])
     np.testing.assert_array_equal(last, [True, True])
     np.testing.assert_array_equal(read, [False, False, True])
+
+
+def damaged(good: bytes, step: int = 1) -> Iterator[bytes]:
+    """Return the content of a file with one wrong octet, and cut off, at some places of it."""
+    for i in range(0, len(good), step):
+        for wrong in (good[i] ^ 1, good[i] ^ 0x80, 255):
+            yield good[:i] + bytes([wrong]) + good[i + 1 :]
+        yield good[:i]
+
+
+def refused(read: Callable[[bytes], object], contents: Iterable[bytes]) -> int:
+    """Return how many of these contents are refused as data should be: no other error leaves."""
+    n = 0
+    for content in contents:
+        try:
+            read(content)
+        except SamplesError:
+            n += 1
+    return n
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_arrays_are_refused(save: Callable[..., None], tmp_path: Path) -> None:
+    path, arrays = tmp_path / "a.npz", {"x": np.arange(24.0).reshape(12, 2), "y": np.arange(12) % 2}
+    save(path, **arrays)
+    good = path.read_bytes()
+
+    def read(content: bytes) -> dict[str, np.ndarray]:
+        path.write_bytes(content)
+        return read_arrays(path, ("x", "y"))
+
+    for name, array in read(good).items():
+        np.testing.assert_array_equal(array, arrays[name], strict=True)
+    assert refused(read, damaged(good, 3)) > len(good) // 3
+    local, central = good.index(b"PK\x03\x04"), good.index(b"PK\x01\x02")
+    for at, value, message in ((6, 1, "encrypted"), (8, 99, "compression")):
+        wrong = bytearray(good)
+        wrong[local + at] = wrong[central + at + 2] = value
+        with pytest.raises(SamplesError, match=f"a.npz is not a .npz file of plain arrays.*{message}"):
+            read(bytes(wrong))
+    np.savez(path, x=np.array([{}], object), y=np.zeros(1))
+    with pytest.raises(SamplesError, match="its header says object"):
+        read(path.read_bytes())
+
+
+def test_an_array_is_as_large_as_its_header_says(tmp_path: Path) -> None:
+    """No memory is taken for a shape that the file has no numbers for."""
+    path = tmp_path / "a.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2**50, 2)}
+    )
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header.getvalue() + bytes(16))
+    with pytest.raises(
+        SamplesError,
+        match=r"x.npy has 16 bytes of numbers, and its header says float64 \[1125899906842624, 2\]",
+    ):
+        read_arrays(path, ("x",))
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, about damaged text
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_damaged_pickles_are_refused(protocol: int) -> None:
+    """A batch of CIFAR-10: nothing is run, and no instruction takes more memory than the file has."""
+    x, path = np.arange(2 * 3072).reshape(2, 3072).astype(np.uint8), Path("data_batch_1")
+    good = pickle.dumps({b"data": x, b"labels": [1, 2]}, protocol)
+
+    def read(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+        return cifar._of_pickle(content, path)
+
+    pixels, labels = read(good)
+    np.testing.assert_array_equal(labels, [1, 2])
+    np.testing.assert_array_equal(pixels.reshape(2, 32, 32, 3).transpose(0, 3, 1, 2).reshape(2, -1), x)
+    head, tail = range(min(300, len(good))), range(len(good) - 100, len(good))
+    wrong = (
+        good[:i] + bytes([value]) + good[i + 1 :]
+        for i in (*head, *tail)
+        for value in (good[i] ^ 1, good[i] ^ 0x80, ord("r"), ord("b"))
+    )
+    assert refused(read, wrong) > 100
+    with pytest.raises(SamplesError, match="LONG_BINPUT 4294967295"):
+        read(b"\x80\x02}r\xff\xff\xff\xff.")
+    for content in (
+        pickle.dumps({b"data": x.astype(object), b"labels": [1]}),
+        pickle.dumps({b"data": print, b"labels": [1]}),
+    ):
+        with pytest.raises(SamplesError, match="is not a batch of CIFAR-10"):
+            read(content)
+
+
+def test_damaged_idx_files_are_refused() -> None:
+    good = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 2, *range(12)])
+    assert refused(lambda content: idx.parse(content, name="images"), damaged(good)) > 50
+    with pytest.raises(SamplesError, match="images has 65 axes"):
+        idx.parse(bytes([0, 0, 8, 65]) + b"\0\0\0\1" * 65 + b"\7", name="images")
+
+
+def test_a_number_is_what_a_table_calls_one(tmp_path: Path) -> None:
+    """Codes that Python takes for numbers are categories, each of its own."""
+    codes = ["12_3", "1_23", "123", "١٢٣", "0x7b", "infinity"]
+    text = "code,size,class\n" + "".join(f"{codes[i % 6]},{i % 5}e-{i % 3},{i % 2}\n" for i in range(60))
+    encoding = Encoding.fit(columns.read(write(tmp_path / "a.csv", text), "class"), 8)
+    code, size = encoding.columns
+    assert isinstance(code, columns.Categories)
+    assert set(code.values) == set(codes)
+    assert isinstance(size, columns.Number)
+    assert columns.classes_of(Table({}, np.array(["1_0", "9", "1_0", "9"]), "t")) == ["1_0", "9"]
+    for cell, number in (
+        ("+1.", True),
+        (".5", True),
+        ("-1e-3", True),
+        ("1e400", False),
+        ("1 2", False),
+        (".", False),
+        ("", False),
+    ):
+        assert columns._is_number(cell) == number
+
+
+def test_endings_say_how_a_table_is_read(tmp_path: Path) -> None:
+    text = "a, b, c, d\tclass\n1\tx\n2\ty\n"
+    table = columns.read(write(tmp_path / "T.TSV", text), "class")
+    assert list(table.columns) == ["a, b, c, d"]
+    (tmp_path / "T.PARQUET").write_text("a,class\n1,x\n")
+    with pytest.raises(SamplesError, match=r"is not a Parquet file|is a Parquet file; pyarrow"):
+        columns.read(tmp_path / "T.PARQUET", "class")
 
 
 def of_numbers(numbers: np.ndarray) -> Table:

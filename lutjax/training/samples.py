@@ -2,8 +2,12 @@
 
 import dataclasses
 import hashlib
+import lzma
 import math
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +15,21 @@ import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
 
 TEST_SHARE = 0.2
+_DAMAGED = (
+    *(
+        EOFError,
+        LookupError,
+        NotImplementedError,
+        RuntimeError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ),
+    *(struct.error, tokenize.TokenError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
+)
+"""Errors of what reads a .npz file that is damaged, encrypted, or compressed by an unknown method."""
+
 _LEAST = 10
 
 
@@ -85,17 +104,41 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
       SamplesError: it cannot be read, holds something else than plain arrays, or lacks an array.
     """
     try:
-        with np.load(path) as file:
-            found = sorted(file)
-            arrays = {name: file[name] for name in (*names, *optional) if name in file}
+        with zipfile.ZipFile(path) as file:
+            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            found = sorted(members)
+            arrays = {name: _array(file, members[name]) for name in (*names, *optional) if name in members}
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise SamplesError(f"{path} is not a .npz file of plain arrays, as numpy.savez writes it.") from error
+    except _DAMAGED as error:
+        raise SamplesError(
+            f"{path} is not a .npz file of plain arrays, as numpy.savez writes it ({error})."
+        ) from error
     missing = [name for name in names if name not in arrays]
     if missing:
         raise SamplesError(f"{path} has no array {' and no array '.join(missing)}; it has {found}.")
     return arrays
+
+
+def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """Return the array of a member of a .npz file, after comparing its shape with its size.
+
+    Raises:
+      ValueError: they are not those of a plain array; or as damaged files do, see `_DAMAGED`.
+    """
+    with file.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, by_column, dtype = read(member)
+        size, rest = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
+        if dtype.hasobject or min(shape, default=0) < 0 or size != rest:
+            raise ValueError(
+                f"{info.filename} has {rest:,} bytes of numbers, and its header says {dtype} {list(shape)}, which are {size:,}"
+            )
+        data = member.read()
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
 
 
 def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:

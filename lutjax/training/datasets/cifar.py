@@ -1,7 +1,10 @@
 """Folders of CIFAR-10, in its binary or its Python version."""
 
 import io
+import operator
 import pickle
+import pickletools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +84,17 @@ def _of_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
+        _check_sizes(data)
         found: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
-        pixels, labels = np.asarray(batch["data"]), np.asarray(batch["labels"])
+        pixels, labels = (
+            a.value if isinstance(a, _Array) else np.asarray(a) for a in (batch["data"], batch["labels"])
+        )
     except (
         pickle.UnpicklingError,
         EOFError,
-        KeyError,
-        IndexError,
+        LookupError,
+        OverflowError,
         AttributeError,
         TypeError,
         ValueError,
@@ -101,6 +107,15 @@ def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path}: data are {pixels.dtype} {list(pixels.shape)}; expected uint8 [N, {_PIXELS}]."
         )
     return _checked(pixels, labels, path)
+
+
+def _check_sizes(data: bytes) -> None:
+    """Raise ValueError if an instruction of a pickle would take more memory than the pickle has: of those that are damaged some do."""
+    for opcode, argument, _ in pickletools.genops(
+        data
+    ):  # reads what each one names, so lengths are those of the data
+        if opcode.name.endswith("PUT") and argument > len(data):
+            raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")
 
 
 def _checked(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -117,25 +132,57 @@ def _checked(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.nda
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickler of dicts, lists and NumPy's arrays alone: a file of data must not run code."""
+    """Unpickler of dicts, lists and arrays of integers alone: a file of data must not run code.
+
+    Arrays are made here and not by NumPy, which believes what a pickle says, and crashes where that is damaged.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return _dtype
-        if (module, name) in (
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        ):
-            return np.zeros(0).__reduce__()[0]  # where NumPy has it now
-        if (module, name) == ("_codecs", "encode"):
-            import _codecs
-
-            return _codecs.encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        found = {
+            ("numpy", "ndarray"): _Array,
+            ("numpy", "dtype"): _Dtype,
+            ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+            ("_codecs", "encode"): _encoded,
+        }.get((module, name))
+        if found is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return found
 
 
-def _dtype(kind: str | bytes, align: int = 0, copy: int = 0) -> np.dtype[Any]:
-    """Return a dtype; files of Python 2 have 0 and 1 where NumPy now wants False and True."""
-    return np.dtype(kind.decode() if isinstance(kind, bytes) else kind, align=bool(align), copy=bool(copy))
+class _Dtype:
+    """A dtype of integers, of whose state only the order of bytes counts."""
+
+    def __init__(self, kind: str | bytes, align: Any = 0, copy: Any = 0):
+        kind = kind.decode() if isinstance(kind, bytes) else kind
+        if re.fullmatch("[ui][1248]", kind) is None:
+            raise ValueError(f"it has an array of {kind}")
+        self.value: np.dtype[Any] = np.dtype(kind)
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        if order not in ("<", ">", "|", "="):
+            raise ValueError(f"it has an order of bytes {order!r}")
+        self.value = self.value.newbyteorder(order)
+
+
+class _Array:
+    """An array, made of its state: version, shape, dtype, whether columns come first, bytes."""
+
+    value: np.ndarray
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, by_column, data = state
+        array = np.frombuffer(data, dtype.value)
+        self.value = array.reshape([operator.index(size) for size in shape], order="F" if by_column else "C")
+
+
+def _reconstruct(kind: Any, shape: Any, letter: Any) -> _Array:
+    return _Array()
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """Return the bytes that Python 3 pickles as text in protocols before 3."""
+    if encoding != "latin1":
+        raise ValueError(f"it has bytes in {encoding}")
+    return text.encode(encoding)

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """Cells that hold nothing, in small letters."""
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 MOST_CATEGORIES = 64
 """A column's most frequent categories that have a bit each; the others have none."""
@@ -73,7 +76,7 @@ def read(path: Path, target: str) -> Table:
     Raises:
       SamplesError: it cannot be read, is no such table, or has no such column.
     """
-    names, columns = _parquet(path) if path.suffix in (".parquet", ".pq") else _csv(path)
+    names, columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
     if not names:
         raise SamplesError(
             f"{path} is empty; expected a line of names of columns, and a line for each sample."
@@ -115,7 +118,7 @@ def _csv(path: Path) -> tuple[list[str], list[Sequence[str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
-            delimiter = max(",;\t", key=first.count)
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
             reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
             names = [name.strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
@@ -439,10 +442,7 @@ def classes_of(table: Table) -> list[str]:
             f"{table.name}: the target has {len(found)} different values in {len(table)} rows; expected classes, with several rows "
             "each. Choose another column, or put numbers into classes first."
         )
-    try:
-        return sorted(found, key=float)
-    except ValueError:
-        return sorted(found)
+    return sorted(found, key=float if all(map(_is_number, found)) else None)
 
 
 def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categories | None:
@@ -500,10 +500,8 @@ def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float
 
 
 def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
+    # What Python takes for a number besides is a code: 1_23, or digits of other scripts.
+    return _NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
 
 
 def _numbers(cells: Cells, absent: np.ndarray, name: str) -> Float[np.ndarray, " rows"]:

@@ -48,6 +48,7 @@ _CLASSES = {
     )
 }
 _UNSIGNED_BYTES = 8
+_MOST_AXES = 32  # of arrays of NumPy 1; later ones have 64
 
 
 def holds(folder: Path) -> bool:
@@ -105,6 +106,8 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
         raise SamplesError(
             f"{name} begins with the bytes {data[:4].hex(' ') or '(none)'}; an IDX file of unsigned bytes begins with 00 00 08."
         )
+    if data[3] > _MOST_AXES:
+        raise SamplesError(f"{name} has {data[3]} axes, as its header says; images have 3, and labels 1.")
     header = 4 + 4 * data[3]
     shape = tuple(
         int(size) for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
