@@ -114,7 +114,7 @@ def _check_sizes(data: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(
         data
     ):  # reads what each one names, so lengths are those of the data
-        if opcode.name.endswith("PUT") and argument > len(data):
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
             raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")
 
 
@@ -160,7 +160,7 @@ class _Dtype:
         self.value: np.dtype[Any] = np.dtype(kind)
 
     def __setstate__(self, state: Any) -> None:
-        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "|", "="):
             raise ValueError(f"it has an order of bytes {order!r}")
         self.value = self.value.newbyteorder(order)
