@@ -75,7 +75,8 @@ def existing(d: Detection) -> Detection:
 
     # Parts of a detection of one's own may lie differently on a mesh.
     both = _meshes.divided_by_compiler(clamped, lambda index, _: (_meshes.spec_of(index),) * 2)
-    return Detection(*both(d.index, d.flip), d.margin, d.bits)
+    index, flip = both(d.index, d.flip)
+    return Detection(index, flip, d.margin, d.bits)
 
 
 def cotangent(margin: Any, bits: int) -> Detection:

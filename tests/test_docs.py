@@ -82,7 +82,9 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
     outdated = texts[0].replace("`margins` and ", "", 1)
     assert outdated != texts[0] == facts.written(outdated)
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     described = {op for row in rows for op in re.findall(r"`(\w+)`", row)}
     assert described == {op for op, row in facts.KERNELS.items() if facts.TENSORCORE in row}
     for op, row in facts.KERNELS.items():
