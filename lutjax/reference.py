@@ -70,7 +70,10 @@ def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> De
     bit = is_above_zero(delta) & ~(jnp.abs(delta) < epsilon)
     place = jax.lax.broadcasted_iota(jnp.int32, delta.shape, delta.ndim - 1)
     index = jnp.sum(bit.astype(jnp.int32) << place, -1, dtype=jnp.int32)
-    closest = jnp.argmin(jnp.abs(delta), -1).astype(jnp.int32)  # the first; NaN counts as smallest
+    distance = jnp.where(
+        jnp.isnan(delta), -1, jnp.abs(delta)
+    )  # NaN is smallest: compilers choose any NaN of several
+    closest = jnp.argmin(distance, -1).astype(jnp.int32)  # the first
     margin = jnp.take_along_axis(delta, closest[..., None], -1)[..., 0]
     return Detection(index, jnp.left_shift(jnp.int32(1), closest), margin, bits)
 
@@ -681,24 +684,37 @@ def logic_trees(
     values = jnp.concatenate([values, jnp.zeros((1, *batch), dtype)])  # the last one is around the image
     ids = windows((*places.image, n_channels), places.kernel, places.stride, padding=places.padding)
     of_leaves = _take(jnp.asarray(ids).reshape(*places.counts, ids.shape[-1]), leaves)
-    nodes = list(jnp.moveaxis(values[of_leaves], (2, 3), (1, 0)))  # of each [trees, rows, columns, ...]
+    at_places = jnp.moveaxis(values[of_leaves], (2, 3), (1, 0))  # [leaves, trees, rows, columns, ...]
     c = coefficients.astype(dtype).reshape(*coefficients.shape, *(1,) * (2 + len(batch)))
-    node = 0
-    while len(nodes) > 1:
-        above = []
-        for a, b in zip(nodes[::2], nodes[1::2], strict=True):
-            c0, c1, c2, c3 = c[:, :, node]
-            above.append(c0 + c1 * a + (c2 + c3 * a) * b)
-            node += 1
-        nodes = above
-    around = ((0, 0), *((p, p) for p in places.pool_padding), *((0, 0),) * len(batch))
-    y = jnp.pad(nodes[0], around, constant_values=-jnp.inf)
-    best = None
+
+    def root(nodes: list[jax.Array]) -> jax.Array:
+        node = 0
+        while len(nodes) > 1:
+            above = []
+            for a, b in zip(nodes[::2], nodes[1::2], strict=True):
+                c0, c1, c2, c3 = c[:, :, node]
+                above.append(c0 + c1 * a + (c2 + c3 * a) * b)
+                node += 1
+            nodes = above
+        return nodes[0]
+
+    # The first place with the largest value is chosen, and its leaves alone are read: what other places hold counts as nothing.
+    around = ((0, 0), (0, 0), *((p, p) for p in places.pool_padding), *((0, 0),) * len(batch))
+    (down, right), (rows, columns) = places.pool, places.groups
+
+    def in_groups(a: jax.Array, row: int, column: int) -> jax.Array:
+        return jnp.pad(a, around)[:, :, row::down, column::right][:, :, :rows, :columns]
+
+    chosen = in_groups(at_places, 0, 0)
+    best, found = root(list(chosen)), jnp.zeros(chosen.shape[1:], bool)
     for row, column in np.ndindex(*places.pool):
-        one = y[:, row :: places.pool[0], column :: places.pool[1]][:, : places.groups[0], : places.groups[1]]
-        best = one if best is None else jnp.where((one > best) | jnp.isnan(one), one, best)
-    assert best is not None
-    return best.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
+        read = in_groups(at_places, row, column)
+        exists = in_groups(jnp.ones_like(at_places, bool), row, column)[0]
+        value = root(list(read))
+        better = exists & ((value > best) | jnp.isnan(value) | ~found)
+        best, chosen, found = jnp.where(better, value, best), jnp.where(better, read, chosen), found | exists
+    y = root(list(chosen))
+    return y.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
 
 
 def soft_lut(

@@ -8,6 +8,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import machine
 import numpy as np
 import pytest
 from cases import case_of, fast_size, implementations, ops, slow
@@ -23,7 +24,13 @@ DRAWS = 12
 FINITE_ALIKE = ("soft_lut", "binary_lut")
 """Ops whose results are finite at the same places, and of which no more is said."""
 
-COTANGENTS_FINITE_ALIKE = ("bilinear_gates", "logic_trees")
+COTANGENTS_FINITE_ALIKE = ("bilinear_gates", "logic_trees", "scored_lut")
+
+PRODUCTS_OF_SAMPLES = (("margins", "xla"), ("scored_lut", "xla"))
+"""On accelerators these multiply cotangents of margins by a matrix: one that is not finite reaches all inputs of its sample."""
+
+PRODUCTS_OF_OUTPUTS = (("lookup", "pallas/gpu"), ("lookup_attention", "pallas/gpu"))
+"""These multiply tables, and cotangents of outputs, by counts of reads: one that is not finite reaches more of its output."""
 
 SCORED = ("split", "powers", "hard", "soft_sign")
 SCORED_SLOW = ("powers_one_way", "blend", "hard_soft_sign", "shared_input", "sum_groups", "single", "ties")
@@ -73,6 +80,16 @@ def expected_at(op, size):
     return found
 
 
+def reached(op, implementation, name, expected, arguments):
+    """Mask of the elements that a product of matrices may make NaN."""
+    if (op, implementation) in PRODUCTS_OF_SAMPLES and name == "x" and machine.backend() != "cpu":
+        return ~np.isfinite(expected).all(-1, keepdims=True)
+    if (op, implementation) in PRODUCTS_OF_OUTPUTS and name in ("y", "weights"):
+        factor = np.asarray(arguments[0]["weights"] if name == "y" else arguments[1]["y"])
+        return ~np.isfinite(factor).all(tuple(range(factor.ndim - 1)))
+    return np.False_
+
+
 @pytest.mark.parametrize(("op", "implementation", "size"), list(places()))
 def test_every_element_is_as_in_the_reference(op, implementation, size):
     run = jax.jit(testing.program(case_of(op, size), implementation).function)
@@ -80,6 +97,8 @@ def test_every_element_is_as_in_the_reference(op, implementation, size):
         for part, a, e in zip(("output", "cotangent"), run(*arguments), expected, strict=False):
             for name in e:
                 one, other = np.asarray(a[name]), np.asarray(e[name])
+                by_product = reached(op, implementation, name, other, arguments) & np.isnan(one)
+                one, other = (np.where(by_product, 0, x).astype(x.dtype) for x in (one, other))
                 if op in FINITE_ALIKE or (part == "cotangent" and op in COTANGENTS_FINITE_ALIKE):
                     np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other), err_msg=name)
                     one, other = (np.where(np.isfinite(x), x, 0) for x in (one, other))
@@ -119,8 +138,9 @@ def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
     valued = read.valued or getattr(read, "ways", 2)
     np.testing.assert_array_equal(np.isnan(dw[0]).all(1), np.isin(np.arange(8), [1, 3][:valued]))
     assert np.isfinite(dw[0, [4, 5]]).all()
-    of_scores = isinstance(read, reads.Confidence | reads.PowersOfTwo)
-    np.testing.assert_array_equal(np.isnan(dx[0]), [of_scores, True, of_scores, True])
+    of_all = isinstance(read, reads.Confidence | reads.PowersOfTwo)
+    of_all |= implementation == "xla" and machine.backend() != "cpu"  # a product of matrices
+    np.testing.assert_array_equal(np.isnan(dx[0]), [of_all, True, of_all, True])
     assert np.isfinite(dx[1]).all()
     assert all(np.isnan(d) for d in ds.values())
 

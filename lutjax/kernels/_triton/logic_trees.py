@@ -171,8 +171,8 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
             row, column, there = _place(group, place, c)
             read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
             values = _nodes(read, held, coefficients, tree, c)
-            better = _better(values[len(values) - 1], best, there, c)
-            best = tl.where(better, values[len(values) - 1], best)
+            value = values[len(values) - 1]
+            best = tl.where(_there((value > best) | (value != value), there, c), value, best)
         tl.store(y + _output(tree, group, c) + sample, best.to(y.dtype.element_ty), mask=exists)
 
 
@@ -194,8 +194,10 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
             row, column, there = _place(group, place, c)
             read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
             values = _nodes(read, held, coefficients, tree, c)
-            better = _better(values[len(values) - 1], best, there, c)
-            best = tl.where(better, values[len(values) - 1], best)
+            value = values[len(values) - 1]
+            # The first place is chosen even if all are infinitely small.
+            better = _there((value > best) | (value != value) | (best_place < 0), there, c)
+            best = tl.where(better, value, best)
             best_place = tl.where(better, place, best_place)
             kept = _gate_tiles.nothing()
             for leaf in tl.static_range(c.LEAVES):
@@ -358,13 +360,12 @@ def _nodes(values, held, coefficients, tree, c: tl.constexpr):
 
 
 @kernel
-def _better(value, best, there, c: tl.constexpr):
-    """Mask of values that take the place of the largest before them: NaN does."""
-    better = (value > best) | (value != value)
+def _there(mask, there, c: tl.constexpr):
+    """A mask where a group has this place."""
     if c.PADDED:
-        return better & there
+        return mask & there
     else:
-        return better
+        return mask
 
 
 @kernel

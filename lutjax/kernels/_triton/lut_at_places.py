@@ -251,6 +251,10 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
                 other = _row_tiles.offset(index ^ (1 << closest), c)
                 value = _row_tiles.read(table, main, output, c).to(c.ACC)
                 value -= _row_tiles.read(table, other, output, c).to(c.ACC)
+                if c.TARGETS:  # an unused slot may hold anything
+                    slot = group * c.n_outputs + output
+                    used = tl.load(targets + slot, mask=output < c.n_outputs, other=-1) >= 0
+                    value = tl.where(used[None, :], value, 0)
                 product += tl.sum(value * cotangent, 1)
             if c.OF_TABLE:
                 at = t.to(tl.int64) * c.n_rows * c.n_outputs + main[:, None] + output[None, :]

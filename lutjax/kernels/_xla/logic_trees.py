@@ -64,11 +64,12 @@ def _best(call: LogicTrees, leaves: jax.Array, coefficients: jax.Array) -> tuple
     """Return the largest of the trees at the places of each group, and which place of the group it is: ``[K, groups, B]``."""
     dtype = accumulator(leaves.dtype, coefficients.dtype)
     exists = (call.places.of_groups()[..., 0] >= 0)[None, :, :, None]
-    values = jnp.where(exists, _nodes(leaves.astype(dtype), coefficients.astype(dtype)), -jnp.inf)
-    best, chosen = values[:, 0], jnp.zeros(values[:, 0].shape, jnp.int32)
-    for place in range(1, values.shape[1]):
+    values = _nodes(leaves.astype(dtype), coefficients.astype(dtype))
+    best = jnp.full(values[:, 0].shape, -jnp.inf, dtype)
+    chosen = jnp.full(best.shape, -1, jnp.int32)
+    for place in range(values.shape[1]):
         value = values[:, place]
-        better = (value > best) | jnp.isnan(value)
+        better = exists[:, place] & ((value > best) | jnp.isnan(value) | (chosen < 0))
         best, chosen = jnp.where(better, value, best), jnp.where(better, place, chosen)
     return best, chosen
 
