@@ -42,7 +42,7 @@ def put(array: Any, places: tuple[str | None, ...], kind: str) -> jax.Array:
 
 @st.composite
 def places(draw: Any, call: Call) -> Places:
-    """Where the arguments of a call lie: each axis of the mesh divides one axis of an argument, or none.
+    """Draw where the arguments of a call lie: each axis of the mesh divides one axis of an argument, or none.
 
     Detectors and samples are drawn more often than other axes: they come first.
     """

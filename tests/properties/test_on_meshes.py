@@ -1,17 +1,15 @@
 """Values and every cotangent of every op, as defined, wherever its arguments lie on a mesh of devices."""
 
-import jax
 import pytest
 from cases import slow
 from hypothesis import given, settings, strategies as st
+from machine import needs_devices
 
 from properties import on_meshes
 from properties.bounds import bounded
 from properties.strategies import POOLS, SIZES, calls, is_float64
 
-pytestmark = pytest.mark.skipif(
-    jax.device_count() < 4, reason="the mesh has four devices, and this machine has fewer"
-)
+pytestmark = needs_devices(4)
 
 # Sizes of an op that four devices can share in some way; a sixth of a mesh's cost is the drawing, the rest compilation.
 EVEN = {"batch": (4,), "detectors": 4, "gates": 4, "trees": 4, "inputs": 4, "outputs": 4, "queries": 4}
