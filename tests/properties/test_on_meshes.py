@@ -1,5 +1,6 @@
 """Values and every cotangent of every op, as defined, wherever its arguments lie on a mesh of devices."""
 
+import jax
 import pytest
 from cases import slow
 from hypothesis import given, settings, strategies as st
