@@ -354,8 +354,6 @@ def test_a_case_of_every_layer_is_fast():
 )
 def test_layers_of_all_libraries(library, name):
     """Outputs and gradients on both kinds of meshes, parameters by `sharding.specs` and the batch by samples."""
-    if (library, name) == ("linen", "BinaryLUT, top-k, straight_through") and jax.__version_info__ >= (0, 11):
-        pytest.skip("XLA of jax 0.12 refuses a sum over devices here: Unsupported reduction computation")
     _check_layer(library, name, KINDS)
 
 

@@ -203,10 +203,10 @@ def _with_rule(
             # A mesh in scope is that of the whole program; here there is one device's part.
             with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
-            return tuple(
-                jax.lax.psum(y, over(one)) if over(one) and not summed_by_kernel else y
-                for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
-            )
+                return tuple(
+                    jax.lax.psum(y, over(one)) if over(one) and not summed_by_kernel else y
+                    for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
+                )
 
         return mesh, part, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
 
