@@ -69,8 +69,9 @@ def _dot_of_numbers(dot):
 
 
 def _range(*bounds):
-    # A number of a loop is a scalar of Triton, not of Python.
-    return (interpreter.interpreter_semantic.to_tensor(n) for n in range(*map(int, bounds)))
+    # A number of a loop is a scalar of Triton, not of Python; the interpreter may hold it in an array of one number, which is no index to NumPy.
+    numbers = (b.handle.data.item() if isinstance(b, tl.tensor) else b for b in bounds)
+    return (interpreter.interpreter_semantic.to_tensor(n) for n in range(*numbers))
 
 
 def _run(inputs, outputs, zeroed, in_place, common):
