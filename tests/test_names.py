@@ -124,7 +124,9 @@ def test_paths_with_a_backslash(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     checkpoints.save(tmp_path / "run", 1, {"model": {"w": np.arange(3)}}, {})
     (tmp_path / "run").rename(tmp_path / "a\\b")
-    with pytest.raises(CheckpointError, match="has a backslash, which checkpoints cannot have: rename or move"):
+    with pytest.raises(
+        CheckpointError, match="has a backslash, which checkpoints cannot have: rename or move"
+    ):
         checkpoints.restore(tmp_path / "a\\b", 1, "model", {"w": np.arange(3)})
 
 
