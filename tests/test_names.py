@@ -1,6 +1,7 @@
 """Names that users give: drawn as they are in pictures, pages and texts, and no names of files and functions that cannot be."""
 
 import io
+import os
 import shutil
 import subprocess
 import warnings
@@ -18,7 +19,8 @@ from lutjax._pictures import as_drawn
 from lutjax.circuits import Circuit, c, drawing
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.cli import _errors
-from lutjax.training import pictures
+from lutjax.training import checkpoints, pictures
+from lutjax.training.errors import CheckpointError
 
 NAMES = [
     "$a_$ and $\\x$",
@@ -111,6 +113,21 @@ def test_paths_that_are_no_text(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "is not UTF-8, which checkpoints need" in result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.sep == "\\", reason="a backslash divides folders here")
+def test_paths_with_a_backslash(tmp_path: Path) -> None:
+    """TensorStore takes it for a slash: arrays were written into another folder, and found nowhere."""
+    result = command("train", "ca", "--out", tmp_path / "a\\b", "--steps", 1)
+    assert result.exit_code == 2
+    assert "has a backslash, which checkpoints cannot have: choose another folder." in result.output
+    assert not list(tmp_path.iterdir())
+    checkpoints.save(tmp_path / "run", 1, {"model": {"w": np.arange(3)}}, {})
+    (tmp_path / "run").rename(tmp_path / "a\\b")
+    with pytest.raises(
+        CheckpointError, match="has a backslash, which checkpoints cannot have: rename or move"
+    ):
+        checkpoints.restore(tmp_path / "a\\b", 1, "model", {"w": np.arange(3)})
 
 
 def test_what_a_terminal_has_no_character_for(monkeypatch: pytest.MonkeyPatch) -> None:

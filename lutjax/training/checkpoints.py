@@ -63,6 +63,18 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / _META).is_file()
 
 
+def why_not(folder: Path) -> str | None:
+    """Return why no checkpoint can be kept below a folder; None where one can."""
+    path = folder.absolute().as_posix()
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return f"the name of {folder} is not UTF-8, which checkpoints need"
+    if "\\" in path:  # which TensorStore takes for a slash, and writes arrays elsewhere
+        return f"the path of {folder} has a backslash, which checkpoints cannot have"
+    return None
+
+
 def others(directory: Path) -> Iterator[Path]:
     """Yield what lies in a directory, if there is one, and is of none of its checkpoints, whole or not."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
@@ -253,6 +265,8 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
       CheckpointError: the checkpoint has other arrays than the template.
     """
     folder = directory / str(step)
+    if why := why_not(folder):
+        raise CheckpointError(f"{why}: rename or move it.")
     flat = _flat(template)
     saved, wanted = _content(folder)["arrays"].get(name, {}), _signature(flat)
     for key in sorted({*saved, *wanted}):

@@ -294,12 +294,8 @@ def check_new(folder: Path, kind: type[Experiment]) -> None:
     Raises:
       InUseError: it is such a folder.
     """
-    try:
-        str(folder.absolute()).encode()
-    except UnicodeEncodeError:
-        raise InUseError(
-            f"the name of {folder} is not UTF-8, which checkpoints need: choose another folder."
-        ) from None
+    if why := checkpoints.why_not(folder):
+        raise InUseError(f"{why}: choose another folder.")
     if hosts.by_first(lambda: runs.exists(folder)):
         raise InUseError(
             f"{folder} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."
