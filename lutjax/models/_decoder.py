@@ -293,11 +293,11 @@ def _first(
 
 
 def _block(
-    graphdef: Any, cache: Any, kept: Any, token: Array, keys: Array, temperature: Array | None, top_k: int
+    graphdef: Any, cache: Any, kept: Any, token: jax.Array, keys: Array, temperature: Array | None, top_k: int
 ) -> tuple[Any, jax.Array, jax.Array]:
     """Return the caches after a token of each text, the last one that follows it, and all, ``[keys, *batch]``."""
 
-    def step(carry: tuple[Any, jax.Array], noise: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
         cache, logits = fed(graphdef, cache, kept, token[..., None])
         token = _drawn(logits, noise, temperature)
@@ -326,7 +326,7 @@ def _generate(
     graphdef, cache, kept = parts
     among = top_k or model.config.vocab_size
 
-    def steps(carry: tuple[Any, jax.Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    def steps(carry: tuple[Any, jax.Array], keys: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, last, tokens = _block(graphdef, carry[0], kept, carry[1], keys, temperature, among)
         return (cache, last), tokens
 
@@ -366,7 +366,7 @@ def _begun(
 def _went_on(
     cache: list[jax.Array],
     kept: list[jax.Array],
-    last: Array,
+    last: jax.Array,
     keys: Array,
     temperature: Array | None,
     *,
