@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from lutjax import _meshes
+from lutjax._arguments import require_array
 from lutjax._typing import Array
 
 
@@ -199,6 +200,7 @@ class Decoder(nnx.Module):
             raise ValueError(
                 f"generate: top_k is {top_k}; it must be from 1 to the {vocab} tokens there are."
             )
+        require_array("generate", "key", key)
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(jnp.asarray(key))
         if key.shape not in ((), texts):
@@ -210,6 +212,7 @@ class Decoder(nnx.Module):
 
 def _check_tokens(where: str, tokens: Array) -> None:
     """Raise ValueError if tokens are not an array of integers with at least one axis."""
+    require_array(where, "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
         raise ValueError(
             f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
