@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from lutjax._arguments import shown
+
 CHOICES = "choices"
 """Key of the names in the metadata of a field."""
 
@@ -22,4 +24,4 @@ def check_names(config: Any, where: str = "") -> None:
     for field in dataclasses.fields(config):
         known, value = field.metadata.get(CHOICES), getattr(config, field.name)
         if known is not None and value not in known and not (value is None and field.default is None):
-            raise ValueError(f"{where}{field.name} is {value!r}; expected one of {', '.join(known)}.")
+            raise ValueError(f"{where}{field.name} is {shown(value)}; expected one of {', '.join(known)}.")

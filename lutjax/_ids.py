@@ -1,5 +1,7 @@
-"""Ids and positions as int32: values beyond its range saturate, they never wrap to others that exist."""
+"""Ids and positions as int32: values beyond its range saturate, they never wrap to others that exist. Ids that are known are checked once."""
 
+import weakref
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -8,6 +10,45 @@ import numpy as np
 
 _INT32 = np.iinfo(np.int32)
 _FARTHEST = 2**30  # sums of two of these fit int32
+
+
+_checked: dict[int, tuple[weakref.ref[Any], set[Hashable]]] = {}
+
+
+def is_concrete(a: Any) -> bool:
+    """Return whether the numbers of an array are known here: it is not traced, and no other process has a part of it."""
+    if isinstance(a, jax.core.Tracer):
+        return False
+    return isinstance(a, np.ndarray) or (isinstance(a, jax.Array) and a.is_fully_addressable)
+
+
+def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
+    """Check ids whose values are known: those of a JAX array, which never change, by each rule once.
+
+    Args:
+      rule: equal where `check` asks the same.
+      check: raises an error if ids are wrong.
+    """
+    if not is_concrete(ids):
+        return
+    if isinstance(ids, np.ndarray):
+        check()
+        return
+    key = id(ids)
+    found = _checked.get(key)
+    if found is not None and found[0]() is ids and rule in found[1]:
+        return
+    check()
+    if found is None or found[0]() is not ids:
+        found = weakref.ref(ids, lambda gone: _forget(key, gone)), set()
+        _checked[key] = found
+    found[1].add(rule)
+
+
+def _forget(key: int, gone: Any) -> None:
+    found = _checked.get(key)
+    if found is not None and found[0] is gone:
+        _checked.pop(key, None)
 
 
 def as_jax(a: Any) -> jax.Array:

@@ -5,9 +5,13 @@ from click.testing import CliRunner, Result
 from lutjax.cli._main import cli
 
 
-def command(*words: object) -> Result:
-    """Return the result of `lutjax` with these words, written by `str`; raise what the command lets through."""
-    result = CliRunner().invoke(cli, [str(word) for word in words])
+def command(*words: object, given: bytes | None = None) -> Result:
+    """Return the result of `lutjax` with these words, written by `str`; raise what the command lets through.
+
+    Args:
+      given: the standard input; nothing by default.
+    """
+    result = CliRunner().invoke(cli, [str(word) for word in words], input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

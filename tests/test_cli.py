@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import jax
@@ -23,7 +25,7 @@ from commands import command
 from machine import needs_devices
 
 import lutjax
-from lutjax.cli import _progress, main
+from lutjax.cli import _generate, _progress, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli
 from lutjax.training import lm_runs, loop, runs
@@ -110,6 +112,63 @@ def test_generate(finished: tuple[Path, Result]) -> None:
         command(*words, *more).output for more in (("--temperature", 0), ("--top-k", 1, "--seed", 3))
     }
     assert len(likeliest) == 1
+
+
+def test_generate_writes_bytes_as_they_are(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    """The prompt and the new bytes, whatever they are, and nothing else; of an argument, a file or the standard input."""
+    prompt, words = b"\xff\x00the\r\n", ("generate", finished[0], "--bytes", 40, "--temperature", 9)
+    (tmp_path / "prompt").write_bytes(prompt)
+    whole = command(*words, given=prompt).stdout_bytes
+    assert len(whole) == len(prompt) + 40
+    assert whole.startswith(prompt)
+    with pytest.raises(UnicodeDecodeError):
+        whole.decode()
+    for source, given in ((("--prompt-file", tmp_path / "prompt"), None), (("--prompt-file", "-"), prompt)):
+        assert command(*words, *source, given=given).stdout_bytes == whole
+    assert command(*words, "--no-echo", given=prompt).stdout_bytes == whole[len(prompt) :]
+
+
+def test_generate_many_texts(finished: tuple[Path, Result]) -> None:
+    """Those of their seeds, whatever is drawn beside them."""
+    words = ("generate", finished[0], "--bytes", 40)
+    alone = [
+        command(*words, "--prompt", prompt, "--seed", seed).stdout_bytes
+        for prompt in ("the ", "quick", "over")
+        for seed in (5, 6)
+    ]
+    assert len(set(alone)) == 6
+    prompts = ("--prompt", "the ", "--prompt", "quick", "--prompt", "over")
+    together = command(*words, *prompts, "--samples", 2, "--seed", 5)
+    assert together.stdout_bytes == b"".join(text + b"\n" for text in alone)
+    integers = ("--integers", "int16", "--prompt", "the ")
+    one, other = (command(*words, *integers, "--seed", seed).stdout_bytes for seed in (5, 6))
+    assert command(*words, *integers, "--seed", 5, "--samples", 2).stdout_bytes == b"%s\n%s\n" % (one, other)
+
+
+class Terminal(io.BytesIO):
+    """Terminal that remembers what was written to it, and how much each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sizes.append(len(data))
+        return super().write(data)
+
+
+def test_generate_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it comes, with what a terminal would obey escaped, and characters whose bytes come one by one whole."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="utf-8", write_through=True))
+    _generate._write(
+        [("\x1b[2Jé\n".encode(), 0)], [[bytes([b]) for b in "\t☃\x9b\u202e".encode() + b"\xe2"]], echo=True
+    )
+    assert terminal.getvalue().decode() == "\\x1b[2Jé\n\t☃\\x9b\\u202e\\xe2\n"
+    assert len([size for size in terminal.sizes if size]) > 5
 
 
 def test_finished_run_is_left_alone(finished: tuple[Path, Result], text: Path) -> None:
@@ -445,7 +504,10 @@ def test_bad_input_is_one_message_and_leaves_nothing(
         (["--prompt", "x", "--bytes", "0"], "not in the range"),
         (["--prompt", "x", "--temperature", "-1"], "not in the range"),
         (["--prompt", "x", "--top-k", "300"], "not in the range"),
-        ([], "Missing option '--prompt'"),
+        ([], "Invalid value for the standard input: it is empty"),
+        (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
+        (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
+        (["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1], "2 samples have seeds up to 4294967296"),
     ],
 )
 def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cases import slow
 from flax import nnx
 
 from lutjax.layers.nnx import Anchors
-from lutjax.models import GPT, GPTConfig
+from lutjax.models import GPT, GPTConfig, _decoder
 
 SMALL = GPTConfig(
     vocab_size=11,
@@ -133,6 +133,46 @@ def test_generate_equals_full_passes():
     np.testing.assert_array_equal(
         model.generate(prompt, 6, key=jax.random.key(0), temperature=0), text[:, 9:]
     )
+
+
+def test_memory_of_generation_does_not_grow_with_the_prompt():
+    """Prompts are read in windows: what is kept between is the prompt itself."""
+    model = model_of()
+    graphdef, state = nnx.split(model)
+
+    def planned(length):
+        prompt, key = jax.ShapeDtypeStruct((length,), jnp.int32), jax.random.key(0)
+        program = _decoder._generate.lower(graphdef, state, prompt, key, None, n_tokens=1, top_k=None)
+        return program.compile().memory_analysis().temp_size_in_bytes
+
+    short, long = planned(400), planned(4000)
+    assert long < short + 3600 * 20
+
+
+@pytest.mark.parametrize("changes", [{}, TABLES], ids=["dense", "projection_lut"])
+def test_long_prompts(changes):
+    """In windows, whole ones and a part of one, at any place."""
+    model, text = model_of(**changes), tokens_of(2, 26)
+    want = jnp.argmax(logits_of(model, text), -1)
+    for length in (8, 9, 16, 23, 26):
+        got = model.generate(text[:, :length], 1, key=jax.random.key(0), temperature=0)
+        np.testing.assert_array_equal(got[:, 0], want[:, length - 1])
+
+
+def test_stream_and_generate_are_the_same():
+    model, prompt = model_of(), tokens_of(2, 11)
+    options = {"key": jax.random.key(3), "temperature": 0.9, "top_k": 7}
+    whole = model.generate(prompt, 70, **options)
+    parts = list(model.stream(prompt, 70, **options))
+    assert [part.shape for part in parts] == [(2, 1), (2, 32), (2, 32), (2, 5)]
+    np.testing.assert_array_equal(jnp.concatenate(parts, 1), whole)
+    assert [list(model.stream(prompt[0], n, **options)) for n in (0,)] == [[]]
+    keys = jax.random.split(jax.random.key(1), 2)
+    both = model.generate(prompt, 20, key=keys)
+    for text, key, got in zip(prompt, keys, both, strict=True):
+        np.testing.assert_array_equal(model.generate(text, 20, key=key), got)
+    with pytest.raises(ValueError, match=r"key has shape \[3\]; give one key, or one for each text, \[2\]"):
+        model.generate(prompt, 20, key=jax.random.split(keys[0], 3))
 
 
 def test_dtypes():

@@ -3,17 +3,22 @@
 What an op returns for them is what the reference returns for ids that NumPy has clamped, one by one.
 """
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
 from cases import ops, slow, split
+from every_layer import CASES as LAYER_CASES
+from flax import nnx
+from layer_libraries import by_kind, inputs_of, nnx_layer, variables_of
 from machine import needs_gpu
 from test_sparsecore import replaced as replaced
 
 import lutjax
 from lutjax import testing
+from lutjax.layers import haiku, linen, nnx as lutjax_nnx
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 
@@ -214,3 +219,76 @@ def test_ids_out_of_range_are_clamped(world, op, request):
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_ids_out_of_range_are_clamped_on_gpus(implementation, op):
     check(op, (implementation, "xla"))
+
+
+# ------------------------------------------------------------------------------------- layers
+KEPT = {"anchors": "anchors", "targets": "targets", "wires": "wires"}
+LAYERS = {
+    case.layer: case
+    for name, case in LAYER_CASES.items()
+    if any(v.kind in KEPT for v in case.spec.variables())
+}
+"""A case of each layer with ids."""
+
+
+def ids_of(case):
+    """The name of the first variable of a layer that holds ids, and wild ones."""
+    v = next(v for v in case.spec.variables() if v.kind in KEPT)
+    return v.name, v.kind, jnp.full(v.shape, 1000, jnp.int32)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_refuse_ids_that_are_known(layer):
+    """However they came there, in all three libraries; where they are traced, ops clamp them."""
+    case = LAYERS[layer]
+    name, kind, wild = ids_of(case)
+    x = jax.nn.sigmoid(inputs_of(case))
+    made = nnx_layer(case)
+    made(x)
+    with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids from 1000 to 1000"):
+        setattr(made, name, wild)
+    with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids"):
+        setattr(made, name, np.asarray(wild))
+    made(x)  # neither is there
+    getattr(made, name).set_value(wild)
+    for _ in range(2):  # and no error makes them known
+        with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids from 1000 to 1000"):
+            made(x)
+    nnx.eval_shape(lambda made, x: made(x), made, x)
+
+    kinds = by_kind(case, variables_of(case))
+    wrong = {**kinds, kind: {**kinds[kind], name: wild}}
+    ours = getattr(linen, case.layer)(*case.sizes, **case.options)
+    random = {case.spec.stream: jax.random.key(0)}
+    with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids"):
+        ours.apply(wrong, x, rngs=random)
+    f = hk.transform_with_state(lambda x: getattr(haiku, layer)(*case.sizes, **case.options, name="layer")(x))
+
+    state = {"layer": {n: a for k, arrays in wrong.items() if k != "params" for n, a in arrays.items()}}
+    with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids"):
+        f.apply({"layer": kinds["params"]}, state, jax.random.key(0), x)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_without_their_ids(layer):
+    """Restored without them, they raise an error and draw no others."""
+    case = LAYERS[layer]
+    name, _, _ = ids_of(case)
+    x = jax.nn.sigmoid(inputs_of(case))
+    kinds = by_kind(case, variables_of(case))
+    message = rf"{layer}: there is no {name}: the layer was restored without it"
+    ours = getattr(linen, case.layer)(*case.sizes, **case.options)
+    rngs = {name: jax.random.key(0) for name in ("params", case.spec.stream)}
+    with pytest.raises(ValueError, match=message):
+        ours.apply({"params": kinds["params"]}, x, rngs=rngs, mutable=True)
+    f = hk.transform_with_state(lambda x: getattr(haiku, layer)(*case.sizes, **case.options, name="layer")(x))
+    with pytest.raises(ValueError, match=message):
+        f.apply({"layer": kinds["params"]}, {}, jax.random.key(0), x)
+    made = nnx.eval_shape(lambda: nnx_layer(case))
+    nnx.update(made, nnx.state(nnx_layer(case), nnx.Param))
+    with pytest.raises(ValueError, match=message):
+        made(x)
+    whole = nnx_layer(case)
+    lutjax_nnx.check(whole, nnx.state(whole))
+    with pytest.raises(ValueError, match=rf"{layer}: the state has no {name}"):
+        lutjax_nnx.check(nnx.List([whole]), nnx.state(nnx.List([whole]), nnx.Param))

@@ -1,9 +1,11 @@
 """``lutjax generate``: text from a trained model."""
 
+import codecs
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +13,33 @@ from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
 from lutjax.training.errors import RunError
 
+if TYPE_CHECKING:
+    from lutjax.training.integers import Rounded
+    from lutjax.training.lm import LanguageModel
+
 
 @click.command()
 @run_argument("folder", "--checkpoint")
-@click.option("--prompt", required=True, help="The text to continue.")
+@click.option(
+    "--prompt",
+    "prompts",
+    multiple=True,
+    help="The text to continue; given several times, as many texts. Default: the standard input.",
+)
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="File with the text to continue, byte by byte as it is; - is the standard input.",
+)
 @click.option(
     "--bytes", "n_bytes", type=click.IntRange(1), default=500, show_default=True, help="How much to add."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many texts to write for each prompt, drawn together. Their seeds are --seed and the numbers after it.",
 )
 @click.option(
     "--temperature",
@@ -32,6 +55,12 @@ from lutjax.training.errors import RunError
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the draws.")
 @click.option(
+    "--echo/--no-echo",
+    default=True,
+    show_default=True,
+    help="Write the prompt before the new bytes, or these alone.",
+)
+@click.option(
     "--integers",
     type=click.Choice(["int16", "int8"]),
     help="Round a model of train lm --model lut to whole numbers, with such tables, and draw as the C program does that "
@@ -45,12 +74,15 @@ from lutjax.training.errors import RunError
 @click.option(
     "--speed",
     is_flag=True,
-    help="Write the text again, compiled by now, and print bytes a second to standard error.",
+    help="Draw the text again, compiled by now, and print bytes a second to standard error.",
 )
 def generate(coordinator: str | None, n_processes: int | None, process: int | None, **options: Any) -> None:
     """Continue a text with the language model of RUN.
 
     RUN is the folder of a run of `train lm`: what it got as --out; or its folder quantised, which `quantise` made.
+
+    A text is written as it is drawn: to a terminal with characters that cannot be printed escaped, and else byte by byte, with nothing before or after it.
+    Where there are several texts, a line feed follows each.
     """
     with processes(coordinator, n_processes, process):
         _generate(**options)
@@ -61,19 +93,24 @@ generate.params += process_options("Divide the model over the devices of several
 
 def _generate(
     folder: Path,
-    prompt: str,
+    prompts: Sequence[str],
+    prompt_file: Path | None,
     n_bytes: int,
+    samples: int,
     temperature: float,
     top_k: int | None,
     seed: int,
+    echo: bool,
     integers: str | None,
     mesh: Mapping[str, int] | None,
     speed: bool,
 ) -> None:
-    """Continue a text; the first of several processes prints it."""
-    if not prompt:
-        raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint="--prompt")
-
+    """Continue texts; the first of several processes prints them."""
+    if seed + samples > 2**32:
+        raise click.BadParameter(
+            f"{samples} samples have seeds up to {seed + samples - 1}; the largest is {2**32 - 1}.",
+            param_hint="--seed",
+        )
     if integers is not None and mesh is not None:
         raise click.UsageError("--integers computes as the C program does, on one device; leave --mesh out.")
 
@@ -81,6 +118,8 @@ def _generate(
 
     from lutjax.training import hosts, lm_runs, meshes, runs
 
+    found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
+    texts = [(text, seed + k) for text in found for k in range(samples)]
     if hosts.count() > 1:
         if integers is not None:
             raise click.UsageError(
@@ -96,37 +135,100 @@ def _generate(
         raise
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--mesh") from error
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
-    if integers is None:
-        _print(prompt, lambda: lm_runs.sample(model, prompt, n_bytes, **options), n_bytes if speed else None)
-        return
+    drawn_by: LanguageModel | Rounded = model
+    if integers is not None:
+        from lutjax.training import integers as whole
 
-    from lutjax.training import integers as whole
+        try:
+            whole.thousandths(temperature)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--temperature") from error
+        drawn_by = whole.rounded_model(folder, model, tables=integers)
 
-    try:
-        whole.thousandths(temperature)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--temperature") from error
-    rounded = whole.rounded_model(folder, model, tables=integers)
-
-    def sample() -> str:
-        added = rounded.generate(prompt.encode(errors="surrogateescape"), n_bytes, **options)
-        return added.decode(errors="replace")
-
-    _print(prompt, sample, n_bytes if speed else None)
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+    _write(texts, _continuations(drawn_by, texts, n_bytes, **options), echo=echo)
+    if speed:
+        start = time.perf_counter()
+        for parts in _continuations(drawn_by, texts, n_bytes, **options):
+            for _ in parts:
+                pass
+        rate = len(texts) * n_bytes / (time.perf_counter() - start)
+        _say_error(f"{rate:,.0f} bytes a second.")
 
 
-def _print(prompt: str, sample: Callable[[], str], n_bytes: int | None) -> None:
-    """Print a prompt and what follows; if its number of bytes is given, also how many a second."""
+def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
+    """Return the prompts of the options, or of the standard input; none is empty."""
+    if given and file is not None:
+        raise click.UsageError("give --prompt or --prompt-file, not both.")
+    if given:
+        found, hint = [text.encode(errors="surrogateescape") for text in given], "--prompt"
+    elif file is None and sys.stdin.isatty():
+        raise click.UsageError("give a text to continue: --prompt, --prompt-file, or the standard input.")
+    else:
+        source = Path("-") if file is None else file
+        hint = "the standard input" if str(source) == "-" else f"--prompt-file {source}"
+        with click.open_file(str(source), "rb") as opened:
+            found = [opened.read()]
+    if not all(found):
+        raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint=hint)
+    return found
+
+
+def _continuations(
+    model: "LanguageModel | Rounded", texts: Sequence[tuple[bytes, int]], n_bytes: int, **options: Any
+) -> Iterator[Iterable[bytes]]:
+    """Yield what is added to each text, in parts as they are drawn."""
+    from lutjax.models._decoder import Decoder
+    from lutjax.training import lm_runs
+
+    if not isinstance(model, Decoder):
+        for prompt, seed in texts:
+            yield model.stream(prompt, n_bytes, seed=seed, **options)
+    elif len(texts) == 1:
+        prompt, seed = texts[0]
+        yield lm_runs.stream(model, prompt, n_bytes, seed=seed, **options)
+    else:
+        yield from ([added] for added in lm_runs.batch(model, texts, n_bytes, **options))
+
+
+def _write(
+    texts: Sequence[tuple[bytes, int]], continuations: Iterable[Iterable[bytes]], *, echo: bool
+) -> None:
+    """Write texts to the standard output, as they come."""
     from lutjax.training import hosts
 
-    text = prompt + sample()
-    if hosts.is_first():
-        click.echo(text)
-    if n_bytes is not None:
-        start = time.perf_counter()
-        sample()
-        _say_error(f"{n_bytes / (time.perf_counter() - start):,.0f} bytes a second.")
+    first, out = hosts.is_first(), sys.stdout.buffer
+    terminal = first and sys.stdout.isatty()
+    for (prompt, _), parts in zip(texts, continuations, strict=True):
+        decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
+
+        def write(part: bytes, final: bool = False, decode: Any = decode) -> None:
+            if terminal:
+                click.echo(escaped(decode(part, final)), nl=False)
+            elif first:
+                out.write(part)
+                out.flush()
+
+        if echo:
+            write(prompt)
+        for part in parts:
+            write(part)
+        write(b"", True)
+        if first and (terminal or len(texts) > 1):
+            click.echo()
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with characters that a terminal would obey, or cannot show, as escapes; line feeds and tabs stay.
+
+    Example:
+      >>> from lutjax.cli._generate import escaped
+      >>> escaped("caf\xe9\x1b[2J\n")
+      'café\\x1b[2J\n'
+    """
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def _say_error(text: str) -> None:

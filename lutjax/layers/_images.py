@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 import lutjax
 from lutjax import _meshes, wiring
+from lutjax._arguments import require_array, shown
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
@@ -85,6 +86,7 @@ class _ReadSpec(_ImageArguments, ScoredSpec, TableSpec):
 
     def _images(self, x: Any, shape: tuple[int, ...]) -> Any:
         """Return images ``[..., *shape]``, checked and cast."""
+        require_array(self.layer, "x", x)
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
             sizes = ", ".join(map(str, shape))
             raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected [..., {sizes}].")
@@ -488,7 +490,7 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
                 raise ValueError(f"{self.layer}: groups is {self.groups}; it must divide {name}, {size}.")
         if isinstance(self.pool, str) and self.pool != "all":
             raise ValueError(
-                f'{self.layer}: pool is {self.pool!r}; expected rows and columns of places, "all" or None.'
+                f'{self.layer}: pool is {shown(self.pool)}; expected rows and columns of places, "all" or None.'
             )
         block, places = self._block, self._places
         if block[0] > places[0] or block[1] > places[1]:

@@ -15,13 +15,14 @@ from jaxtyping import Int
 
 import lutjax
 from lutjax import _meshes, wiring
+from lutjax._arguments import require_array
 from lutjax._derivatives import with_derivative_of
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax._wires import check_wires
 from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
-from lutjax.layers.initializers import residual_gates, residual_table
+from lutjax.layers.initializers import Normal, residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 from lutjax.wiring._names import EVEN, Wiring, drawn
 
@@ -40,7 +41,7 @@ _CONSTANTS, _OF_ONE_INPUT = np.array([0, 15]), np.array([3, 5, 10, 12])
 _MOST_READ = 8
 
 RESIDUAL = residual_gates()
-GAUSSIAN = jax.nn.initializers.normal(1.0)
+GAUSSIAN = Normal(1.0)
 
 
 def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -115,6 +116,7 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
     """Return inputs of the right size as floats. An op cannot check: wires are ids of as many inputs as there are."""
     x = spec._bits(x)
+    require_array(spec.layer, "x", x)
     if not x.ndim or x.shape[spec.feature_axis] != size:
         expected = f"[..., {size}]" if spec.feature_axis else f"[{size}, ...]"
         raise ValueError(f"{spec.layer}: x has shape {list(x.shape)}; expected {expected}.")
@@ -899,6 +901,7 @@ class GroupSumSpec(GroupSumArguments, Spec):
     @names_layer
     def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
         x = self._bits(x)
+        require_array(self.layer, "x", x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
             raise ValueError(
                 f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of "

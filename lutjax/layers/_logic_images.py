@@ -16,6 +16,7 @@ from jaxtyping import UInt32
 
 import lutjax
 from lutjax import _meshes, wiring
+from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.layers._logic import (
     INT32,
@@ -357,6 +358,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         x = self._bits(x)
         height, width, channels = self.in_shape
         shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
+        require_array(self.layer, "x", x)
         found = x.shape[:3] if self.feature_axis == 0 else x.shape[-3:]
         if found != shape:
             sizes = ", ".join(map(str, shape))

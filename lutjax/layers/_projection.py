@@ -12,13 +12,17 @@ from jaxtyping import Float
 import lutjax
 from lutjax import _meshes
 from lutjax._anchors import check_anchors
+from lutjax._arguments import require_array
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers.initializers import Normal
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.reads import Confidence, Read
 
 INT32, INT8 = jnp.dtype("int32"), jnp.dtype("int8")
+
+SMALL_MATRIX = Normal(0.02)
 
 
 def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -193,7 +197,7 @@ class ProjectionLUTArguments(Arguments):
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = small_tables
-    compress_init: Initializer = jax.nn.initializers.normal(0.02)  # noqa: RUF009
+    compress_init: Initializer = SMALL_MATRIX
     decompress_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
     implementation: str | tuple[str, ...] | None = None
@@ -313,6 +317,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
         deterministic: bool | None = None,
         key: Array | None = None,
     ) -> Float[jax.Array, "*batch outputs"]:
+        require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"{self.layer}: x has shape {list(x.shape)}; expected [..., {self.in_features}]."

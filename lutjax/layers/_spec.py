@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax._arguments import checked, shown
 from lutjax._dtypes import FLOATS
+from lutjax._ids import check_once
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
@@ -121,6 +123,32 @@ class Spec:
                 self._check_shape(variable, arrays[variable.name])
                 self._check_values(variable, arrays)
 
+    def held(self, arrays: Arrays) -> Arrays:
+        """Return arrays with which a call may begin: all are there, and ids whose values are known exist.
+
+        Raises:
+          ValueError: an id is out of range, or an array has no values.
+        """
+        for variable in _with_ids(self):
+            if variable.name in arrays:
+                self._check_known(variable, arrays[variable.name])
+        return arrays
+
+    def check_ids(self, name: str, array: Any) -> None:
+        """Check an array that takes the place of a variable's, if that holds ids and their values are known.
+
+        Raises:
+          ValueError: an id is out of range.
+        """
+        for variable in _with_ids(self):
+            if variable.name == name:
+                self._check_known(variable, array)
+
+    def _check_known(self, variable: Variable, array: Any) -> None:
+        if isinstance(array, jax.ShapeDtypeStruct):
+            raise missing(self.layer, variable.name)
+        check_once(array, self, lambda: self._check_values(variable, {variable.name: array}))
+
     def _check_shape(self, variable: Variable, array: Any) -> None:
         if np.shape(array) != variable.shape:
             raise ValueError(
@@ -136,14 +164,14 @@ class Spec:
         try:
             whole = operator.index(size)
         except TypeError:
-            raise ValueError(f"{self.layer}: {name} is {size!r}; expected a whole number.") from None
+            raise ValueError(f"{self.layer}: {name} is {shown(size)}; expected a whole number.") from None
         if whole < least:
             raise ValueError(f"{self.layer}: {name} is {size}; it must be at least {least}.")
 
     def _require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise ValueError(f"{self.layer}: {name} is {value!r}; expected one of {choices}.")
+            raise ValueError(f"{self.layer}: {name} is {shown(value)}; expected one of {choices}.")
 
     def _require_positive(self, name: str) -> None:
         if not 0 < getattr(self, name) < float("inf"):
@@ -156,10 +184,12 @@ class Spec:
             dtype = getattr(self, name)
             if dtype is None and name == "dtype":
                 continue
-            if jnp.dtype(dtype).name not in FLOATS:
-                raise ValueError(
-                    f"{self.layer}: {name} is {jnp.dtype(dtype).name}; expected one of {FLOATS}."
-                )
+            try:
+                known = jnp.dtype(dtype).name
+            except TypeError:
+                known = shown(dtype)
+            if known not in FLOATS:
+                raise ValueError(f"{self.layer}: {name} is {known}; expected one of {FLOATS}.")
             if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
                 raise ValueError(
                     f"{self.layer}: {name} is {jnp.dtype(dtype).name}, which JAX has switched off; switch it "
@@ -191,6 +221,19 @@ class Spec:
         if dtype is None or array is None or jnp.asarray(array).dtype == dtype:
             return array  # the array itself: see lutjax.training.tables
         return jnp.asarray(array).astype(dtype)
+
+
+def missing(layer: str, name: str) -> ValueError:
+    """Return the error about a layer that is called without a variable."""
+    return ValueError(
+        f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
+        "others than those of training would be silently wrong."
+    )
+
+
+@functools.lru_cache(4096)
+def _with_ids(spec: Spec) -> tuple[Variable, ...]:
+    return tuple(v for v in spec.variables() if v.kind in ("anchors", "targets", "wires"))
 
 
 def names_layer(method: F) -> F:
@@ -225,9 +268,11 @@ def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple
 
     Raises:
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
+      TypeError: an argument is of another kind than it should be.
     """
     given = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
+    options = checked(spec_type.__name__.removesuffix("Spec"), spec_type, options)
     spec = spec_type(**options, **spec_type.implied_by(given))
     spec.check(given)
 

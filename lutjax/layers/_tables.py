@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax import _meshes
 from lutjax._anchors import check_anchors, check_targets
+from lutjax._arguments import require_array, shown
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array, Integer
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
@@ -203,6 +204,7 @@ class _TableSpec(_TableArguments, TableSpec):
 
     def _inputs(self, x: Any, name: str = "x") -> Any:
         """Return inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
+        require_array(self.layer, name, x)
         if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
             length = "length, " * (self.min_rank - 1)
             raise ValueError(
@@ -315,7 +317,7 @@ class _WithTargets(TableSpec):
             )
         if self.targets_per not in TARGET_LISTS:
             raise ValueError(
-                f"{self.layer}: targets_per is {self.targets_per!r}; expected one of {TARGET_LISTS}."
+                f"{self.layer}: targets_per is {shown(self.targets_per)}; expected one of {TARGET_LISTS}."
             )
         if self.n_targets is not None:
             self._require_size("n_targets", 1)

@@ -4,8 +4,8 @@ Residual: every gate starts by passing on its first input, so deep networks star
 inputs. `jax.nn.initializers.normal(1.0)` is the Gaussian initialisation.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,54 @@ __all__ = ["residual_gates", "residual_table"]
 _FIRST_INPUT = 3  # the gate that is its first input
 
 
+# Initializers are values: those of the same arguments are equal, and layers that hold them can be pickled.
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """Initializer of normally distributed numbers, `jax.nn.initializers.normal`."""
+
+    deviation: float
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        drawn: jax.Array = jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
+        return drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualGates:
+    """Initializer of logits ``[gates, 16]``: see `residual_gates`."""
+
+    logit: float | int
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return jnp.zeros(shape, dtype).at[..., _FIRST_INPUT].set(self.logit)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualTable:
+    """Initializer of tables ``[gates, 2**inputs]``: see `residual_table`."""
+
+    probability: float | int
+    parametrisation: str
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        p = self.probability
+        logit = math.log(p / (1 - p))
+        if (
+            self.parametrisation == "walsh"
+        ):  # minus the first input, as a number of -1 or 1, has one coefficient
+            return jnp.zeros(shape, dtype).at[..., 1].set(logit)
+        value = logit if self.parametrisation == "light" else 2 * p - 1
+        row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
+        return jnp.broadcast_to(jnp.asarray(row, dtype), shape)
+
+
 def _probability(where: str, probability: float | int) -> float | int:
     if not 0 < probability < 1:
         raise ValueError(f"{where}: probability is {probability}; it must be between 0 and 1.")
     return probability
 
 
-def residual_gates(
-    probability: float | int = 0.9, *, strength: float | int | None = None
-) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
+def residual_gates(probability: float | int = 0.9, *, strength: float | int | None = None) -> ResidualGates:
     """Return an initializer of logits ``[gates, 16]`` whose gates pass on their first input.
 
     Args:
@@ -47,17 +86,10 @@ def residual_gates(
       0.9
     """
     p = _probability("residual_gates", probability)
-    value = math.log(15 * p / (1 - p)) if strength is None else strength
-
-    def init(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        return jnp.zeros(shape, dtype).at[..., _FIRST_INPUT].set(value)
-
-    return init
+    return ResidualGates(math.log(15 * p / (1 - p)) if strength is None else strength)
 
 
-def residual_table(
-    probability: float | int = 0.9, parametrisation: str = "light"
-) -> Callable[[Array, tuple[int, ...], DTypeLike], jax.Array]:
+def residual_table(probability: float | int = 0.9, parametrisation: str = "light") -> ResidualTable:
     """Return an initializer of tables ``[gates, 2**inputs]`` whose output is the first input.
 
     Args:
@@ -77,17 +109,8 @@ def residual_table(
       [[0.1 0.9 0.1 0.9]]
     """
     p = _probability("residual_table", probability)
-    logit = math.log(p / (1 - p))
     if parametrisation not in ("light", "walsh", "raw"):
         raise ValueError(
             f"residual_table: parametrisation is {parametrisation!r}; expected 'light', 'walsh' or 'raw'."
         )
-
-    def init(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        if parametrisation == "walsh":  # minus the first input, as a number of -1 or 1, has one coefficient
-            return jnp.zeros(shape, dtype).at[..., 1].set(logit)
-        value = logit if parametrisation == "light" else 2 * p - 1
-        row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
-        return jnp.broadcast_to(jnp.asarray(row, dtype), shape)
-
-    return init
+    return ResidualTable(p, parametrisation)

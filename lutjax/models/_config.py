@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from lutjax._arguments import checked
+
 C = TypeVar("C")
 
 FOLLOWS = {"option": False}
@@ -12,7 +14,12 @@ FOLLOWS = {"option": False}
 
 
 class Config:
-    """A base of dataclasses of what JSON can hold and of tuples."""
+    """A base of dataclasses of what JSON can hold and of tuples, which lists and arrays become."""
+
+    def __post_init__(self) -> None:
+        where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for name, value in checked(where, type(self), fields).items():
+            object.__setattr__(self, name, value)
 
     def _check_sizes(self, **least: int) -> None:
         """Raise ValueError if a field, or an entry of one that is a tuple, is smaller than its least value; None is not."""
@@ -51,4 +58,4 @@ class Config:
         Raises:
           ValueError, TypeError: a field is unknown, missing or impossible.
         """
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        return cls(**fields)

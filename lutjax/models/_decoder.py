@@ -1,6 +1,7 @@
 """Decoders: causal language models that generate with a cache."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from lutjax import _meshes
+from lutjax._arguments import require_array
 from lutjax._typing import Array
 
 
@@ -16,7 +18,8 @@ class Decoder(nnx.Module):
     """Base of causal language models, with what they generate.
 
     A decoder has the methods ``_vectors()``, the vectors of all tokens, ``_hidden(z, decode, deterministic=, rngs=)``,
-    ``unembed(hidden)`` and ``init_cache(batch_shape)``, and a ``config`` with ``vocab_size``.
+    ``unembed(hidden)`` and ``init_cache(batch_shape)``, and a ``config`` with ``vocab_size``
+    and ``context``.
     """
 
     config: Any
@@ -90,13 +93,14 @@ class Decoder(nnx.Module):
     ) -> Int[jax.Array, "*batch {n_tokens}"]:
         """Continues texts.
 
-        The prompt fills the caches of the layers, and then each token costs one row of pairs. The model
+        The prompt fills the caches of the layers, a window of at most ``config.context`` tokens at a time, so that memory and the time of a token
+        do not grow with its length. Then each token costs one row of pairs. The model
         is not changed, and compiled once for each shape, `n_tokens` and `top_k`.
 
         Args:
           prompt_tokens: the texts so far, at least one token each; longer than the context is fine.
           n_tokens: how many tokens to add.
-          key: a key of `jax.random`.
+          key: a key of `jax.random`; or one for each text, ``[*batch]``, which then is continued as alone with its key, up to rounding.
           temperature: logits are divided by it before drawing; 0 takes the likeliest token.
           top_k: draws only from that many of the likeliest tokens; from all by default.
 
@@ -106,9 +110,85 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: an argument is out of range, or a prompt is empty.
         """
-        _check_tokens("generate", prompt_tokens)
-        vocab = self.config.vocab_size
-        if prompt_tokens.shape[-1] == 0:
+        prompt, key, warmth = self._checked(prompt_tokens, n_tokens, key, temperature, top_k)
+        if n_tokens == 0:
+            return jnp.zeros((*prompt.shape[:-1], 0), jnp.int32)
+        graphdef, state = nnx.split(self)
+        draw = functools.partial(_generate, graphdef, n_tokens=n_tokens, top_k=top_k)
+        tokens: jax.Array = _meshes.divided_by_compiler(
+            draw, lambda _, prompt, *rest: _meshes.spec_of(prompt)
+        )(state, prompt, key, warmth)
+        return tokens
+
+    def stream(
+        self,
+        prompt_tokens: Int[Array, "*batch prompt"],
+        n_tokens: int,
+        *,
+        key: Array,
+        temperature: float | int = 1.0,
+        top_k: int | None = None,
+    ) -> Iterator[Int[jax.Array, "*batch _"]]:
+        """Return an iterator over the tokens that `generate` returns, some at a time, as soon as they are drawn.
+
+        The first comes alone, and the device draws the next ones while the caller looks at those before. Arguments and errors are those of `generate`.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from flax import nnx
+          >>> from lutjax.models import GPT, GPTConfig
+          >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
+          >>> parts = model.stream(jnp.asarray([1, 2, 3]), 40, key=jax.random.key(0))
+          >>> [part.shape for part in parts]
+          [(1,), (32,), (7,)]
+        """
+        prompt, key, warmth = self._checked(prompt_tokens, n_tokens, key, temperature, top_k)
+        return self._streamed(prompt, n_tokens, key, warmth, top_k)
+
+    def _streamed(
+        self, prompt: jax.Array, n_tokens: int, key: Array, temperature: Array | None, top_k: int | None
+    ) -> Iterator[jax.Array]:
+        if n_tokens == 0:
+            return
+        graphdef, state = nnx.split(self)
+        model = nnx.merge(graphdef, state)
+        model.init_cache(prompt.shape[:-1])
+        parts: Any = nnx.split(model, nnx.Cache, ...)
+        # Arrays alone go in and out: states are slow to take apart for each part.
+        cache, caches = jax.tree.flatten(parts[1])
+        kept, others = jax.tree.flatten(parts[2])
+        static = {"graphdef": parts[0], "caches": caches, "others": others, "top_k": top_k}
+
+        def divided(function: Any) -> Any:
+            whole = [jax.sharding.PartitionSpec()] * len(cache)
+            return _meshes.divided_by_compiler(
+                functools.partial(function, **static), lambda *_: (whole, _meshes.spec_of(prompt))
+            )
+
+        keys = _split(key, n_tokens)
+        cache, part = divided(_begun)(cache, kept, prompt, keys[0], temperature)
+        done, last = 1, part
+        while done < n_tokens:
+            ahead = _of_block(keys[done : done + _TOKENS_IN_BLOCK], _TOKENS_IN_BLOCK)
+            cache, tokens = divided(_went_on)(cache, kept, last, ahead, temperature)
+            last = tokens[..., -1:]
+            yield part
+            part = tokens[..., : n_tokens - done]
+            done += part.shape[-1]
+        yield part
+
+    def _checked(
+        self,
+        prompt: Array,
+        n_tokens: int,
+        key: Array,
+        temperature: float | int,
+        top_k: int | None,
+    ) -> tuple[jax.Array, Array, Array | None]:
+        """Return the prompt, keys and the temperature, None for 0, of `generate`; raise its errors."""
+        _check_tokens("generate", prompt)
+        vocab, texts = self.config.vocab_size, prompt.shape[:-1]
+        if prompt.shape[-1] == 0:
             raise ValueError("generate: the prompt is empty; give at least one token to continue.")
         if n_tokens < 0:
             raise ValueError(f"generate: n_tokens is {n_tokens}; it must not be negative.")
@@ -120,18 +200,19 @@ class Decoder(nnx.Module):
             raise ValueError(
                 f"generate: top_k is {top_k}; it must be from 1 to the {vocab} tokens there are."
             )
-        if n_tokens == 0:
-            return jnp.zeros((*prompt_tokens.shape[:-1], 0), jnp.int32)
-        graphdef, state = nnx.split(self)
-        draw = functools.partial(_generate, graphdef, n_tokens=n_tokens, top_k=top_k)
-        tokens: jax.Array = _meshes.divided_by_compiler(
-            draw, lambda _, prompt, *rest: _meshes.spec_of(prompt)
-        )(state, jnp.asarray(prompt_tokens), key, None if temperature == 0 else jnp.float32(temperature))
-        return tokens
+        require_array("generate", "key", key)
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(jnp.asarray(key))
+        if key.shape not in ((), texts):
+            raise ValueError(
+                f"generate: key has shape {list(key.shape)}; give one key, or one for each text, {list(texts)}."
+            )
+        return jnp.asarray(prompt), key, None if temperature == 0 else jnp.float32(temperature)
 
 
 def _check_tokens(where: str, tokens: Array) -> None:
     """Raise ValueError if tokens are not an array of integers with at least one axis."""
+    require_array(where, "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
         raise ValueError(
             f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
@@ -154,6 +235,83 @@ _TOKENS_IN_BLOCK = 32
 """Tokens whose noise is drawn together; it bounds the memory and changes no token."""
 
 
+def _prefilled(graphdef: Any, cache: Any, kept: Any, prompt: Array) -> tuple[Any, jax.Array]:
+    """Continue texts with prompts of any length as `fed` does, a window of at most the context at a time."""
+    window, length = nnx.merge(graphdef, cache, kept).config.context, prompt.shape[-1]
+    first = (length - 1) % window + 1
+    found = fed(graphdef, cache, kept, prompt[..., :first])
+    if first == length:
+        return found
+    windows = prompt[..., first:].reshape(*prompt.shape[:-1], -1, window)
+
+    def step(carry: tuple[Any, jax.Array], tokens: Array) -> tuple[tuple[Any, jax.Array], None]:
+        return fed(graphdef, carry[0], kept, tokens), None
+
+    found, _ = jax.lax.scan(step, found, jnp.moveaxis(windows, -2, 0))
+    return found
+
+
+def _split(key: Array, n: int) -> Array:
+    """Return keys of `n` draws, ``[n]`` or, of keys of each text, ``[n, *batch]``."""
+    if key.shape == ():
+        return jax.random.split(key, n)
+    return jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, n))(key.ravel()), 1, 0).reshape(n, *key.shape)
+
+
+def _of_block(keys: Array, size: int) -> Array:
+    """Return as many keys as a block has, by repeating one: more are drawn than are wanted."""
+    return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)]) if len(keys) < size else keys
+
+
+def _drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
+    """Draw a token of each text: the likeliest after noise is added, as `jax.random.categorical` does.
+
+    Args:
+      noise: for all tokens, or for so many of the likeliest.
+    """
+    logits, n = logits.astype(jnp.float32), noise.shape[-1]
+    if temperature is None:
+        return jnp.argmax(logits, -1).astype(jnp.int32)
+    if n == logits.shape[-1]:
+        return jnp.argmax(noise + logits / temperature, -1).astype(jnp.int32)
+    likeliest, tokens = jax.lax.top_k(logits, n)
+    choice = jnp.argmax(noise + likeliest / temperature, -1)
+    return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
+
+
+def _noise(keys: Array, texts: tuple[int, ...], n: int) -> jax.Array:
+    """Return noise for a token of each text, ``[*texts, n]``, of one key or of those of the texts."""
+    if keys.shape == ():
+        return jax.random.gumbel(keys, (*texts, n), jnp.float32)
+    each = jax.vmap(lambda key: jax.random.gumbel(key, (n,), jnp.float32))
+    return each(keys.ravel()).reshape(*texts, n)
+
+
+def _first(
+    graphdef: Any, cache: Any, kept: Any, prompt: Array, key: Array, temperature: Array | None, top_k: int
+) -> tuple[Any, jax.Array]:
+    """Return the caches after prompts, and the token after each."""
+    cache, logits = _prefilled(graphdef, cache, kept, prompt)
+    return cache, _drawn(logits, _noise(key, prompt.shape[:-1], top_k), temperature)
+
+
+def _block(
+    graphdef: Any, cache: Any, kept: Any, token: jax.Array, keys: Array, temperature: Array | None, top_k: int
+) -> tuple[Any, jax.Array, jax.Array]:
+    """Return the caches after a token of each text, the last one that follows it, and all, ``[keys, *batch]``."""
+
+    def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
+        cache, token = carry
+        cache, logits = fed(graphdef, cache, kept, token[..., None])
+        token = _drawn(logits, noise, temperature)
+        return (cache, token), token
+
+    # The noise of many tokens at once: drawn in each step it takes as long as all else.
+    noise = jax.vmap(lambda keys: _noise(keys, token.shape, top_k))(keys)
+    (cache, token), tokens = jax.lax.scan(step, (cache, token), noise)
+    return cache, token, tokens
+
+
 @functools.partial(jax.jit, static_argnames=("graphdef", "n_tokens", "top_k"))
 def _generate(
     graphdef: Any,
@@ -169,37 +327,59 @@ def _generate(
     model.init_cache(prompt.shape[:-1])
     parts: Any = nnx.split(model, nnx.Cache, ...)
     graphdef, cache, kept = parts
+    among = top_k or model.config.vocab_size
 
-    def noise(key: Array) -> jax.Array:
-        return jax.random.gumbel(key, (*prompt.shape[:-1], top_k or vocab), jnp.float32)
+    def steps(carry: tuple[Any, jax.Array], keys: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
+        cache, last, tokens = _block(graphdef, carry[0], kept, carry[1], keys, temperature, among)
+        return (cache, last), tokens
 
-    def draw(logits: Array, noise: Array) -> jax.Array:
-        """Draw a token: the likeliest after noise is added, as `jax.random.categorical` does."""
-        logits = logits.astype(jnp.float32)
-        if temperature is None:
-            return jnp.argmax(logits, -1).astype(jnp.int32)
-        if top_k is None:
-            return jnp.argmax(noise + logits / temperature, -1).astype(jnp.int32)
-        likeliest, tokens = jax.lax.top_k(logits, top_k)
-        choice = jnp.argmax(noise + likeliest / temperature, -1)
-        return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
-
-    def step(carry: tuple[Any, jax.Array], noise: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
-        cache, token = carry
-        cache, logits = fed(graphdef, cache, kept, token[..., None])
-        token = draw(logits, noise)
-        return (cache, token), token
-
-    def steps(carry: tuple[Any, jax.Array], keys: Array) -> tuple[tuple[Any, jax.Array], jax.Array]:
-        # The noise of many tokens at once: drawn in each step it takes as long as all else.
-        return jax.lax.scan(step, carry, jax.vmap(noise)(keys))
-
-    vocab = model.config.vocab_size
-    keys = jax.random.split(key, n_tokens)
-    cache, logits = fed(graphdef, cache, kept, prompt)
-    first = draw(logits, noise(keys[0]))
+    keys = _split(key, n_tokens)
+    cache, first = _first(graphdef, cache, kept, prompt, keys[0], temperature, among)
     size = min(max(n_tokens - 1, 1), _TOKENS_IN_BLOCK)
-    later = jnp.concatenate([keys[1:], jnp.repeat(keys[:1], (1 - n_tokens) % size, 0)])  # more than is wanted
-    _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size))
+    later = _of_block(keys[1:], (n_tokens - 1 + size - 1) // size * size)
+    _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size, *keys.shape[1:]))
     others = others.reshape(-1, *first.shape)[: n_tokens - 1]
     return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)
+
+
+_STATIC = ("graphdef", "caches", "others", "top_k")
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _begun(
+    cache: list[jax.Array],
+    kept: list[jax.Array],
+    prompt: Array,
+    key: Array,
+    temperature: Array | None,
+    *,
+    graphdef: Any,
+    caches: Any,
+    others: Any,
+    top_k: int | None,
+) -> tuple[list[jax.Array], jax.Array]:
+    """Return the caches after prompts, and the token after each, ``[*batch, 1]``."""
+    states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
+    among = top_k or nnx.merge(graphdef, *states).config.vocab_size
+    new, token = _first(graphdef, *states, prompt, key, temperature, among)
+    return jax.tree.leaves(new), token[..., None]
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _went_on(
+    cache: list[jax.Array],
+    kept: list[jax.Array],
+    last: jax.Array,
+    keys: Array,
+    temperature: Array | None,
+    *,
+    graphdef: Any,
+    caches: Any,
+    others: Any,
+    top_k: int | None,
+) -> tuple[list[jax.Array], jax.Array]:
+    """Return the caches after the last tokens, ``[*batch, 1]``, and those that follow, ``[*batch, keys]``."""
+    states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
+    among = top_k or nnx.merge(graphdef, *states).config.vocab_size
+    new, _, tokens = _block(graphdef, *states, last[..., 0], keys, temperature, among)
+    return jax.tree.leaves(new), jnp.moveaxis(tokens, 0, -1)

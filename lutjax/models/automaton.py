@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax import _compat, _meshes
+from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer
@@ -65,6 +66,7 @@ class LogicCAConfig(Config):
     residual: float | int = 5.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         where = "LogicCAConfig"
         for name in ("channels", "kernels"):
             if getattr(self, name) < 1:
@@ -198,6 +200,7 @@ class LogicCA(nnx.Module):
         Raises:
           ValueError: there are other channels, or an asynchronous automaton has no key.
         """
+        require_array("LogicCA", "state", state)
         if state.ndim < 3 or state.shape[-1] != self.config.channels:
             raise ValueError(
                 f"LogicCA: state has shape {list(state.shape)}; expected [..., height, width, {self.config.channels}]."

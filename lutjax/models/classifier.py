@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from lutjax import wiring as wirings
+from lutjax._arguments import require_array
 from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import LogicGatesSpec
@@ -84,6 +85,7 @@ class LogicClassifierConfig(Config):
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         where = "LogicClassifierConfig"
         self._check_sizes(in_features=1, n_classes=2, n_thresholds=0, candidates=1, image_shape=1, window=1)
         check_names(self, f"{where}: ")
@@ -250,6 +252,7 @@ class LogicClassifier(nnx.Module):
 
 def check_samples(x: Array, config: LogicClassifierConfig) -> None:
     """Raises ValueError if samples ``[..., in_features]`` have another size."""
+    require_array("LogicClassifier", "x", x)
     if not x.ndim or x.shape[-1] != config.in_features:
         raise ValueError(
             f"LogicClassifier: x has shape {list(x.shape)}; expected [..., {config.in_features}]. Images are "
@@ -268,16 +271,21 @@ def _layer(
     options |= {"estimator": config.estimator, "rngs": rngs}
     if kind == "gates":
         strength = 2.0 if config.residual is None else config.residual
-        init = _with_noise(residual_gates(strength=strength), config.noise)
+        init = _WithNoise(residual_gates(strength=strength), config.noise)
         return LogicGates(n_in, n_out, logits_init=init, **options)
     probability = 1 / (1 + math.exp(-(config.residual or 0.0)))
-    init = _with_noise(residual_table(probability, kind), config.noise)
+    init = _WithNoise(residual_table(probability, kind), config.noise)
     return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parametrisation=kind, table_init=init, **options)
 
 
-def _with_noise(init: Initializer, noise: float | int) -> Initializer:
-    def noisy(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        drawn = jax.random.normal(key, shape, dtype)
-        return init(key, shape, dtype) + drawn * jnp.asarray(noise, dtype)
+@dataclasses.dataclass(frozen=True)
+class _WithNoise:
+    """Initializer with normally distributed numbers added to another's."""
 
-    return noisy
+    init: Initializer
+    noise: float | int
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        drawn = jax.random.normal(key, shape, dtype)
+        first: jax.Array = self.init(key, shape, dtype)
+        return first + drawn * jnp.asarray(self.noise, dtype)

@@ -90,6 +90,7 @@ class GPTConfig(Config):
     remat: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
         self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
         if self.features % (2 * self.n_heads):

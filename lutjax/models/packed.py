@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
 from lutjax import _meshes
+from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.models.classifier import LogicClassifier, check_samples
 
@@ -68,6 +69,7 @@ class PackedClassifier:
           ValueError: samples have another size.
         """
         check_samples(x, self.config)
+        require_array("PackedClassifier", "x", x)
         if x.ndim != 2:
             raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
         classes: jax.Array = by_samples(_of_batch, 0)(self, jnp.asarray(x))

@@ -82,6 +82,7 @@ class LUTTransformerConfig(Config):
     table_dtype: str | None = one_of(FLOATS, None)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1, n_detectors=1)
         self._check_sizes(ffn_detectors=1, ffn_anchors=0, unembed_detectors=1, unembed_anchors=0)
         check_names(self, "LUTTransformerConfig: ")

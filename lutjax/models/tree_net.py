@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
 from lutjax import _meshes
+from lutjax._arguments import require_array
 from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
@@ -112,6 +113,7 @@ class LogicTreeNetConfig(Config):
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         where = type(self).__name__
         self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
         if not 0 <= self.residual <= 1:
@@ -398,6 +400,7 @@ class PackedTreeNet:
           ValueError: images have another size.
         """
         x = _features_first(x, self.config)
+        require_array("PackedTreeNet", "x", x)
         if x.ndim != 4:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
         return by_samples(_classes)(self, x)
@@ -487,6 +490,7 @@ def with_edges(x: jax.Array) -> jax.Array:
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:
     """Return images ``[..., height, width, channels]`` as ``[channels, height, width, ...]``."""
+    require_array("LogicTreeNet", "x", x)
     if x.shape[-3:] != config.in_shape:
         sizes = ", ".join(map(str, config.in_shape))
         raise ValueError(f"LogicTreeNet: x has shape {list(x.shape)}; expected [..., {sizes}].")

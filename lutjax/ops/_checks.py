@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax._arguments import shown
 from lutjax._detection import Detection
 from lutjax._dtypes import FLOATS
 from lutjax._fixed_point import FixedPoint
@@ -25,9 +26,8 @@ def describe(value: Any) -> str:
     """Return ``float32[4, 8]`` for an array, type and value for anything else."""
     if isinstance(value, Detection):
         return f"a Detection of shape {list(value.shape)} and {value.bits} bits"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    return f"{type(value).__name__} {value!r}"
+    text = shown(value)
+    return text if hasattr(value, "dtype") or text.startswith("a ") else f"{type(value).__name__} {text}"
 
 
 def require(holds: bool, op: str, name: str, value: Any, rule: str) -> None:

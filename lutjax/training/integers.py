@@ -98,8 +98,20 @@ class Rounded:
         Raises:
           ValueError: the prompt is empty, or the temperature is no whole number of thousandths.
         """
+        return b"".join(self.stream(prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed))
+
+    def stream(
+        self,
+        prompt: bytes,
+        n_bytes: int,
+        *,
+        temperature: float | int = 0.8,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> Iterator[bytes]:
+        """Return an iterator over the bytes of `generate`, one at a time, as they are drawn."""
         texts = self._continued(prompt, thousandths(temperature), top_k, seed)
-        return bytes(byte for _, (_, byte) in zip(range(n_bytes), texts, strict=False))
+        return (bytes([byte]) for _, (_, byte) in zip(range(n_bytes), texts, strict=False))
 
     def text(self, prompt: bytes, n_bytes: int, *, temperature: int, top_k: int, seed: int) -> Text:
         """Return a text that the C program has to write too; `temperature` in thousandths."""

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lutjax.models import GPTConfig, LUTTransformerConfig
@@ -243,6 +244,53 @@ def sample(
     seed: int = 0,
 ) -> str:
     """The text that a model adds to `prompt`; bytes that are not UTF-8 become replacement characters."""
-    tokens = np.frombuffer(prompt.encode(errors="surrogateescape"), np.uint8).astype(np.int32)
-    added = model.generate(tokens, n_bytes, key=jax.random.key(seed), temperature=temperature, top_k=top_k)
-    return np.asarray(added).astype(np.uint8).tobytes().decode(errors="replace")
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
+    added = b"".join(stream(model, prompt.encode(errors="surrogateescape"), n_bytes, **options))
+    return added.decode(errors="replace")
+
+
+def stream(
+    model: lm.LanguageModel,
+    prompt: bytes,
+    n_bytes: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[bytes]:
+    """Return an iterator over the bytes that a model adds to a prompt, some at a time, as they are drawn."""
+    key = jax.random.key(seed)
+    parts = model.stream(_tokens([prompt])[0], n_bytes, key=key, temperature=temperature, top_k=top_k)
+    return (_bytes(part) for part in parts)
+
+
+def batch(
+    model: lm.LanguageModel,
+    texts: Sequence[tuple[bytes, int]],
+    n_bytes: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+) -> list[bytes]:
+    """Return the bytes that a model adds to prompts with seeds of their own; those of prompts of one length are drawn together.
+
+    Args:
+      texts: prompts with the seeds of their draws.
+    """
+    found = [b""] * len(texts)
+    for length in {len(prompt) for prompt, _ in texts}:
+        alike = [k for k, (prompt, _) in enumerate(texts) if len(prompt) == length]
+        keys = jnp.stack([jax.random.key(texts[k][1]) for k in alike])
+        prompts = _tokens([texts[k][0] for k in alike])
+        added = model.generate(prompts, n_bytes, key=keys, temperature=temperature, top_k=top_k)
+        for k, text in zip(alike, np.asarray(added), strict=True):
+            found[k] = _bytes(text)
+    return found
+
+
+def _tokens(prompts: Sequence[bytes]) -> np.ndarray:
+    return np.stack([np.frombuffer(prompt, np.uint8).astype(np.int32) for prompt in prompts])
+
+
+def _bytes(tokens: Any) -> bytes:
+    return np.asarray(tokens).astype(np.uint8).tobytes()

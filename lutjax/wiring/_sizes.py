@@ -3,6 +3,8 @@
 import operator
 from collections.abc import Sequence
 
+from lutjax._arguments import plain, shown
+
 Size = int | Sequence[int]
 """Height and width, or one number for both."""
 
@@ -20,13 +22,13 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     Raises:
       ValueError: it is neither a whole number nor two of them, or is less than `least`.
     """
-    found = _whole(size)
+    found = _whole(plain(size))
     if found is None or len(found) > 2:
         raise ValueError(
-            f"{where}: {name} is {size!r}; expected a whole number, or two of them: height and width."
+            f"{where}: {name} is {shown(size)}; expected a whole number, or two of them: height and width."
         )
     if min(found) < least:
-        raise ValueError(f"{where}: {name} is {size}; it must be at least {least}.")
+        raise ValueError(f"{where}: {name} is {shown(size)}; it must be at least {least}.")
     return found[0], found[-1]
 
 
@@ -36,11 +38,11 @@ def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tupl
     Raises:
       ValueError: it has another number of sizes than `ranks`, or one is less than 1.
     """
-    found = _whole(shape)
+    found = _whole(plain(shape))
     if found is None or len(found) not in ranks or min(found) < 1:
         one = "a number of values, " if 1 in ranks else ""
         raise ValueError(
-            f"{where}: {name} is {shape!r}; expected {one}(height, width) or (height, width, channels), each at least 1."
+            f"{where}: {name} is {shown(shape)}; expected {one}(height, width) or (height, width, channels), each at least 1."
         )
     return found
 

@@ -1,6 +1,7 @@
 """Base of the layers of Haiku: a spec, and its variables as parameters and state."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import haiku as hk
@@ -39,8 +40,8 @@ class Layer(hk.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__(self.name)
-        options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
-        self.spec, self._variables = _spec.build(self.spec_type, options)
+        self._options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
+        self.spec, _ = _spec.build(self.spec_type, self._options)
         for name in _spec.sizes(self.spec_type):
             setattr(self, name, getattr(self.spec, name))
 
@@ -49,15 +50,26 @@ class Layer(hk.Module):
 
         def array(v: _spec.Variable) -> jax.Array:
             get = hk.get_parameter if v.collection == "params" else hk.get_state
-            return get(v.name, v.shape, v.dtype, init=lambda shape, dtype: v.make(hk.next_rng_key, arrays))
+            return get(v.name, v.shape, v.dtype, init=functools.partial(first, v))
 
-        for v in self._variables:
+        def first(v: _spec.Variable, shape: Any, dtype: Any) -> Any:
+            if not hk.running_init():
+                raise _spec.missing(self.spec.layer, v.name)
+            return v.make(hk.next_rng_key, arrays)
+
+        for v in _spec.build(self.spec_type, self._options)[
+            1
+        ]:  # functions that draw, which cannot be pickled
             arrays[v.name] = array(v)
         return arrays
 
+    def _held(self) -> Any:
+        """Return the arrays, with ids checked where they are known."""
+        return self.spec.held(self._arrays())
+
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        y: jax.Array = self.spec(self._arrays(), x)
+        y: jax.Array = self.spec(self._held(), x)
         return y
 
     def check(self) -> None:
@@ -79,7 +91,7 @@ class Switched(Layer):
         return self._run(x, deterministic)
 
     def _run(self, x: Any, deterministic: bool | None, **options: Any) -> jax.Array:
-        arrays = self._arrays()
+        arrays = self._held()
         calm = self.spec.deterministic if deterministic is None else deterministic
         noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
         y: jax.Array = self.spec(arrays, x, deterministic=calm, **noise, **options)

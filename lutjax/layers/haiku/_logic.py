@@ -34,7 +34,7 @@ class _Wired(Switched):
 
         Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
         """
-        wires, tables = self.spec.truth_tables(self._arrays())
+        wires, tables = self.spec.truth_tables(self._held())
         return wires, tables
 
     def expected_needs(
@@ -47,7 +47,7 @@ class _Wired(Switched):
         Args:
           temperature: in place of the layer's own.
         """
-        inputs, any_input = self.spec.expected_needs(self._arrays(), temperature)
+        inputs, any_input = self.spec.expected_needs(self._held(), temperature)
         return inputs, any_input
 
 
@@ -90,7 +90,7 @@ class LogicConv(_Wired, _logic_images.LogicConvArguments):
         Raises:
           ValueError: words have another shape or dtype.
         """
-        y: jax.Array = self.spec.from_words(self._arrays(), words)
+        y: jax.Array = self.spec.from_words(self._held(), words)
         return y
 
 
@@ -100,7 +100,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
-        y: jax.Array = self.spec(self._arrays(), x)
+        y: jax.Array = self.spec(self._held(), x)
         return y
 
 

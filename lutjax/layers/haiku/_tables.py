@@ -26,12 +26,12 @@ class _Attention(Layer):
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         if not (self.spec.decode if decode is None else decode):
-            return self.spec(self._arrays(), x, **others)
+            return self.spec(self._held(), x, **others)
         cache = {
             name: hk.get_state(name, value.shape, value.dtype, init=lambda *_, value=value: value)
             for name, value in self.spec.empty_cache(x.shape, x.dtype).items()
         }
-        y, latest = self.spec.attend_with_cache(self._arrays(), cache, x, **others)
+        y, latest = self.spec.attend_with_cache(self._held(), cache, x, **others)
         for name, value in latest.items():
             hk.set_state(name, value)
         return y

@@ -45,13 +45,15 @@ class Layer(nn.Module):
         def array(v: _spec.Variable) -> Any:
             if v.collection == "params":
                 return self.param(v.name, lambda key: v.make(lambda: key, arrays))
+            if not (self.is_initializing() or self.has_variable(v.kind, v.name)):
+                raise _spec.missing(spec.layer, v.name)
             return self.variable(
                 v.kind, v.name, lambda: v.make(lambda: self.make_rng("params"), arrays)
             ).value
 
         for v in variables:
             arrays[v.name] = array(v)
-        return spec, arrays
+        return spec, spec.held(arrays)
 
     def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the spec of the layer, and the arrays of its own part of `variables`."""

@@ -141,17 +141,33 @@ class Layer(nnx.Module):
                 f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}"
                 f"{list(value.shape)}."
             )
+        if whole:
+            self.spec.check_ids(name, value)
         variable.set_value(jnp.asarray(value, old.dtype if whole else None))
         for other, array in self._declared.follow(name, self._arrays()).items():
             getattr(self, other).set_value(array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes, for `pickle`: initializers that are functions in functions stay behind, as the variables are there."""
+        state, declared = dict(vars(self)), self._declared
+        usual = {
+            f.name: f.default
+            for f in dataclasses.fields(self.spec_type)
+            if f.name.endswith("_init") and "<" in getattr(getattr(declared, f.name), "__qualname__", "")
+        }
+        return {**state, "_declared": dataclasses.replace(declared, **usual)} if usual else state
 
     def _arrays(self) -> dict[str, Any]:
         # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.training.tables.
         return {v.name: getattr(self, v.name).get_value() for v in self._declared.variables()}
 
+    def _held(self) -> Any:
+        """Return the arrays, with ids checked where they are known."""
+        return self.spec.held(self._arrays())
+
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        y: jax.Array = self.spec(self._arrays(), x)
+        y: jax.Array = self.spec(self._held(), x)
         return y
 
     def check(self) -> None:
@@ -182,7 +198,7 @@ class Switched(Layer):
 
     def _run(self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any) -> jax.Array:
         spec = self.spec
-        y: jax.Array = spec(self._arrays(), x, **self._mode(spec, deterministic, rngs), **options)
+        y: jax.Array = spec(self._held(), x, **self._mode(spec, deterministic, rngs), **options)
         return y
 
     def _mode(self, spec: Any, deterministic: bool | None, rngs: Any) -> dict[str, Any]:
@@ -240,22 +256,45 @@ class Scored(Random):
             setattr(self, name, Quantised(array))
 
 
-def check(model: nnx.Module) -> None:
+def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> None:
     """Check every layer of this package in a model, for example after a checkpoint was read.
 
+    Args:
+      model: the model.
+      restored: the state that it was updated by. Ids belong to the tables that were trained with them, so a state that has variables of a layer, and
+        not its ids, is an error; in the model nothing shows it.
+
     Raises:
-      ValueError: a variable has a wrong shape or holds an id that does not exist.
+      ValueError: a variable has a wrong shape or holds an id that does not exist, or `restored` lacks ids.
 
     Example:
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import LUT, check
       >>> layer = LUT(4, 2, n_detectors=3, n_anchors=2, rngs=nnx.Rngs(0))
+      >>> check(layer, nnx.state(layer, nnx.Param))
+      Traceback (most recent call last):
+      ...
+      ValueError: LUT: the state has no anchors, which belong to its weights: restore all variables, not the trained ones alone.
       >>> layer.anchors[...] = layer.anchors[...] + 4
       >>> check(layer)
       Traceback (most recent call last):
       ...
       ValueError: LUT: anchors holds ids from 4 to 7; inputs are 0 to 3.
     """
-    for _, module in nnx.iter_modules(model):
+    there = None if restored is None else {path for path, _ in nnx.to_flat_state(restored)}
+    for path, module in nnx.iter_modules(model):
         if isinstance(module, Layer):
             module.check()
+            if there is not None:
+                _check_restored(module.spec, path, there)
+
+
+def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[Any, ...]]) -> None:
+    names = {v.name: v.collection for v in spec.variables()}
+    found = {name for name in names if (*path, name) in there}
+    missing = [name for name, kind in names.items() if kind != "params" and name not in found]
+    if found and missing:
+        raise ValueError(
+            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: restore all variables, not the trained "
+            "ones alone."
+        )

@@ -39,14 +39,14 @@ class _Wired(Random):
     ) -> _logic.LayerCall:
         spec = self.spec
         options = {**self._mode(spec, deterministic, rngs), "temperature": temperature}
-        return _logic.LayerCall(spec, self._arrays(), options)
+        return _logic.LayerCall(spec, self._held(), options)
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
         Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
         """
-        wires, tables = self.spec.truth_tables(self._arrays())
+        wires, tables = self.spec.truth_tables(self._held())
         return wires, tables
 
     def expected_needs(
@@ -61,7 +61,7 @@ class _Wired(Random):
         Args:
           temperature: in place of the layer's own.
         """
-        inputs, any_input = self.spec.expected_needs(self._arrays(), temperature)
+        inputs, any_input = self.spec.expected_needs(self._held(), temperature)
         return inputs, any_input
 
 
@@ -121,7 +121,7 @@ class LogicConv(_Wired, _logic_images.LogicConvArguments):
         Raises:
           ValueError: words have another shape or dtype.
         """
-        y: jax.Array = self.spec.from_words(self._arrays(), words)
+        y: jax.Array = self.spec.from_words(self._held(), words)
         return y
 
 
@@ -138,7 +138,7 @@ class GroupSum(Layer, _logic.GroupSumArguments):
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
-        y: jax.Array = self.spec(self._arrays(), x)
+        y: jax.Array = self.spec(self._held(), x)
         return y
 
 

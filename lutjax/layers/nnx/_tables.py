@@ -45,12 +45,12 @@ class _Attention(Drawn):
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         spec = self.spec
         if not (spec.decode if decode is None else decode):
-            return spec(self._arrays(), x, **others)
+            return spec(self._held(), x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}
         if cache["cache_index"] is None:
             raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
         held = {name: c[...] for name, c in cache.items()}
-        y, latest = spec.attend_with_cache(self._arrays(), held, x, **others)
+        y, latest = spec.attend_with_cache(self._held(), held, x, **others)
         for name, value in latest.items():
             cache[name][...] = value
         return y

@@ -1,0 +1,128 @@
+"""Arguments of layers and fields of configs: lists as tuples, types as they are annotated, and values in messages."""
+
+import collections.abc
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+_MOST = 80
+"""Characters of a value that a message shows."""
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: an array by dtype and shape, and of anything else the beginning.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax._arguments import shown
+      >>> shown(np.zeros((300, 2))), shown("text"), shown([0.5] * 1000)
+      ('float64[300, 2]', "'text'", 'a list of 1000')
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, list | tuple | set | frozenset | dict) and len(value) > 20:
+        return f"a {type(value).__name__} of {len(value)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST else f"{text[: _MOST - 4]} ..."
+
+
+def require_array(where: str, name: str, value: Any) -> None:
+    """Raise TypeError if an argument is no array."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise TypeError(f"{where}: {name} is {shown(value)}; expected a JAX or numpy array.")
+
+
+def plain(value: Any) -> Any:
+    """Return lists, ranges and arrays as tuples, and numbers of NumPy as those of Python; anything else as it is.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax._arguments import plain
+      >>> plain([3, [np.int64(4)]]), plain(np.arange(4).reshape(2, 2)), plain(np.float32(0.5))
+      ((3, (4,)), ((0, 1), (2, 3)), 0.5)
+    """
+    if isinstance(value, jax.core.Tracer):
+        return value
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        value = value.tolist()
+    return (
+        tuple(map(plain, value)) if isinstance(value, list | tuple | range) and not _named(value) else value
+    )
+
+
+def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that are `plain`, where their annotations do not allow anything.
+
+    Args:
+      where: the beginning of messages: what has the arguments.
+      annotated: class whose annotations have their types.
+
+    Raises:
+      TypeError: a value is of a kind that its annotation excludes, such as a list or a text for a number.
+      ValueError: a number is not whole, or is NaN.
+    """
+    hints, found = _hints(annotated), {}
+    for name, value in values.items():
+        hint = hints.get(name, Any)
+        if hint is not Any and not any(
+            typing.get_origin(one) is type for one in _alternatives(hint)
+        ):  # of dtypes
+            of_python = plain(value)
+            if not _fits(of_python, hint):
+                error = ValueError if isinstance(value, float) else TypeError
+                raise error(f"{where}: {name} is {shown(value)}; expected {_words(hint)}.")
+            value = of_python
+        found[name] = value
+    return found
+
+
+@functools.cache
+def _hints(annotated: type) -> dict[str, Any]:
+    return typing.get_type_hints(annotated)
+
+
+def _named(value: Any) -> bool:
+    return hasattr(value, "_fields")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType | typing._UnionGenericAlias) else (hint,)  # type: ignore[attr-defined]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a kind that an annotation allows; which numbers and names are known is checked where they are used."""
+    return any(_fits_one(value, one) for one in _alternatives(hint))
+
+
+def _fits_one(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint) or hint
+    if origin in (int, bool):
+        return isinstance(value, int | jax.core.Tracer) or hasattr(value, "__index__")
+    if origin is float:
+        return isinstance(value, int | jax.core.Tracer) or (isinstance(value, float) and value == value)
+    if origin in (tuple, collections.abc.Sequence):
+        of_items = typing.get_args(hint) or (Any,)
+        return isinstance(value, tuple) and all(_fits(item, of_items[0]) for item in value)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
+
+
+def _words(hint: Any) -> str:
+    found = dict.fromkeys(_words_of_one(one) for one in _alternatives(hint))
+    found.pop("a whole number" if "a number" in found else "", None)
+    return " or ".join(found)
+
+
+def _words_of_one(hint: Any) -> str:
+    origin = typing.get_origin(hint) or hint
+    if origin in (tuple, collections.abc.Sequence):
+        return f"{_words((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, as a tuple"
+    known: dict[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "a name"}
+    known |= {type(None): "None", collections.abc.Callable: "a function"}
+    return known.get(origin, getattr(origin, "__name__", str(origin)))
