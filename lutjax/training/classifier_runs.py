@@ -308,13 +308,7 @@ class Classifier(Experiment):
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
             trees=trees,
-            bits=reports.bit_names(
-                self.test,
-                thresholds,
-                self.encoding,
-                channels_first=bool(trees),
-                maps=EDGES if isinstance(record.model, LogicTreeNetConfig) and record.model.edges else (),
-            ),
+            bits=self.bit_names(thresholds),
         )
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())
@@ -329,6 +323,17 @@ class Classifier(Experiment):
         if recipe is not None and recipe.published is not None:
             lines.append(f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}).")
         return lines
+
+    def bit_names(self, thresholds: np.ndarray | None) -> list[str]:
+        """Return names of the bits that the network reads, for its thresholds."""
+        model = self.record.model
+        of_trees = isinstance(model, LogicTreeNetConfig)
+        maps = EDGES if isinstance(model, LogicTreeNetConfig) and model.edges else ()
+        return reports.bit_names(self.test, thresholds, self.encoding, channels_first=of_trees, maps=maps)
+
+    def number_names(self) -> list[str]:
+        """Return names of the numbers of a sample: features of a table, or places in an array."""
+        return reports.bit_names(self.test, None, self.encoding)
 
     def _circuit(self, state: State) -> str:
         n_gates = self._n_gates()

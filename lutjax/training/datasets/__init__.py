@@ -199,7 +199,7 @@ def _load_arrays(path: Path) -> Data:
     if xs[0].dtype.kind == "U" or any(holds_missing(x) for x in xs):
         texts = [x if x.dtype.kind == "U" else x.astype(np.str_) for x in xs]
         tables = [columns.of_arrays(x, y, names, name=str(path)) for x, y in zip(texts, ys, strict=True)]
-        return Data(tables[0], *tables[1:])
+        return Data(tables[0], tables[1] if tables[1:] else None)
     classes = classes_of_labels(np.concatenate(ys), name=str(path)) if _can_be_named(ys) else ()
     if classes and columns.missing(columns.strings(np.concatenate(ys))).any():
         raise SamplesError(f"{path}: a label is missing; leave samples without a label out.")
