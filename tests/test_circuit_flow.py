@@ -58,8 +58,8 @@ def write_classifier(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) 
     np.savez(folder / "digits.npz", x=x, y=y)
     options = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0, **fields}
     experiment = Classifier.new(options, folder / "digits.npz")
-    models.save(folder / "run", 1, experiment.run.init(), experiment.record)
-    return folder / "run"
+    models.save(folder / "digits", 1, experiment.run.init(), experiment.record)
+    return folder / "digits"
 
 
 def write_trees(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Path:
@@ -74,8 +74,8 @@ def write_trees(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Pa
     state = state._replace(
         params=jax.tree.map(lambda a: jnp.asarray(draw(size=a.shape), a.dtype), state.params)
     )
-    models.save(folder / "run", 1, state, experiment.record)
-    return folder / "run"
+    models.save(folder / "digits", 1, state, experiment.record)
+    return folder / "digits"
 
 
 def write_automaton(folder: Path, *, channels: int = 1, **fields: Any) -> Path:

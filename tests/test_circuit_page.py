@@ -463,3 +463,24 @@ def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
         "(() => { const t = performance.now(); lutjax.step(60); return performance.now() - t; })()"
     )
     assert milliseconds < 2000
+
+
+def test_a_square_number_of_inputs_is_no_image_where_the_circuit_says_so() -> None:
+    about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "<b>"], "image": None}
+    circuit = random_circuit(0, {"x": (9, Format())}, 5, ports={"y": (1, Format())}, about=about)
+    data = data_of(circuit.to_html())
+    assert data["kind"] == "network"
+    assert data["about"]["classes"] == ["low", "<b>"]
+    assert "tells 2 classes apart: low, &lt;b&gt;." in circuit.to_html()
+    named = {"input_names": [f"bit {k}" for k in range(9)]}
+    assert (
+        data_of(dataclasses.replace(circuit, about={**about, **named}).to_html())["about"]["input_names"]
+        == named["input_names"]
+    )
+    for wrong, message in (
+        ({"classes": ["low"]}, r"about\['classes'\] has 1 names; the circuit has 2 classes"),
+        ({"input_names": ["a"]}, r"about\['input_names'\] has 1 names; the input ports have 9 numbers"),
+        ({"classes": [1, 2]}, r"about\['classes'\] is \[1, 2\]; expected a list of texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(circuit, about={**about, **wrong})

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import sys
@@ -850,29 +851,56 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     assert {path.name for path in out.iterdir()} == own
 
 
-def test_an_export_has_the_name_of_the_data(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    """RUN is an argument, or the option of earlier versions, and `table` no name in Verilog."""
+def test_an_export_has_the_name_of_the_run(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    """RUN is an argument, or the option of earlier versions."""
     out = finished[1]
     for words in ((out,), ("--run", out)):
         result = command("export", *words, "--out", tmp_path, "--format", "verilog", "--inputs", "bits")
         assert result.exit_code == 0, result.output
-        assert (tmp_path / "data_table.v").exists()
+        assert (tmp_path / "run.v").exists()
     for words in ((), (out, "--run", out)):
         assert "Error: give the folder of one run, as RUN." in command("export", *words).output
 
 
+def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    """They are in the circuit, the manifest, the header, the module and the page, which shows no pixels; the encoding travels."""
+    _, out, _ = finished
+    result = command("export", out, "--out", tmp_path, "--format", "verilog,c,html")
+    assert result.exit_code == 0, result.output
+    encoding = Encoding.from_json((tmp_path / "columns.json").read_text())
+    assert encoding == Encoding.from_json((out / "columns.json").read_text())
+    for name in ("run.json", "manifest.json"):
+        about = json.loads((tmp_path / name).read_text())["about"]
+        assert about["input_names"] == encoding.features
+        assert about["classes"] == ["$large_$ & \\x$$", "<small>\n_"]
+        assert about["image"] is None
+    for name, begin in (("run.h", " * "), ("run.v", "// ")):
+        lines = (tmp_path / name).read_text().splitlines()
+        assert begin + 'class 1: "<small>\\n_"' in lines  # in one line, whatever the name
+        for number, feature in enumerate(encoding.features):
+            assert any(line.startswith(f'{begin}x[{number}]: "{feature}"') for line in lines)
+    page = (tmp_path / "run.html").read_text()
+    assert "pixels" not in re.sub(r"(?s)<script.*?</script>", "", page)
+    assert "tells 2 classes apart: $large_$ &amp; \\x$$, &lt;small&gt;" in page
+    assert "size &gt; " in page or '"size > ' in page
+    told = json.loads((tmp_path / "manifest.json").read_text())["files"]["columns.json"]
+    assert told["format"] == "extra"
+    assert "PASS     manifest.json = the files" in command("verify", tmp_path).output
+
+
 @pytest.mark.parametrize(
-    ("data", "name"),
+    ("run", "name"),
     [
-        (None, "digits"),
-        ("a/adult.csv", "adult"),
-        ("2024 (b).parquet", "data_2024_b"),
-        ("é.npz", "data"),
-        ("mnist", "mnist"),
+        ("runs/adult", "adult"),
+        ("2024 (b)", "run_2024_b"),
+        ("é", "run"),
+        ("module", "run_module"),
+        ("columns", "run_columns"),
+        ("vectors", "run_vectors"),
     ],
 )
-def test_names_of_exports(data: str | None, name: str) -> None:
-    assert exporting.name_of(data) == name
+def test_names_of_exports(run: str, name: str) -> None:
+    assert exporting.name_of(Path(run)) == name
 
 
 def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:

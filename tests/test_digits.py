@@ -20,6 +20,7 @@ import lutjax
 from lutjax.models import LogicClassifier, LogicClassifierConfig, PackedClassifier, packed
 from lutjax.training import classifier, classifier_runs, loop, models, runs
 from lutjax.training.augment import warp
+from lutjax.training.datasets import Parts
 from lutjax.training.samples import Samples, SamplesError, load_digits, load_samples, samples, split
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
@@ -320,7 +321,7 @@ def test_patience(finished: tuple[Path, Path, Result]) -> None:
     options = dataclasses.asdict(classifier_runs.Options(patience=2))
     identity = runs.Source(None, 60, whole.digest)
     record = classifier.Record(config, TRAINING, identity, {}, options, runs.History())
-    run = classifier_runs.Classifier(record, *split(whole, 0))
+    run = classifier_runs.Classifier(record, Parts(*split(whole, 0)))
     for number, (accuracy, over) in enumerate(
         [(0.5, 0), (0.7, 0), (0.6, 0), (0.8, 0), (0.7, 0), (0.8, 1)], 1
     ):

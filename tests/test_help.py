@@ -16,7 +16,18 @@ from lutjax.training.automaton_runs import Automaton
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.lm_runs import LanguageModel
 
-FREE = {"--prompt", "--target", "--name", "--format", "--inputs", "--coordinator", "--wiring", "--op"}
+FREE = {
+    "--prompt",
+    "--target",
+    "--exclude",
+    "--encoding",
+    "--name",
+    "--format",
+    "--inputs",
+    "--coordinator",
+    "--wiring",
+    "--op",
+}
 """Options of words that are not of a list that click knows."""
 
 KINDS = {"lm": LanguageModel, "classify": Classifier, "ca": Automaton}

@@ -1,5 +1,6 @@
 """Facts that a circuit states about itself, compared with its ports and gates before anybody believes them."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,16 @@ def _check_classifier(circuit: "Circuit") -> None:
             f"Circuit: about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
             "The output ports have " + _ports(circuit.outputs) + "."
         )
+    classes, names = circuit.about.get("classes"), circuit.about.get("input_names")
+    if classes is not None and n_classes is not None and len(classes) != n_classes:
+        raise ValueError(
+            f"Circuit: about['classes'] has {len(classes)} names; the circuit has {n_classes} classes."
+        )
+    n_numbers = sum(port.count for port in circuit.inputs)
+    if names is not None and len(names) != n_numbers:
+        raise ValueError(
+            f"Circuit: about['input_names'] has {len(names)} names; the input ports have {n_numbers} numbers."
+        )
     if image is not None and len(circuit.inputs) == 1 and circuit.inputs[0].count % (image[0] * image[1]):
         raise ValueError(
             f"Circuit: about['image'] is {_shown(image)}, {image[0] * image[1]} pixels; the input port has "
@@ -87,6 +98,10 @@ def _is_list_of_whole(value: Any, least: int) -> bool:
     return isinstance(value, list | tuple) and all(_is_whole(one, least) for one in value)
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+
+
 _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "kind": (lambda value: isinstance(value, str), "a text"),
     "rule": (lambda value: isinstance(value, str), "a text"),
@@ -98,6 +113,8 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_list_of_whole(value, 1) and len(value) == 2,
         "height and width, two whole numbers of at least 1",
     ),
+    "classes": (lambda value: _is_list_of_texts(value), "a list of texts"),
+    "input_names": (lambda value: _is_list_of_texts(value), "a list of texts"),
     "channels": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
     "periodic": (lambda value: isinstance(value, bool), "true or false"),
     "start": (lambda value: value in STARTS, f"one of {', '.join(STARTS)}"),
@@ -130,6 +147,25 @@ def _check_json(about: Mapping[str, Any]) -> None:
                 f"Circuit: {where} is or has a {type(value).__name__}; expected what JSON holds: texts, numbers (int, float), bool, None, "
                 "and lists and dicts of these."
             )
+
+
+def names(circuit: "Circuit") -> list[str]:
+    """Return lines for comments that name the classes and the input numbers of a circuit, as far as it states their names."""
+    classes, inputs = (circuit.about.get(name) or () for name in ("classes", "input_names"))
+    of_ports = [
+        f"{port.name}[{i}]" if port.count > 1 else port.name
+        for port in circuit.inputs
+        for i in range(port.count)
+    ]
+    return [
+        *(f"class {number}: {_in_a_comment(name)}" for number, name in enumerate(classes)),
+        *(f"{place}: {_in_a_comment(name)}" for place, name in zip(of_ports, inputs, strict=False)),
+    ]
+
+
+def _in_a_comment(text: str) -> str:
+    """Return a text in quotes, in ASCII and in one line, which neither begins nor ends a comment of C."""
+    return json.dumps(text).replace("/*", "/ *").replace("*/", "* /")
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits import _names, _operations
+from lutjax.circuits import _about, _names, _operations
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit, Port
 
@@ -69,7 +69,7 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
         "in_words": str(max(circuit.n_inputs, 1)),
         "out_words": str(max(circuit.n_outputs, 1)),
         "slots": str(slots),
-        "numbers": "\n".join(f" * {line}" for line in _numbers(circuit)),
+        "numbers": "\n".join(f" * {line}" for line in (*_numbers(circuit), *_about.names(circuit))),
         "parameters": ", ".join(
             [
                 *(f"const {_type(port)} *input_{port.name}" for port in circuit.inputs),

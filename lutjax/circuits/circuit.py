@@ -223,8 +223,8 @@ class Circuit:
       parts: names of runs of gates, in order, and how many gates each has: encoder, layers, votes, argmax. Without any, all
         gates are one part.
       about: facts that pages and manifests show, all of JSON. Those that are read are compared with the ports and gates:
-        `kind` ("classifier", "automaton" or another), `n_classes`, `image`, `channels`, `periodic`, `start`, `shown`, `rule`,
-        `vote_gates`.
+        `kind` ("classifier", "automaton" or another), `n_classes`, `classes` and `input_names` (of each class, and of each number of the
+        input ports), `image`, `channels`, `periodic`, `start`, `shown`, `rule`, `vote_gates`.
 
     Raises:
       TypeError, ValueError: fields that make no circuit; the message says which gate or fact.

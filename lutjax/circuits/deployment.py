@@ -24,6 +24,8 @@ MANIFEST = "manifest.json"
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
 BUILD = "build"
+EXTRA = "extra"
+"""Format, in a manifest, of files that belong to a circuit and are none of it."""
 KINDS = ("circuit", "language model")
 """Kinds of exports."""
 
@@ -193,12 +195,14 @@ class Request:
       circuit, vectors, options: what is written.
       page: arguments of `lutjax.circuits.page.to_html`: examples, labels and so on, and under ``circuit`` another circuit to show,
         such as one with votes.
+      extras: further files that belong to the circuit, by name, such as how its inputs are made of raw data.
     """
 
     circuit: Circuit
     vectors: Vectors
     options: Options
     page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extras: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
 def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -307,6 +311,12 @@ def files_of(
         progress(f"writing {format}")
         for name, content in FORMATS[format](request).items():
             found[name] = format, content if isinstance(content, bytes) else content.encode()
+    for name, content in request.extras.items():
+        if name in formats_of(options):
+            raise DeploymentError(
+                f"name is {options.name!r}, whose files take the place of {name}; choose another name."
+            )
+        found[name] = EXTRA, content
     found[VECTORS] = "vectors", request.vectors.to_json().encode()
     found[MAKEFILE] = "make", _makefile(options.name, {format for format, _ in found.values()}).encode()
     return found

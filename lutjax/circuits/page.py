@@ -21,6 +21,8 @@ from lutjax.circuits.circuit import Circuit, Format, Port
 
 _CELLS_OF_A_SIDE = 64
 _BITS_OF_A_NUMBER = 53  # in JavaScript
+_NAMED = 12
+"""Classes that are named above the circuit, at most."""
 
 
 def to_html(
@@ -39,7 +41,7 @@ def to_html(
 
     A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; the bits of any other circuit
     are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
-    then ``n_classes`` and ``image`` (height and width; by default a square), or ``channels`` and ``periodic``. A
+    then ``n_classes``, ``classes``, ``input_names`` and ``image`` (height and width; by default a square, and none where it is None), or ``channels`` and ``periodic``. A
     classifier of images has one input port, with a number for each pixel.
 
     A classifier shows the votes of a port of as many numbers as there are classes, and the class of a port of one
@@ -49,7 +51,7 @@ def to_html(
       title: heading of the page.
       examples: images to click, as the circuit reads them: numbers of the format of its input.
       labels: the class of each example.
-      classes: names of the classes; by default their numbers.
+      classes: names of the classes; by default those of `Circuit.about`, or their numbers.
       maximum: the number of a pixel that is fully drawn; by default the largest one of the examples, or of the format.
       size: height and width of an automaton's grid; by default those of `start`, or 64 x 64.
       start: state in which an automaton begins: ``"sparse"`` (3 of 10 cells, in the first channel), ``"random"`` (half of
@@ -298,7 +300,9 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
     count = circuit.inputs[0].count
     if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
         return None
-    if circuit.about.get("image"):
+    if "image" in circuit.about:
+        if circuit.about["image"] is None:
+            return None
         height, width = circuit.about["image"]
         return (height, width) if height * width == count else None
     side = math.isqrt(count)
@@ -347,7 +351,7 @@ def _classifier(
     if classes is not None and n_classes is not None and len(classes) != n_classes:
         raise ValueError(f"to_html: classes has {len(classes)} names; the circuit has {n_classes} classes.")
     if classes is None and n_classes is not None:
-        classes = [str(k) for k in range(n_classes)]
+        classes = circuit.about.get("classes") or [str(k) for k in range(n_classes)]
     if maximum is None:
         full = max((max(row) for row in rows), default=0) or most
     else:
@@ -427,6 +431,13 @@ def _lead(kind: str, circuit: Circuit) -> str:
         return (
             f"{gates} is the rule of every cell: it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of "
             f"each of its eight neighbours, and answers with the cell's new bits. All cells change at once. {edge}"
+        )
+    if circuit.about.get("kind") == "classifier" and circuit.about.get("classes"):
+        names = circuit.about["classes"]
+        some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        return html.escape(
+            f"{gates} tells {len(names)} classes apart: {some}. It reads {_count(circuit.n_inputs, 'bit')}. "
+            "Switch the inputs, and watch the answer."
         )
     return (
         f"{gates} computes {_count(circuit.n_outputs, 'output bit')} from {_count(circuit.n_inputs, 'input bit')}. "

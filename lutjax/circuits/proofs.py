@@ -366,7 +366,11 @@ class _Export:
         facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
         if self.manifest.get("lutjax") != __version__:  # which may count otherwise
             del facts["statistics"]
-        _described(self.folder, facts, deployment.formats_of(options))
+        stated = deployment.read_manifest(self.folder)["files"]
+        extras = {
+            name: facts["format"] for name, facts in stated.items() if facts["format"] == deployment.EXTRA
+        }
+        _described(self.folder, facts, {**extras, **deployment.formats_of(options)})
         return f"{len(facts)} facts"
 
     def vectors_hold(self) -> str:

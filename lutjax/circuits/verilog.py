@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from lutjax.circuits import _names, _netlists, truth
+from lutjax.circuits import _about, _names, _netlists, truth
 from lutjax.circuits.circuit import Circuit, Port
 
 CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
@@ -372,9 +372,10 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
             f"// a register after every {registers} levels: latency {cycles} cycles of clk, a sample in every cycle",
             "// valid_out is valid_in after that latency; reset is synchronous and clears the valid bits alone",
         ]
-    if circuit.about:
-        about = json.dumps(dict(circuit.about), ensure_ascii=True)
-        lines.append(f"// {about}")
+    facts = {name: fact for name, fact in circuit.about.items() if name not in ("classes", "input_names")}
+    if facts:
+        lines.append(f"// {json.dumps(facts, ensure_ascii=True)}")
+    lines += [f"// {line}" for line in _about.names(circuit)]
     return lines
 
 

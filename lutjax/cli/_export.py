@@ -36,7 +36,7 @@ from lutjax.training.errors import RunError
 )
 @click.option(
     "--name",
-    help="Of the Verilog module, the C functions and the files. Default: that of the data of a classifier (of adult.csv adult), automaton or lm.",
+    help="Of the Verilog module, the C functions and the files. Default: that of the folder RUN of a classifier (of runs/adult adult), automaton or lm.",
 )
 @click.option(
     "--registers",

@@ -7,6 +7,8 @@ from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
 from lutjax.cli._export import export
 from lutjax.cli._generate import generate
+from lutjax.cli._info import info
+from lutjax.cli._predict import predict
 from lutjax.cli._quantise import quantise
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
@@ -34,6 +36,8 @@ train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)
 cli.add_command(quantise)
+cli.add_command(predict)
+cli.add_command(info)
 cli.add_command(export)
 cli.add_command(verify)
 cli.add_command(bench)

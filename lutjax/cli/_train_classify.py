@@ -16,7 +16,7 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     "path",
     type=click.Path(path_type=Path),
     help="A .npz file of arrays x [N, F], [N, H, W] or [N, H, W, C] and y [N], or of x_train, y_train, x_test and y_test; a table, .csv, "
-    ".tsv or .parquet (with --target); or a folder of IDX files (MNIST, Fashion-MNIST) or of CIFAR-10, binary or Python version. "
+    ".tsv (also .gz) or .parquet (with --target); or a folder of IDX files (MNIST, Fashion-MNIST) or of CIFAR-10, binary or Python version. "
     "Default: scikit-learn's digits.",
 )
 @click.option(
@@ -29,6 +29,13 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     type=click.Path(path_type=Path),
     help="A table with the same columns that is the test part. Default: a fifth of --data, in which each class has its share.",
 )
+@click.option(
+    "--exclude",
+    metavar="COLUMN",
+    multiple=True,
+    help="A column of a table that is left out, such as an id; may be given several times. Default: none.",
+)
+@click.option("--encoding", help="Of the text of a CSV file, such as latin-1. Default: UTF-8.")
 @click.option(
     "--model",
     type=click.Choice(["gates", "tree"]),
@@ -45,6 +52,8 @@ def classify(
     path: Path | None,
     target: str | None,
     test: Path | None,
+    exclude: tuple[str, ...],
+    encoding: str | None,
     model: str | None,
     recipe: str | None,
     fields: Mapping[str, Any],
@@ -65,7 +74,14 @@ def classify(
         kind,
         fields,
         option="--data",
-        source={"path": path, "target": target, "test": test, "model": model},
+        source={
+            "path": path,
+            "target": target,
+            "test": test,
+            "exclude": exclude or None,
+            "encoding": encoding,
+            "model": model,
+        },
         # The digits keep the split of their published figures.
         preset={"recipe": recipe, "stratified": path is not None},
         same=same,

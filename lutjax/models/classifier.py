@@ -11,7 +11,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from lutjax import wiring as wirings
-from lutjax._arguments import require_array
 from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import LogicGatesSpec
@@ -21,6 +20,7 @@ from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
 from lutjax.models._config import FOLLOWS, Config
 from lutjax.models._encoder import encoder_of
+from lutjax.models._samples import of_shape
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit, Format
@@ -197,16 +197,17 @@ class LogicClassifier(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "*batch inputs"],
+        x: Float[Array, "..."],
         *,
         deterministic: bool | None = None,
         temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> Float[jax.Array, "*batch classes"]:
+    ) -> Float[jax.Array, "... classes"]:
         """Logits of the classes: votes over tau.
 
         Args:
-          x: ``[..., in_features]`` of a floating-point dtype; bits of 0 and 1 where there are no thresholds.
+          x: ``[..., in_features]`` of a floating-point dtype, or batches of images with as many numbers; bits of 0 and 1 where there are no
+            thresholds.
           deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
             `nnx.view` or `eval` changed it.
           temperature: of all gates, in place of 1; it may be traced. See `lutjax.layers.nnx.LogicGates`.
@@ -215,7 +216,7 @@ class LogicClassifier(nnx.Module):
         Raises:
           ValueError: samples have another size.
         """
-        check_samples(x, self.config)
+        x = of_shape("LogicClassifier", x, (self.config.in_features,))
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
         if self.encoder is not None:
             y = self.encoder(y)
@@ -248,16 +249,6 @@ class LogicClassifier(nnx.Module):
         from lutjax import circuits
 
         return circuits.of(self, inputs=inputs, outputs=outputs, **options)
-
-
-def check_samples(x: Array, config: LogicClassifierConfig) -> None:
-    """Raises ValueError if samples ``[..., in_features]`` have another size."""
-    require_array("LogicClassifier", "x", x)
-    if not x.ndim or x.shape[-1] != config.in_features:
-        raise ValueError(
-            f"LogicClassifier: x has shape {list(x.shape)}; expected [..., {config.in_features}]. Images are "
-            "flattened."
-        )
 
 
 def _layer(

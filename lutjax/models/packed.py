@@ -12,9 +12,9 @@ from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
 from lutjax import _meshes
-from lutjax._arguments import require_array
 from lutjax._typing import Array
-from lutjax.models.classifier import LogicClassifier, check_samples
+from lutjax.models._samples import of_shape
+from lutjax.models.classifier import LogicClassifier
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit, Format
@@ -59,17 +59,16 @@ class PackedClassifier:
     thresholds: Array | None
     config: Any
 
-    def __call__(self, x: Num[Array, "batch inputs"]) -> Int[jax.Array, " batch"]:
+    def __call__(self, x: Num[Array, "..."]) -> Int[jax.Array, " batch"]:
         """Classes of samples ``[B, in_features]``, the first of those with the most votes: int32 ``[B]``.
 
         Args:
-          x: numbers of any dtype; uint8 is the fastest.
+          x: numbers of any dtype; uint8 is the fastest. Images with as many numbers are taken, too.
 
         Raises:
           ValueError: samples have another size.
         """
-        check_samples(x, self.config)
-        require_array("PackedClassifier", "x", x)
+        x = self._rows(x)
         if x.ndim != 2:
             raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
         classes: jax.Array = by_samples(_of_batch, 0)(self, jnp.asarray(x))
@@ -92,10 +91,17 @@ class PackedClassifier:
         classes: jax.Array = by_samples(_of_words)(self, words)
         return classes
 
-    def first_bits(self, x: Num[Array, "batch inputs"]) -> Bool[jax.Array, "batch bits"]:
+    def _rows(self, x: Array) -> Any:
+        return of_shape("PackedClassifier", x, (self.config.in_features,))
+
+    def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
         """Return the bits of samples ``[B, in_features]`` that the first layer can read, in the order of `from_words`."""
-        bits: jax.Array = by_samples(_first_bits, 0, 2)(self, jnp.asarray(x))
+        bits: jax.Array = by_samples(_first_bits, 0, 2)(self, jnp.asarray(self._rows(x)))
         return bits.T
+
+    def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
+        """Return the votes for each class that samples ``[B, in_features]`` get: int32 ``[B, n_classes]``."""
+        return votes_of(self, self.first_bits(x))
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
         """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
@@ -137,6 +143,13 @@ def pack(classifier: LogicClassifier) -> PackedClassifier:
         thresholds=thresholds,
         config=classifier.config,
     )
+
+
+@jax.jit
+def votes_of(packed: Any, bits: Bool[jax.Array, "batch bits"]) -> jax.Array:
+    """Return the votes of a packed network for each class, int32 ``[B, n_classes]``, for the bits that its first layer can read."""
+    last = lutjax.unpack_bits(packed.last_words(lutjax.pack_bits(bits.T)), len(bits))
+    return last.reshape(packed.config.n_classes, -1, len(bits)).sum(1, dtype=jnp.int32).T
 
 
 def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: int = 1) -> Callable[..., Any]:

@@ -23,7 +23,8 @@ from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._config import FOLLOWS, Config
 from lutjax.models._encoder import encoder_of
-from lutjax.models.packed import bits_of, by_samples, classes_of_bits
+from lutjax.models._samples import of_shape
+from lutjax.models.packed import bits_of, by_samples, classes_of_bits, votes_of
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit, Format
@@ -295,16 +296,17 @@ class LogicTreeNet(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "*batch height width channels"],
+        x: Float[Array, "..."],
         *,
         deterministic: bool | None = None,
         temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> Float[jax.Array, "*batch classes"]:
+    ) -> Float[jax.Array, "... classes"]:
         """Logits of the classes: votes over tau.
 
         Args:
-          x: ``[..., height, width, channels]`` of a floating-point dtype; bits of 0 and 1 where there are no thresholds.
+          x: ``[..., height, width, channels]`` of a floating-point dtype, or without an axis of one channel, or rows of all these numbers;
+            bits of 0 and 1 where there are no thresholds.
           deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
             `nnx.view` or `eval` changed it.
           temperature: of all gates, in place of 1; it may be traced. See `lutjax.layers.nnx.LogicGates`.
@@ -390,11 +392,11 @@ class PackedTreeNet:
     thresholds: Array | None
     config: Any
 
-    def __call__(self, x: Num[Array, "batch height width channels"]) -> Int[jax.Array, " batch"]:
+    def __call__(self, x: Num[Array, "..."]) -> Int[jax.Array, " batch"]:
         """Classes of images ``[B, height, width, channels]``, the first of those with the most votes: int32 ``[B]``.
 
         Args:
-          x: numbers of any dtype.
+          x: numbers of any dtype. Rows of all numbers are taken, too, and images without an axis of one channel.
 
         Raises:
           ValueError: images have another size.
@@ -405,10 +407,14 @@ class PackedTreeNet:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
         return by_samples(_classes)(self, x)
 
-    def first_bits(self, x: Num[Array, "batch height width channels"]) -> Bool[jax.Array, "batch bits"]:
+    def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
         """Return the bits of images that the first layer can read, in the order of `last_words`."""
         bits: jax.Array = by_samples(_first_bits, results=2)(self, _features_first(x, self.config))
         return bits.T
+
+    def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
+        """Return the votes for each class that images ``[B, height, width, channels]`` get: int32 ``[B, n_classes]``."""
+        return votes_of(self, self.first_bits(x))
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
         """Return the bits of the last layer, those that vote.
@@ -490,8 +496,5 @@ def with_edges(x: jax.Array) -> jax.Array:
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:
     """Return images ``[..., height, width, channels]`` as ``[channels, height, width, ...]``."""
-    require_array("LogicTreeNet", "x", x)
-    if x.shape[-3:] != config.in_shape:
-        sizes = ", ".join(map(str, config.in_shape))
-        raise ValueError(f"LogicTreeNet: x has shape {list(x.shape)}; expected [..., {sizes}].")
+    x = of_shape("LogicTreeNet", x, config.in_shape)
     return jnp.moveaxis(jnp.asarray(x), (-1, -3, -2), (0, 1, 2))

@@ -21,6 +21,7 @@ from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure
+from lutjax.training.raw import Form
 from lutjax.training.samples import Samples
 
 with needed_by(__name__):
@@ -420,6 +421,8 @@ class Record(runs.Record):
       history: training losses, and accuracies of the hard and of the soft network on the test part.
       target, test: the column of labels of a table, and the table that is the test part, if they were given.
       recipe: the published network whose sizes and rates were taken, if one was.
+      exclude, encoding: columns of a table that are left out, and the encoding of its text, if they were given.
+      form: of the samples: shape, classes, columns.
     """
 
     kind: ClassVar[str] = "digits"
@@ -433,6 +436,19 @@ class Record(runs.Record):
     target: str | None = None
     test: str | None = None
     recipe: str | None = None
+    exclude: list[str] = dataclasses.field(default_factory=list)
+    encoding: str | None = None
+    form: Form = dataclasses.field(default_factory=Form)
+
+
+def shape_of(model: Config) -> tuple[int, ...]:
+    """Return the shape of a sample of a model."""
+    return model.in_shape if isinstance(model, LogicTreeNetConfig) else (model.in_features,)
+
+
+def n_features(model: Config) -> int:
+    """Return how many numbers a sample of a model has."""
+    return math.prod(shape_of(model))
 
 
 def _classifier(folder: Path, step: int, record: Record) -> Model:

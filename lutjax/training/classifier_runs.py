@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,12 +20,12 @@ from lutjax.training.classifier import (
     expected_gates,
     image_shape,
 )
-from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
+from lutjax.training.raw import Form
 from lutjax.training.recipes import RECIPES, recipe as recipe_of
-from lutjax.training.samples import Samples, SamplesError
+from lutjax.training.samples import SamplesError
 
 MOST_BITS = 20_000_000
 """Bits of a training part to which baselines are fitted without being asked for."""
@@ -74,10 +74,11 @@ class Classifier(Experiment):
     record: Record
     run: Run
 
-    def __init__(self, record: Record, train: Samples, test: Samples, encoding: Encoding | None = None):
-        self.record, self.train, self.test, self.encoding = record, train, test, encoding
-        thresholds = None if encoding is None else encoding.thresholds
-        self.run = Run(record.model, record.training, train, thresholds)
+    def __init__(self, record: Record, parts: datasets.Parts):
+        self.record, self.train, self.test, self.encoding = record, parts.train, parts.test, parts.encoding
+        self.remarks = parts.remarks
+        thresholds = None if self.encoding is None else self.encoding.thresholds
+        self.run = Run(record.model, record.training, self.train, thresholds)
 
     @classmethod
     def new(
@@ -89,13 +90,15 @@ class Classifier(Experiment):
         recipe: str | None = None,
         stratified: bool = False,
         model: str | None = None,
+        exclude: Sequence[str] | None = None,
+        encoding: str | None = None,
     ) -> "Classifier":
         """Return a run that has no step yet, on the data at a path, or on scikit-learn's digits.
 
         Sizes that are not among the fields are those of the recipe, or as the samples need them.
 
         Args:
-          path, target, test: see `lutjax.training.datasets.load`.
+          path, target, test, exclude, encoding: see `lutjax.training.datasets.load`.
           recipe: one of `lutjax.training.recipes.RECIPES`.
           stratified: whether a test part is split off so, where the fields do not say it.
           model: one of `MODELS`; by default that of the recipe, or gates.
@@ -111,7 +114,7 @@ class Classifier(Experiment):
             )
         config: Any = MODELS[name]
         presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
-        data = datasets.load(path, target=target, test=test)
+        data = datasets.load(path, target=target, test=test, exclude=exclude or (), encoding=encoding)
         if data.test is not None:
             for name in ("split", "stratified"):
                 if name in fields:
@@ -145,8 +148,11 @@ class Classifier(Experiment):
             target=target,
             test=None if test is None else str(test.absolute()),
             recipe=recipe,
+            exclude=list(exclude or ()),
+            encoding=encoding,
+            form=Form.of(parts.train, made.n_classes, parts.encoding),
         )
-        return cls(record, parts.train, parts.test, parts.encoding)
+        return cls(record, parts)
 
     @classmethod
     def preset(cls, model: str | None) -> Mapping[str, Any]:
@@ -167,6 +173,8 @@ class Classifier(Experiment):
         target: str | None = None,
         test: Path | None = None,
         model: str | None = None,
+        exclude: Sequence[str] | None = None,
+        encoding: str | None = None,
     ) -> "Classifier":
         """Return the run of a record, with the samples at `path` or where they were; of this model, if one is named."""
         if model is not None and not isinstance(record.model, MODELS[model]):
@@ -174,14 +182,21 @@ class Classifier(Experiment):
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         places = (path or record.samples.path, test or record.test)
         whole, other = (None if place is None else Path(place) for place in places)
-        data = datasets.load(whole, target=target or record.target, test=other)
+        data = datasets.load(
+            whole,
+            target=target or record.target,
+            test=other,
+            exclude=record.exclude if exclude is None else exclude,
+            encoding=encoding or record.encoding,
+        )
         if data.digest != record.samples.digest:
             raise CheckpointError(
                 f"the run belongs to other samples: they were {record.samples.size} of "
                 f"{record.samples.path or 'scikit-learn'}, now {len(data)} others of {data.name}."
             )
         parts = _parts(data, record.training)
-        return cls(record, parts.train, parts.test, parts.encoding)
+        record.form = Form.of(parts.train, record.model.n_classes, parts.encoding)
+        return cls(record, parts)
 
     def prepare(self) -> None:
         record = self.record
@@ -293,13 +308,7 @@ class Classifier(Experiment):
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
             trees=trees,
-            bits=reports.bit_names(
-                self.test,
-                thresholds,
-                self.encoding,
-                channels_first=bool(trees),
-                maps=EDGES if isinstance(record.model, LogicTreeNetConfig) and record.model.edges else (),
-            ),
+            bits=self.bit_names(thresholds),
         )
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())
@@ -314,6 +323,17 @@ class Classifier(Experiment):
         if recipe is not None and recipe.published is not None:
             lines.append(f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}).")
         return lines
+
+    def bit_names(self, thresholds: np.ndarray | None) -> list[str]:
+        """Return names of the bits that the network reads, for its thresholds."""
+        model = self.record.model
+        of_trees = isinstance(model, LogicTreeNetConfig)
+        maps = EDGES if isinstance(model, LogicTreeNetConfig) and model.edges else ()
+        return reports.bit_names(self.test, thresholds, self.encoding, channels_first=of_trees, maps=maps)
+
+    def number_names(self) -> list[str]:
+        """Return names of the numbers of a sample: features of a table, or places in an array."""
+        return reports.bit_names(self.test, None, self.encoding)
 
     def _circuit(self, state: State) -> str:
         n_gates = self._n_gates()
@@ -342,7 +362,7 @@ class Classifier(Experiment):
         return []
 
     def _class_names(self) -> list[str]:
-        return list(self.test.classes) or [str(label) for label in range(self.record.model.n_classes)]
+        return list(self.record.form.classes)
 
 
 def _parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:

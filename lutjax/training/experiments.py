@@ -84,6 +84,7 @@ class Experiment(ABC):
       models: classes of the model's config by the names of models, the first by default; none where there is one class.
       record: see `lutjax.training.runs`.
       run: steps, and states.
+      remarks: lines about the data and the sizes that are shown before the first step.
     """
 
     configs: ClassVar[Configs]
@@ -96,6 +97,7 @@ class Experiment(ABC):
 
     record: Any
     run: ModelRun[Any]
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod
@@ -267,6 +269,8 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
         check_new(folder, type(experiment))
         _check_processes(experiment)
         runs.check_space(folder, _bytes(experiment.run.abstract()))
+        for line in experiment.remarks:
+            show.line(line)
         experiment.prepare()
         _go_on(experiment, folder, 0, show)
 
@@ -369,6 +373,8 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     _check_processes(experiment)
     state_of = experiment.run.abstract()
     params, each = state_of.params, ""
+    for line in experiment.remarks:
+        show.line(line)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     show.line(f"dry run of training {experiment.describe()} on {meshes.words(experiment.run.mesh)}")
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")

@@ -17,6 +17,7 @@ from lutjax.circuits import deployment, proofs
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.circuits.deployment import Vectors
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
+from lutjax.models.packed import votes_of
 from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import CheckpointError, RunError
@@ -44,7 +45,7 @@ class Wanted:
     Attributes:
       formats: names of `lutjax.circuits.deployment.FORMATS`; none for all.
       inputs, outputs, lut: see `source_of`.
-      name: of the Verilog module, the C functions and the files; None for one after the data or the kind of the run.
+      name: of the Verilog module, the C functions and the files; None for one after the folder of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
       optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
       integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
@@ -83,6 +84,7 @@ class Source:
       run: facts about the run that a manifest keeps.
       page: arguments of the page beside the circuit, which may be another one there; see `deployment.Request`.
       remarks: lines for whoever exports.
+      extras: further files, by name; see `deployment.Request`.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Source:
     run: dict[str, Any]
     page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    extras: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def vectors(self) -> Vectors:
         """Return samples with their answers."""
@@ -146,7 +149,7 @@ def _circuit(
         circuit = circuit.tabulated()  # training finds any circuit for a rule, seldom the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
-    request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page)
+    request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page, source.extras)
     files = deployment.files_of(request, progress=progress)
     facts = {
         **deployment.facts_of(request),
@@ -303,14 +306,12 @@ def _of_classifier(
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
     _refuse_large(folder, record.model)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
-    test = Classifier.of(record).test
-    packed = model.packed()
+    experiment = Classifier.of(record)
+    test, packed = experiment.test, model.packed()
     if inputs is None:
         of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
         inputs = _format_of(test) if of_numbers else "bits"
-    about: dict[str, Any] = {}
-    if len(test.shape) == 2:
-        about["image"] = list(test.shape)
+    about = _names(experiment, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     x, remarks = _samples(test, inputs, packed)
     given = outputs or "class"
@@ -319,7 +320,7 @@ def _of_classifier(
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
 
     return Source(
-        name=name_of(record.samples.path),
+        name=name_of(folder),
         circuit=circuit,
         samples=x,
         samples_name=f"the test part of {test.name}",
@@ -327,16 +328,45 @@ def _of_classifier(
         run=_facts(folder, "digits", step),
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=remarks,
+        extras=_columns(experiment),
     )
 
 
-def name_of(data: str | None) -> str:
-    """Return a name for the files of a classifier, after that of its data; ``digits`` for those of scikit-learn."""
-    name = "digits" if data is None else re.sub(r"[^A-Za-z0-9]+", "_", Path(data).stem).strip("_")
+MOST_NAMES = 4096
+"""Numbers of a sample whose names an export states, at most."""
+
+
+def _names(experiment: Classifier, inputs: str, packed: Packed) -> dict[str, Any]:
+    """Return what the circuit of a classifier states about itself: names of classes and of inputs, and the size of images."""
+    test = experiment.test
+    about: dict[str, Any] = {"classes": list(experiment.record.form.classes)}
+    if len(test.shape) == 2:
+        return {**about, "image": list(test.shape)}
+    if inputs == "bits":
+        names = experiment.bit_names(None if packed.thresholds is None else np.asarray(packed.thresholds))
+    else:
+        names = experiment.number_names()
+    return {**about, "image": None, **({"input_names": names} if len(names) <= MOST_NAMES else {})}
+
+
+def _columns(experiment: Classifier) -> dict[str, bytes]:
+    """Return the file that says how the inputs are made of the rows of a table, where they are."""
+    return {} if experiment.encoding is None else {COLUMNS: experiment.encoding.to_json().encode()}
+
+
+COLUMNS = "columns.json"
+"""Name of the encoding of columns, in a run and in its export."""
+
+
+def name_of(folder: Path) -> str:
+    """Return a name for the files of a classifier, after the folder of its run."""
+    name = re.sub(r"[^A-Za-z0-9]+", "_", folder.absolute().name).strip("_")
     try:
-        return deployment.Options(name=name).name
+        if f"{name}.json" not in (COLUMNS, deployment.VECTORS, deployment.MANIFEST):
+            return deployment.Options(name=name).name
     except ValueError:  # no identifier, or a word of Verilog or C
-        return f"data_{name}".strip("_")
+        pass
+    return f"run_{name}".strip("_")
 
 
 def _refuse_large(folder: Path, config: classifier.Config) -> None:
@@ -425,14 +455,14 @@ def _bits(packed: Packed, x: Numbers) -> np.ndarray:
 def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndarray:
     if outputs == "class" and not bits:
         return np.asarray(packed(_given(packed, x)))[:, None]
-    words = lutjax.pack_bits(jnp.asarray(x if bits else _bits(packed, x), bool).T)
+    first = jnp.asarray(x if bits else _bits(packed, x), bool)
+    if outputs == "votes":
+        return np.asarray(votes_of(packed, first), np.int64)
+    words = lutjax.pack_bits(first.T)
     if outputs == "class":
         return np.asarray(jax.jit(type(packed).from_words)(packed, words))[: len(x), None]
     last_words = jax.jit(type(packed).last_words)(packed, words)
-    last = np.asarray(lutjax.unpack_bits(last_words, len(x)), np.int64)
-    if outputs == "votes":
-        last = last.reshape(packed.config.n_classes, -1, len(x)).sum(1)
-    answers: np.ndarray = last.T
+    answers: np.ndarray = np.asarray(lutjax.unpack_bits(last_words, len(x)), np.int64).T
     return answers
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import json
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -17,6 +18,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, TypeVar
+
+import jax
+import numpy as np
 
 import lutjax
 from lutjax import _json
@@ -308,7 +312,12 @@ def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> N
     Args:
       record: a dataclass of what JSON can hold and of such dataclasses, whose class attribute `kind` is one of `KINDS`.
     """
-    meta = {"lutjax": lutjax.__version__, "kind": record.kind, **dataclasses.asdict(record)}
+    meta = {
+        "lutjax": lutjax.__version__,
+        "versions": {"jax": jax.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "kind": record.kind,
+        **dataclasses.asdict(record),
+    }
     checkpoints.save(folder / FOLDER, step, trees, meta)
 
 
@@ -361,7 +370,8 @@ def read(
     check_kind(folder, record.kind)
     step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
     version = meta.pop("lutjax", None)
-    meta.pop("kind", None)
+    for name in ("kind", "versions"):
+        meta.pop(name, None)
     try:
         return step, _made(record, meta)
     except (KeyError, TypeError, ValueError) as error:

@@ -2,8 +2,19 @@
 {
   const state = Object.values(inputs).map((port) => ({ port, bits: Array(port.count * port.bits).fill(0) }));
   const isNumber = (port) => port.bits > 1 && port.bits <= 53; // others are shown as bits alone
-  const where = (port, i, k) =>
-    (port.count > 1 ? `${port.name}[${i}]` : port.name) + (port.bits > 1 ? ` bit ${k}` : "");
+  const { classes, input_names: names } = data.about;
+  const ports = [...Object.values(inputs)];
+  // The name of a number that the circuit states: of an input, or of the class whose votes it counts.
+  function stated(port, i) {
+    const at = ports.indexOf(port);
+    if (at >= 0) return names?.[ports.slice(0, at).reduce((sum, { count }) => sum + count, 0) + i];
+    return classes && port.count === classes.length ? classes[i] : undefined;
+  }
+  const isClass = (port) =>
+    data.about.kind === "classifier" && classes && port.count === 1 && !ports.includes(port);
+  const place = (port, i) => (port.count > 1 ? `${port.name}[${i}]` : port.name);
+  const nameOf = (port, i) => stated(port, i) ?? place(port, i);
+  const where = (port, i, k) => nameOf(port, i) + (port.bits > 1 ? ` bit ${k}` : "");
 
   // Show a port: a row for each number, its bits with the highest first. Return the cells of numbers and of bits.
   function view(port, parent, makeBit) {
@@ -18,15 +29,14 @@
     parent.append(make("h3", {
       textContent: port.name + (port.count > 1 ? `, ${whole(port.count)} ${port.bits > 1 ? "numbers" : "bits"}` : ""),
     }));
-    if (port.bits === 1) {
+    if (port.bits === 1 && !isClass(port) && stated(port, 0) === undefined) {
       parent.append(group(bits));
       return { bits, cells };
     }
     const table = make("table", { className: "numbers" });
     for (let i = 0; i < port.count; i++) {
-      const name = port.count > 1 ? `${port.name}[${i}]` : port.name;
-      const row = make("tr", {}, make("th", { scope: "row", textContent: name }));
-      if (isNumber(port)) row.append((cells[i] = make("td")));
+      const row = make("tr", {}, make("th", { scope: "row", textContent: nameOf(port, i), title: place(port, i) }));
+      if (isNumber(port) || isClass(port)) row.append((cells[i] = make("td")));
       row.append(make("td", {}, group(bitsOfRow(i))));
       table.append(row);
     }
@@ -47,7 +57,7 @@
     const fields = shown.cells.map((cell, i) => {
       const [least, most] = port.signed ? [-(2 ** (port.bits - 1)), 2 ** (port.bits - 1) - 1] : [0, 2 ** port.bits - 1];
       const field = make("input", { type: "number", min: least / scale, max: most / scale, step: 1 / scale });
-      field.setAttribute("aria-label", port.count > 1 ? `${port.name}[${i}]` : port.name);
+      field.setAttribute("aria-label", nameOf(port, i));
       field.addEventListener("change", () => {
         entry.set(i, Math.min(most, Math.max(least, Math.round(field.valueAsNumber * scale) || 0)));
         update();
@@ -71,7 +81,10 @@
     const shown = view(port, find("outputs"), () => make("span"));
     return () => {
       const numbers = numbersOf(port);
-      shown.cells.forEach((cell, i) => (cell.textContent = numbers[i] / 2 ** port.fraction));
+      shown.cells.forEach((cell, i) => {
+        const number = numbers[i] / 2 ** port.fraction;
+        cell.textContent = isClass(port) ? `${number}: ${classes[number] ?? "?"}` : number;
+      });
       shown.bits.forEach((place, k) => {
         const bit = evaluator.word(evaluator.outputs[port.start + k]) & 1;
         if (place.textContent === String(bit)) return;

@@ -2,13 +2,15 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lutjax import _json
 from lutjax.training.datasets import cifar, columns, idx
-from lutjax.training.datasets.columns import Encoding, Table
+from lutjax.training.datasets.columns import Encoding, Table, classes_of_labels
 from lutjax.training.samples import (
     Samples,
     SamplesError,
@@ -19,7 +21,7 @@ from lutjax.training.samples import (
     split_ids,
 )
 
-TABLES = (".csv", ".tsv", ".parquet", ".pq")
+TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 """Endings of the names of tables."""
 
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -34,11 +36,13 @@ class Parts:
     Attributes:
       train, test: the two parts; labels of both are below `n_classes` of either.
       encoding: of the columns of a table.
+      remarks: lines that say how the data were read, and warnings.
     """
 
     train: Samples
     test: Samples
     encoding: Encoding | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def n_classes(self) -> int:
@@ -53,10 +57,12 @@ class Data:
     Attributes:
       train: all of them, or the training part.
       test: the test part; None where one is to be split off.
+      remarks: lines that say how they were read.
     """
 
     train: Samples | Table
     test: Samples | Table | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -100,29 +106,47 @@ class Data:
                 raise SamplesError(
                     f"{self.name}: training samples have shape {train.shape}, those of the test {test.shape}."
                 )
-            return Parts(train, test)
+            return Parts(train, test, None, self.remarks)
         assert isinstance(train, Table)
         assert isinstance(test, Table)
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
-        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding)
+        remarks = (*self.remarks, *columns.described(train, encoding))
+        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding, remarks)
 
 
-def load(path: Path | None = None, *, target: str | None = None, test: Path | None = None) -> Data:
+def is_table(path: Path) -> bool:
+    """Return whether a path ends as those of tables do."""
+    return path.name.lower().endswith(TABLES)
+
+
+def load(
+    path: Path | None = None,
+    *,
+    target: str | None = None,
+    test: Path | None = None,
+    exclude: Sequence[str] = (),
+    encoding: str | None = None,
+) -> Data:
     """The data at a path.
 
     Args:
       path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text
-        is a table whose columns ``names`` may name; a table, ``.csv``, ``.tsv`` or ``.parquet``; or a folder of IDX files or
-        of CIFAR-10. None: scikit-learn's digits.
+        is a table whose columns ``names`` may name, and so are rows of numbers of which some are NaN; a table, ``.csv``, ``.tsv`` or
+        ``.parquet``; or a folder of IDX files or of CIFAR-10. None: scikit-learn's digits.
       target: the column of labels of a table.
       test: a table that is the test part.
+      exclude, encoding: columns of a table that are left out, and the encoding of its text; see `columns.read`.
 
     Raises:
       SamplesError: there are no such data, they are damaged, or an argument is not for them.
     """
-    is_table = path is not None and path.suffix.lower() in TABLES
-    if not is_table:
-        for option, value in (("--target", target), ("--test-data", test)):
+    if path is None or not is_table(path):
+        for option, value in (
+            ("--target", target),
+            ("--test-data", test),
+            ("--exclude", ",".join(exclude) or None),
+            ("--encoding", encoding),
+        ):
             if value is not None:
                 raise SamplesError(
                     f"{option} is {value}, but it is for tables ({', '.join(TABLES)}), and the data are {path or 'the digits'}; "
@@ -130,8 +154,8 @@ def load(path: Path | None = None, *, target: str | None = None, test: Path | No
                 )
     if path is None:
         return Data(load_digits())
-    if is_table:
-        return _load_table(path, target, test)
+    if is_table(path):
+        return _load_table(path, target, test, exclude, encoding)
     if path.is_dir():
         return _load_folder(path)
     if path.suffix.lower() not in (".npz", "") and path.exists():
@@ -151,12 +175,16 @@ def _encoded(table: Table, encoding: Encoding) -> Samples:
     return Samples(x, encoding.labels(table), x.shape[1:], table.name, encoding.classes)
 
 
-def _load_table(path: Path, target: str | None, test: Path | None) -> Data:
+def _load_table(
+    path: Path, target: str | None, test: Path | None, exclude: Sequence[str], encoding: str | None
+) -> Data:
     if target is None:
         raise SamplesError(f"{path} is a table: name its column of labels by --target.")
-    if test is not None and test.suffix.lower() not in TABLES:
+    if test is not None and not is_table(test):
         raise SamplesError(f"--test-data is {test}; expected a table ({', '.join(TABLES)}).")
-    return Data(columns.read(path, target), None if test is None else columns.read(test, target))
+    options: dict[str, Any] = {"exclude": exclude, "encoding": encoding}
+    train = columns.read(path, target, **options)
+    return Data(train, None if test is None else columns.read(test, target, **options))
 
 
 def _load_arrays(path: Path) -> Data:
@@ -165,15 +193,59 @@ def _load_arrays(path: Path) -> Data:
     if any(name not in arrays for name in wanted):
         read_arrays(path, wanted)  # says which
     names = arrays["names"].tolist() if "names" in arrays else None
-    made: list[Samples | Table] = []
-    for x, y in ((arrays[wanted[i]], arrays[wanted[i + 1]]) for i in range(0, len(wanted), 2)):
-        if x.dtype.kind == "U":
-            made.append(columns.of_arrays(x, y, names, name=str(path)))
-        else:
-            made.append(samples(x, y, name=str(path)))
-    if len({type(one) for one in made}) > 1:
+    xs, ys = ([arrays[name] for name in wanted[i::2]] for i in (0, 1))
+    if len({x.dtype.kind == "U" for x in xs}) > 1:
         raise SamplesError(f"{path}: x_train and x_test are of different kinds, text and numbers.")
-    return Data(*made)
+    if xs[0].dtype.kind == "U" or any(holds_missing(x) for x in xs):
+        texts = [x if x.dtype.kind == "U" else x.astype(np.str_) for x in xs]
+        tables = [columns.of_arrays(x, y, names, name=str(path)) for x, y in zip(texts, ys, strict=True)]
+        return Data(tables[0], tables[1] if tables[1:] else None)
+    classes = classes_of_labels(np.concatenate(ys), name=str(path)) if _can_be_named(ys) else ()
+    if classes and columns.missing(columns.strings(np.concatenate(ys))).any():
+        raise SamplesError(f"{path}: a label is missing; leave samples without a label out.")
+    remarks = []
+    if classes and ys[0].dtype.kind != "U":
+        remarks.append(f"labels: the {len(classes)} classes are {_json.shown(list(classes), 200)[1:-1]}.")
+    made = []
+    for x, y in zip(xs, ys, strict=True):
+        x, remark = channels_last(x)
+        remarks += [remark] if remark and remark not in remarks else []
+        numbers = y
+        if classes:
+            order = np.argsort(classes)
+            numbers = order[np.searchsorted(np.asarray(classes)[order], columns.strings(y))]
+        made.append(dataclasses.replace(samples(x, numbers, name=str(path)), classes=classes))
+    return Data(made[0], made[1] if made[1:] else None, tuple(remarks))
+
+
+def holds_missing(x: np.ndarray) -> bool:
+    """Return whether an array is of rows of numbers of which some are missing, NaN: such a table of columns as text is."""
+    return x.ndim == 2 and x.dtype.kind == "f" and bool(np.isnan(x).any())
+
+
+def _can_be_named(ys: Sequence[np.ndarray]) -> bool:
+    """Return whether labels are texts, or whole numbers in which some class below the largest has none."""
+    if len({y.dtype.kind == "U" for y in ys}) > 1 or any(y.ndim != 1 or not len(y) for y in ys):
+        return False
+    if ys[0].dtype.kind == "U":
+        return True
+    if any(y.dtype.kind not in "ui" for y in ys):
+        return False
+    found = np.unique(np.concatenate(ys))
+    return len(found) > 1 and not np.array_equal(found, np.arange(len(found)))
+
+
+def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return images with the axis of channels last, and a line that says so where it came first; else the array and nothing.
+
+    Square images of more pixels than four, in 1, 3 or 4 channels, are told from others by their shape.
+    """
+    if x.ndim == 4 and x.shape[1] in (1, 3, 4) and x.shape[2] == x.shape[3] > 4:
+        _, channels, height, width = x.shape
+        return np.moveaxis(x, 1, -1), (
+            f"x: {list(x.shape)} is read as channels first, {channels} of {height} x {width} pixels."
+        )
+    return x, ""
 
 
 def _load_folder(folder: Path) -> Data:

@@ -1,11 +1,14 @@
 """Tables of data: columns of numbers and of categories, some of them missing, and their encoding as bits or numbers."""
 
+import codecs
 import csv
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Shaped
 
+from lutjax import _json
 from lutjax._extras import command
 from lutjax.training.samples import SamplesError
 
@@ -20,6 +24,19 @@ MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """Cells that hold nothing, in small letters."""
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,?[0-9]+([eE][+-]?[0-9]+)?")
+_DATE = re.compile(
+    r"([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.]([0-9]{4}|[0-9]{2}))([T ][0-9:.+Z-]+)?"
+)
+
+_MOST_SHOWN = 40
+"""Columns that are said to have been read so, at most."""
+
+_FEWEST_IDS = 20
+"""Rows, each with a number of its own, from which on these may be ids."""
+
+_ODD = 0.05
+"""Share of a column's cells that are no numbers, and taken for mistakes."""
 
 MOST_CATEGORIES = 64
 """A column's most frequent categories that have a bit each; the others have none."""
@@ -66,28 +83,49 @@ def missing(cells: Cells) -> Bool[np.ndarray, " rows"]:
     return np.isin(np.char.lower(cells), MISSING)
 
 
-def read(path: Path, target: str) -> Table:
+def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str | None = None) -> Table:
     """The table of a CSV or Parquet file.
 
     Args:
-      path: ``.csv`` or ``.tsv``, of UTF-8 with the names of columns in its first line; or ``.parquet`` or ``.pq``.
+      path: ``.csv`` or ``.tsv``, perhaps compressed by gzip (``.csv.gz``), with the names of columns in its first line; or
+        ``.parquet`` or ``.pq``.
       target: the column of labels.
+      exclude: names of columns that are left out.
+      encoding: of the text of a CSV file; by default UTF-8.
 
     Raises:
       SamplesError: it cannot be read, is no such table, or has no such column.
     """
-    names, columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
+    arrays = read_cells(path, encoding=encoding)
+    for option, name in (("--target", target), *(("--exclude", name) for name in exclude)):
+        if name not in arrays:
+            raise SamplesError(
+                f"{path} has no column {name!r}, which {option} names; it has {', '.join(arrays)}."
+            )
+    if target in exclude:
+        raise SamplesError(f"{path}: --exclude names {target!r}, the column of labels; leave it out there.")
+    labels = arrays.pop(target)
+    arrays = {name: cells for name, cells in arrays.items() if name not in exclude}
+    return checked(Table(arrays, labels, str(path)), target)
+
+
+def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
+    """Return the columns of a file, as `read` takes it.
+
+    Raises:
+      SamplesError: it cannot be read, or is no such table.
+    """
+    if path.suffix.lower() in (".parquet", ".pq"):
+        if encoding is not None:
+            raise SamplesError(f"--encoding is {encoding}, but {path} is no CSV file; leave it out.")
+        names, columns = _parquet(path)
+    else:
+        names, columns = _csv(path, encoding)
     if not names:
         raise SamplesError(
             f"{path} is empty; expected a line of names of columns, and a line for each sample."
         )
-    if target not in names:
-        raise SamplesError(
-            f"{path} has no column {target!r}, which --target names; it has {', '.join(names)}."
-        )
-    arrays = {name: strings(cells) for name, cells in zip(names, columns, strict=True)}
-    labels = arrays.pop(target)
-    return checked(Table(arrays, labels, str(path)), target)
+    return {name: strings(cells) for name, cells in zip(names, columns, strict=True)}
 
 
 def checked(table: Table, target: str = "y") -> Table:
@@ -113,12 +151,21 @@ def strings(cells: Iterable[Any]) -> Cells:
     return np.char.strip(np.asarray(list(cells), dtype=np.str_))
 
 
-def _csv(path: Path) -> tuple[list[str], list[Sequence[str]]]:
+def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Sequence[str]]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError:
+        raise SamplesError(
+            f"--encoding is {encoding!r}, which Python does not know; an example is latin-1."
+        ) from None
+    packed = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    options: dict[str, Any] = {"newline": "", "encoding": encoding or "utf-8-sig"}
+    try:
+        with gzip.open(path, "rt", **options) if packed else path.open(**options) as file:
             first = file.readline()
             file.seek(0)
-            delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
+            delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)
             reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
             names = [name.strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
@@ -135,10 +182,19 @@ def _csv(path: Path) -> tuple[list[str], list[Sequence[str]]]:
                         f"{path}: line {reader.line_num} has {len(row)} cells, but there are {len(names)} columns."
                     )
                 rows.append(row)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SamplesError(f"{path} is not a whole gzip file: {error}") from error
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise SamplesError(f"{path} is not a CSV file of UTF-8 text: {error}") from error
+    except (UnicodeError, csv.Error) as error:
+        advice = (
+            " Name another encoding by --encoding, such as latin-1."
+            if isinstance(error, UnicodeError)
+            else ""
+        )
+        raise SamplesError(
+            f"{path} is not a CSV file of {encoding or 'UTF-8'} text: {error}.{advice}"
+        ) from error
     return names, list(zip(*rows, strict=True)) if rows else [()] * len(names)
 
 
@@ -182,7 +238,7 @@ def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name
         raise SamplesError(
             f"{name}: x has shape {list(x.shape)} and y {list(y.shape)}; text is expected as [N, columns], and its labels as [N]."
         )
-    names = [f"column {number}" for number in range(1, x.shape[1] + 1)] if names is None else list(names)
+    names = numbered(x.shape[1]) if names is None else list(names)
     if len(set(names)) != x.shape[1]:
         raise SamplesError(
             f"{name}: names are {names}; expected a different one for each of {x.shape[1]} columns."
@@ -202,6 +258,7 @@ class Number:
       missing: whether one more bit says that the number was missing.
       numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
       centre, scale: a number that is a feature is ``(number - centre) / scale``, so that different ones differ in float32, too.
+      decimal: what is between the whole part of a number and its fraction: a point or a comma.
     """
 
     name: str
@@ -211,6 +268,7 @@ class Number:
     numbers: bool = False
     centre: float = 0.0
     scale: float = 1.0
+    decimal: str = "."
 
     @property
     def features(self) -> list[str]:
@@ -229,7 +287,7 @@ class Number:
           SamplesError: a cell is no number.
         """
         absent = missing(cells)
-        numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name))[:, None]
+        numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name, self.decimal))[:, None]
         found = numbers > np.asarray(self.thresholds or ())
         if self.thresholds is None or self.numbers:
             found = np.repeat(self.scaled(numbers), 1 if self.thresholds is None else found.shape[1], 1)
@@ -388,13 +446,7 @@ class Encoding:
         Raises:
           SamplesError: a label is none of the classes.
         """
-        number = {label: i for i, label in enumerate(self.classes)}
-        unknown = sorted(set(table.labels.tolist()) - set(number))
-        if unknown:
-            raise SamplesError(
-                f"{table.name} has the label {unknown[0]!r}, which the training part lacks; that has {', '.join(self.classes)}."
-            )
-        return np.array([number[label] for label in table.labels.tolist()], np.int32)
+        return label_numbers(table.labels, self.classes, name=table.name)
 
     def to_json(self) -> str:
         """Return a text of which `from_json` makes the encoding."""
@@ -419,6 +471,83 @@ class Encoding:
         return cls(tuple(columns), tuple(fields["classes"]))
 
 
+def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.ndarray:
+    """Return labels as numbers of classes, int32 ``[rows]``.
+
+    Raises:
+      SamplesError: a label is none of the classes.
+    """
+    number = {label: i for i, label in enumerate(classes)}
+    unknown = sorted(set(labels.tolist()) - set(number))
+    if unknown:
+        raise SamplesError(
+            f"{name} has the label {unknown[0]!r}, which the training part lacks; that has {', '.join(classes)}."
+        )
+    return np.array([number[label] for label in labels.tolist()], np.int32)
+
+
+def numbered(n_columns: int) -> list[str]:
+    """Return names of columns that have none."""
+    return [f"column {number}" for number in range(1, n_columns + 1)]
+
+
+def described(train: Table, encoding: Encoding) -> list[str]:
+    """Return lines that say how each column of a training part was read, and a warning for each that looks like something else.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.training.datasets.columns import Encoding, Table, described
+      >>> cells = {"day": np.array(["2024-01-31", "2024-02-01"]), "pay": np.array(["1,5", "2,25"])}
+      >>> table = Table(cells, np.array(["no", "yes"]), "example")
+      >>> print(*described(table, Encoding.fit(table, 8)), sep="\\n")
+      columns: day 2 categories; pay numbers with a decimal comma (1 bit)
+      warning: column day has dates, which are read as categories: give numbers in their place, such as the days since one of them, or leave it out (--exclude day).
+    """
+    used = {column.name: column for column in encoding.columns}
+    found = [f"{name} {_in_words(column)}" for name, column in list(used.items())[:_MOST_SHOWN]]
+    if len(used) > len(found):
+        found.append(f"and {len(used) - len(found)} others, in columns.json")
+    constant = [name for name in train.columns if name not in used]
+    if constant:
+        found.append(f"left out, as all rows have the same: {_json.shown(constant, 200)[1:-1]}")
+    warnings = [
+        f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
+    ]
+    return [f"columns: {'; '.join(found)}", *warnings]
+
+
+def _in_words(column: Number | Categories) -> str:
+    """Return how a column was read."""
+    missing = ", some missing" if column.missing else ""
+    if isinstance(column, Categories):
+        return f"{len(column.values)} categories{missing}"
+    comma = " with a decimal comma" if column.decimal == "," else ""
+    n_bits = 0 if column.thresholds is None else len(column.thresholds)
+    bits = f" ({n_bits} bit{'s' * (n_bits != 1)})" if n_bits else ""
+    return f"numbers{comma}{bits}{missing}"
+
+
+def _doubt(cells: Cells, column: Number | Categories) -> str:
+    """Return a reason why a column may be none of numbers or categories, and what to do; empty if there is none."""
+    present = cells[~missing(cells)]
+    out = f"leave it out (--exclude {column.name})"
+    distinct = np.unique(present)
+    if isinstance(column, Categories):
+        if all(map(_DATE.fullmatch, present)):
+            return f"has dates, which are read as categories: give numbers in their place, such as the days since one of them, or {out}."
+        if len(distinct) > max(MOST_CATEGORIES, len(present) // 2):
+            return f"has {len(distinct)} different texts in {len(present)} rows, as names or ids have, of which other rows have none: {out}."
+        if len(distinct) > MOST_CATEGORIES:
+            return f"has {len(distinct)} categories, of which the {MOST_CATEGORIES} most frequent have a bit each and the others none."
+        return ""
+    if len(distinct) < max(len(present), _FEWEST_IDS):
+        return ""
+    numbers = _numbers(present, np.zeros(len(present), bool), column.name, column.decimal)
+    if (numbers == np.floor(numbers)).all() and np.ptp(numbers) < 2 * len(numbers):
+        return f"counts the rows, as ids do, of which other rows have other ones: {out}."
+    return ""
+
+
 def in_words(numbers: Sequence[float]) -> list[str]:
     """Return numbers in as few digits, from 6 on, as tell them apart."""
     for n_digits in range(6, 18):
@@ -434,15 +563,24 @@ def classes_of(table: Table) -> list[str]:
     Raises:
       SamplesError: there are fewer than two, or nearly every row has its own.
     """
-    found = np.unique(table.labels).tolist()
+    return list(classes_of_labels(table.labels, name=table.name))
+
+
+def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
+    """Return labels by their class, as `classes_of` does those of a table.
+
+    Raises:
+      SamplesError: as `classes_of`.
+    """
+    found = np.unique(strings(labels)).tolist()
     if len(found) < 2:
-        raise SamplesError(f"{table.name}: every label is {found[0]!r}; expected at least two classes.")
-    if len(found) > max(len(table) // 2, 2):
+        raise SamplesError(f"{name}: every label is {found[0]!r}; expected at least two classes.")
+    if len(found) > max(len(labels) // 2, 2):
         raise SamplesError(
-            f"{table.name}: the target has {len(found)} different values in {len(table)} rows; expected classes, with several rows "
+            f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected classes, with several rows "
             "each. Choose another column, or put numbers into classes first."
         )
-    return sorted(found, key=float if all(map(_is_number, found)) else None)
+    return tuple(sorted(found, key=float if all(map(_is_number, found)) else None))
 
 
 def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categories | None:
@@ -450,14 +588,15 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
     present = cells[~absent]
     if not len(present):
         return None
+    decimal = _decimal(present)
     try:
-        numbers = _numbers(present, np.zeros(len(present), bool), name)
+        numbers = _numbers(present, np.zeros(len(present), bool), name, decimal)
     except SamplesError:
         values, counts = np.unique(present, return_counts=True)
         if len(values) == 1 and not absent.any():
             return None
         odd = np.array([not _is_number(value) for value in values])
-        if len(values) > MOST_CATEGORIES and counts[odd].sum() <= 0.05 * len(present):
+        if len(values) > MOST_CATEGORIES and counts[odd].sum() <= _ODD * len(present):
             raise SamplesError(
                 f"column {name} has numbers, and {values[odd][:3].tolist()} in {counts[odd].sum()} of {len(present)} rows; expected "
                 f"numbers alone, or at most {MOST_CATEGORIES} categories. Mend these cells, or leave them empty."
@@ -468,7 +607,16 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
         return None
     thresholds = tuple(_thresholds(numbers, bits).tolist()) if bits else None
     centre, scale = _units(numbers, name) if as_numbers else (0.0, 1.0)
-    return Number(name, float(np.median(numbers)), thresholds, bool(absent.any()), centre=centre, scale=scale)
+    fill, has_missing = float(np.median(numbers)), bool(absent.any())
+    return Number(name, fill, thresholds, has_missing, centre=centre, scale=scale, decimal=decimal)
+
+
+def _decimal(present: Cells) -> str:
+    """Return what is before the fractions of a column's cells: a comma where all are such numbers, and more than a few have one."""
+    commas = np.char.count(present, ",") > 0
+    if commas.mean() > _ODD and all(map(_DECIMAL_COMMA.fullmatch, present)):
+        return ","
+    return "."
 
 
 def _single(numbers: np.ndarray) -> np.ndarray:
@@ -504,16 +652,17 @@ def _is_number(cell: str) -> bool:
     return _NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
 
 
-def _numbers(cells: Cells, absent: np.ndarray, name: str) -> Float[np.ndarray, " rows"]:
+def _numbers(cells: Cells, absent: np.ndarray, name: str, decimal: str = ".") -> Float[np.ndarray, " rows"]:
     """Return cells as numbers; absent ones are 0."""
     found = np.zeros(len(cells))
+    points = cells if decimal == "." else np.char.replace(cells, decimal, ".")
     for row in np.flatnonzero(~absent):
-        if not _is_number(cells[row]):
+        if not _is_number(points[row]):
             raise SamplesError(
                 f"column {name} has {str(cells[row])!r} in row {row + 1}, which is no finite number, but the training part has "
                 "numbers there."
             )
-        found[row] = float(cells[row])
+        found[row] = float(points[row])
     return found
 
 

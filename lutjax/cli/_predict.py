@@ -1,0 +1,62 @@
+"""``lutjax predict``: classes and votes of new rows or images."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from lutjax.cli import _run
+from lutjax.cli._export import progress
+
+
+@click.command()
+@_run.run_argument("run", "--run")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The CSV file to write; one that is there is replaced. Default: standard output.",
+)
+@click.option(
+    "--target",
+    help="The column of FILE that holds labels, or the array of a .npz file: the share of rows that are right is printed, too, "
+    "to standard error where the table goes to standard output. Default: none, and labels that FILE has are not read.",
+)
+@click.option("--encoding", help="Of the text of a CSV file, such as latin-1. Default: UTF-8.")
+def predict(run: Path, file: Path, out: Path | None, target: str | None, encoding: str | None) -> None:
+    """Predict the classes of the rows or images in FILE with the classifier of RUN.
+
+    RUN is the folder of a run of `train classify` or `train digits`: what it got as --out. FILE is a table, .csv, .tsv or .parquet, whose
+    columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images; or a folder of IDX
+    files or of CIFAR-10, whose test part is taken. Labels are not needed.
+
+    A CSV table has a line for each row, in their order: the name of its class, and the votes for each class.
+    """
+    from lutjax._files import atomically
+    from lutjax.training import predictions, raw
+    from lutjax.training.samples import SamplesError
+
+    with progress("predicting") as doing:
+        doing("reading the run")
+        trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
+        doing(f"reading {file}")
+        try:
+            x, labels = raw.read(file, trained.form, target=target, encoding=encoding)
+            numbers = None if labels is None else trained.form.label_numbers(labels)
+        except SamplesError as error:
+            raise click.BadParameter(str(error), param_hint="FILE") from error
+        doing("predicting")
+        found = trained.predict_numbers(x)
+    if doubt := trained.form.doubt(x):
+        click.echo(doubt, err=True)
+    if out is None:
+        found.write(sys.stdout)
+    else:
+        with atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
+            found.write(written)
+        click.echo(f"{len(found)} rows are written to {out}")
+    if numbers is not None:
+        right = int((found.numbers == numbers).sum())
+        click.echo(
+            f"{100 * right / len(found):.2f} % are right: {right} of {len(found)} rows.", err=out is None
+        )

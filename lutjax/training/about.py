@@ -1,0 +1,98 @@
+"""Facts about a run, of whatever kind, as its latest checkpoint tells them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lutjax import _json
+from lutjax.training import checkpoints, runs
+
+_SOURCES = ("text", "samples", "target")
+"""Fields of records that say where data are from."""
+
+_OWN = ("kind", "lutjax", "versions", "model", "training", "options", "history", "form", *_SOURCES)
+"""Fields of records that have lines of their own."""
+
+
+def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> dict[str, Any]:
+    """Return what the latest checkpoint that is whole says of a run, as JSON can hold it: its record, and the steps done.
+
+    Args:
+      on_damage: see `lutjax.training.runs.read`.
+
+    Raises:
+      CheckpointError: there is no run.
+    """
+    kind = runs.kind(folder)
+    step, meta = checkpoints.read_meta(folder / runs.FOLDER, on_damage=on_damage)
+    done = runs.finished(folder)
+    return {
+        **meta,
+        "kind": kind,
+        "folder": str(folder.absolute()),
+        "steps_done": step,
+        "finished": done.why or None,
+        "results": [line for _, lines in done.parts.values() for line in lines],
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return facts in lines, for people."""
+    training, history = found["training"], found["history"]
+    command = runs.COMMANDS[found["kind"]]
+    why = found["finished"]
+    state = f"finished, as {why}" if why else "not finished: go on with --resume"
+    versions = {"lutjax": found.get("lutjax", "?"), **found.get("versions", {})}
+    said = [
+        f"{found['folder']}: a run of {command}",
+        f"versions: {_fields(versions)}",
+        f"steps: {found['steps_done']} of {training['steps']}; {state}",
+    ]
+    for name in _SOURCES:
+        if isinstance(found.get(name), Mapping):
+            said.append(f"data: {_source(found[name])}")
+    form = found.get("form") or {}
+    if form.get("shape"):
+        shape, classes = form["shape"], form["classes"]
+        said.append(
+            f"samples: {' x '.join(map(str, shape))} numbers, from {form['least']:g} to {form['largest']:g}"
+        )
+        said.append(f"classes: {len(classes)}: {_words(classes)}")
+    if form.get("columns"):
+        said.append(f"columns: {_words([column['name'] for column in form['columns']['columns']])}")
+    said += [f"{name}: {_fields(found[name])}" for name in ("model", "training", "options")]
+    said += [
+        f"{name}: {_word(value)}"
+        for name, value in found.items()
+        if name not in _OWN and name in _MORE and value
+    ]
+    for name, what in (("train", "training loss"), ("test", "test"), ("other", "second test")):
+        if history.get(name):
+            step, value = history[name][-1]
+            said.append(f"{what} after {step} steps: {value:.6g} ({len(history[name])} in all)")
+    return [*said, *(["results:", *(f"  {line}" for line in found["results"])] if found["results"] else [])]
+
+
+_MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quantised")
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    return f"{source.get('path') or 'the default ones'}, {source.get('size')} in all, SHA-256 {str(source.get('digest'))[:16]}..."
+
+
+def _fields(values: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name} {_word(value)}" for name, value in values.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_word(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ",".join(map(_word, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _words(names: list[str]) -> str:
+    return _json.shown(names, 300)[1:-1]

@@ -1,0 +1,137 @@
+"""Predictions of the trained classifier of a run for raw samples."""
+
+import csv
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from lutjax.models import PackedClassifier, PackedTreeNet
+from lutjax.training import checkpoints, classifier, runs
+from lutjax.training.errors import CheckpointError
+from lutjax.training.raw import Form
+
+AT_ONCE = 8192
+"""Samples whose votes are counted together at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """Classes of samples, and the votes that they got.
+
+    Attributes:
+      votes: for each class, ``[N, n_classes]``.
+      classes: names of the classes.
+    """
+
+    votes: Int[np.ndarray, "samples classes"]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.votes)
+
+    @property
+    def numbers(self) -> Int[np.ndarray, " samples"]:
+        """Number of the class of each sample: the first of those with the most votes."""
+        found: np.ndarray = self.votes.argmax(1)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Name of the class of each sample."""
+        return [self.classes[number] for number in self.numbers]
+
+    def write(self, file: TextIO) -> None:
+        """Write a table in CSV: the class of each sample, and its votes for each class."""
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["class", *(f"votes {name}" for name in self.classes)])
+        writer.writerows([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """The hard network of a run of ``train classify``, with all that raw samples need.
+
+    Attributes:
+      packed: the network, which runs 32 samples a word.
+      form: of its samples.
+      steps: that were done.
+
+    Example:
+      >>> from lutjax.training import predictions
+      >>> run = predictions.load("runs/classify")  # doctest: +SKIP
+      >>> run.predict({"age": [50, 20], "hours": [40, 20], "job": ["pilot", "clerk"]}).names  # doctest: +SKIP
+      ['high', 'low']
+    """
+
+    packed: PackedClassifier | PackedTreeNet
+    form: Form
+    steps: int
+
+    def predict(self, raw: Any) -> Predictions:
+        """Return classes and votes of raw samples: columns by name, or an array; see `lutjax.training.raw.Form.numbers`.
+
+        Raises:
+          SamplesError: they are not of the form of the run's samples.
+        """
+        return self.predict_numbers(self.form.numbers(raw))
+
+    def predict_numbers(self, x: np.ndarray) -> Predictions:
+        """Return classes and votes of samples that are numbers already, ``[N, features]``."""
+        votes = [
+            np.asarray(self.packed.votes(jnp.asarray(x[first : first + AT_ONCE])))
+            for first in range(0, len(x), AT_ONCE)
+        ]
+        return Predictions(np.concatenate(votes) if votes else self._nothing(), self.form.classes)
+
+    def _nothing(self) -> np.ndarray:
+        return np.zeros((0, len(self.form.classes)), np.int32)
+
+    def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
+        """Return the share of raw samples whose class is their label, by its name.
+
+        Raises:
+          SamplesError: as `predict`, or a label is none of the classes.
+        """
+        return float((self.predict(raw).numbers == self.form.label_numbers(labels)).mean())
+
+
+def load(
+    folder: str | os.PathLike[str], *, on_damage: Callable[[str], None] = checkpoints.warn
+) -> TrainedRun:
+    """Return the run in a folder, ready to predict.
+
+    Args:
+      folder: what ``lutjax train classify`` got as ``--out``.
+      on_damage: see `lutjax.training.runs.read`.
+
+    Raises:
+      CheckpointError: there is no such run, or an earlier version has written it and not said what its columns are.
+    """
+    path = Path(folder)
+    step, record = runs.read(path, classifier.Record, on_damage=on_damage)
+    model, _ = classifier.load_model(path, on_damage=on_damage)
+    form = record.form if record.form.shape else _form_of_old(path, record)
+    return TrainedRun(model.packed(), form, step)
+
+
+def _form_of_old(folder: Path, record: classifier.Record) -> Form:
+    """Return the form of the samples of a run of an earlier version, whose record has none."""
+    model, columns = record.model, folder / "columns.json"
+    names = tuple(map(str, range(model.n_classes)))
+    if columns.is_file():
+        fields = json.loads(columns.read_bytes())
+        return Form((classifier.n_features(model),), tuple(fields["classes"]), fields)
+    if record.target is not None:
+        raise CheckpointError(
+            f"{folder} was trained on a table by an earlier version, and has no columns.json: finish it by "
+            f"lutjax {runs.COMMANDS[record.kind]} --resume --out {folder}"
+        )
+    return Form(classifier.shape_of(model), names)

@@ -1,0 +1,239 @@
+"""Raw samples: files and arrays of rows or images without labels, as they come, and the numbers that the classifier of a run takes."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax.training import datasets
+from lutjax.training.datasets import columns
+from lutjax.training.datasets.columns import Encoding, Table
+from lutjax.training.samples import Samples, SamplesError, read_arrays
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+"""Endings of the names of files of one image each."""
+
+Numbers = Shaped[np.ndarray, "samples features"]
+Labels = Shaped[np.ndarray, " samples"]
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Form of the samples of a run, which travels with it: all that raw samples need to become those of its classifier.
+
+    Attributes:
+      shape: of a sample of numbers; of a table the number of its features. Empty where it is not known, in runs of earlier versions.
+      classes: names of the classes by label.
+      columns: what `lutjax.training.datasets.columns.Encoding.to_json` says, where samples are rows of a table; else None.
+      least, largest: of the numbers of the training part.
+    """
+
+    shape: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    columns: dict[str, Any] | None = None
+    least: float = 0.0
+    largest: float = 0.0
+
+    @classmethod
+    def of(cls, train: Samples, n_classes: int, encoding: Encoding | None) -> "Form":
+        """Return the form of the samples of a training part."""
+        return cls(
+            tuple(train.shape),
+            tuple(train.classes or map(str, range(n_classes))),
+            None if encoding is None else json.loads(encoding.to_json()),
+            float(train.x.min()),
+            float(train.x.max()),
+        )
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Form":
+        """Return the form that `dataclasses.asdict` made these fields of."""
+        lists = {name: tuple(fields[name]) for name in ("shape", "classes")}
+        made = cls(**{**fields, **lists})
+        _ = made.encoding  # refuses what is none
+        return made
+
+    @functools.cached_property
+    def encoding(self) -> Encoding | None:
+        """The encoding of columns; None where samples are numbers."""
+        return None if self.columns is None else Encoding.from_json(json.dumps(self.columns))
+
+    def numbers(self, raw: Any, *, name: str = "the samples") -> Numbers:
+        """Return raw samples as rows of numbers, as the classifier takes them.
+
+        Args:
+          raw: where the run was trained on a table, its columns by name (a dict of sequences, a data frame, a
+            `lutjax.training.datasets.columns.Table`), where columns that training left out may be missing, or rows ``[N, columns]`` of text in
+            the order of these columns; else an array ``[N, *shape]``, also as rows or without an axis of one channel.
+          name: of the samples, for messages.
+
+        Raises:
+          SamplesError: they are no such samples.
+        """
+        if self.encoding is not None:
+            return self.encoding.encode(_table(raw, [column.name for column in self.encoding.columns], name))
+        if isinstance(raw, Table | Mapping):
+            raise SamplesError(
+                f"{name} are columns, but the run was trained on arrays of shape {self._expected()}."
+            )
+        x = np.asarray(raw)
+        if x.dtype.kind not in "buif":
+            raise SamplesError(f"{name} have dtype {x.dtype}; expected numbers.")
+        x, _ = datasets.channels_last(x)
+        size, without = math.prod(self.shape), self.shape[:-1] if self.shape[-1] == 1 else self.shape
+        if x.ndim < 2 or x.shape[1:] not in (self.shape, (size,), (*self.shape, 1), without):
+            raise SamplesError(f"{name} have shape {list(x.shape)}; expected {self._expected()}.")
+        rows = x.reshape(len(x), size)
+        rows = rows if rows.dtype == np.uint8 else rows.astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise SamplesError(f"{name}: number {int(np.isfinite(rows).all(1).argmin()) + 1} is not finite.")
+        return rows
+
+    def _expected(self) -> str:
+        return f"[N, {', '.join(map(str, self.shape))}]"
+
+    def doubt(self, x: Numbers) -> str:
+        """Return a warning where numbers go so far beyond those of the training part that they may have another unit; else nothing."""
+        width = self.largest - self.least
+        if self.columns is not None or not x.size or not width:
+            return ""
+        least, largest = float(x.min()), float(x.max())
+        if largest <= self.largest + width and least >= self.least - width:
+            return ""
+        return (
+            f"warning: the numbers go from {least:g} to {largest:g}, those of the training part from {self.least:g} to {self.largest:g}: "
+            "give them in the same unit."
+        )
+
+    def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """Return labels as numbers of classes, int32 ``[N]``.
+
+        Raises:
+          SamplesError: a label is none of the classes.
+        """
+        return columns.label_numbers(columns.strings(labels), self.classes, name="the samples")
+
+
+def _table(raw: Any, names: Sequence[str], name: str) -> Table:
+    """Return raw rows as a table without labels."""
+    if isinstance(raw, Table):
+        return raw
+    if hasattr(raw, "items") and not isinstance(raw, np.ndarray):  # a dict, or a data frame of pandas
+        cells = {str(column): columns.strings(map(_cell, values)) for column, values in raw.items()}
+    else:
+        rows = np.asarray(raw)
+        if rows.ndim != 2 or rows.shape[1] != len(names):
+            raise SamplesError(
+                f"{name} have shape {list(rows.shape)}; expected [N, {len(names)}], the columns {', '.join(names)}, or columns by name."
+            )
+        cells = {column: columns.strings(values) for column, values in zip(names, rows.T, strict=True)}
+    sizes = {len(values) for values in cells.values()}
+    if len(sizes) != 1:
+        raise SamplesError(f"{name}: columns have {sorted(sizes)} rows; expected as many in each.")
+    return Table(cells, np.full(sizes.pop(), "", np.str_), name)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of a table is written; nothing for None and for a missing value of pandas."""
+    return "" if value is None or type(value).__name__ in ("NAType", "NaTType") else str(value)
+
+
+def read(
+    path: Path, form: Form, *, target: str | None = None, encoding: str | None = None
+) -> tuple[Numbers, Labels | None]:
+    """Return the samples of a file as the classifier takes them, and their labels where a target is named.
+
+    Args:
+      path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder of images, in the order of their
+        names; or a folder of IDX files or of CIFAR-10, of which the test part is taken.
+      target: the column of labels of a table, or the name of the array of labels.
+      encoding: of the text of a table; by default UTF-8.
+
+    Raises:
+      SamplesError: it cannot be read, or has no samples of the form of the run.
+    """
+    if datasets.is_table(path):
+        cells = columns.read_cells(path, encoding=encoding)
+        if target is not None and target not in cells:
+            raise SamplesError(
+                f"{path} has no column {target!r}, which --target names; it has {', '.join(cells)}."
+            )
+        labels = None if target is None else cells.pop(target)
+        if not len(next(iter(cells.values()), ())):
+            raise SamplesError(f"{path} has no rows beside the names of its columns.")
+        if form.encoding is None:
+            raise SamplesError(
+                f"{path} is a table, but the run was trained on arrays of shape {form._expected()}."
+            )
+        return form.numbers(
+            Table(cells, np.full(len(next(iter(cells.values()))), "", np.str_), str(path))
+        ), labels
+    if encoding is not None:
+        raise SamplesError(f"--encoding is {encoding}, but {path} is no table; leave it out.")
+    if path.is_dir() and not any(map(_is_image, path.iterdir())):
+        test = datasets.load(path).test
+        assert isinstance(test, Samples)
+        found = form.numbers(test.x.reshape(-1, *test.shape), name=str(path))
+        return found, None if target is None else np.asarray(form.classes)[test.y]
+    if path.is_dir() or _is_image(path):
+        if target is not None:
+            raise SamplesError(f"--target is {target}, but images have no labels; leave it out.")
+        return form.numbers(_images(path, form.shape), name=str(path)), None
+    arrays = read_arrays(path, (), ("x", "x_test", "names", *([target] if target else [])))
+    name = "x" if "x" in arrays else "x_test"
+    wanted = (name, *([target] if target else []))
+    if any(one not in arrays for one in wanted):
+        read_arrays(path, wanted)  # says which
+    x = arrays[name]
+    raw: Any = x
+    if form.encoding is not None and x.ndim == 2:
+        names = arrays["names"].tolist() if "names" in arrays else columns.numbered(x.shape[1])
+        if len(names) != x.shape[1]:
+            raise SamplesError(
+                f"{path}: names are {len(names)}; expected one for each of {x.shape[1]} columns."
+            )
+        raw = dict(zip(names, x.astype(np.str_).T, strict=True))
+    labels = None
+    if target is not None:
+        labels = columns.strings(arrays[target])
+        if labels.shape != (len(x),):
+            raise SamplesError(f"{path}: {target} has shape {list(labels.shape)}; expected [{len(x)}].")
+    return form.numbers(raw, name=str(path)), labels
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGES
+
+
+def _images(path: Path, shape: Sequence[int]) -> np.ndarray:
+    """Return the images of a file or folder, uint8 ``[N, *shape]``, grey or in colours as the run has them."""
+    from PIL import Image, UnidentifiedImageError
+
+    if len(shape) < 2:
+        raise SamplesError(
+            f"{path} has images, but the run was trained on rows of {shape[0] if shape else '?'} numbers."
+        )
+    channels = shape[2] if len(shape) > 2 else 1
+    modes = {1: "L", 3: "RGB", 4: "RGBA"}
+    if channels not in modes:
+        raise SamplesError(f"{path} has images, but those of the run have {channels} channels.")
+    found = []
+    for one in sorted(filter(_is_image, path.iterdir())) if path.is_dir() else [path]:
+        try:
+            with Image.open(one) as image:
+                pixels = np.asarray(image.convert(modes[channels]))
+        except (UnidentifiedImageError, OSError) as error:
+            raise SamplesError(f"{one} cannot be read: {error}") from error
+        if pixels.shape[:2] != tuple(shape[:2]):
+            raise SamplesError(
+                f"{one} has {pixels.shape[0]} x {pixels.shape[1]} pixels; expected {shape[0]} x {shape[1]}."
+            )
+        found.append(pixels.reshape(shape))
+    return np.stack(found)
