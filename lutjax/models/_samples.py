@@ -17,7 +17,8 @@ def of_shape(where: str, x: Array, shape: tuple[int, ...]) -> Any:
       where: the model, for messages.
 
     Raises:
-      TypeError: they are no array. ValueError: they have another size.
+      TypeError: they are no array.
+      ValueError: they have another size.
     """
     require_array(where, "x", x)
     given, size = tuple(x.shape), math.prod(shape)

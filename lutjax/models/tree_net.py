@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
 from lutjax import _meshes
-from lutjax._arguments import require_array
 from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
@@ -402,7 +401,6 @@ class PackedTreeNet:
           ValueError: images have another size.
         """
         x = _features_first(x, self.config)
-        require_array("PackedTreeNet", "x", x)
         if x.ndim != 4:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
         return by_samples(_classes)(self, x)
