@@ -54,7 +54,8 @@ struct Number {
   static constexpr int n = k;
 };
 
-// Calls f(number of vectors, their first output) for parts of the outputs, the number as a constant, then f of the rest: 0.
+// Calls f(number of vectors, their first output) for parts of the outputs, the number as a constant, then f of the rest: 0. Where
+// there are 32 registers a part has eight vectors: every part visits all rows again.
 template <class Body>
 void for_parts(int64_t n_outputs, const Body& f) {
   int64_t o = 0, vectors = n_outputs / kLanes;
@@ -63,6 +64,8 @@ void for_parts(int64_t n_outputs, const Body& f) {
     o += n.n * kLanes;
     vectors -= n.n;
   };
+  if constexpr (kLanes == 16)
+    while (vectors >= 8) step(Number<8>{});
   while (vectors > 4) step(Number<4>{});
   if (vectors == 4) step(Number<4>{});
   if (vectors == 3) step(Number<3>{});
