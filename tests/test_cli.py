@@ -89,6 +89,8 @@ def test_train(finished: tuple[Path, Result], text: Path) -> None:
     assert f"training on {text} (1,800 bytes)" in first
     assert "24 steps of 4 x 8 bytes on cpu" in first
     assert "bigram baseline" in first
+    assert re.fullmatch(r"kernels: (plain JAX|native code, .*,) for .*", lines[0])
+    assert result.output.count("kernels: ") == 1
     assert sum(line.startswith("step ") and "kB/s" in line for line in lines) == 24
     assert "test loss" in result.output
     assert f"lutjax generate {out} --prompt" in result.output
@@ -349,6 +351,7 @@ def test_a_folder_in_use_is_refused(finished: tuple[Path, Result], text: Path, t
 def test_a_dry_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = command("train", "lm", "--text", text, *SIZES, *STEPS, "--dry-run")
+    assert "\nkernels: " in result.output
     assert result.exit_code == 0
     assert "parameters: 10,552 (0.0 MB)" in result.output
     assert "24 steps take" in result.output

@@ -156,6 +156,7 @@ class KernelSpec:
       awaits_record: whether it is chosen by itself only on devices on which a record of ``lutjax status`` says that it ran.
       sources: returns a word that changes with its sources in other languages than Python; records name it.
       rates: whether its updates take rates and factors that differ by table, row or output; those in plain JAX always do.
+      about: returns words on what of it runs on this machine, such as its level of instructions; asked where it is chosen.
     """
 
     op: str
@@ -170,6 +171,7 @@ class KernelSpec:
     awaits_record: bool = False
     sources: Callable[[], str] | None = None
     rates: bool = False
+    about: Callable[[], str] | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -350,6 +352,7 @@ class KernelRegistry:
         awaits_record: bool = False,
         sources: Callable[[], str] | None = None,
         rates: bool = False,
+        about: Callable[[], str] | None = None,
     ) -> KernelSpec:
         """Add an implementation of an op; see `register_op` for ops of your own.
 
@@ -357,7 +360,7 @@ class KernelRegistry:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
           platform: how it is written. backend: where it runs.
           target: module with a function for each direction, imported when it is chosen.
-          requires, unsupported, directions, slower, awaits_record, sources, rates: see `KernelSpec`.
+          requires, unsupported, directions, slower, awaits_record, sources, rates, about: see `KernelSpec`.
           priority: by default native code before Triton before Pallas before XLA.
 
         Raises:
@@ -379,6 +382,7 @@ class KernelRegistry:
             awaits_record,
             sources,
             rates,
+            about,
         )
         of_op = self._specs.setdefault(op, {})
         if (platform, backend) in of_op:
@@ -658,15 +662,22 @@ class KernelRegistry:
         lines = [] if names == [op] else [f"{op} calls {', '.join(names)}"]
         for made in calls:
             lines.append(f"{made.call.op} on {device}")
-            asked = self.request(made.call.op, implementation)
-            for direction in ("update",) if made.rule else self.directions(made.call.op):
+            for direction, candidates in self.considered(made, device, implementation).items():
                 lines.append(f"  {direction}")
                 chosen = False
-                for spec, reason in self._considered(asked, made.request(direction, device)):
+                for spec, reason in candidates:
                     why = reason or ("another comes first" if chosen else "chosen")
                     chosen = chosen or reason is None
                     lines.append(f"    {spec}: {why}")
         return "\n".join(lines)
+
+    def considered(
+        self, made: Made, device: Device, implementation: Implementation = None
+    ) -> dict[Direction, list[tuple[KernelSpec, str | None]]]:
+        """Return, for each direction of a call that a function made, every candidate by preference with the reason against it, if any."""
+        asked = self.request(made.call.op, implementation)
+        directions = ("update",) if made.rule else self.directions(made.call.op)
+        return {d: list(self._considered(asked, made.request(d, device))) for d in directions}
 
     def calls_of(self, name: str, *args: Any, **options: Any) -> list[Made]:
         """Return the calls of ops that the function of an op or a composition makes with these arguments.

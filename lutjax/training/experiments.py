@@ -6,6 +6,7 @@ started, stopped, gone on with, made longer and finished stands here, once for a
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 from abc import ABC, abstractmethod
@@ -13,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from lutjax.training import checkpoints, hosts, loop, meshes, models, presets, runs
+from lutjax.kernels.registry import devices_of, kernel_registry
+from lutjax.training import checkpoints, hosts, kernels, loop, meshes, models, presets, runs
 from lutjax.training.errors import CheckpointError, HostError, InUseError, RunError
 from lutjax.training.models import ModelRun, State
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,7 +391,8 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     show.line(f"state: {_size(_bytes(state_of))}, the size of a checkpoint{held}")
     start = time.perf_counter()
     with show.doing("compiling"):
-        program, advance = experiment.run.advance.compiled(state_of)
+        compiled = functools.partial(experiment.run.advance.compiled, state_of)
+        program, advance = _show_kernels(show, state_of, compiled)
     compiling = time.perf_counter() - start
     planned = planned_bytes(program)
     if planned is not None:
@@ -489,6 +494,7 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
                 "remain."
             )
         state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
+        _show_kernels(show, state, functools.partial(experiment.run.advance.trace, state))
         state, done = _train(experiment, state, folder, done, show)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
     finished = hosts.by_first(lambda: runs.finished(folder))
@@ -502,6 +508,15 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
         _finish(experiment, state, folder, done, finished, show)
     except KeyboardInterrupt:
         raise StoppedError(done) from None
+
+
+def _show_kernels(show: Show, state: State, trace: Callable[[], T]) -> T:
+    """Shows what runs the ops of a step, which `trace` traces for the first time; return what that returns."""
+    with kernel_registry.collecting() as calls:
+        result = trace()
+    for line in kernels.words(calls, devices_of(jax.tree.leaves(state))[0]):
+        show.line(line)
+    return result
 
 
 def _train(experiment: Experiment, state: State, folder: Path, done: int, show: Show) -> tuple[State, int]:

@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ import numpy as np
 from lutjax import _compat
 from lutjax._typing import Array
 from lutjax.training import meshes
+
+T = TypeVar("T")
 
 State = Any
 """A pytree of arrays: everything that training changes."""
@@ -99,7 +101,8 @@ class Repeated:
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
-        return self._call(self._jitted, state, first, [count])[:2]
+        state, loss, _ = self._call(self._jitted, state, first, [count])
+        return state, loss
 
     def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
         """Runs steps from step `first`: the state after them, and the mean loss of each part of them. Consumes the state.
@@ -113,14 +116,15 @@ class Repeated:
         state, _, losses = self._call(self._jitted, state, first, ends)
         return state, losses
 
-    def _call(
-        self, program: Callable[..., Any], state: State, first: int, ends: Sequence[int]
-    ) -> tuple[State, Array, Array]:
+    def trace(self, state: State) -> None:
+        """Trace the program for such states; calls use this trace."""
+        self._call(self._jitted.trace, state, 0, [1])
+
+    def _call(self, program: Callable[..., T], state: State, first: int, ends: Sequence[int]) -> T:
         _compat.import_pallas()
         padded = np.full(MOST, ends[-1], np.int32)
         padded[: len(ends)] = ends
-        result: tuple[State, Array, Array] = program(state, np.int32(first), padded, self.data)
-        return result
+        return program(state, np.int32(first), padded, self.data)
 
     @property
     def programs(self) -> int:
@@ -134,7 +138,8 @@ class Repeated:
         program = self._jitted.lower(state, number, ends, self.data).compile()
 
         def advance(state: State, first: int, count: int) -> tuple[State, Array]:
-            return self._call(program, state, first, [count])[:2]
+            state, loss, _ = self._call(program, state, first, [count])
+            return state, loss
 
         return program, advance
 
