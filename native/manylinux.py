@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 GLIBC = "2.28"
+LEVELS = "cmake.define.LUTJAX_LEVELS=all"  # for CPUs of others
 NATIVE = Path(__file__).parent
 # It spells the levels of x86-64 with underscores. Without -E Python would find the packages of the environment in which pip builds alone.
 _COMPILER = """#!/bin/sh
@@ -32,7 +33,7 @@ def build(folder: Path, work: Path) -> Path:
     compiler.write_text(_COMPILER.format(python=sys.executable, target=target))
     compiler.chmod(0o755)
     environment = {**os.environ, "CXX": str(compiler)}
-    settings = [f"--config-settings=build-dir={work / 'build'}"]
+    settings = [f"--config-settings=build-dir={work / 'build'}", f"--config-settings={LEVELS}"]
     command = [sys.executable, "-m", "pip", "wheel", str(NATIVE), "--no-deps", *settings]
     subprocess.run([*command, "--wheel-dir", str(work / "wheel")], env=environment, check=True)
     subprocess.run([sys.executable, str(NATIVE / "check_objects.py"), str(work / "build")], check=True)

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 import tomllib
+import zipfile
 from pathlib import Path
 
 import jax
@@ -137,7 +138,10 @@ def test_an_old_cpu_runs_plain_jax(monkeypatch):
     monkeypatch.setattr(_native, "highest_level", lambda: -1)
     text = lutjax.explain("detect_signs", jnp.ones((3, 2)))
     lutjax.kernel_registry._resolved.clear()
-    assert "native/cpu (lutjax_cpu.kernels.detect_signs): needs the instructions of x86-64-v2" in text
+    lowest = _native.levels_built()[0]
+    why = f"native/cpu (lutjax_cpu.kernels.detect_signs): needs the instructions of {_native.name_of(lowest)}"
+    assert why in text
+    assert ("it was built on another machine; install it again" in text) == (lowest > 0)
     assert "xla/any (lutjax.kernels._xla.detect_signs): chosen" in text
 
 
@@ -146,10 +150,20 @@ def test_a_level_that_the_cpu_lacks_is_refused():
     from lutjax_cpu import _native
 
     with (
-        pytest.raises(ValueError, match="use_level: level is 3; this CPU runs levels 0 to"),
+        pytest.raises(ValueError, match="level is 3; it must be one that this CPU and this library have: "),
         _native.use_level(3),
     ):
         pass
+
+
+@installed
+def test_levels_have_names():
+    from lutjax_cpu import _native
+
+    assert _native.levels() == [n for n in _native.levels_built() if n <= _native.highest_level()]
+    assert _native.about() == _native.name_of(_native.levels()[-1])
+    assert len({_native.name_of(n) for n in _native.levels_built()}) == len(_native.levels_built())
+    assert _native.name_of(7) == ""
 
 
 @installed
@@ -291,7 +305,7 @@ def test_levels_are_right_and_threads_change_nothing(op):
 
     for program, run in programs(op, **SEVERAL_BLOCKS):
         expected = jax.jit(program.expected)(*program.arguments)
-        for level in range(_native.highest_level() + 1):
+        for level in _native.levels():
             with _native.use_level(level):
                 found = []
                 for n in THREADS:
@@ -330,7 +344,7 @@ def test_fixed_point_has_the_same_bits_at_every_level(op):
     accumulate = lutjax.FixedPoint(2.0**12)
     native, plain = (testing.program(case, name, accumulate=accumulate) for name in ("native", "xla"))
     wanted, run = bits(jax.jit(plain.function)(*plain.arguments)), jax.jit(native.function)
-    for level in range(_native.highest_level() + 1):
+    for level in _native.levels():
         with _native.use_level(level):
             assert bits(run(*native.arguments)) == wanted, level
 
@@ -407,16 +421,141 @@ def test_records_name_the_sources_of_the_library():
 
 
 @CHECKOUT
-@pytest.mark.slow
-def test_without_a_compiler_a_line_says_so(tmp_path):
-    environment = {**os.environ, "CXX": str(tmp_path / "no_such_compiler")}
-    code, out = run(
-        *(sys.executable, "-m", "pip", "wheel", ROOT / "native", "--no-deps", "--wheel-dir", tmp_path),
-        f"--config-settings=build-dir={tmp_path / 'build'}",
-        env=environment,
+def test_records_do_not_age_by_headers_of_others(tmp_path, monkeypatch):
+    copy = tmp_path / "native"
+    shutil.copytree(ROOT / "native", copy)
+    monkeypatch.setattr(_digests, "_CHECKOUT", copy)
+    sources = _digests._sources_of_checkout.__wrapped__
+    before = sources()
+    for file in (copy / "third_party").rglob("*.h"):
+        file.write_text(file.read_text(encoding="utf-8") + "struct Another;\n", encoding="utf-8")
+    assert sources() == before == _digests._sources_of_checkout()
+    (copy / "src" / "levels.h").write_text("struct Another;\n", encoding="utf-8")
+    assert sources() != before
+
+
+def settings_of(folder):
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@CHECKOUT
+def test_headers_of_others_are_those_of_the_oldest_jaxlib():
+    """Their licence is carried along, in the package, too."""
+    (oldest,) = (d for d in settings_of(ROOT)["project"]["dependencies"] if d.startswith("jax>="))
+    said = (ROOT / "native" / "third_party" / "README.md").read_text(encoding="utf-8")
+    assert f"as jaxlib {oldest.removeprefix('jax>=')} has them" in said
+    native = settings_of(ROOT / "native")
+    assert native["project"]["license-files"] == ["LICENSE"]
+    assert "Apache License" in (ROOT / "native" / "LICENSE").read_text(encoding="utf-8")
+    assert [r for r in native["build-system"]["requires"] if "jax" in r] == []
+    if importlib.metadata.version("jaxlib") != oldest.removeprefix("jax>="):
+        pytest.skip("jaxlib is newer than the oldest one")
+    import jaxlib
+
+    theirs = Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api"
+    ours = ROOT / "native" / "third_party" / "xla" / "ffi" / "api"
+    files = sorted(path.name for path in ours.iterdir())
+    assert files == ["api.h", "c_api.h", "ffi.h"]
+    assert [name for name in files if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
+
+
+@CHECKOUT
+def test_wheels_for_others_have_all_levels(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "native")
+    import manylinux
+
+    assert manylinux.LEVELS == "cmake.define.LUTJAX_LEVELS=all"
+    wheels = settings_of(ROOT / "native")["tool"]["cibuildwheel"]
+    assert wheels["config-settings"] == {"cmake.define.LUTJAX_LEVELS": "all"}
+    assert "LUTJAX_LEVELS MATCHES" in (ROOT / "native" / "CMakeLists.txt").read_text(encoding="utf-8")
+
+
+WITHOUT = """
+import jax, jax.numpy as jnp, lutjax
+from lutjax.kernels.registry import devices_of, kernel_registry
+from lutjax.training import kernels
+x = jnp.array([[0.5, -0.25]])
+print(*kernels.words(kernel_registry.calls_of("detect_signs", x), devices_of([x])[0]), sep="\\n")
+print(lutjax.detect_signs(x).index)
+print([spec.sources for spec in kernel_registry.candidates("detect_signs") if spec.platform == "native"])
+try:
+    lutjax.detect_signs(x, implementation="native")
+except ValueError as error:
+    print(error)
+"""
+
+
+@CHECKOUT
+def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
+    """Run the package as the build leaves it where there is no compiler."""
+    shutil.copytree(
+        ROOT / "native" / "lutjax_cpu", tmp_path / "lutjax_cpu", ignore=shutil.ignore_patterns("_library.*")
     )
+    (tmp_path / "lutjax_cpu" / "no_library.txt").write_text("needs a compiler", encoding="utf-8")
+    about = tmp_path / f"lutjax_cpu-{lutjax.__version__}.dist-info"
+    about.mkdir()
+    entry_points = settings_of(ROOT / "native")["project"]["entry-points"]["lutjax.kernels"]
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: lutjax-cpu\nVersion: {lutjax.__version__}\n"
+    )
+    (about / "entry_points.txt").write_text(f"[lutjax.kernels]\ncpu = {entry_points['cpu']}\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    code, out = run(sys.executable, "-c", WITHOUT, env=environment, cwd=tmp_path)
+    assert code == 0, out
+    why = (
+        "needs a compiler; then install it again: pip install --force-reinstall --no-deps --no-cache-dir lutjax-cpu, or in a checkout "
+        "pip install ./native"
+    )
+    ran, no_native, index, sources, *refused = out.splitlines()
+    assert ran == "kernels: plain JAX for detect_signs"
+    assert no_native == f"no native code for detect_signs: {why}"
+    assert (index, sources) == ("[1]", "[None]")
+    assert f"  native/cpu (lutjax_cpu.kernels.detect_signs): {why}" in refused
+
+
+@CHECKOUT
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("ninja") is None, reason="CMake and Ninja are not here"
+)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler is found by itself")
+def test_another_compiler_than_that_of_python_is_taken(tmp_path):
+    """scikit-build-core sets CXX to the name of the compiler with which Python was built."""
+    environment = {**os.environ, "CXX": "no_such_compiler"}
+    code, out = run("cmake", "-G", "Ninja", "-S", ROOT / "native", "-B", tmp_path / "build", env=environment)
+    assert code == 0, out
+    assert "Levels of instructions: " in out
+
+
+@CHECKOUT
+@pytest.mark.slow
+def test_without_a_compiler_the_package_has_no_library(tmp_path):
+    """A build that is for others, or for tests, is an error."""
+    environment = {**os.environ, "CXX": str(tmp_path / "no_such_compiler")}
+
+    def wheel(folder, *options):
+        return run(
+            *(sys.executable, "-m", "pip", "wheel", ROOT / "native", "--no-deps", "--wheel-dir", folder),
+            f"--config-settings=build-dir={folder / 'build'}",
+            *(f"--config-settings=cmake.define.{option}" for option in options),
+            env=environment,
+        )
+
+    code, out = wheel(tmp_path / "machine")
+    assert code == 0, out[-4000:]
+    (built,) = (tmp_path / "machine").glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        why = archive.read("lutjax_cpu/no_library.txt").decode()
+        assert [name for name in archive.namelist() if "_library." in name] == ["lutjax_cpu/no_library.txt"]
+    assert why.startswith("needs a C++ compiler, and none was found (CXX=")
+    for option in ("LUTJAX_LEVELS=all", "LUTJAX_QUICK=ON"):
+        code, out = wheel(tmp_path / option, option)
+        assert code != 0
+        assert "needs a C++ compiler, and none was found" in " ".join(out.split()), out[-4000:]
+    code, out = wheel(tmp_path / "other", "LUTJAX_LEVELS=some")
     assert code != 0
-    assert "needs a C++ compiler, and none was found" in " ".join(out.split()), out[-4000:]
+    assert "LUTJAX_LEVELS is some; it must be machine or all." in out
 
 
 @CHECKOUT

@@ -109,7 +109,7 @@ def same_bits(run, *args, lowest_level=0):
     """Run a function with one, two and seven threads, at every level from the lowest; return its results at the highest."""
     from lutjax_cpu import _native
 
-    for level in range(min(lowest_level, _native.highest_level()), _native.highest_level() + 1):
+    for level in [level for level in _native.levels() if level >= lowest_level] or _native.levels()[-1:]:
         with _native.use_level(level):
             found = []
             for n in (1, 2, 7):

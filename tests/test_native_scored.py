@@ -93,7 +93,7 @@ def test_few_samples_are_as_among_many(read, sizes, sums):
     expected = np.asarray(layer(jnp.concatenate([x, np.ones((100, groups, 9), np.float32)]), "xla"))[:n]
     assert np.isnan(expected[-1, -1]).all() == (sums is None or sums == "int8")
     run = jax.jit(lambda x: layer(x, "native"))
-    for level in range(_native.highest_level() + 1):
+    for level in _native.levels():
         with _native.use_level(level):
             found = []
             for threads in (1, 2, 7):

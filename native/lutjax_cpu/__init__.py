@@ -25,9 +25,15 @@ KERNELS: dict[str, tuple[str, ...]] = {
 
 def register(registry: Any) -> None:
     """Register the kernels; called by lutjax when it first looks for implementations."""
-    from lutjax_cpu import _fit, _native
+    from lutjax_cpu import _native
+
+    not_built = _native.not_built()
 
     def unsupported(request: Any) -> str | None:
+        if not_built:
+            return not_built
+        from lutjax_cpu import _fit
+
         return _native.unsupported() or _fit.unsupported(request)
 
     for op, directions in KERNELS.items():
@@ -38,8 +44,9 @@ def register(registry: Any) -> None:
             f"lutjax_cpu.kernels.{op}",
             directions=directions,
             unsupported=unsupported,
-            sources=_native.sources,
+            sources=None if not_built else _native.sources,
             rates=True,
+            about=_native.about,
         )
 
 

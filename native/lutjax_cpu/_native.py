@@ -6,14 +6,15 @@ import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import lutjax
 import lutjax_cpu
 
 _SUFFIXES = (".so", ".dylib", ".dll")
-_AGAIN = (
-    'install it again: pip install --force-reinstall "lutjax[cpu]", or in a checkout pip install ./native'
-)
+# pip keeps what it built of a source distribution, and would take the same library again.
+_AGAIN = "install it again: pip install --force-reinstall --no-deps --no-cache-dir lutjax-cpu, or in a checkout pip install ./native"
+_NONE = "no_library.txt"  # says why the package was built without one
 
 
 @functools.cache
@@ -31,7 +32,11 @@ def opened() -> ctypes.CDLL:
     folder = Path(__file__).parent
     paths = [path for path in folder.glob("_library.*") if path.suffix in _SUFFIXES]
     if not paths:
-        raise ImportError(f"lutjax-cpu has no library in {folder}; install it with: pip install ./native")
+        raise ImportError(
+            f"lutjax-cpu {not_built()}"
+            if not_built()
+            else f"lutjax-cpu has no library in {folder}; install it with: pip install ./native"
+        )
     try:
         library = ctypes.CDLL(str(paths[0]))
     except OSError as error:
@@ -41,6 +46,13 @@ def opened() -> ctypes.CDLL:
         function.argtypes = [ctypes.c_int64]
         function.restype = ctypes.c_int64
     return library
+
+
+@functools.cache
+def not_built() -> str | None:
+    """Return why this package was built without a library, as it is where there is no compiler; None if it was not."""
+    path = Path(__file__).parent / _NONE
+    return f"{path.read_text(encoding='utf-8')}; then {_AGAIN}" if path.exists() else None
 
 
 def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
@@ -57,10 +69,13 @@ def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
 
 def _said(library: ctypes.CDLL, function: str) -> str:
     """Return the text that a function of a library returns."""
-    ask = library[function]
+    return _text(library[function])
+
+
+def _text(ask: Any, *numbers: int) -> str:
     ask.restype = ctypes.c_char_p
-    text: bytes = ask()
-    return text.decode()
+    text: bytes | None = ask(*numbers)
+    return (text or b"").decode()
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
@@ -76,18 +91,39 @@ def sources() -> str:
 
 
 def highest_level() -> int:
-    """Return the highest level of instructions that this CPU runs, from 0 (x86-64-v2, v3, v4; elsewhere one); -1: not even that."""
+    """Return the highest level of instructions that this CPU has, from 0 (x86-64-v2, v3, v4; elsewhere one); -1: not even that."""
     level: int = opened().lutjax_cpu_highest_level()
     return level
 
 
+def levels_built() -> list[int]:
+    """Return the levels of instructions that the library has: all, or that of the machine on which it was built."""
+    found: int = opened().lutjax_cpu_levels()
+    return [level for level in range(found.bit_length()) if found >> level & 1]
+
+
+def levels() -> list[int]:
+    """Return the levels of instructions that both the library and this CPU have. The last one is used."""
+    return [level for level in levels_built() if level <= highest_level()]
+
+
+def name_of(level: int) -> str:
+    """Return a level's name, with instructions that it has."""
+    return _text(opened().lutjax_cpu_level_name, level)
+
+
+def about() -> str:
+    """Return what runs here of the library: its level of instructions."""
+    return name_of(levels()[-1])
+
+
 def unsupported() -> str | None:
     """Return why this CPU runs no kernel of the library, or None."""
-    return (
-        None
-        if highest_level() >= 0
-        else "needs the instructions of x86-64-v2 (SSE4.2, POPCNT), which this CPU lacks"
-    )
+    if levels():
+        return None
+    lowest = levels_built()[0]
+    why = f"needs the instructions of {name_of(lowest)}, which this CPU lacks"
+    return f"{why}: it was built on another machine; {_AGAIN}" if lowest else why
 
 
 @contextlib.contextmanager
@@ -95,11 +131,13 @@ def use_level(level: int) -> Iterator[None]:
     """Use the kernels of another level in this block, in all threads.
 
     Raises:
-      ValueError: this CPU does not run it.
+      ValueError: this CPU or the library lacks it.
     """
     before = opened().lutjax_cpu_use_level(level)
     if before < -1:
-        raise ValueError(f"use_level: level is {level}; this CPU runs levels 0 to {highest_level()}.")
+        raise ValueError(
+            f"use_level: level is {level}; it must be one that this CPU and this library have: {', '.join(map(str, levels())) or 'none'}."
+        )
     try:
         yield
     finally:

@@ -45,6 +45,11 @@ struct Call {
 using Kernel = const char* (*)(const Call&);
 constexpr const char* kDone = nullptr;
 
+struct Named {
+  const char* name;
+  Kernel kernel;
+};
+
 }  // namespace lutjax
 
 #ifdef LUTJAX_LEVEL
