@@ -112,7 +112,7 @@ def test_links_lead_somewhere():
 
 def test_readme_keeps_its_promises():
     shell = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    assert shell[0] == 'pip install ".[apps]" && lutjax train lm\n'
+    assert shell[0] == 'pip install --no-compile ".[apps]" ./native && lutjax train lm\n'
     assert shell[1] == 'pip install -e ".[dev]" && pytest\n'
     assert len(README.splitlines()) <= 200
 
