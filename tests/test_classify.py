@@ -830,7 +830,7 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
         f"on 72 samples of {table}, testing on 18",
         "step 20/20  soft accuracy",
         ", gap ",
-        "Gates by kind: ",
+        "Gates by kind, as they were trained: ",
         "Dead inputs: no vote depends on",
     ):
         assert text in result.output
@@ -842,6 +842,18 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     assert np.sum(report["confusion"]) == 18
     assert np.trace(report["confusion"]) / 18 == pytest.approx(report["hard"])
     assert [step for step, _ in record.history.other] == [10, 20]
+    assert report["model"] == json.loads(json.dumps(record.model.to_dict()))
+    assert (report["training"]["steps"], report["options"]["eval_every"]) == (20, 10)
+    assert (report["samples"], report["baselines"]) == ({"train": 72, "test": 18}, {})
+    gates = report["gates"]
+    assert gates["trained"] == gates["at all places"] == 48
+    assert (
+        f"Circuit: {gates['simplified']} of 48 gates survive simplification; an export adds" in result.output
+    )
+    assert (
+        "columns: size numbers (32 bits), some missing; kind 2 categories; noise numbers (4 bits)"
+        in result.output
+    )
     assert record.history.other[-1][1] == pytest.approx(report["soft"])
     assert "20,soft accuracy," in (out / "curves.csv").read_text()
     encoding = Encoding.from_json((out / "columns.json").read_text())
@@ -929,6 +941,69 @@ def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path:
     assert (out / "report.json").read_text() == (other / "report.json").read_text()
 
 
+def test_defaults_are_those_of_the_kind_of_data(tmp_path: Path) -> None:
+    """Rows of a table get one layer that learns its wires and is hard while it trains; recipes, options and arrays have their own."""
+    path = write_table(tmp_path)
+    run = Classifier.new({}, path, "class")
+    model, training = run.record.model, run.record.training
+    assert (model.layers, model.wiring, model.estimator) == ((1280,), "learnable", "straight_through")
+    assert (training.steps, training.select_every, training.column_bits) == (1000, 50, 32)
+    assert Classifier.new({"layers": (30, 20), "tau": 3.0}, path, "class").record.model.layers == (30, 20)
+    plain = Classifier.new({"wiring": "balanced"}, path, "class", recipe="difflogic-adult").record
+    assert (plain.model.layers, plain.model.estimator) == ((256,) * 5, "soft")
+    assert (plain.training.column_bits, plain.training.select_every) == (8, 0)
+    labels = "".join(f"{i % 7},{'pqr'[i % 3]}\n" for i in range(30))
+    three = write(tmp_path / "three.csv", f"a,class\n{labels}")
+    assert Classifier.new({}, three, "class").record.model.layers == (1281,)
+    np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
+    arrays = Classifier.new({}, tmp_path / "a.npz").record
+    assert (arrays.model.layers, arrays.model.wiring, arrays.training.steps) == (
+        (2000,) * 3,
+        "balanced",
+        15000,
+    )
+
+
+def test_the_best_hard_network_is_kept(tmp_path: Path) -> None:
+    """Compare with a loop: of the networks after every second step the last of those that are right most often on the training part."""
+    fields = {"layers": (12,), "steps": 9, "batch_size": 8, "select_every": 2, "learning_rate": 0.5}
+    experiment = Classifier.new(
+        {**fields, "estimator": "soft"}, write_table(tmp_path), "class", stratified=True
+    )
+    run, state = experiment.run, experiment.run.init()
+    found = []
+    for step in range(9):
+        state, _ = run.advance(state, step, 1)
+        if step + 1 in (2, 4, 6, 8, 9):
+            plain = state._replace(params=jax.tree.map(jnp.copy, state.params))
+            found.append((run.accuracy(plain, experiment.train, hard=True), step + 1, plain.params))
+    best, step, params = max(found, key=lambda one: one[:2])
+    assert len({accuracy for accuracy, *_ in found}) > 1
+    kept = state.optimizer
+    assert int(kept.step) == step < 9  # a later one is worse
+    assert float(kept.accuracy) == pytest.approx(best)
+
+    def same(a: Any, b: Any) -> bool:
+        return bool(jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), a, b)))
+
+    assert same(run.selected(state).params, params)
+    models.save(tmp_path / "run", 9, state, experiment.record)
+    model, _ = classifier.load_model(tmp_path / "run")
+    assert same(models.arrays(model)[0], params)
+    experiment.record.history.test.append((9, 0.5))
+    lines = experiment._report(state, tmp_path / "report.json")
+    assert any(line.startswith(f"Kept: the network after {step} of 9 steps") for line in lines)
+    hard = run.accuracy(run.selected(state), experiment.test, hard=True)
+    assert json.loads((tmp_path / "report.json").read_text())["hard"] == pytest.approx(hard)
+
+
+def test_a_large_gap_is_said(tmp_path: Path) -> None:
+    run = Classifier.new({"layers": (12,)}, write_table(tmp_path), "class")
+    [line] = run._gap(0.144, 0.936)
+    assert "79.2 points below the soft one" in line
+    assert run._gap(0.85, 0.86) == []
+
+
 def test_digits_is_the_shorthand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both commands start the same run: record, which has all seeds, and samples in their order."""
     rng = np.random.default_rng(0)
@@ -965,6 +1040,63 @@ def test_images_of_bytes_train(tmp_path: Path) -> None:
         Classifier.new({"split": 3}, tmp_path)
 
 
+def test_baselines_are_in_the_report(tmp_path: Path) -> None:
+    experiment = Classifier.new({"layers": (12,)}, write_table(tmp_path), "class", stratified=True)
+    experiment.record.baselines = {"logistic regression": 0.5}
+    experiment.record.history.test.append((0, 0.5))
+    experiment._report(experiment.run.init(), tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["baselines"] == {"logistic regression": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "n_classes", "warns"),
+    [
+        ("difflogic-mnist-small", (28, 28), 10, False),
+        ("difflogic-mnist-small", (784,), 10, False),
+        ("difflogic-mnist-small", (8, 8), 10, True),
+        ("difflogic-mnist-small", (28, 28), 2, True),
+        ("difflogic-adult", (14,), 2, True),
+    ],
+)
+def test_a_recipe_on_other_data_warns(
+    name: str, shape: tuple[int, ...], n_classes: int, warns: bool, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (20, *shape))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % n_classes)
+    fields = {"layers": (20,), "wiring": "balanced"}
+    run = Classifier.new(fields, tmp_path / "a.npz", recipe=name)
+    words = f"warning: the recipe {name} was published for {RECIPES[name].data}, and these data are of shape"
+    assert [line.startswith(words) for line in run.remarks] == [True] * warns
+    run.record.history.test.append((0, 0.5))
+    *_, published = run._report(run.run.init(), tmp_path / "report.json")
+    assert ("these are other data" in published) == warns
+
+
+def test_numbers_that_are_no_bits_are_refused(tmp_path: Path) -> None:
+    """One line says so before anything runs, of arrays and of columns that are left numbers; bits train, and a run of before is not exported."""
+    rng, y = np.random.default_rng(0), np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
+    table = write_table(tmp_path)
+    for words in (["--data", tmp_path / "a.npz"], ["--data", table, "--target=class", "--column-bits=0"]):
+        result = command("train", "classify", *words, "--n-thresholds=0", "--out", tmp_path / "run", *SMALL)
+        assert result.exit_code == 2
+        said = " ".join(result.output.replace("│", "").split())
+        assert "--n-thresholds is 0, so samples must be bits, but" in said
+        assert "Make bits of them: --n-thresholds 1 or more." in said
+        assert not (tmp_path / "run").exists()
+    np.savez(tmp_path / "b.npz", x=rng.integers(0, 2, (40, 5)), y=y)
+    before = Classifier.new({"layers": (20,), "n_thresholds": 0}, tmp_path / "b.npz")
+    record = dataclasses.replace(
+        before.record,
+        samples=runs.Source.of(tmp_path / "a.npz", 40, datasets.load(tmp_path / "a.npz").digest),
+    )
+    models.save(tmp_path / "old", 1, before.run.init(), record)
+    result = command("export", tmp_path / "old")
+    assert result.exit_code == 1
+    assert "n_thresholds is 0, so samples must be bits" in result.output
+
+
 def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     table, out, _ = finished
     for words, message in (
@@ -978,3 +1110,136 @@ def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path
         result = command("train", "classify", *words, *(["--out", tmp_path] if "--out" not in words else []))
         assert result.exit_code
         assert message in " ".join(result.output.replace("│", "").split())
+
+
+# --- how data are read
+
+
+def test_decimals_with_a_comma_are_numbers(tmp_path: Path) -> None:
+    """They are the numbers that a point makes of them, in new rows, too; a comma in a few cells is a mistake as before."""
+    rng = np.random.default_rng(0)
+    numbers = np.round(rng.normal(size=60), 2)
+    texts = {".": "a;class\n", ",": "a;class\n"}
+    for point in texts:
+        texts[point] += "".join(f"{n}".replace(".", point) + f";{i % 2}\n" for i, n in enumerate(numbers))
+    one, two = (
+        columns.read(write(tmp_path / f"{i}.csv", text), "class") for i, text in enumerate(texts.values())
+    )
+    for bits in (4, 0):
+        encoding = Encoding.fit(two, bits)
+        assert encoding.columns[0].decimal == ","
+        np.testing.assert_array_equal(encoding.encode(two), Encoding.fit(one, bits).encode(one))
+        again = Encoding.from_json(encoding.to_json())
+        np.testing.assert_array_equal(again.encode(two), encoding.encode(two))
+    assert "a numbers with a decimal comma (4 bits)" in columns.described(two, Encoding.fit(two, 4))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "words"),
+    [
+        ("date", [f"2024-{1 + i % 12:02}-{1 + i % 28:02} 10:30" for i in range(90)], "has dates, which are read as categories"),
+        ("day", [f"{1 + i % 28}.{1 + i % 12}.24" for i in range(90)], "has dates"),
+        ("id", [str(1000 + i) for i in range(90)], "counts the rows, as ids do"),
+        ("name", [f"n{i}" for i in range(90)], "has 90 different texts in 90 rows, as names or ids have"),
+        ("city", [f"c{i % 70}" for i in range(280)], "has 70 categories, of which the 64 most frequent"),
+        ("age", [str(i % 80) for i in range(90)], ""),
+        ("pay", [f"{i * 1.37:.2f}" for i in range(90)], ""),
+        ("big", [str(i * i) for i in range(90)], ""),
+        ("few", [str(i) for i in range(12)], ""),
+        ("job", ["a", "b", "?"] * 30, ""),
+    ],
+)  # fmt: skip
+def test_columns_that_look_like_something_else_are_warned_of(name: str, cells: list[str], words: str) -> None:
+    labels = np.array(["no", "yes"])[np.arange(len(cells)) % 2]
+    table = Table({name: np.array(cells), "b": labels}, labels, "t")
+    _, *warnings = columns.described(table, Encoding.fit(table, 8))
+    if words:
+        assert len(warnings) == 1
+        assert warnings[0].startswith(f"warning: column {name} {words}")
+        assert f"--exclude {name}" in warnings[0] or name == "city"
+    else:
+        assert not warnings
+
+
+def test_tables_compressed_excluded_and_in_another_encoding(tmp_path: Path) -> None:
+    text = CSV.replace("cook", "Köchin")
+    plain = columns.read(write(tmp_path / "a.csv", text), "class")
+    (tmp_path / "b.CSV.GZ").write_bytes(gzip.compress(text.encode("latin-1")))
+    with pytest.raises(
+        SamplesError, match=r"is not a CSV file of UTF-8 text.*Name another encoding by --encoding"
+    ):
+        columns.read(tmp_path / "b.CSV.GZ", "class")
+    same = datasets.load(tmp_path / "b.CSV.GZ", target="class", encoding="latin-1").train
+    assert same.digest == plain.digest
+    few = datasets.load(tmp_path / "a.csv", target="class", exclude=("job", "note")).train
+    assert isinstance(few, Table)
+    assert list(few.columns) == ["age", "pay"]
+    for options, message in (
+        ({"exclude": ("jobs",)}, "has no column 'jobs', which --exclude names"),
+        ({"exclude": ("class",)}, "--exclude names 'class', the column of labels"),
+        ({"encoding": "klingon"}, "which Python does not know"),
+    ):
+        with pytest.raises(SamplesError, match=message):
+            datasets.load(tmp_path / "a.csv", target="class", **options)
+    np.savez(tmp_path / "c.npz", x=np.zeros((12, 2)), y=np.arange(12) % 2)
+    with pytest.raises(SamplesError, match="--exclude is job, but it is for tables"):
+        datasets.load(tmp_path / "c.npz", exclude=("job",))
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (np.array([3, 7, 10] * 6), ("3", "7", "10")),
+        (np.array([1, 2, 3] * 6), ("1", "2", "3")),
+        (np.array(["high", "low", "a b"] * 6), ("a b", "high", "low")),
+        (np.array([0, 1, 2] * 6), ()),
+    ],
+)
+def test_labels_of_arrays_have_gaps_or_are_texts(
+    y: np.ndarray, classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each class that there is has a number, and no other; labels of a test part are those of the training part."""
+    x = np.random.default_rng(0).normal(size=(18, 2))
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    data = datasets.load(tmp_path / "a.npz")
+    assert isinstance(data.train, datasets.Samples)
+    assert data.train.n_classes == 3
+    assert data.train.classes == classes
+    if classes:
+        assert [classes[number] for number in data.train.y] == y.astype(str).tolist()
+        assert bool(data.remarks) == (y.dtype.kind == "i")
+    np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:12], y_test=y[:12])
+    test = datasets.load(tmp_path / "b.npz").test
+    assert isinstance(test, datasets.Samples)
+    np.testing.assert_array_equal(test.y, data.train.y[:12])
+    missing = np.where(np.arange(18) == 4, "?", y.astype(str))
+    np.savez(tmp_path / "c.npz", x=x, y=missing)
+    with pytest.raises(SamplesError, match="a label is missing"):
+        datasets.load(tmp_path / "c.npz")
+
+
+def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = np.round(rng.normal(size=(30, 2)), 3), np.array(["yes", "no"] * 15)
+    x[3, 0] = x[7, 1] = np.nan
+    np.savez(tmp_path / "a.npz", x=x, y=y, names=["a", "b"])
+    rows = ("" if np.isnan(cell) else repr(float(cell)) for cell in x.ravel())
+    lines = "".join(f"{a},{b},{label}\n" for a, b, label in zip(rows, rows, y, strict=True))
+    of_array = datasets.load(tmp_path / "a.npz").parts(bits=4)
+    of_table = datasets.load(write(tmp_path / "a.csv", f"a,b,class\n{lines}"), target="class").parts(bits=4)
+    assert of_array.encoding == of_table.encoding
+    np.testing.assert_array_equal(of_array.train.x, of_table.train.x)
+    np.testing.assert_array_equal(of_array.test.y, of_table.test.y)
+
+
+def test_channels_may_come_first(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((12, 16, 16, 3))
+    np.savez(tmp_path / "a.npz", x=np.moveaxis(images, -1, 1), y=np.arange(12) % 2)
+    data = datasets.load(tmp_path / "a.npz")
+    assert isinstance(data.train, datasets.Samples)
+    assert data.train.shape == (16, 16, 3)
+    np.testing.assert_array_equal(data.train.x, images.reshape(12, -1).astype(np.float32))
+    assert data.remarks == ("x: [12, 3, 16, 16] is read as channels first, 3 of 16 x 16 pixels.",)
+    np.savez(tmp_path / "a.npz", x=images, y=np.arange(12) % 2)
+    assert datasets.load(tmp_path / "a.npz").remarks == ()
+    assert datasets.channels_last(np.zeros((5, 3, 4, 4)))[0].shape == (5, 3, 4, 4)  # too small to tell

@@ -58,4 +58,4 @@ class Config:
         Raises:
           ValueError, TypeError: a field is unknown, missing or impossible.
         """
-        return cls(**fields)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})

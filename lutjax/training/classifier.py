@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from lutjax.training.augment import warp
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.raw import Form
-from lutjax.training.samples import Samples
+from lutjax.training.samples import Samples, SamplesError
 
 with needed_by(__name__):
     import optax
@@ -39,6 +39,9 @@ WIDTH = 0.1
 
 On validation parts of the digits hard networks of 2 x 500 gates reached 91.4, 92.5, 91.8 and 87.2 % with 0.03, 0.1, 0.3 and 1.
 """
+
+MOST_SELECTING = 4096
+"""Samples of the training part, at even distances, on which the network that is kept is chosen, at most."""
 
 AT_ONCE = 2048
 """Samples that are tested together at most."""
@@ -73,6 +76,8 @@ class TrainingConfig(Training):
         docs/circuits.md.
       column_bits: bits that a column of numbers of a table becomes at most, at quantiles of the training part; 0 leaves it a
         number, which n_thresholds makes bits of. Other data have no columns.
+      select_every: steps between two tests of the hard network on the training part, on at most 4096 of its samples; the network that is
+        right most often there is kept, tested at the end, exported and loaded. 0: the last one is.
       split: which random fifth of the samples is the test part, where they have none of their own.
       stratified: whether each class has its share in that fifth.
       seed: of the model, the order of samples and all noise.
@@ -91,6 +96,7 @@ class TrainingConfig(Training):
     bend: float | int = 0.0
     gate_cost: float | int = 0.0
     column_bits: int = 8
+    select_every: int = 0
     split: int = 0
     stratified: bool = False
 
@@ -99,7 +105,7 @@ class TrainingConfig(Training):
         self.check_fractions("cooldown")
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
-        self.check_least(column_bits=0)
+        self.check_least(column_bits=0, select_every=0)
         self.check_seeds("split")
         check_names(self)
         for name in ("temperature", "final_temperature"):
@@ -119,6 +125,22 @@ class TrainingConfig(Training):
         last = self.temperature if self.final_temperature is None else self.final_temperature
         schedule = optimizers.annealed(self.annealing, first=self.temperature, last=last, steps=self.steps)
         return None if self.temperature == last == 1 else schedule
+
+
+class Selected(NamedTuple):
+    """State of an optimiser, and the network that is kept.
+
+    Attributes:
+      optimizer: its state.
+      params: trained variables of the network whose hard answers for samples of the training part were right most often so far.
+      step: steps done at it.
+      accuracy: share of right ones.
+    """
+
+    optimizer: Any
+    params: Any
+    step: Array
+    accuracy: Array
 
 
 class Run(ModelRun[Model]):
@@ -142,6 +164,8 @@ class Run(ModelRun[Model]):
         thresholds: Float[np.ndarray, "features thresholds"] | None = None,
     ):
         self._shape = _checked_shape(model, train)  # of a sample
+        if not model.n_thresholds:
+            _check_bits(train)
         learned = training.thresholds == "learned"
         if model.learned_thresholds != learned:
             raise ValueError(
@@ -180,9 +204,43 @@ class Run(ModelRun[Model]):
         return None if self._temperatures is None else jnp.asarray(self._temperatures(step))
 
     def _place(self, mesh: Mesh | None) -> None:
-        self.advance = self._repeated(self.step, (self._train.x, self._train.y))
+        step = self._step_and_select if self.training.select_every else self.step
+        self.advance = self._repeated(step, (self._train.x, self._train.y))
         where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
         self._classes = jax.jit(self._classes_of, static_argnames="hard", **where)
+
+    def _first_state(self, params: Any, others: Any) -> State:
+        state = super()._first_state(params, others)
+        if not self.training.select_every:
+            return state
+        # Copies: the state's memory is reused, and no array may be in it twice.
+        kept = jax.tree.map(jnp.copy, state.params)
+        return state._replace(optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-1)))
+
+    def selected(self, state: State) -> State:
+        """Return the state with the trained variables of the network that is kept."""
+        return state._replace(params=state.optimizer.params) if self.training.select_every else state
+
+    def _step_and_select(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
+        """Return the state after one step, with the network that is kept, and the loss. See `lutjax.training.loop.Step`."""
+        kept: Selected = state.optimizer
+        state, loss = self.step(state._replace(optimizer=kept.optimizer), number, data)
+        done = number + 1
+
+        def select(state: State, kept: Selected) -> Selected:
+            stride = -(-len(data[0]) // MOST_SELECTING)
+            x, y = (array[::stride] for array in data)
+            classes = self._classes_of(state.params, state.others, x, None, hard=True)
+            accuracy = (classes == y).mean(dtype=jnp.float32)
+            found = Selected(kept.optimizer, state.params, done, accuracy)
+            better: Selected = jax.tree.map(
+                lambda a, b: jnp.where(found.accuracy >= kept.accuracy, a, b), found, kept
+            )
+            return better
+
+        due = (done % self.training.select_every == 0) | (done == self.training.steps)
+        kept = jax.lax.cond(due, select, lambda state, kept: kept, state, kept._replace(optimizer=None))
+        return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
         """Return the state after one step, and the loss of its batch. See `lutjax.training.loop.Step`."""
@@ -288,6 +346,16 @@ def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
             f"{' x '.join(map(str, wanted))} and n_classes is {model.n_classes}."
         )
     return shape
+
+
+def _check_bits(train: Samples) -> None:
+    """Raise SamplesError if samples that a network reads as they are are no bits."""
+    others = train.x[(train.x != 0) & (train.x != 1)]
+    if len(others):
+        raise SamplesError(
+            f"n_thresholds is 0, so samples must be bits, but {train.name} has {len(others):,} numbers other than 0 and 1, such as "
+            f"{others[0]:g}: hard gates would take each of them for 1. Make bits of them: n_thresholds 1 or more."
+        )
 
 
 def first_thresholds(
@@ -452,8 +520,24 @@ def n_features(model: Config) -> int:
 
 
 def _classifier(folder: Path, step: int, record: Record) -> Model:
+    if record.training.select_every:
+        return selected_model(folder, step, record)
     structure: Structure[Model] = Structure(lambda rngs: classifier_of(record.model, rngs=rngs))
     return models.load(folder, step, structure)
+
+
+def selected_model(folder: Path, step: int, record: Record) -> Model:
+    """Return the network that is kept at a checkpoint that `runs.read` has found whole."""
+    model, shape = record.model, shape_of(record.model)
+    nothing = np.zeros((2, math.prod(shape)), np.float32)  # no step is taken
+    samples = Samples(nothing, np.zeros(2, np.int32), shape, "nothing")
+    thresholds = None
+    if model.n_thresholds:
+        n_rows = by_feature(model, samples).shape[1]
+        thresholds = np.zeros((n_rows, model.n_thresholds), np.float32)
+    run = Run(model, record.training, samples, thresholds)
+    state = run.selected(models.restore(folder, step, run))
+    return run.structure.model(*meshes.local((state.params, state.others)))
 
 
 load_model = models.Loader(Record, _classifier)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +21,12 @@ from lutjax.training.classifier import (
     expected_gates,
     image_shape,
 )
+from lutjax.training.datasets.columns import Table
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
 from lutjax.training.raw import Form
-from lutjax.training.recipes import RECIPES, recipe as recipe_of
+from lutjax.training.recipes import RECIPES, Published, recipe as recipe_of
 from lutjax.training.samples import SamplesError
 
 MOST_BITS = 20_000_000
@@ -35,6 +37,23 @@ MOST_GATES = 1_000_000
 
 TREE_TAU = 8.0
 """Temperature of the votes of trees without a recipe."""
+
+FOR_TABLES: Mapping[str, Any] = MappingProxyType(
+    {
+        "layers": (1280,),
+        "wiring": "learnable",
+        "estimator": "straight_through",
+        "tau": 10.0,
+        "steps": 1000,
+        "batch_size": 256,
+        "column_bits": 32,
+        "select_every": 50,
+    }
+)
+"""Values of fields for layers of gates on the rows of a table, where neither a recipe nor the user gives others."""
+
+LARGE_GAP = 0.02
+"""Accuracy that the soft network has more than the hard one, from which on that is said."""
 
 MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}
 """Configs of models by name."""
@@ -76,7 +95,7 @@ class Classifier(Experiment):
 
     def __init__(self, record: Record, parts: datasets.Parts):
         self.record, self.train, self.test, self.encoding = record, parts.train, parts.test, parts.encoding
-        self.remarks = parts.remarks
+        self.remarks = (*parts.remarks, *self._doubts())
         thresholds = None if self.encoding is None else self.encoding.thresholds
         self.run = Run(record.model, record.training, self.train, thresholds)
 
@@ -121,16 +140,15 @@ class Classifier(Experiment):
                     raise ValueError(
                         f"{name} is {fields[name]}, but {data.name} has a test part of its own; leave --{name} out."
                     )
-        values = {
-            "stratified": stratified and data.test is None,
-            **(found.fields() if found else {}),
-            **fields,
-        }
+        of_table = isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
+        usual = FOR_TABLES if of_table else {}
+        asked = {**(found.fields() if found else {}), **fields}
+        values = {"stratified": stratified and data.test is None, **usual, **asked}
         training = presets.make(TrainingConfig, values)
         parts = _parts(data, training)
         sizes = _sizes(config, parts, training, values)
         try:
-            made, training, options = cls.made({**sizes, **values}, config)
+            made, training, options = cls.made({**values, **sizes, **asked}, config)
         except ValueError as error:
             if found is None:
                 raise
@@ -157,13 +175,17 @@ class Classifier(Experiment):
     @classmethod
     def preset(cls, model: str | None) -> Mapping[str, Any]:
         """Return words for what follows from the samples, and the temperature of the votes of trees."""
+        words = {
+            name: f"{_shown(value)} for tables without a recipe, else {_shown(_usual(name))}"
+            for name, value in FOR_TABLES.items()
+        }
         stratified = {"stratified": "--stratified where --data is given to train classify"}
         if model == "tree":
             of_images = dict.fromkeys(
                 ("kernels", "kernel", "padding", "pool"), "as images of this size allow"
             )
             return {**stratified, **of_images, "tau": TREE_TAU}
-        return {**stratified, "image_shape": "that of the samples"}
+        return {**words, **stratified, "image_shape": "that of the samples"}
 
     @classmethod
     def of(
@@ -289,7 +311,8 @@ class Classifier(Experiment):
         ]
 
     def _report(self, state: State, path: Path) -> list[str]:
-        record = self.record
+        record, last = self.record, state
+        state = self.run.selected(state)
         model = self.run.structure.model(*meshes.local((state.params, state.others)))
         packed, trees = model.packed(), []
         if isinstance(model, LogicTreeNet):
@@ -310,19 +333,80 @@ class Classifier(Experiment):
             trees=trees,
             bits=self.bit_names(thresholds),
         )
+        counts = self._counts(state)
+        report = dataclasses.replace(
+            report,
+            baselines=record.baselines,
+            gates=counts,
+            samples={"train": len(self.train.x), "test": len(self.test.x)},
+            model=record.model.to_dict(),
+            training=dataclasses.asdict(record.training),
+            options=record.options,
+            recipe=record.recipe,
+        )
         path.write_text(json.dumps(report.to_dict(), indent=1))
         others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())
         lines = [
             f"Hard network: {100 * report.hard:.1f} % of the test part"
             + (f"; on the same bits {others}." if others else "."),
             f"Soft network: {100 * report.soft:.1f} %.",
-            self._circuit(state),
+            *self._gap(report.hard, report.soft),
+            *self._kept(last),
+            self._circuit(counts),
             *report.lines(),
         ]
         recipe = RECIPES.get(record.recipe or "")
         if recipe is not None and recipe.published is not None:
-            lines.append(f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}).")
+            other = (
+                "; these are other data, with which it cannot be compared" if self._other_data(recipe) else ""
+            )
+            lines.append(
+                f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}){other}."
+            )
         return lines
+
+    def _doubts(self) -> list[str]:
+        """Return a warning where the recipe is one for other data."""
+        recipe = RECIPES.get(self.record.recipe or "")
+        if recipe is None or not (what := self._other_data(recipe)):
+            return []
+        return [
+            f"warning: the recipe {recipe.name} was published for {recipe.data}, and these data are {what}: its sizes and rates may not suit them."
+        ]
+
+    def _other_data(self, recipe: Published) -> str:
+        """Return the samples in words where they are not of the size of those that a recipe was published for; else nothing."""
+        found: tuple[Any, int] = (self.train.shape, self.record.model.n_classes)
+        what = f"of shape {list(self.train.shape)} in {found[1]} classes"
+        if self.encoding is not None:
+            found = ((), found[1])
+            what = f"rows of a table in {found[1]} classes"
+        shape, n_classes = recipe.samples
+        same = (
+            bool(shape) == bool(found[0])
+            and math.prod(shape) == math.prod(found[0])
+            and n_classes == found[1]
+        )
+        return "" if same else what
+
+    def _gap(self, hard: float, soft: float) -> list[str]:
+        """Return a line about a hard network that is much worse than the soft one."""
+        if soft - hard <= LARGE_GAP:
+            return []
+        return [
+            f"warning: the hard network, which is the result, is {100 * (soft - hard):.1f} points below the soft one: train with "
+            "--estimator straight_through, which trains the hard network itself, or for more steps."
+        ]
+
+    def _kept(self, state: State) -> list[str]:
+        """Return a line about the network that is kept, where one is."""
+        if not self.record.training.select_every:
+            return []
+        kept = state.optimizer
+        return [
+            f"Kept: the network after {int(kept.step)} of {self._done()} steps; on the training part it is right most often, "
+            f"{100 * float(kept.accuracy):.1f} %."
+        ]
 
     def bit_names(self, thresholds: np.ndarray | None) -> list[str]:
         """Return names of the bits that the network reads, for its thresholds."""
@@ -335,17 +419,36 @@ class Classifier(Experiment):
         """Return names of the numbers of a sample: features of a table, or places in an array."""
         return reports.bit_names(self.test, None, self.encoding)
 
-    def _circuit(self, state: State) -> str:
-        n_gates = self._n_gates()
-        if n_gates > MOST_GATES:
+    def _counts(self, state: State) -> dict[str, int | None]:
+        """Return numbers of gates by what each counts.
+
+        ``trained`` are the gates whose tables are trained; ``at all places`` counts those of trees at each place of an image; ``simplified`` are
+        those that remain in the circuit from the bits to the bits that vote, None where they are too many to find out.
+        """
+        model, n_gates = self.record.model, self._n_gates()
+        n_trained = model.n_gates if isinstance(model, LogicTreeNetConfig) else n_gates
+        simplified = None
+        if n_gates <= MOST_GATES:
+            circuit = self.run.structure.model(*meshes.local((state.params, state.others))).circuit(
+                outputs="bits"
+            )
+            simplified = len(circuit)
+        return {"trained": n_trained, "at all places": n_gates, "simplified": simplified}
+
+    def _circuit(self, counts: Mapping[str, int | None]) -> str:
+        n_gates, simplified = counts["at all places"], counts["simplified"]
+        if simplified is None:
             return f"Circuit: {n_gates:,} gates, too many to simplify here."
         trees = ", those of trees at each place," if isinstance(self.record.model, LogicTreeNetConfig) else ""
-        return f"Circuit: {self._gates(state)[1]} of {n_gates:,} gates{trees} survive simplification."
+        return (
+            f"Circuit: {simplified:,} of {n_gates:,} gates{trees} survive simplification; an export adds those that count the votes and find "
+            "the class."
+        )
 
     def _draw(self, state: State, path: Path) -> list[str]:
         from lutjax.training.pictures import plot_confusion
 
-        classes = self.run.classes(state, self.test.x, hard=True)
+        classes = self.run.classes(self.run.selected(state), self.test.x, hard=True)
         counts = reports.confusion(self.test.y, classes, self.record.model.n_classes)
         plot_confusion(counts, path, self.test.classes)
         return []
@@ -363,6 +466,16 @@ class Classifier(Experiment):
 
     def _class_names(self) -> list[str]:
         return list(self.record.form.classes)
+
+
+def _usual(name: str) -> Any:
+    """Return the default of a field of a classifier of gates."""
+    configs = (LogicClassifierConfig, TrainingConfig)
+    return next(c.__dataclass_fields__[name].default for c in configs if name in c.__dataclass_fields__)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:
@@ -383,7 +496,8 @@ def _sizes(
     if config is LogicTreeNetConfig:
         sizes |= _tree_sizes(image_shape(parts.train))
     else:
-        sizes |= {"in_features": parts.train.x.shape[1], "layers": LogicClassifierConfig.layers}
+        layers = FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
+        sizes |= {"in_features": parts.train.x.shape[1], "layers": layers}
         if len(parts.train.shape) > 1 and "windows" in str(given.get("wiring")):
             sizes["image_shape"] = parts.train.shape
     *layers, last = sizes["layers"]

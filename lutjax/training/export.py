@@ -306,7 +306,10 @@ def _of_classifier(
     step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
     _refuse_large(folder, record.model)
     model, _ = classifier.load_model(folder, on_damage=on_damage)
-    experiment = Classifier.of(record)
+    try:
+        experiment = Classifier.of(record)
+    except SamplesError as error:
+        raise CheckpointError(f"the data of {folder} cannot be used: {error}") from error
     test, packed = experiment.test, model.packed()
     if inputs is None:
         of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
@@ -327,8 +330,17 @@ def _of_classifier(
         answer=answer,
         run=_facts(folder, "digits", step),
         page=_page(folder, model, test, x, inputs, circuit, about),
-        remarks=remarks,
+        remarks=(*remarks, _counts(circuit)),
         extras=_columns(experiment),
+    )
+
+
+def _counts(circuit: Circuit) -> str:
+    """Return a line that says what the gates of a classifier's circuit do."""
+    n_layers = sum(len(gates) for name, gates in circuit.part_ranges.items() if name.startswith("layer"))
+    return (
+        f"{n_layers:,} gates are what remains of the trained layers; the other {len(circuit) - n_layers:,} compare numbers with thresholds, count "
+        "votes or find the class."
     )
 
 

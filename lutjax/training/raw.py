@@ -88,7 +88,8 @@ class Form:
             raise SamplesError(f"{name} have dtype {x.dtype}; expected numbers.")
         x, _ = datasets.channels_last(x)
         size, without = math.prod(self.shape), self.shape[:-1] if self.shape[-1] == 1 else self.shape
-        if x.ndim < 2 or x.shape[1:] not in (self.shape, (size,), (*self.shape, 1), without):
+        same = x.shape[1:] in (self.shape, (size,), (*self.shape, 1), without)
+        if x.ndim < 2 or not (same or (len(self.shape) == 1 and math.prod(x.shape[1:]) == size)):
             raise SamplesError(f"{name} have shape {list(x.shape)}; expected {self._expected()}.")
         rows = x.reshape(len(x), size)
         rows = rows if rows.dtype == np.uint8 else rows.astype(np.float32)

@@ -33,6 +33,11 @@ class Published:
     thresholds: str = "uniform"
     augment: float = 0.0
 
+    @property
+    def samples(self) -> tuple[tuple[int, ...], int]:
+        """Shape of the samples that it was published for, empty for rows of a table, and their classes."""
+        return _SAMPLES[self.data]
+
     def sizes(self) -> dict[str, Any]:
         """Return the values of fields of the config of its model."""
         raise NotImplementedError
@@ -143,6 +148,13 @@ def _words(value: Any) -> str:
 _MODEL = ("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise", "wiring", "candidates", "tau")
 _TRAINING = ("steps", "batch_size", "learning_rate", "weight_decay", "cooldown", "thresholds", "augment")
 _OF_SAMPLES = ("in_shape", "n_classes", "learned_thresholds")
+
+_SAMPLES: dict[str, tuple[tuple[int, ...], int]] = {
+    "MNIST": ((28, 28), 10),
+    "CIFAR-10": ((32, 32, 3), 10),
+    "Adult": ((), 2),
+}
+"""Shape of the samples, empty for rows of a table, and number of classes, by the name of the data."""
 
 _DIFFLOGIC = "Petersen et al., Deep Differentiable Logic Gate Networks, 2022"
 _OF_THE_DATA = "thresholds lie between the smallest and the largest value of each pixel in the training part, not of all pixels"

@@ -73,6 +73,11 @@ class Report:
       layers: gates of each layer.
       bits: bits that the first layer can read.
       dead_bits: names of the bits that no vote depends on.
+      baselines: accuracies of other classifiers on the same bits.
+      gates: numbers of gates by what each counts; see `lutjax.training.classifier_runs.Classifier`.
+      samples: numbers of samples of the training and of the test part.
+      model, training, options: sizes and options of the run, by name.
+      recipe: the published network whose sizes and rates were taken, if one was.
     """
 
     hard: float
@@ -82,6 +87,13 @@ class Report:
     layers: list[Layer]
     bits: int
     dead_bits: list[str]
+    baselines: dict[str, float] = dataclasses.field(default_factory=dict)
+    gates: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    samples: dict[str, int] = dataclasses.field(default_factory=dict)
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    recipe: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -96,7 +108,7 @@ class Report:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in totals.items() if count)
         dead = sum(layer.dead for layer in self.layers)
         return [
-            f"Gates by kind: {kinds}; no vote depends on {dead:,} of {sum(totals.values()):,}.",
+            f"Gates by kind, as they were trained: {kinds}; no vote depends on {dead:,} of {sum(totals.values()):,}.",
             f"Dead inputs: no vote depends on {len(self.dead_bits):,} of {self.bits:,} bits.",
         ]
 
