@@ -129,7 +129,7 @@ def test_generate_writes_bytes_as_they_are(finished: tuple[Path, Result], tmp_pa
 
 
 def test_generate_many_texts(finished: tuple[Path, Result]) -> None:
-    """Those of their seeds, whatever is drawn beside them."""
+    """Texts are those of their seeds, whatever is drawn beside them."""
     words = ("generate", finished[0], "--bytes", 40)
     alone = [
         command(*words, "--prompt", prompt, "--seed", seed).stdout_bytes
@@ -161,7 +161,7 @@ class Terminal(io.BytesIO):
 
 
 def test_generate_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it comes, with what a terminal would obey escaped, and characters whose bytes come one by one whole."""
+    """Parts are written as they come, with what a terminal would obey escaped, and characters whose bytes come one by one whole."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="utf-8", write_through=True))
     _generate._write(

@@ -241,6 +241,10 @@ class Show:
         """Hooks for the steps of a run from step `done` on."""
         return []
 
+    def second_signal(self) -> None:
+        """Do what is done where another signal comes after the one that asks to stop: before its checkpoint is written, for example."""
+        loop.interrupt()
+
 
 class StoppedError(Exception):
     """A run that was stopped by a signal; there is a checkpoint of all that was done.
@@ -260,6 +264,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
     Raises:
       InUseError: the folder holds a run or files that it would write over, or another process writes into it.
       StoppedError: a signal came; `resume` goes on.
+      KeyboardInterrupt: it came before the first step.
       FloatingPointError: the loss is not finite any more.
     """
     jax.local_devices()  # raises where there is none, before anything is written
@@ -271,8 +276,10 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
         runs.check_space(folder, _bytes(experiment.run.abstract()))
         for line in experiment.remarks:
             show.line(line)
-        experiment.prepare()
-        _go_on(experiment, folder, 0, show)
+        with loop.stop_on_signal(show.second_signal) as stop:
+            with stop.at_once():
+                experiment.prepare()
+            _go_on(experiment, folder, 0, show, stop)
 
 
 def check_memory(experiment: Experiment) -> None:
@@ -361,7 +368,8 @@ def resume(
         _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
         runs.check_space(folder, 0 if experiment.over(done) else _bytes(experiment.run.abstract()))
-        _go_on(experiment, folder, done, show)
+        with loop.stop_on_signal(show.second_signal) as stop:
+            _go_on(experiment, folder, done, show, stop)
 
 
 def dry_run(experiment: Experiment, show: Show) -> None:
@@ -477,7 +485,7 @@ def _check_processes(experiment: Experiment) -> None:
             )
 
 
-def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
+def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: loop.Stop) -> None:
     state: State | None = None
     if experiment.over(done) is None:
         start, first = time.perf_counter(), done
@@ -488,8 +496,9 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
                 f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
                 "remain."
             )
-        state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
-        state, done = _train(experiment, state, folder, done, show)
+        with stop.at_once():
+            state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
+        state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
     finished = hosts.by_first(lambda: runs.finished(folder))
     names = [part.name for part in experiment.parts()]
@@ -499,12 +508,15 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
     if state is None:
         state = models.restore(folder, done, experiment.run)
     try:
-        _finish(experiment, state, folder, done, finished, show)
+        with stop.at_once():
+            _finish(experiment, state, folder, done, finished, show)
     except KeyboardInterrupt:
         raise StoppedError(done) from None
 
 
-def _train(experiment: Experiment, state: State, folder: Path, done: int, show: Show) -> tuple[State, int]:
+def _train(
+    experiment: Experiment, state: State, folder: Path, done: int, show: Show, stop: loop.Stop
+) -> tuple[State, int]:
     """Runs the steps that are not done: the state after them, of which there is a checkpoint, and their number."""
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
@@ -543,10 +555,9 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         loop.Hook(intervals.checkpoint_every, save),
     ]
     with ExitStack() as stack:
-        signalled = stack.enter_context(loop.stop_on_signal())
 
         def stopped() -> bool:
-            return hosts.agree(signalled())
+            return hosts.agree(stop())
 
         watchers = [stack.enter_context(watcher) for watcher in show.watchers(experiment, done)]
         state, done = loop.run(
