@@ -174,8 +174,8 @@ class Experiment(ABC):
 
         return Part(runs.CURVES, "writing the curves", write)
 
-    def prepare(self) -> None:  # noqa: B027 (many kinds have nothing to do here)
-        """Computes what the record holds beside sizes and rates, before the first step of a new run."""
+    def compare(self, show: "Show") -> None:  # noqa: B027 (many kinds have nothing to do here)
+        """Computes what the results are compared with, after the last step and before the parts of the work that follows; it may take long."""
 
     def remark(self, state: State) -> str:
         """Return what is shown beside a test of a state, in words; empty where there is nothing to say."""
@@ -277,8 +277,6 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
         for line in experiment.remarks:
             show.line(line)
         with loop.stop_on_signal(show.second_signal) as stop:
-            with stop.at_once():
-                experiment.prepare()
             _go_on(experiment, folder, 0, show, stop)
 
 
@@ -587,6 +585,8 @@ def _finish(
         finished.why = ""
         finished.write(folder)
     parts = experiment.parts()
+    if not hosts.by_first(lambda: all(finished.has(folder, part.name) for part in parts)):
+        experiment.compare(show)
     for part in parts:
         if not hosts.by_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
             with show.doing(part.doing), runs.written(folder / part.name) as path:
