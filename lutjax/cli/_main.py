@@ -22,7 +22,10 @@ from lutjax.cli._verify import verify
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """Look-up-table networks and differentiable logic for JAX."""
+    """Look-up-table networks and differentiable logic for JAX.
+
+    What a command compiles is kept for later ones in the cache folder of the user's system. LUTJAX_COMPILATION_CACHE is another folder, or off.
+    """
 
 
 @cli.group()
