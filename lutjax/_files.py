@@ -7,6 +7,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def digest_of(path: Path) -> str | None:
@@ -65,3 +68,8 @@ def replacing(folder: Path) -> Iterator[Path]:
             os.replace(replaced, folder)
         for left in (unfinished, replaced):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def content(source: T | os.PathLike[str]) -> T | bytes:
+    """Return the bytes of the file at a path; anything else, which is content, as it is."""
+    return Path(source).read_bytes() if isinstance(source, os.PathLike) else source
