@@ -7,9 +7,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 def digest_of(path: Path) -> str | None:
@@ -70,6 +67,6 @@ def replacing(folder: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def content(source: T | os.PathLike[str]) -> T | bytes:
+def content(source: str | bytes | os.PathLike[str]) -> str | bytes:
     """Return the bytes of the file at a path; anything else, which is content, as it is."""
     return Path(source).read_bytes() if isinstance(source, os.PathLike) else source

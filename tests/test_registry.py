@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import absence, detections
+from commands import command, output
 
 import lutjax
 from lutjax.kernels.registry import Device, KernelRegistry, Request
@@ -434,14 +435,31 @@ def test_unknown_names_are_refused_and_known_ones_listed():
     before = registry.ops()
     for op, platform, backend, message in (
         ("lokup", "xla", "cpu", r"unknown op 'lokup'; the ops are detect, .*lookup, .*register_op adds one"),
-        ("lookup", "tritn", "gpu", r"platform is 'tritn'; expected one of .*native.*triton"),
-        ("lookup", "triton", "gpus", r"backend is 'gpus'; expected one of .*cpu, gpu"),
+        ("lookup", "tritn", "gpu", r"platform is 'tritn'; expected one of xla, pallas, triton, native"),
+        ("lookup", "triton", "gpus", r"backend is 'gpus'; expected one of .*cpu, .*gpu"),
     ):
         with pytest.raises(ValueError, match=message):
             registry.register(op, platform, backend, "somewhere")
         with pytest.raises(ValueError, match=message.split(", .*register_op")[0]):
             registry.get(op, platform=platform, backend=backend)
     assert registry.ops() == before
+
+
+def test_the_command_explains_ops():
+    found = output("explain", "packed_lut", "lookup", "--size", "one").splitlines()
+    assert [line.split()[0] for line in found if not line.startswith(" ")] == ["packed_lut", "lookup"]
+    assert sum(line.endswith(": chosen") for line in found) == 4
+    triton = output("explain", "lookup", "--implementation", "triton")
+    assert "xla/any (lutjax.kernels._xla.lookup): not asked for (implementation=triton)" in triton
+    for words, message in (
+        (["lokup"], "unknown op 'lokup'; the ops are detect, "),
+        (["lookup", "--size=none"], "lookup has no shape 'none'; its shapes are one, "),
+        (["lookup", "--dtype=text"], "text"),
+        (["lookup", "--implementation=tritn"], "'tritn' is not one of 'xla'"),
+    ):
+        refused = command("explain", *words)
+        assert refused.exit_code == 2
+        assert message in refused.output
 
 
 def test_dir_has_public_names_alone():

@@ -74,12 +74,12 @@ def from_aiger(data: bytes | os.PathLike[str]) -> Circuit:
       ValueError: a damaged file, one with latches, properties or constraints, or a comment with ports that are not those of the
         file. The message says where.
     """
-    data = _files.content(data)
-    if not isinstance(data, bytes | bytearray):
+    content = _files.content(data)
+    if not isinstance(content, bytes | bytearray):
         raise TypeError(
-            f"from_aiger: data is of type {type(data).__name__}; read the file as bytes, or give its pathlib.Path."
+            f"from_aiger: data is of type {type(content).__name__}; read the file as bytes, or give its pathlib.Path."
         )
-    file = _File(bytes(data))
+    file = _File(bytes(content))
     binary, top, n_inputs, n_outputs, n_ands = _header(file)
     if binary:
         inputs = list(range(2, 2 * n_inputs + 2, 2))

@@ -5,6 +5,7 @@ import click
 from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
+from lutjax.cli._explain import explain
 from lutjax.cli._export import export
 from lutjax.cli._generate import generate
 from lutjax.cli._info import info
@@ -45,4 +46,5 @@ cli.add_command(export)
 cli.add_command(verify)
 cli.add_command(bench)
 cli.add_command(status)
+cli.add_command(explain)
 cli.add_command(tune)
