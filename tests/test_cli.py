@@ -522,6 +522,7 @@ def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -
         (FloatingPointError("the training loss is nan after 3 steps."), "after 3 steps. Lower --learning-rate."),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory."), "the device is out of memory. Checkpoints"),
         (jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes."), "the device is out of memory."),
+        (OverflowError("Python integer 1000000000000 out of bounds for int32"), "a size is too large: Python integer 1000000000000 out of bounds for int32. Choose smaller"),
         (MemoryError("Unable to allocate 4 TiB"), "this machine is out of memory. Checkpoints are whole"),
         (OSError(errno.ENOSPC, "No space left on device", "x/16"), "No space left on device (x/16). Free some space"),
         (OSError(errno.EROFS, "Read-only file system", "x"), "Read-only file system (x). Choose a place"),

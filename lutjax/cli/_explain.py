@@ -20,7 +20,7 @@ from lutjax.kernels.registry import Backend, Platform
 @click.option(
     "--implementation",
     type=click.Choice(
-        [*Platform, *(f"{platform}/{backend}" for platform in Platform for backend in Backend)]
+        [*map(str, Platform), *(f"{platform}/{backend}" for platform in Platform for backend in Backend)]
     ),
     metavar=f"[{'|'.join(Platform)}][/{'|'.join(Backend)}]",
     help="What is asked for. Default: none, as in a call without implementation=.",
