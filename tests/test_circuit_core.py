@@ -717,7 +717,7 @@ def small(n):
 
 
 def test_one_sample():
-    """It has no axis of samples, and nor have its answers."""
+    """A sample alone has no axis of samples, and nor have its answers."""
     circuit = small(3)
     x, y = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0]]), np.array([1, 1, 0])
     z, w = circuit(x, y)

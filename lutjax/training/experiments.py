@@ -242,7 +242,7 @@ class Show:
         return []
 
     def second_signal(self) -> None:
-        """Do what is done where another signal comes after the one that asks to stop: before its checkpoint is written, for example."""
+        """Do what is done where a Ctrl-C comes after the signal that asks to stop: before its checkpoint is written, for example."""
         loop.interrupt()
 
 

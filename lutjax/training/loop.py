@@ -211,7 +211,7 @@ class Stop:
     """Question whether a signal has asked a run to stop. Call it to ask.
 
     Args:
-      second: called where another signal comes after the first.
+      second: called where a Ctrl-C comes after the first signal. Others come twice where a terminal is closed, which is no reason to hurry.
     """
 
     def __init__(self, second: Callable[[], object] = interrupt):
@@ -242,16 +242,16 @@ class Stop:
 
     def handle(self, number: int, frame: types.FrameType | None) -> None:
         """Handle a signal."""
-        if self._asked:
+        asked, self._asked = self._asked, True
+        if asked and number == signal.SIGINT:
             self._second()
-        self._asked = True
-        if self._at_once:
+        elif self._at_once and not asked:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def stop_on_signal(second: Callable[[], object] = interrupt) -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or hangup into a question that `run` can ask; a second one interrupts at once.
+    """Turns the first Ctrl-C, SIGTERM or hangup into a question that `run` can ask; a Ctrl-C after it interrupts at once.
 
     Only the main thread may use it. A hangup that is ignored, as by ``nohup``, stays ignored.
     """
