@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+_KINDS = (int, float, bool, str, tuple, collections.abc.Sequence, collections.abc.Callable)
+"""Kinds of values that are checked here; those of classes of this package are checked where they are used."""
+
 _MOST = 80
 """Characters of a value that a message shows."""
 
@@ -69,9 +72,8 @@ def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str,
     hints, found = _hints(annotated), {}
     for name, value in values.items():
         hint = hints.get(name, Any)
-        if hint is not Any and not any(
-            typing.get_origin(one) is type for one in _alternatives(hint)
-        ):  # of dtypes
+        kinds = {typing.get_origin(one) or one for one in _alternatives(hint)}
+        if kinds.intersection(_KINDS) and type not in kinds:  # dtypes are checked by JAX
             of_python = plain(value)
             if not _fits(of_python, hint):
                 error = ValueError if isinstance(value, float) else TypeError

@@ -65,3 +65,8 @@ def replacing(folder: Path) -> Iterator[Path]:
             os.replace(replaced, folder)
         for left in (unfinished, replaced):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def content(source: str | bytes | os.PathLike[str]) -> str | bytes:
+    """Return the bytes of the file at a path; anything else, which is content, as it is."""
+    return Path(source).read_bytes() if isinstance(source, os.PathLike) else source

@@ -17,6 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
     del os.environ[name]  # the processes of a cluster's job would wait for each other
 
+os.environ["LUTJAX_COMPILATION_CACHE"] = "off"  # that of the user is not that of tests
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_backend_optimization_level" not in flags:
     flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

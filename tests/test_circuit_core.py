@@ -1,5 +1,6 @@
 """Circuits: tables, simplification, evaluation, arithmetic, AND nodes and counts."""
 
+import dataclasses
 import itertools
 import sys
 
@@ -679,3 +680,59 @@ def test_a_circuit_of_look_up_tables_is_its_own_mapping():
 def test_circuits_are_imported_when_they_are_used():
     assert "circuits" in sys.modules["lutjax"].__all__
     assert sys.modules["lutjax"].circuits is circuits
+
+
+def test_circuits_are_values(tmp_path, without_typechecking):
+    """Equal where all of them is the same, and read from files by their paths."""
+    circuit, same, other = (small(n) for n in (3, 3, 4))
+    assert circuit == same
+    assert hash(circuit) == hash(same)
+    assert len({circuit, same, other}) == 2
+    assert circuit != other
+    assert circuit != "a circuit"
+    assert circuit != dataclasses.replace(circuit, about={"kind": "another"})
+    written = {
+        circuits.from_json: circuit.to_json().encode(),
+        circuits.from_blif: circuit.to_blif("name").encode(),
+        circuits.from_aiger: circuit.to_aiger(),
+    }
+    for read, content in written.items():
+        (tmp_path / "file").write_bytes(content)
+        assert read(tmp_path / "file") == read(content)
+    assert circuits.from_json(circuit.to_json()) == circuit
+    with pytest.raises(
+        TypeError, match=r"from_aiger: data is of type str; read the file as bytes, or give its pathlib\.Path"
+    ):
+        circuits.from_aiger("file")
+    with pytest.raises(FileNotFoundError):
+        circuits.from_blif(tmp_path / "none")
+
+
+def small(n):
+    """A circuit of a port of `n` bits and one of a bit."""
+    ports = (circuits.Port("x", n), circuits.Port("y"))
+    return circuits.Circuit(
+        ports, (circuits.Port("z", 2), circuits.Port("w")), ((1, n + 1),), (0b1000,), (2, 4, 2 * (n + 2))
+    )
+
+
+def test_one_sample():
+    """A sample alone has no axis of samples, and nor have its answers."""
+    circuit = small(3)
+    x, y = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0]]), np.array([1, 1, 0])
+    z, w = circuit(x, y)
+    for k in range(3):
+        one_z, one_w = circuit(x[k].tolist(), int(y[k]))
+        np.testing.assert_array_equal(one_z, z[k])
+        assert (one_w.shape, one_w) == ((), w[k])
+    port = circuits.Port("x")
+    assert circuits.Circuit((port,), (circuits.Port("y"),), (), (), (3,))(1) == 0
+    for wrong in ((x[0], y), (x, 1), (x[0][None, None], 1)):
+        with pytest.raises(ValueError, match=r"expected shape \[samples, |the arrays have"):
+            circuit(*wrong)
+
+
+def test_formats_take_the_same_name(tmp_path):
+    circuit = small(2)
+    for method in ("to_c", "to_dot", "to_verilog", "to_blif"):
+        assert "my_name" in str(getattr(circuit, method)(name="my_name"))

@@ -313,9 +313,9 @@ def test_names_that_verilog_refuses():
     assert "input wire [0:0] clk" in circuit.to_verilog()
     with pytest.raises(ValueError, match="a port is called 'clk'"):
         circuit.to_verilog(registers=1)
-    with pytest.raises(ValueError, match="module is 'module'; it is a keyword of Verilog"):
+    with pytest.raises(ValueError, match="name is 'module'; it is a keyword of Verilog"):
         circuit.to_verilog("module")
-    with pytest.raises(ValueError, match="model is"):
+    with pytest.raises(ValueError, match="name is"):
         circuit.to_blif("two words")
 
 

@@ -131,7 +131,7 @@ def test_generate_writes_bytes_as_they_are(finished: tuple[Path, Result], tmp_pa
 
 
 def test_generate_many_texts(finished: tuple[Path, Result]) -> None:
-    """Those of their seeds, whatever is drawn beside them."""
+    """Texts are those of their seeds, whatever is drawn beside them."""
     words = ("generate", finished[0], "--bytes", 40)
     alone = [
         command(*words, "--prompt", prompt, "--seed", seed).stdout_bytes
@@ -163,7 +163,7 @@ class Terminal(io.BytesIO):
 
 
 def test_generate_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it comes, with what a terminal would obey escaped, and characters whose bytes come one by one whole."""
+    """Parts are written as they come, with what a terminal would obey escaped, and characters whose bytes come one by one whole."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="utf-8", write_through=True))
     _generate._write(
@@ -525,6 +525,7 @@ def test_bad_input_of_generate(words: list[str], message: str, tmp_path: Path) -
         (FloatingPointError("the training loss is nan after 3 steps."), "after 3 steps. Lower --learning-rate."),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory."), "the device is out of memory. Checkpoints"),
         (jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes."), "the device is out of memory."),
+        (OverflowError("Python integer 1000000000000 out of bounds for int32"), "a size is too large: Python integer 1000000000000 out of bounds for int32. Choose smaller"),
         (MemoryError("Unable to allocate 4 TiB"), "this machine is out of memory. Checkpoints are whole"),
         (OSError(errno.ENOSPC, "No space left on device", "x/16"), "No space left on device (x/16). Free some space"),
         (OSError(errno.EROFS, "Read-only file system", "x"), "Read-only file system (x). Choose a place"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,23 @@ def test_packed_is_the_hard_network(name: str) -> None:
     found = model.packed()(jnp.asarray(x))
     assert found.dtype == jnp.int32
     np.testing.assert_array_equal(found, hard.argmax(-1))
+
+
+def test_baselines_are_fitted_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are taken before, and what is done is said; a run that is stopped while they are fitted fits them again."""
+    words = ("train", "digits", "--layers=20", "--steps=2", "--log-every=1", "--eval-every=2")
+    fitting = "fitting logistic regression and a random forest to the same bits ..."
+    with monkeypatch.context() as patch:
+        patch.setattr(classifier_runs, "baselines", lambda *_: signal.raise_signal(signal.SIGINT))
+        stopped = command(*words, "--out", tmp_path)
+    assert stopped.exit_code == 130
+    lines = stopped.output.splitlines()
+    assert lines[0].startswith("training on")
+    assert lines.index(fitting) > max(k for k, line in enumerate(lines) if line.startswith("step 2/2"))
+    monkeypatch.setattr(classifier_runs, "baselines", lambda *_: {"a coin": 0.125})
+    finished = command("train", "digits", "--resume", "--out", tmp_path)
+    assert fitting in finished.output
+    assert "on the same bits a coin 12.5 %" in finished.output
 
 
 @pytest.mark.parametrize("batch", [1, 31, 33, 100])

@@ -151,7 +151,7 @@ def test_memory_of_generation_does_not_grow_with_the_prompt():
 
 @pytest.mark.parametrize("changes", [{}, TABLES], ids=["dense", "projection_lut"])
 def test_long_prompts(changes):
-    """In windows, whole ones and a part of one, at any place."""
+    """Prompts are read in windows, whole ones and a part of one, at any place."""
     model, text = model_of(**changes), tokens_of(2, 26)
     want = jnp.argmax(logits_of(model, text), -1)
     for length in (8, 9, 16, 23, 26):

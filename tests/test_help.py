@@ -27,6 +27,7 @@ FREE = {
     "--coordinator",
     "--wiring",
     "--op",
+    "--size",
 }
 """Options of words that are not of a list that click knows."""
 

@@ -410,7 +410,7 @@ def test_two_processes_generate_together(whole: Path, compilation_cache_director
     outputs = processes.run("lutjax", *words, "--speed", cache=compilation_cache_directory)
     expected = output(*words)
     assert expected.startswith("the ")
-    assert expected in outputs[0]
+    assert expected in re.sub(r"\[Gloo\].*\n", "", outputs[0])  # which comes between parts of the text
     assert "the " not in outputs[1]
     assert [len(re.findall("bytes a second", text)) for text in outputs] == [1, 0]
     with processes.Processes("lutjax", *words, "--integers", "int16") as started:

@@ -277,7 +277,8 @@ def test_what_models_produce(name, kind):
     def results(params, inputs):
         model = nnx.merge(graph, nnx.State(params), others)
         if hasattr(model, "generate"):
-            return [model.generate(inputs, 6, key=jax.random.key(0))]
+            key = jax.random.key(0)
+            return [model.generate(inputs, 6, key=key), *model.stream(inputs, 6, key=key)]
         packed = model.packed()
         bits = packed.first_bits(inputs)
         words = jnp.tile(lutjax.pack_bits(np.asarray(bits).T), (1, 4))  # whole words for each device

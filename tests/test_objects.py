@@ -42,7 +42,7 @@ def test_every_config_is_here():
 
 
 def check_same(a, b):
-    """The same numbers in all arrays, of keys, too."""
+    """Check that all arrays hold the same numbers, keys, too."""
     for x, y in zip(*(jax.tree.leaves(tree) for tree in (a, b)), strict=True):
         keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         np.testing.assert_array_equal(*(jax.random.key_data(k) for k in (x, y)) if keys else (x, y))
@@ -54,7 +54,7 @@ def model_of(config):
 
 @pytest.mark.parametrize("how", COPIES)
 def test_copies_of_every_layer(how):
-    """Of all three libraries; those of NNX hold the same arrays, and are equal to jit."""
+    """Layers of all three libraries; those of NNX hold the same arrays, and are equal to jit."""
     for name, case in CASES.items():
         layer = nnx_layer(case)
         again = COPIES[how](layer)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import absence, detections
+from commands import command, output
 
 import lutjax
 from lutjax.kernels.registry import Device, KernelRegistry, Request
@@ -385,6 +386,7 @@ def test_kernels_that_can_be_installed_are_named(weights, detection):
 
 def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
     registry = KernelRegistry()
+    registry.register_op("double", "math")
     registry.announce("double", "native", "cpu", "json.decoder")  # installed, and registers nothing
     registry.register("double", "xla", "any", "my_kernels.double")
     assert registry.not_installed("double", "native/cpu") is None
@@ -414,10 +416,56 @@ def test_kernels_for_tpus_wait_for_a_record(monkeypatch):
 def test_a_registry_of_ones_own():
     registry = KernelRegistry()
     assert registry.ops() == ()
+    with pytest.raises(
+        ValueError, match=r"unknown op 'double'; the ops are none, and kernel_registry.register_op adds one"
+    ):
+        registry.register("double", "xla", "any", "my_kernels.double")
+    registry.register_op("double", "math")
     registry.register("double", "xla", "any", "my_kernels.double")
     assert [spec.target for spec in registry.candidates("double")] == ["my_kernels.double"]
     registry.unregister("double", "xla", "any")
+    assert registry.candidates("double") == ()
+    registry.unregister_op("double")
     assert registry.ops() == ()
+
+
+def test_unknown_names_are_refused_and_known_ones_listed():
+    """Nothing is registered by mistake."""
+    registry = lutjax.kernel_registry
+    before = registry.ops()
+    for op, platform, backend, message in (
+        ("lokup", "xla", "cpu", r"unknown op 'lokup'; the ops are detect, .*lookup, .*register_op adds one"),
+        ("lookup", "tritn", "gpu", r"platform is 'tritn'; expected one of xla, pallas, triton, native"),
+        ("lookup", "triton", "gpus", r"backend is 'gpus'; expected one of .*cpu, .*gpu"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            registry.register(op, platform, backend, "somewhere")
+        with pytest.raises(ValueError, match=message.split(", .*register_op")[0]):
+            registry.get(op, platform=platform, backend=backend)
+    assert registry.ops() == before
+
+
+def test_the_command_explains_ops():
+    found = output("explain", "packed_lut", "lookup", "--size", "one").splitlines()
+    assert [line.split()[0] for line in found if not line.startswith(" ")] == ["packed_lut", "lookup"]
+    assert sum(line.endswith(": chosen") for line in found) == 4
+    triton = output("explain", "lookup", "--implementation", "triton")
+    assert "xla/any (lutjax.kernels._xla.lookup): not asked for (implementation=triton)" in triton
+    for words, message in (
+        (["lokup"], "unknown op 'lokup'; the ops are detect, "),
+        (["lookup", "--size=none"], "lookup has no shape 'none'; its shapes are one, "),
+        (["lookup", "--dtype=text"], "text"),
+        (["lookup", "--implementation=tritn"], "'tritn' is not one of 'xla'"),
+    ):
+        refused = command("explain", *words)
+        assert refused.exit_code == 2
+        assert message in refused.output
+
+
+def test_dir_has_public_names_alone():
+    assert [name for name in dir(lutjax) if not name.startswith("__")] == sorted(
+        set(lutjax.__all__) - {"__version__"}
+    )
 
 
 def test_implementations_agree_on_their_arguments():

@@ -169,17 +169,23 @@ def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Directio
 def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
     """The calls of ops that the forward pass of a shape makes."""
     case = abstract(shape, dtype)
-    given: list[tuple[Any, Any]] = []
+    args, options = given(case)
+    return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
+
+
+def given(case: Case) -> tuple[Any, Any]:
+    """Return the arguments and options with which a case calls its function, with shapes and dtypes in place of arrays."""
+    found: list[tuple[Any, Any]] = []
 
     def spy(*args: Any, **options: Any) -> Any:
-        given.append(jax.tree.map(_outline, (args, options)))
+        found.append(jax.tree.map(_outline, (args, options)))
         return _function(case)(*args, **options)
 
     jax.eval_shape(
         lambda params, constants: case.call(spy, {**params, **constants}), case.differentiable, case.fixed
     )
-    ((args, options),) = given
-    return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
+    ((args, options),) = found
+    return args, options
 
 
 def _outline(a: Any) -> Any:

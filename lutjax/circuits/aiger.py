@@ -1,7 +1,9 @@
 """Circuits as AIGER, in its ASCII and its binary form, and back."""
 
+import os
 from collections.abc import Iterator
 
+from lutjax import _files
 from lutjax.circuits import _netlists
 from lutjax.circuits.ands import and_graph
 from lutjax.circuits.circuit import Circuit
@@ -61,8 +63,8 @@ def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
     return bytes(body)
 
 
-def from_aiger(data: bytes) -> Circuit:
-    """Return the circuit of an AIGER file of either form, each AND node a gate.
+def from_aiger(data: bytes | os.PathLike[str]) -> Circuit:
+    """Return the circuit of an AIGER file of either form, its bytes or its path, each AND node a gate.
 
     Names as ``x[3]`` in the symbol table make up a port; without names the ports are ``x`` and ``y``. It takes at most 500
     times the memory of the file, in whose binary form a node may have two octets.
@@ -72,9 +74,12 @@ def from_aiger(data: bytes) -> Circuit:
       ValueError: a damaged file, one with latches, properties or constraints, or a comment with ports that are not those of the
         file. The message says where.
     """
-    if not isinstance(data, bytes | bytearray):
-        raise TypeError(f"from_aiger: data is of type {type(data).__name__}; read the file as bytes.")
-    file = _File(bytes(data))
+    content = _files.content(data)
+    if not isinstance(content, bytes | bytearray):
+        raise TypeError(
+            f"from_aiger: data is of type {type(content).__name__}; read the file as bytes, or give its pathlib.Path."
+        )
+    file = _File(bytes(content))
     binary, top, n_inputs, n_outputs, n_ands = _header(file)
     if binary:
         inputs = list(range(2, 2 * n_inputs + 2, 2))

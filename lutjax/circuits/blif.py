@@ -2,9 +2,11 @@
 
 import collections
 import functools
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from lutjax import _files
 from lutjax.circuits import _netlists, truth
 from lutjax.circuits.circuit import Circuit
 
@@ -27,13 +29,13 @@ _REFUSED = {
 }
 
 
-def to_blif(circuit: Circuit, model: str = "circuit") -> str:
+def to_blif(circuit: Circuit, name: str = "circuit") -> str:
     """Return a circuit as BLIF: each gate an irredundant sum of products, bits of ports as ``x[3]``.
 
     A comment keeps the formats of the ports for `from_blif`.
 
     Args:
-      model: the name of the model.
+      name: of the model.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, blif
@@ -51,15 +53,13 @@ def to_blif(circuit: Circuit, model: str = "circuit") -> str:
       .end
       <BLANKLINE>
     """
-    if not re.fullmatch(r"[^\s#\\]+", model):
-        raise ValueError(
-            f"to_blif: model is {model!r}; a name has no blanks, # or \\, and at least one character."
-        )
+    if not re.fullmatch(r"[^\s#\\]+", name):
+        raise ValueError(f"to_blif: name is {name!r}; it has no blanks, # or \\, and at least one character.")
     inputs, outputs = _netlists.bit_names(circuit.inputs), _netlists.bit_names(circuit.outputs)
     names = ["zero", *inputs, *(f"g{g}" for g in range(len(circuit)))]
     lines = [
         f"# {_PORTS}{_netlists.ports_to_text(circuit)}",
-        f".model {model}",
+        f".model {name}",
         *_wrapped(".inputs", inputs),
         *_wrapped(".outputs", outputs),
     ]
@@ -94,8 +94,8 @@ def _wrapped(word: str, names: Sequence[str]) -> Iterator[str]:
     yield line
 
 
-def from_blif(text: str | bytes) -> Circuit:
-    """Return the circuit of a BLIF text: of `to_blif`, or one that ABC or yosys wrote.
+def from_blif(text: str | bytes | os.PathLike[str]) -> Circuit:
+    """Return the circuit of a BLIF text, or of the file at a path: of `to_blif`, or one that ABC or yosys wrote.
 
     Names as ``x[3]`` make up a port; other names become a port each, with the characters that a port cannot have replaced.
     Constants, buffers and inverters become literals; ``.names`` of more inputs than a gate has become several gates. It takes at
@@ -105,9 +105,10 @@ def from_blif(text: str | bytes) -> Circuit:
       ValueError: a text that is not BLIF, a comment with ports that are not those of the text, signals without or with two drivers, loops, and what a combinational circuit cannot
         have: latches, cells, models in models. The message has the number of the line.
     """
-    if isinstance(text, bytes):
+    content = _files.content(text)
+    if isinstance(content, bytes):
         try:
-            text = text.decode()
+            content = content.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"from_blif: the text is not UTF-8: {error}.") from None
     inputs: list[str] = []
@@ -124,7 +125,7 @@ def from_blif(text: str | bytes) -> Circuit:
             line, signals, rows = found
             network.add(signals[-1], signals[:-1], *_read_cover(line, signals, rows), where=f"line {line}")
 
-    for number, words, comment in _lines(text):
+    for number, words, comment in _lines(content):
         if comment.startswith(f"{_PORTS}["):
             comments.append((number, comment.removeprefix(_PORTS)))
         if not words:

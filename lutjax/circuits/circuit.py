@@ -284,6 +284,23 @@ class Circuit:
         """Return the number of gates."""
         return len(self.tables)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether another circuit has the same ports, gates, parts and facts, in the same order."""
+        if not isinstance(other, Circuit):
+            return NotImplemented
+        return self._compared == other._compared and dict(self.about) == dict(other.about)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def _compared(self) -> tuple[Any, ...]:
+        return self.inputs, self.outputs, self.tables, self.literals, self.fanins, self.parts
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._compared)
+
     def __repr__(self) -> str:
         ports = [
             ", ".join(f"{port.name}: {port.count} x {port.format}" for port in ports)
@@ -343,16 +360,21 @@ class Circuit:
         """Return the numbers of the output ports for numbers of the input ports.
 
         Args:
-          *numbers: for each input port an array ``[samples, count]``, or ``[samples]`` where its count is 1. Numbers that the
-            format of the port does not have are an error: round and clip them first.
+          *numbers: for each input port an array ``[samples, count]``, or ``[samples]`` where its count is 1; or for each port the numbers of one sample,
+            ``[count]``, or a number where its count is 1. Numbers that the format of the port does not have are an error: round and clip them first.
 
         Returns:
           For each output port an array ``[samples, count]``, or ``[samples]`` where its count is 1, in a tuple unless there is
-          one output port: int64, or float64 where the format has a fraction.
+          one output port: int64, or float64 where the format has a fraction. Of one sample without the axis of samples.
 
         Raises:
           ValueError, TypeError: a wrong number of arrays, a wrong shape or dtype, numbers that a format does not have.
         """
+        if len(numbers) == len(self.inputs):
+            arrays = [np.asarray(given) for given in numbers]
+            if arrays and all(a.ndim == (p.count > 1) for a, p in zip(arrays, self.inputs, strict=True)):
+                found = self(*(a[None] for a in arrays))
+                return tuple(a[0] for a in found) if isinstance(found, tuple) else found[0]
         words, n_samples = self.encode(*numbers)
         return self.decode(self.evaluate(words), n_samples)
 
@@ -453,17 +475,17 @@ class Circuit:
 
         return drawing.to_dot(self, name)
 
-    def to_verilog(self, module: str = "circuit", *, registers: int = 0) -> str:
+    def to_verilog(self, name: str = "circuit", *, registers: int = 0) -> str:
         """Return a module of Verilog-2001; see `lutjax.circuits.verilog`."""
         from lutjax.circuits import verilog
 
-        return verilog.to_verilog(self, module, registers=registers)
+        return verilog.to_verilog(self, name, registers=registers)
 
-    def to_blif(self, model: str = "circuit") -> str:
+    def to_blif(self, name: str = "circuit") -> str:
         """Return BLIF; see `lutjax.circuits.blif`."""
         from lutjax.circuits import blif
 
-        return blif.to_blif(self, model)
+        return blif.to_blif(self, name)
 
     def to_aiger(self, *, binary: bool = True) -> bytes:
         """Return AIGER, binary or ASCII; see `lutjax.circuits.aiger`."""

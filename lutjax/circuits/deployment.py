@@ -221,7 +221,7 @@ def _verilog(request: Request) -> dict[str, str]:
             circuit,
             as_called(circuit.inputs, vectors.inputs),
             as_called(circuit.outputs, vectors.outputs),
-            module=name,
+            name=name,
             registers=registers,
         ),
     }

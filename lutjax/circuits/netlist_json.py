@@ -16,11 +16,12 @@ A reader refuses a version above its own; fields that it does not know are an er
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lutjax import _json
+from lutjax import _files, _json
 from lutjax.circuits.circuit import Circuit, Format, Port
 
 FORMAT, VERSION = "lutjax.circuit", 1
@@ -54,14 +55,14 @@ def to_json(circuit: Circuit) -> str:
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-def from_json(text: str | bytes) -> Circuit:
-    """Return the circuit of a JSON text that `to_json` wrote. It takes at most 100 times the memory of the text.
+def from_json(text: str | bytes | os.PathLike[str]) -> Circuit:
+    """Return the circuit of a JSON text, or of the file at a path, that `to_json` wrote. It takes at most 100 times the memory of the text.
 
     Raises:
       ValueError: a damaged text or one of another version; the message names the field.
     """
     try:
-        found = _json.loads(text)
+        found = _json.loads(_files.content(text))
     except ValueError as error:
         raise ValueError(f"from_json: the text is not JSON: {error}. Is the file complete?") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:

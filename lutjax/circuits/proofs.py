@@ -500,7 +500,7 @@ class _Export:
             circuit,
             as_called(circuit.inputs, vectors.inputs),
             as_called(circuit.outputs, vectors.outputs),
-            module=self.name,
+            name=self.name,
             registers=self.registers,
         )
         for testbench in dict.fromkeys((test, *own)):

@@ -45,7 +45,7 @@ def n_registers(circuit: Circuit, registers: int) -> int:
     return sum(_delays(circuit, registers, cycles)) + cycles
 
 
-def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) -> str:
+def to_verilog(circuit: Circuit, name: str = "circuit", registers: int = 0) -> str:
     """Return a circuit as a module of Verilog-2001.
 
     Its ports are those of the circuit, each a vector with number 0 in the lowest bits. Gates of up to 3 inputs are written with
@@ -57,7 +57,7 @@ def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) ->
     inputs.
 
     Args:
-      module: its name.
+      name: of the module.
       registers: 0 for a combinational module, or a register after every so many levels of gates.
 
     Raises:
@@ -79,7 +79,7 @@ def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) ->
       <BLANKLINE>
     """
     _check_registers("to_verilog", registers)
-    _check_names("to_verilog", circuit, module, registers)
+    _check_names("to_verilog", circuit, name, registers)
     names = [port.name for port in (*circuit.inputs, *circuit.outputs)]
     gate, delayed, function = (_free(prefix, names) for prefix in ("g", "d", "t"))
     cycles, first = latency(circuit, registers), circuit.first_gate
@@ -101,20 +101,20 @@ def to_verilog(circuit: Circuit, module: str = "circuit", registers: int = 0) ->
         if n <= 3 or table in (0, truth.FULL[n]):
             value = _expression(table, n).format(*reads)
         else:
-            name = f"{function}{n}_{table:x}"
-            functions[n, table] = name
-            value = f"{name}({{{', '.join(reversed(reads))}}})"
+            called = f"{function}{n}_{table:x}"
+            functions[n, table] = called
+            value = f"{called}({{{', '.join(reversed(reads))}}})"
         body.append(f"  wire {gate}{g} = {value};")
     for bit, literal in zip(_netlists.bit_names(circuit.outputs), circuit.literals, strict=True):
         body.append(f"  assign {bit} = {'~' if literal & 1 else ''}{at(literal >> 1, cycles)};")
-    ports = [f"{kind} {name}" for name, kind in ports_of(circuit, registers).items()]
+    ports = [f"{kind} {port}" for port, kind in ports_of(circuit, registers).items()]
     lines = [
-        *_header(circuit, module, registers),
+        *_header(circuit, name, registers),
         "`default_nettype none",
-        f"module {module} (",
+        f"module {name} (",
         ",\n".join(f"  {port}" for port in ports),
         ");",
-        *(_function(name, n, table) for (n, table), name in functions.items()),
+        *(_function(called, n, table) for (n, table), called in functions.items()),
         *(_registers(cycles, delays, now, delayed, _free("valid", names)) if registers else []),
         *body,
         "endmodule",
@@ -162,7 +162,7 @@ def testbench(
     samples: Any,
     expected: Any = None,
     *,
-    module: str = "circuit",
+    name: str = "circuit",
     registers: int = 0,
 ) -> str:
     """Return a testbench for the module of `to_verilog`, with all samples and answers in its text.
@@ -173,13 +173,13 @@ def testbench(
     Args:
       samples: numbers of the input port, as calls of a `Circuit` take them, or a tuple with those of each input port.
       expected: numbers of the output port, or a tuple of those; None for the answers of the circuit itself.
-      module, registers: as given to `to_verilog`. The testbench's own name is that of the module and ``_testbench``.
+      name, registers: as given to `to_verilog`. The testbench's own name is that of the module and ``_testbench``.
 
     Raises:
       ValueError, TypeError: samples that do not fit the ports, none of them, or a circuit without inputs or outputs.
     """
     _check_registers("testbench", registers)
-    _check_names("testbench", circuit, module, registers)
+    _check_names("testbench", circuit, name, registers)
     if not circuit.inputs or not circuit.outputs:
         raise ValueError(
             "testbench: the circuit has no input port or no output port; a testbench needs one of each."
@@ -206,10 +206,10 @@ def testbench(
             connections.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
             start += port.n_bits
     head = f"""\
-// {n} samples for the module {module}; prints one line, PASS or FAIL
+// {n} samples for the module {name}; prints one line, PASS or FAIL
 `timescale 1ns / 1ps
 `default_nettype none
-module {module}_testbench;
+module {name}_testbench;
   reg [{n_in - 1}:0] samples [0:{n - 1}];
   reg [{n_out - 1}:0] answers [0:{n - 1}];
   reg [{n_in - 1}:0] inputs;
@@ -218,7 +218,7 @@ module {module}_testbench;
   integer got, wrong, first;
 """
     fields = {
-        "%MODULE%": module,
+        "%MODULE%": name,
         "%CONNECTIONS%": ", ".join(connections),
         "%N%": str(n),
         "%LATENCY%": str(latency(circuit, registers)),
@@ -318,7 +318,7 @@ def _check_registers(caller: str, registers: int) -> None:
 
 def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> None:
     if why := _names.why_not(module):
-        raise ValueError(f"{caller}: module is {module!r}; {why}.")
+        raise ValueError(f"{caller}: name is {module!r}; {why}.")
     for port in (*circuit.inputs, *circuit.outputs):
         if registers and port.name in CONTROL:
             raise ValueError(

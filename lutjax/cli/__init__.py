@@ -1,6 +1,7 @@
 """The `lutjax` command. Its packages come with ``pip install 'lutjax[apps]'``."""
 
 import importlib.util
+import os
 import sys
 
 _PACKAGES = ("click", "flax", "matplotlib", "optax", "orbax", "rich", "sklearn")
@@ -12,6 +13,19 @@ def main() -> None:
     if missing:
         sys.exit(f"lutjax: {', '.join(missing)} not found: pip install 'lutjax[apps]'")
 
-    from lutjax.cli._main import cli
+    try:
+        from lutjax.cli._compiled import keep_compiled
+        from lutjax.cli._main import cli
 
-    cli(prog_name="lutjax")
+        keep_compiled()
+        cli(prog_name="lutjax")
+    except KeyboardInterrupt:  # while modules are imported
+        sys.exit(130)
+    except SystemExit as ended:
+        hosts = sys.modules.get("lutjax.training.hosts")
+        if ended.code == 130 and (hosts is None or hosts.count() == 1):
+            # Stopped: to leave Python in order ends in a fault where XLA still compiles.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
+        raise

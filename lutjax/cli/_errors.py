@@ -33,6 +33,7 @@ class Commands(click.Group):
             RuntimeError,
             AssertionError,
             FloatingPointError,
+            OverflowError,
         ) as error:
             message = explain(error, training=ctx.invoked_subcommand == "train")
             if message is None:
@@ -50,6 +51,8 @@ def explain(error: BaseException, *, training: bool) -> str | None:
         return str(error)
     if isinstance(error, FloatingPointError):
         return f"{error} Lower --learning-rate." if training else None
+    if isinstance(error, OverflowError):
+        return f"a size is too large: {error}. Choose smaller sizes."
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and re.search("RESOURCE_EXHAUSTED|Out of memory", str(error))
     ):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--prompt-file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="File with the text to continue, byte by byte as it is; - is the standard input.",
+    help="File with the text to continue, byte by byte as it is; - is the standard input. Default: none, as --prompt says.",
 )
 @click.option(
     "--bytes", "n_bytes", type=click.IntRange(1), default=500, show_default=True, help="How much to add."

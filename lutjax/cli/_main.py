@@ -5,6 +5,7 @@ import click
 from lutjax._version import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
+from lutjax.cli._explain import explain
 from lutjax.cli._export import export
 from lutjax.cli._generate import generate
 from lutjax.cli._info import info
@@ -22,7 +23,10 @@ from lutjax.cli._verify import verify
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """Look-up-table networks and differentiable logic for JAX."""
+    """Look-up-table networks and differentiable logic for JAX.
+
+    What a command compiles is kept for later ones in the cache folder of the user's system. LUTJAX_COMPILATION_CACHE is another folder, or off.
+    """
 
 
 @cli.group()
@@ -42,4 +46,5 @@ cli.add_command(export)
 cli.add_command(verify)
 cli.add_command(bench)
 cli.add_command(status)
+cli.add_command(explain)
 cli.add_command(tune)

@@ -1,10 +1,13 @@
 """Options, messages, start and resumption that all commands that train share."""
 
+import contextlib
+import errno
 import functools
 import importlib.util
 import os
 import pkgutil
 import shlex
+import signal
 import sys
 import threading
 import traceback
@@ -143,7 +146,10 @@ def train(
     Args:
       coordinator, n_processes, process: see `lutjax.training.hosts.initialize`.
     """
-    with processes(coordinator, n_processes, process):
+    with (
+        processes(coordinator, n_processes, process),
+        contextlib.redirect_stdout(UntilClosed(sys.stdout)),
+    ):
         return _train(*arguments, **options)
 
 
@@ -228,7 +234,7 @@ def _train(
     Returns:
       the run, where it took steps or was finished now; in the first process.
     """
-    from lutjax.training import experiments, hosts
+    from lutjax.training import experiments, hosts, loop
     from lutjax.training.presets import fields_of
 
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
@@ -240,14 +246,22 @@ def _train(
 
     def checked(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
-            with usage_errors(kind.refuses, option), hosts.together():
+            with (
+                loop.stop_on_signal(show.second_signal) as stop,
+                stop.at_once(),
+                usage_errors(kind.refuses, option),
+                hosts.together(),
+            ):
                 made.append(make(*arguments))
                 made[-1].run.divide(mesh)
             return made[-1]
 
         return call
 
-    show = _terminal(out, tensorboard)
+    longer = ["--steps", str(fields["steps"])] if resume and "steps" in fields else []
+    name = click.get_current_context().info_name or kind.kept.kind
+    again = command("train", name, "--resume", *longer, "--out", str(out))
+    show = _terminal(out, tensorboard, again)
     try:
         if resume:
             wanted = {**same, **fields}
@@ -279,11 +293,13 @@ def _train(
             if made[-1].over(error.done) is None
             else "stopped after the last step, before all was finished."
         )
-        longer = ["--steps", str(steps)] if resume and "steps" in fields else []
-        name = click.get_current_context().info_name or kind.kept.kind
-        again = command("train", name, "--resume", *longer, "--out", str(out))
         if hosts.is_first():
             click.echo(f"{what} Go on with:\n  {again}")
+        raise SystemExit(130) from None
+    except KeyboardInterrupt:
+        if hosts.count() > 1:
+            raise
+        click.echo(f"stopped before {'another' if resume else 'the first'} step.")
         raise SystemExit(130) from None
     return made[-1] if made and hosts.is_first() else None
 
@@ -310,8 +326,48 @@ def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def _terminal(out: Path, tensorboard: bool) -> Any:
-    """Shows a run on a terminal, or in lines where there is none."""
+class UntilClosed:
+    """Text stream of the standard output that stops the command by SIGTERM once nobody reads it, and then swallows what is written.
+
+    A pipe is broken where its reader has ended, and a terminal cannot be written to where it was closed.
+    """
+
+    def __init__(self, stream: Any):
+        self._stream, self._closed = stream, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        if self._closed:
+            return
+        try:
+            call()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            self._closed = True
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._stream.fileno())  # what the stream still holds is written at its end
+            os.close(nothing)
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
+    """Shows a run on a terminal, or in lines where there is none.
+
+    Args:
+      again: the command that goes on with it.
+    """
     from rich.console import Console
 
     from lutjax.cli._progress import Report
@@ -328,6 +384,13 @@ def _terminal(out: Path, tensorboard: bool) -> Any:
                 return self.console.status(f"{text} ...")
             click.echo(f"{text} ...")
             return super().doing(text)
+
+        def second_signal(self) -> None:
+            # An exception could be swallowed, or become many lines of those who write the checkpoint.
+            cursor = "\x1b[?25h\r" if self.console.is_terminal else ""
+            text = f"{cursor}stopped at once. Checkpoints are whole: if there is one, go on with\n  {again}\n"
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace"))
+            os._exit(130)
 
         def watchers(self, experiment: "Experiment", done: int) -> "list[experiments.Watcher]":
             found: list[experiments.Watcher] = [

@@ -25,6 +25,7 @@ from lutjax.kernels import _records
 from lutjax.kernels.contract import DIRECTIONS, Call, Direction, Step
 
 T = TypeVar("T")
+E = TypeVar("E", bound=enum.StrEnum)
 
 
 class Platform(enum.StrEnum):
@@ -364,10 +365,15 @@ class KernelRegistry:
           priority: by default native code before Triton before Pallas before XLA.
 
         Raises:
-          ValueError: the op already has one for this platform and backend.
+          ValueError: an unknown op, platform or backend, or the op already has one for this platform and backend.
         """
-        self._ops.setdefault(op, Op(op))
-        platform, backend = Platform(platform), Backend(backend)
+        if op not in self._ops:
+            raise ValueError(
+                f"kernel_registry.register: unknown op {op!r}; the ops are {', '.join(self._ops) or 'none'}, and "
+                "kernel_registry.register_op adds one."
+            )
+        platform = _named("register", "platform", Platform, platform)
+        backend = _named("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         spec = KernelSpec(
             op,
@@ -401,11 +407,11 @@ class KernelRegistry:
           op: name of the op. platform: how it is written. backend: where it runs. target: its module.
         """
         package = target.partition(".")[0]
-        platform = Platform(platform)
+        platform = _named("announce", "platform", Platform, platform)
         spec = KernelSpec(
             op,
             platform,
-            Backend(backend),
+            _named("announce", "backend", Backend, backend),
             target,
             (package,),
             _DEFAULT_PRIORITY[platform],
@@ -433,9 +439,12 @@ class KernelRegistry:
 
         Raises:
           KeyError: there is none; the message lists those that the op has.
+          ValueError: an unknown op, platform or backend.
         """
+        platform = _named("get", "platform", Platform, platform)
+        backend = _named("get", "backend", Backend, backend)
         try:
-            return self._of(op)[Platform(platform), Backend(backend)]
+            return self._of(op)[platform, backend]
         except KeyError:
             known = "; ".join(str(spec) for spec in self.candidates(op))
             raise KeyError(
@@ -830,6 +839,20 @@ def _described(platform: str, kind: str) -> Device:
     if platform not in set(Backend):
         return Device(Backend.ANY, f"{platform} {kind}")
     return Device(Backend(platform), kind)
+
+
+def _named(method: str, argument: str, known: type[E], value: Any) -> E:
+    """Return a member of an enumeration by its name.
+
+    Raises:
+      ValueError: there is none of this name.
+    """
+    try:
+        return known(value)
+    except ValueError:
+        raise ValueError(
+            f"kernel_registry.{method}: {argument} is {value!r}; expected one of {', '.join(known)}."
+        ) from None
 
 
 def _known(name: str) -> str:

@@ -224,7 +224,7 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
     def _check_features(self) -> None:
         if not isinstance(self.connectivity, Connectivity):
             raise ValueError(
-                f"{self.layer}: connectivity is {self.connectivity!r}; expected what lutjax.wiring.projections, window_groups or "
+                f"{self.layer}: connectivity is {shown(self.connectivity)}; expected what lutjax.wiring.projections, window_groups or "
                 "full returns."
             )
 

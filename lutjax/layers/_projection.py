@@ -12,7 +12,7 @@ from jaxtyping import Float
 import lutjax
 from lutjax import _meshes
 from lutjax._anchors import check_anchors
-from lutjax._arguments import require_array
+from lutjax._arguments import require_array, shown
 from lutjax._dtypes import accumulator
 from lutjax._typing import Array
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
@@ -33,7 +33,9 @@ def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 def check_read(layer: str, read: Any) -> None:
     """Raise if a read is none."""
     if not isinstance(read, Read):
-        raise ValueError(f"{layer}: read is {read!r}; expected one of lutjax.reads, such as Confidence().")
+        raise ValueError(
+            f"{layer}: read is {shown(read)}; expected one of lutjax.reads, such as Confidence()."
+        )
 
 
 def scalars_of(read: Read) -> tuple[Variable, ...]:

@@ -23,7 +23,7 @@ from lutjax.training.classifier import (
 )
 from lutjax.training.datasets.columns import Table
 from lutjax.training.errors import CheckpointError
-from lutjax.training.experiments import Configs, Experiment, Intervals, Part
+from lutjax.training.experiments import Configs, Experiment, Intervals, Part, Show
 from lutjax.training.models import State
 from lutjax.training.raw import Form
 from lutjax.training.recipes import RECIPES, Published, recipe as recipe_of
@@ -66,7 +66,7 @@ class Options(Intervals):
     Attributes:
       patience: stop after so many tests in which the hard network was not better than before. The test part then
         decides when to stop, so its accuracy says a little too much. Default: all steps.
-      baselines: fit logistic regression and a random forest to the same bits before the first step. Default: where the
+      baselines: fit logistic regression and a random forest to the same bits after the last step. Default: where the
         training part has at most 20 million bits; beyond, they take many minutes.
     """
 
@@ -220,7 +220,7 @@ class Classifier(Experiment):
         record.form = Form.of(parts.train, record.model.n_classes, parts.encoding)
         return cls(record, parts)
 
-    def prepare(self) -> None:
+    def compare(self, show: Show) -> None:
         record = self.record
         n_bits = self.train.x.size * max(record.model.n_thresholds, 1)
         wanted = self.intervals.baselines
@@ -232,9 +232,10 @@ class Classifier(Experiment):
                 if isinstance(record.model, LogicTreeNetConfig):
                     thresholds = thresholds[: record.model.in_shape[2]]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
-            record.baselines = baselines(
-                self.train, self.test, record.training, record.model.n_thresholds, thresholds
-            )
+            with show.doing("fitting logistic regression and a random forest to the same bits"):
+                record.baselines = baselines(
+                    self.train, self.test, record.training, record.model.n_thresholds, thresholds
+                )
 
     def describe(self) -> str:
         model, training = self.record.model, self.record.training

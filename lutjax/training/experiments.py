@@ -178,8 +178,8 @@ class Experiment(ABC):
 
         return Part(runs.CURVES, "writing the curves", write)
 
-    def prepare(self) -> None:  # noqa: B027 (many kinds have nothing to do here)
-        """Computes what the record holds beside sizes and rates, before the first step of a new run."""
+    def compare(self, show: "Show") -> None:  # noqa: B027 (many kinds have nothing to do here)
+        """Computes what the results are compared with, after the last step and before the parts of the work that follows; it may take long."""
 
     def remark(self, state: State) -> str:
         """Return what is shown beside a test of a state, in words; empty where there is nothing to say."""
@@ -245,6 +245,10 @@ class Show:
         """Hooks for the steps of a run from step `done` on."""
         return []
 
+    def second_signal(self) -> None:
+        """Do what is done where a Ctrl-C comes after the signal that asks to stop: before its checkpoint is written, for example."""
+        loop.interrupt()
+
 
 class StoppedError(Exception):
     """A run that was stopped by a signal; there is a checkpoint of all that was done.
@@ -264,6 +268,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
     Raises:
       InUseError: the folder holds a run or files that it would write over, or another process writes into it.
       StoppedError: a signal came; `resume` goes on.
+      KeyboardInterrupt: it came before the first step.
       FloatingPointError: the loss is not finite any more.
     """
     jax.local_devices()  # raises where there is none, before anything is written
@@ -275,8 +280,8 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
         runs.check_space(folder, _bytes(experiment.run.abstract()))
         for line in experiment.remarks:
             show.line(line)
-        experiment.prepare()
-        _go_on(experiment, folder, 0, show)
+        with loop.stop_on_signal(show.second_signal) as stop:
+            _go_on(experiment, folder, 0, show, stop)
 
 
 def check_memory(experiment: Experiment) -> None:
@@ -365,7 +370,8 @@ def resume(
         _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
         runs.check_space(folder, 0 if experiment.over(done) else _bytes(experiment.run.abstract()))
-        _go_on(experiment, folder, done, show)
+        with loop.stop_on_signal(show.second_signal) as stop:
+            _go_on(experiment, folder, done, show, stop)
 
 
 def dry_run(experiment: Experiment, show: Show) -> None:
@@ -482,7 +488,7 @@ def _check_processes(experiment: Experiment) -> None:
             )
 
 
-def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
+def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: loop.Stop) -> None:
     state: State | None = None
     if experiment.over(done) is None:
         start, first = time.perf_counter(), done
@@ -493,9 +499,10 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
                 f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
                 "remain."
             )
-        state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
-        _show_kernels(show, state, functools.partial(experiment.run.advance.trace, state))
-        state, done = _train(experiment, state, folder, done, show)
+        with stop.at_once():
+            state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
+            _show_kernels(show, state, functools.partial(experiment.run.advance.trace, state))
+        state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
     finished = hosts.by_first(lambda: runs.finished(folder))
     names = [part.name for part in experiment.parts()]
@@ -505,7 +512,8 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show) -> None:
     if state is None:
         state = models.restore(folder, done, experiment.run)
     try:
-        _finish(experiment, state, folder, done, finished, show)
+        with stop.at_once():
+            _finish(experiment, state, folder, done, finished, show)
     except KeyboardInterrupt:
         raise StoppedError(done) from None
 
@@ -519,7 +527,9 @@ def _show_kernels(show: Show, state: State, trace: Callable[[], T]) -> T:
     return result
 
 
-def _train(experiment: Experiment, state: State, folder: Path, done: int, show: Show) -> tuple[State, int]:
+def _train(
+    experiment: Experiment, state: State, folder: Path, done: int, show: Show, stop: loop.Stop
+) -> tuple[State, int]:
     """Runs the steps that are not done: the state after them, of which there is a checkpoint, and their number."""
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
@@ -558,10 +568,9 @@ def _train(experiment: Experiment, state: State, folder: Path, done: int, show: 
         loop.Hook(intervals.checkpoint_every, save),
     ]
     with ExitStack() as stack:
-        signalled = stack.enter_context(loop.stop_on_signal())
 
         def stopped() -> bool:
-            return hosts.agree(signalled())
+            return hosts.agree(stop())
 
         watchers = [stack.enter_context(watcher) for watcher in show.watchers(experiment, done)]
         state, done = loop.run(
@@ -591,6 +600,8 @@ def _finish(
         finished.why = ""
         finished.write(folder)
     parts = experiment.parts()
+    if not hosts.by_first(lambda: all(finished.has(folder, part.name) for part in parts)):
+        experiment.compare(show)
     for part in parts:
         if not hosts.by_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
             with show.doing(part.doing), runs.written(folder / part.name) as path:

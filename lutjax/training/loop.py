@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -207,23 +207,66 @@ def _ends(start: int, until: int, every: int, n_parts: int) -> list[int]:
     return [min(end, until) for end in range(first, first + n_parts * every, every) if end - every < until]
 
 
-@contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C (or SIGTERM) into a question that `run` can ask; a second one interrupts at once.
+def interrupt() -> NoReturn:
+    """Raise KeyboardInterrupt."""
+    raise KeyboardInterrupt
 
-    Only the main thread may use it.
+
+class Stop:
+    """Question whether a signal has asked a run to stop. Call it to ask.
+
+    Args:
+      second: called where a Ctrl-C comes after the first signal. Others come twice where a terminal is closed, which is no reason to hurry.
     """
-    received = False
 
-    def handle(number: int, frame: types.FrameType | None) -> None:
-        nonlocal received
-        received = True
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    def __init__(self, second: Callable[[], object] = interrupt):
+        self._asked, self._at_once, self._second = False, False, second
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def __call__(self) -> bool:
+        """Return whether a signal has come."""
+        return self._asked
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let the first signal interrupt a block, too, in which nobody asks.
+
+        JAX and others may swallow the KeyboardInterrupt, or raise something else for it; the end of the block raises it then.
+        """
+        if self._asked:
+            raise KeyboardInterrupt
+        self._at_once = True
+        try:
+            yield
+        except Exception:
+            if not self._asked:
+                raise
+        finally:
+            self._at_once = False
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def handle(self, number: int, frame: types.FrameType | None) -> None:
+        """Handle a signal."""
+        asked, self._asked = self._asked, True
+        if asked and number == signal.SIGINT:
+            self._second()
+        elif self._at_once and not asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_on_signal(second: Callable[[], object] = interrupt) -> Iterator[Stop]:
+    """Turns the first Ctrl-C, SIGTERM or hangup into a question that `run` can ask; a Ctrl-C after it interrupts at once.
+
+    Only the main thread may use it. A hangup that is ignored, as by ``nohup``, stays ignored.
+    """
+    stop = Stop(second)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, stop.handle) for number in numbers}
     try:
-        yield lambda: received
+        yield stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

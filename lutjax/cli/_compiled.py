@@ -1,0 +1,79 @@
+"""Programs that commands compile are kept for later commands, in the cache folder of the user's system."""
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+SWITCH = "LUTJAX_COMPILATION_CACHE"
+"""Environment variable with another folder, or off."""
+
+MOST_BYTES = 2 * 10**9
+"""Larger caches lose what was written first."""
+
+
+def keep_compiled() -> None:
+    """Let JAX keep what it compiles in this process, unless its own settings name a folder, or the switch is off.
+
+    A folder that cannot be written is left alone.
+    """
+    import jax
+
+    asked = os.environ.get(SWITCH)
+    own = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if own is not None or (asked or "").lower() in (
+        "off",
+        "0",
+        "no",
+        "false",
+    ):
+        return
+    folder = (Path(asked).expanduser() if asked else _cache_folder() / "lutjax" / "compiled") / _processor()
+    try:
+        # Programs are run as they are read, so nobody else may write here.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_room(folder)
+    except OSError:
+        return
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update(
+            "jax_persistent_cache_min_compile_time_secs", 0
+        )  # commands begin with many small ones
+
+
+def _cache_folder() -> Path:
+    """Return the folder of the user's system for what can be made again."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _processor() -> str:
+    """Return a name of the kind of processor, whose instructions a compiled program may use: a home may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        found = next(
+            (line for line in lines if line.split(":")[0].strip().lower() in ("flags", "features")), ""
+        )
+    except OSError:
+        found = platform.processor()
+    return f"{platform.machine() or 'unknown'}-{hashlib.sha256(found.encode()).hexdigest()[:8]}"
+
+
+def _make_room(folder: Path) -> None:
+    """Delete the oldest programs until half of `MOST_BYTES` is left, where there are more."""
+    files = sorted((s.st_mtime, s.st_size, path) for path in folder.iterdir() for s in [path.stat()])
+    total = sum(size for _, size, _ in files)
+    if total <= MOST_BYTES:
+        return
+    for _, size, path in files:
+        path.unlink(missing_ok=True)
+        total -= size
+        if total <= MOST_BYTES // 2:
+            return

@@ -1,0 +1,86 @@
+"""The folder in which commands keep what they compile."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from lutjax.cli import _compiled
+
+COMMAND = """
+import sys, jax, lutjax
+assert jax.config.jax_compilation_cache_dir is None, "import lutjax"
+from lutjax.cli import main
+sys.argv[1:] = ["--version"]
+try:
+    main()
+except SystemExit:
+    jax.jit(lambda x: x + 1)(1.0)
+    print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+def test_commands_keep_what_they_compile(tmp_path: Path) -> None:
+    """Programs lie in the cache folder of the user's system; `import lutjax` alone keeps none."""
+    environment = {name: value for name, value in os.environ.items() if name != _compiled.SWITCH}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    words = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    folder = Path(done.stdout.splitlines()[-1])
+    assert tmp_path in folder.parents
+    assert folder.parts[-3:-1] == ("lutjax", "compiled")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert any(path.name.startswith("jit") for path in folder.iterdir())
+
+
+def settings(monkeypatch: pytest.MonkeyPatch, switch: str) -> dict[str, Any]:
+    """Return what JAX is told with a value of the switch."""
+    told: dict[str, Any] = {}
+    monkeypatch.setenv(_compiled.SWITCH, switch)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(jax.config), "update", lambda self, name, value: told.update({name: value}))
+        _compiled.keep_compiled()
+    return told
+
+
+def test_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "programs"
+    told = settings(monkeypatch, str(folder))
+    assert Path(told["jax_compilation_cache_dir"]).parent == folder
+    assert told["jax_persistent_cache_min_compile_time_secs"] == 0
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "3")
+    assert set(settings(monkeypatch, str(folder))) == {"jax_compilation_cache_dir"}
+    assert not settings(monkeypatch, "off")
+    (tmp_path / "file").touch()
+    assert not settings(monkeypatch, str(tmp_path / "file"))
+
+
+def test_a_folder_of_jax_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilation_cache_directory: Path
+) -> None:
+    assert not settings(monkeypatch, str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_oldest_programs_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compiled, "MOST_BYTES", 1000)
+    for age in range(10):
+        path = tmp_path / f"{age}-cache"
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    _compiled._make_room(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 10
+    (tmp_path / "new").write_bytes(bytes(100))
+    _compiled._make_room(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0-cache",
+        "1-cache",
+        "2-cache",
+        "3-cache",
+        "new",
+    ]
