@@ -1,9 +1,14 @@
 """Patterns of bits that automata learn to draw: made here, or read from an image."""
 
+import struct
+import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
+
+from lutjax._messages import in_a_line
 
 Pattern = Bool[np.ndarray, "channels height width"]
 
@@ -29,6 +34,25 @@ _LIZARD = """
 .....#####..........
 ......###...........
 """
+
+
+_FORMATS = ("PNG", "BMP", "GIF", "PPM", "JPEG", "WEBP")
+
+_DAMAGED = (
+    *(
+        OSError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        EOFError,
+        RuntimeError,
+    ),
+    *(NotImplementedError, struct.error, zlib.error, Warning),
+)
+"""Errors of what reads an image that is damaged."""
 
 
 class PatternError(ValueError):
@@ -68,7 +92,9 @@ def letter(size: int = 16) -> Pattern:
 
 
 def read_image(path: Path, size: int, n_channels: int, *, threshold: float | None = None) -> Pattern:
-    """A square image as a pattern.
+    """A square image as a pattern. One of another size is refused before its pixels are read.
+
+    Beside 100 octets for each of its pixels it takes at most 200 times the memory of the file. Nothing that is read is executed, as images of PostScript are.
 
     Args:
       size: height and width that it must have.
@@ -78,15 +104,22 @@ def read_image(path: Path, size: int, n_channels: int, *, threshold: float | Non
     Raises:
       PatternError: it cannot be read, has another size, or is not of two values.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
+    damaged = (*_DAMAGED, Image.DecompressionBombError)
     try:
-        with Image.open(path) as image:
-            colours = np.asarray(image.convert("RGBA"))
-    except OSError as error:
-        raise PatternError(f"cannot read the image {path}: {error}.") from error
-    height, width = colours.shape[:2]
-    if (height, width) != (size, size):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with Image.open(path, formats=_FORMATS) as image:
+                width, height = image.size
+                colours = np.asarray(image.convert("RGBA")) if (width, height) == (size, size) else None
+    except UnidentifiedImageError as error:
+        raise PatternError(
+            f"{path} is no image of a known format; they are {', '.join(_FORMATS)}."
+        ) from error
+    except damaged as error:
+        raise PatternError(f"cannot read the image {path}: {in_a_line(error)}.") from error
+    if colours is None:
         raise PatternError(
             f"{path} has {width} x {height} pixels; the grid is {size} x {size}. Give an image of that size, or --size."
         )

@@ -129,6 +129,9 @@ def load(
 ) -> Data:
     """The data at a path.
 
+    Reading takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others
+    (``.npz``, ``.gz``, Parquet). Nothing that is read is executed.
+
     Args:
       path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text
         is a table whose columns ``names`` may name, and so are rows of numbers of which some are NaN; a table, ``.csv``, ``.tsv`` or
@@ -192,7 +195,14 @@ def _load_arrays(path: Path) -> Data:
     wanted = _PARTS if "x" not in arrays and any(name in arrays for name in _PARTS) else ("x", "y")
     if any(name not in arrays for name in wanted):
         read_arrays(path, wanted)  # says which
-    names = arrays["names"].tolist() if "names" in arrays else None
+    names = None
+    if "names" in arrays:
+        given = arrays["names"]
+        if given.ndim != 1 or given.dtype.kind != "U":
+            raise SamplesError(
+                f"{path}: names are {given.dtype} {list(given.shape)}; expected a text for each column of x."
+            )
+        names = given.tolist()
     xs, ys = ([arrays[name] for name in wanted[i::2]] for i in (0, 1))
     if len({x.dtype.kind == "U" for x in xs}) > 1:
         raise SamplesError(f"{path}: x_train and x_test are of different kinds, text and numbers.")
