@@ -46,6 +46,16 @@ def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
     assert memory_of(read) < 200 * size
 
 
+@pytest.mark.parametrize(
+    "cell", ["1" * 100_000 + "x", "1" * 50_000 + "." + "2" * 50_000 + "e", "." + "3" * 100_000 + "-"]
+)
+def test_long_rows_of_digits_take_no_squares_of_time(cell: str) -> None:
+    """Digits could be divided in as many ways as there are digits, which were all tried: hours for such a cell."""
+    start = time.process_time()
+    assert columns.classes_of(columns.Table({}, columns.strings([cell, "a"] * 3), "t")) == sorted([cell, "a"])
+    assert time.process_time() - start < 1
+
+
 def test_parts_of_labels_that_are_text() -> None:
     """Stratified parts are those that scikit-learn makes of the labels themselves."""
     from sklearn.model_selection import train_test_split
