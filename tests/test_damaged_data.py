@@ -1,11 +1,14 @@
 """Data, images and runs that somebody damaged or made to do harm: what chance finds too seldom, see `test_fuzz`."""
 
+import contextlib
+import io
 import json
 import os
 import pickle
 import shutil
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from lutjax.training import checkpoints, datasets, patterns, runs, text
 from lutjax.training.datasets import cifar, columns
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError, DamagedError
-from lutjax.training.samples import SamplesError, split_ids
+from lutjax.training.samples import SamplesError, read_arrays, split_ids
 
 
 def memory_of(call: Callable[[], object]) -> int:
@@ -142,6 +145,22 @@ def test_arrays_that_cannot_be_used(arrays: dict[str, np.ndarray], message: str,
     assert message in str(caught.value)
 
 
+def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
+    """All that is said of an array agrees, in two places of the file, and there are no such octets."""
+    path, header = tmp_path / "a.npz", io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header.getvalue())
+    content, size = path.read_bytes(), len(header.getvalue())
+    path.write_bytes(content.replace(size.to_bytes(4, "little"), (10**9 + size).to_bytes(4, "little")))
+
+    def read() -> None:
+        with pytest.raises(SamplesError, match=r"x\.npy has 1,000,000,128 bytes; the file has"):
+            read_arrays(path, ("x",))
+
+    assert memory_of(read) < 1 << 20
+
+
 def test_text_beyond_unicode(tmp_path: Path) -> None:
     wrong = np.frombuffer(np.full(40, 0x110000, np.uint32).tobytes(), "<U1").reshape(20, 2)
     np.savez(tmp_path / "a.npz", x=wrong, y=np.arange(20) % 2)
@@ -174,6 +193,20 @@ def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
     Image.new("1", (20_000, 20_000)).save(path)
     with pytest.raises(patterns.PatternError, match=r"cannot read the image .*decompression bomb"):
         patterns.read_image(path, 8, 1)
+
+
+def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
+    """Python makes room for as many octets as a file is asked for: a wrong length in 150 octets took 3.3 GB."""
+    path = tmp_path / "i.png"
+    Image.new("RGB", (8, 8)).save(path)
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"IEND", b"I\0I\0IEND"))  # whose checksum is the length of another one then
+
+    def read() -> None:
+        with contextlib.suppress(patterns.PatternError):
+            patterns.read_image(path, 8, 1)
+
+    assert memory_of(read) < 4 << 20
 
 
 def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +269,8 @@ def test_checkpoints_that_were_signed_anew(field: str, value: Any, message: str,
         ({"model": {"channels": "2"}}, 'its channels is "2"'),
         ({"model": {"channels": 2.0}}, "its channels is 2.0"),
         ({"training": {"steps": True}}, "its steps is true"),
+        ({"training": {"steps": 10**18}}, "its steps is 1000000000000000000"),
+        ({"training": {"learning_rate": 1e300}}, "its learning_rate is 1e+300"),
         ({"history": {"train": [[1]]}}, "its train is [[1]]"),
         ({"history": {"train": [[1, "2"]]}}, 'its train is [[1, "2"]]'),
         ({"target": [[1]]}, "its target is [[1]]"),

@@ -218,7 +218,7 @@ class Loader(Generic[M, R]):
             return self._model(folder, step, record), record
         except CheckpointError:
             raise
-        except ValueError as error:  # of sizes that are no model
+        except (OverflowError, TypeError, ValueError) as error:  # of sizes that are no model
             raise CheckpointError(f"the checkpoint in {folder} cannot be used: {in_a_line(error)}") from error
 
 

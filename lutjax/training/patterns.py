@@ -1,5 +1,6 @@
 """Patterns of bits that automata learn to draw: made here, or read from an image."""
 
+import io
 import struct
 import warnings
 import zlib
@@ -110,7 +111,8 @@ def read_image(path: Path, size: int, n_channels: int, *, threshold: float | Non
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with Image.open(path, formats=_FORMATS) as image:
+            # A file makes room for as many octets as it is asked for, and these do not.
+            with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as image:
                 width, height = image.size
                 colours = np.asarray(image.convert("RGBA")) if (width, height) == (size, size) else None
     except UnidentifiedImageError as error:

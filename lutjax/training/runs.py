@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import errno
 import json
+import math
 import os
 import platform
 import re
@@ -438,7 +439,9 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value of JSON can be that of a field with this annotation."""
     if hint in _PLAIN:
-        return type(value) in _PLAIN[hint]
+        # Beyond these numbers there are no sizes, seeds, rates and losses.
+        wild = type(value) in (int, float) and 2**32 <= abs(value) != math.inf
+        return type(value) in _PLAIN[hint] and not (wild and (type(value) is int or abs(value) > 3.4e38))
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         return any(_fits(value, one) for one in parts)

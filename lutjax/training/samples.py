@@ -108,9 +108,12 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
     """
     try:
         with zipfile.ZipFile(path) as file:
+            n_bytes = path.stat().st_size
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             found = sorted(members)
-            arrays = {name: _array(file, members[name]) for name in (*names, *optional) if name in members}
+            arrays = {
+                name: _array(file, members[name], n_bytes) for name in (*names, *optional) if name in members
+            }
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
     except _DAMAGED as error:
@@ -125,8 +128,8 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
     return arrays
 
 
-def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member of a .npz file, after comparing its shape with its size.
+def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo, n_bytes: int) -> np.ndarray:
+    """Return the array of a member of a .npz file of so many bytes, after comparing its shape with its size.
 
     Raises:
       ValueError: they are not those of a plain array; or as damaged files do, see `_DAMAGED`.
@@ -135,6 +138,8 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         raise ValueError(
             f"{info.filename} has the compression {info.compress_type}; numpy.savez writes 0 or 8"
         )
+    if info.compress_size > n_bytes:  # as many are asked for at once
+        raise ValueError(f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}")
     with file.open(info) as member, warnings.catch_warnings():
         warnings.simplefilter("error")  # of headers that NumPy does not write
         version = np.lib.format.read_magic(member)
