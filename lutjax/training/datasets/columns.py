@@ -650,7 +650,9 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
     """
     found = np.unique(strings(labels)).tolist()
     if len(found) < 2:
-        raise SamplesError(f"{name}: every label is {in_a_line(repr(found[0]), 80)}; expected at least two classes.")
+        raise SamplesError(
+            f"{name}: every label is {in_a_line(repr(found[0]), 80)}; expected at least two classes."
+        )
     if len(found) > max(len(labels) // 2, 2):
         raise SamplesError(
             f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected classes, with several rows "
