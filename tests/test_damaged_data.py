@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lutjax.training import checkpoints, datasets, patterns, runs, text
+from lutjax.training import checkpoints, datasets, patterns, raw, runs, text
 from lutjax.training.datasets import cifar, columns
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError, DamagedError
@@ -92,7 +92,7 @@ def test_parquet_that_unpacks_to_far_more(tmp_path: Path) -> None:
 
 ENCODING = {
     "columns": [
-        {"kind": "Number", "name": "n", "fill": 1.0, "thresholds": [0.5], "missing": False, "numbers": False, "centre": 0.0, "scale": 1.0},
+        {"kind": "Number", "name": "n", "fill": 1.0, "thresholds": [0.5], "missing": False, "numbers": False, "centre": 0.0, "scale": 1.0, "decimal": "."},
         {"kind": "Categories", "name": "c", "values": ["a", "b"], "missing": True},
     ],
     "classes": ["p", "q"],
@@ -222,6 +222,8 @@ def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         patterns.PatternError, match=r"i.png is no image of a known format; they are PNG, BMP"
     ):
         patterns.read_image(tmp_path / "i.png", 8, 1)
+    with pytest.raises(SamplesError, match=r"i.png is no image of a known format"):
+        raw.read(tmp_path / "i.png", raw.Form((8, 8), ("0", "1")))
     assert not (tmp_path / "ran").exists()
 
 

@@ -12,6 +12,7 @@ import signal
 import struct
 import tracemalloc
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from lutjax.circuits import Format, deployment, from_aiger, from_blif, from_json
 from lutjax.circuits.deployment import DeploymentError, Vectors
 from lutjax.circuits.page import from_html
 from lutjax.models import LogicCAConfig
-from lutjax.training import automaton, checkpoints, datasets, models, patterns, runs, text
+from lutjax.training import automaton, checkpoints, datasets, models, patterns, pixels, runs, text
 from lutjax.training.datasets import columns
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError, DamagedError
@@ -260,7 +261,9 @@ def run() -> Files:
 def read_run(folder: Path) -> None:
     runs.is_lock(folder / runs.LOCK)
     list(runs.others(folder, ("gates.txt",)))
-    automaton.load_model(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
+        automaton.load_model(folder)
     finished = runs.finished(folder)
     finished.complete(folder)
 
@@ -370,9 +373,9 @@ READERS: dict[str, Reader] = {
     **{
         f"image, {format}": Reader(
             image(format, mode), lambda folder, format=format: read_picture(folder / f"i.{format.lower()}"),
-            (patterns.PatternError,), 200, patterns.read_image, None, (BYTES, damage.of_png) if format == "PNG" else (BYTES,), room=4 * ROOM,
+            (patterns.PatternError,), 200, pixels.read, None, (BYTES, damage.of_png) if format == "PNG" else (BYTES,), room=4 * ROOM,
         )
-        for format, mode in (("PNG", "RGB"), ("GIF", "L"), ("BMP", "RGB"), ("PPM", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"))
+        for format, mode in (("PNG", "RGB"), ("GIF", "L"), ("BMP", "RGB"), ("PPM", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"), ("TIFF", "RGB"))
     },
     "text": Reader(
         lambda: {f"t/{name}.txt": TABLE for name in "abc"}, lambda folder: text.load_text(folder / "t"), (text.TextError,), 20,

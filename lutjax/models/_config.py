@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lutjax._arguments import checked
+from lutjax._arguments import checked, plain
 
 C = TypeVar("C")
 
@@ -58,4 +58,4 @@ class Config:
         Raises:
           ValueError, TypeError: a field is unknown, missing or impossible.
         """
-        return cls(**fields)
+        return cls(**{name: plain(value) for name, value in fields.items()})

@@ -1,15 +1,11 @@
 """Patterns of bits that automata learn to draw: made here, or read from an image."""
 
-import io
-import struct
-import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
 
-from lutjax._messages import in_a_line
+from lutjax.training import pixels
 
 Pattern = Bool[np.ndarray, "channels height width"]
 
@@ -35,25 +31,6 @@ _LIZARD = """
 .....#####..........
 ......###...........
 """
-
-
-_FORMATS = ("PNG", "BMP", "GIF", "PPM", "JPEG", "WEBP")
-
-_DAMAGED = (
-    *(
-        OSError,
-        SyntaxError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        EOFError,
-        RuntimeError,
-    ),
-    *(NotImplementedError, struct.error, zlib.error, Warning),
-)
-"""Errors of what reads an image that is damaged."""
 
 
 class PatternError(ValueError):
@@ -93,9 +70,7 @@ def letter(size: int = 16) -> Pattern:
 
 
 def read_image(path: Path, size: int, n_channels: int, *, threshold: float | None = None) -> Pattern:
-    """A square image as a pattern. One of another size is refused before its pixels are read.
-
-    Beside 100 octets for each of its pixels it takes at most 200 times the memory of the file. Nothing that is read is executed, as images of PostScript are.
+    """A square image as a pattern. See `lutjax.training.pixels.read`.
 
     Args:
       size: height and width that it must have.
@@ -105,26 +80,14 @@ def read_image(path: Path, size: int, n_channels: int, *, threshold: float | Non
     Raises:
       PatternError: it cannot be read, has another size, or is not of two values.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    damaged = (*_DAMAGED, Image.DecompressionBombError)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            # A file makes room for as many octets as it is asked for, and these do not.
-            with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as image:
-                width, height = image.size
-                colours = np.asarray(image.convert("RGBA")) if (width, height) == (size, size) else None
-    except UnidentifiedImageError as error:
+        colours = pixels.read(path, "RGBA", (size, size))
+    except pixels.SizeError as error:
         raise PatternError(
-            f"{path} is no image of a known format; they are {', '.join(_FORMATS)}."
-        ) from error
-    except damaged as error:
-        raise PatternError(f"cannot read the image {path}: {in_a_line(error)}.") from error
-    if colours is None:
-        raise PatternError(
-            f"{path} has {width} x {height} pixels; the grid is {size} x {size}. Give an image of that size, or --size."
-        )
+            f"{path} has {error.width} x {error.height} pixels; the grid is {size} x {size}. Give an image of that size, or --size."
+        ) from None
+    except ValueError as error:
+        raise PatternError(str(error)) from error
     brightness = colours[..., :3] * (colours[..., 3:] / 255)  # over black
     if threshold is not None:
         bits = brightness > 255 * threshold
