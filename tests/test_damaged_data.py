@@ -147,7 +147,7 @@ def test_arrays_that_cannot_be_used(arrays: dict[str, np.ndarray], message: str,
 
 
 def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
-    """All that is said of an array agrees, in two places of the file, and there are no such octets."""
+    """A header and two places of a zip file agree on octets that are not there."""
     path, header = tmp_path / "a.npz", io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)})
     with zipfile.ZipFile(path, "w") as file:

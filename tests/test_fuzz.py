@@ -42,6 +42,8 @@ try:
 except ImportError:  # Windows
     resource = None
 
+pytestmark = pytest.mark.usefixtures("without_typechecking")
+
 FEW, MANY = 10, 2000
 """Damaged files of a reader in the fast suite and in the slow one."""
 

@@ -194,7 +194,7 @@ class Port:
 
     def __post_init__(self) -> None:
         if why := _names.why_not(self.name):
-            raise ValueError(f"Port: name is {self.name!r}; {why}.")
+            raise ValueError(f"Port: name is {in_a_line(repr(self.name), 60)}; {why}.")
         if type(self.count) is not int or self.count < 1:
             raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
         if not isinstance(self.format, Format):
