@@ -19,12 +19,14 @@ def loads(text: str | bytes) -> Any:
     """Return what a text of JSON holds.
 
     Raises:
-      ValueError: the text is not JSON, has NaN or an infinity, or brackets in brackets beyond what can be read.
+      ValueError: the text is not JSON, has NaN or an infinity, or brackets in brackets beyond what can be read. The message says where.
     """
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
+    except ValueError as error:  # of whatever class: the text, its encoding, a number of thousands of digits
+        raise ValueError(str(error)) from None
 
 
 def _refuse(name: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from lutjax import _json
+from lutjax._messages import in_a_line
 from lutjax.circuits import _names, netlist_json, truth
 from lutjax.circuits.circuit import Circuit, Port
 
@@ -190,7 +191,7 @@ class Network:
         return order
 
     def _wrong(self, where: str, signal: Signal, what: str) -> ValueError:
-        return ValueError(f"{self.caller}: {where}: {self.noun}{signal} {what}.")
+        return ValueError(f"{self.caller}: {where}: {in_a_line(f'{self.noun}{signal} {what}')}.")
 
 
 class _Gates:

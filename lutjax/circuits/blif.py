@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from lutjax import _files
+from lutjax._messages import in_a_line
 from lutjax.circuits import _netlists, truth
 from lutjax.circuits.circuit import Circuit
 
@@ -223,4 +224,4 @@ def _read_cover(
 
 
 def _wrong(line: int, what: str) -> ValueError:
-    return ValueError(f"from_blif: line {line}: {what}.")
+    return ValueError(f"from_blif: line {line}: {in_a_line(what)}.")

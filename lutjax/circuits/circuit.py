@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped, UInt
 
+from lutjax._messages import in_a_line
 from lutjax.circuits import _about, _evaluation, _names, truth
 from lutjax.ops._checks import describe
 
@@ -77,7 +78,7 @@ class Format:
         match = _FORMAT.fullmatch(text) if isinstance(text, str) else None
         if match is None or (match[2] == "fixed") != (match[4] is not None):
             raise ValueError(
-                f"Format.parse: text is {text!r}; expected 'uint8' or 'int8', with any number of bits, or 'ufixed8.4' or "
+                f"Format.parse: text is {in_a_line(repr(text), 60)}; expected 'uint8' or 'int8', with any number of bits, or 'ufixed8.4' or "
                 "'fixed8.4', with the bits in all and those of the fraction."
             )
         return cls(int(match[3]), int(match[4] or 0), signed=not match[1])
@@ -193,7 +194,7 @@ class Port:
 
     def __post_init__(self) -> None:
         if why := _names.why_not(self.name):
-            raise ValueError(f"Port: name is {self.name!r}; {why}.")
+            raise ValueError(f"Port: name is {in_a_line(repr(self.name), 60)}; {why}.")
         if type(self.count) is not int or self.count < 1:
             raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
         if not isinstance(self.format, Format):

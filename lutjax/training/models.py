@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lutjax._extras import needed_by
+from lutjax._messages import in_a_line
 from lutjax.layers import nnx as layers
 from lutjax.training import checkpoints, meshes, runs
 from lutjax.training.errors import CheckpointError
@@ -213,7 +214,12 @@ class Loader(Generic[M, R]):
           CheckpointError: there is none, none is whole, or an anchor or a wire is not an input.
         """
         step, record = runs.read(folder, self._record, on_damage=on_damage)
-        return self._model(folder, step, record), record
+        try:
+            return self._model(folder, step, record), record
+        except CheckpointError:
+            raise
+        except (OverflowError, TypeError, ValueError) as error:  # of sizes that are no model
+            raise CheckpointError(f"the checkpoint in {folder} cannot be used: {in_a_line(error)}") from error
 
 
 def _restore_model(

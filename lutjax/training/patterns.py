@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool
 
+from lutjax.training import pixels
+
 Pattern = Bool[np.ndarray, "channels height width"]
 
 _LIZARD = """
@@ -68,7 +70,7 @@ def letter(size: int = 16) -> Pattern:
 
 
 def read_image(path: Path, size: int, n_channels: int, *, threshold: float | None = None) -> Pattern:
-    """A square image as a pattern.
+    """A square image as a pattern. See `lutjax.training.pixels.read`.
 
     Args:
       size: height and width that it must have.
@@ -78,18 +80,14 @@ def read_image(path: Path, size: int, n_channels: int, *, threshold: float | Non
     Raises:
       PatternError: it cannot be read, has another size, or is not of two values.
     """
-    from PIL import Image
-
     try:
-        with Image.open(path) as image:
-            colours = np.asarray(image.convert("RGBA"))
-    except OSError as error:
-        raise PatternError(f"cannot read the image {path}: {error}.") from error
-    height, width = colours.shape[:2]
-    if (height, width) != (size, size):
+        colours = pixels.read(path, "RGBA", (size, size))
+    except pixels.SizeError as error:
         raise PatternError(
-            f"{path} has {width} x {height} pixels; the grid is {size} x {size}. Give an image of that size, or --size."
-        )
+            f"{path} has {error.width} x {error.height} pixels; the grid is {size} x {size}. Give an image of that size, or --size."
+        ) from None
+    except ValueError as error:
+        raise PatternError(str(error)) from error
     brightness = colours[..., :3] * (colours[..., 3:] / 255)  # over black
     if threshold is not None:
         bits = brightness > 255 * threshold

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from lutjax.models import PackedClassifier, PackedTreeNet
 from lutjax.training import checkpoints, classifier, runs
+from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
 
@@ -127,8 +128,11 @@ def _form_of_old(folder: Path, record: classifier.Record) -> Form:
     model, columns = record.model, folder / "columns.json"
     names = tuple(map(str, range(model.n_classes)))
     if columns.is_file():
-        fields = json.loads(columns.read_bytes())
-        return Form((classifier.n_features(model),), tuple(fields["classes"]), fields)
+        try:
+            encoding = Encoding.from_json(columns.read_bytes())
+        except ValueError as error:
+            raise CheckpointError(f"{columns} is damaged: {error}") from error
+        return Form((classifier.n_features(model),), encoding.classes, json.loads(encoding.to_json()))
     if record.target is not None:
         raise CheckpointError(
             f"{folder} was trained on a table by an earlier version, and has no columns.json: finish it by "

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.training import datasets
+from lutjax._messages import in_a_line
+from lutjax.training import datasets, pixels
 from lutjax.training.datasets import columns
 from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.samples import Samples, SamplesError, read_arrays
@@ -164,7 +165,7 @@ def read(
         cells = columns.read_cells(path, encoding=encoding)
         if target is not None and target not in cells:
             raise SamplesError(
-                f"{path} has no column {target!r}, which --target names; it has {', '.join(cells)}."
+                f"{path} has no column {target!r}, which --target names; it has {in_a_line(', '.join(cells))}."
             )
         labels = None if target is None else cells.pop(target)
         if not len(next(iter(cells.values()), ())):
@@ -195,7 +196,7 @@ def read(
     x = arrays[name]
     raw: Any = x
     if form.encoding is not None and x.ndim == 2:
-        names = arrays["names"].tolist() if "names" in arrays else columns.numbered(x.shape[1])
+        names = datasets.names_of(arrays, path) or columns.numbered(x.shape[1])
         if len(names) != x.shape[1]:
             raise SamplesError(
                 f"{path}: names are {len(names)}; expected one for each of {x.shape[1]} columns."
@@ -215,8 +216,6 @@ def _is_image(path: Path) -> bool:
 
 def _images(path: Path, shape: Sequence[int]) -> np.ndarray:
     """Return the images of a file or folder, uint8 ``[N, *shape]``, grey or in colours as the run has them."""
-    from PIL import Image, UnidentifiedImageError
-
     if len(shape) < 2:
         raise SamplesError(
             f"{path} has images, but the run was trained on rows of {shape[0] if shape else '?'} numbers."
@@ -228,13 +227,11 @@ def _images(path: Path, shape: Sequence[int]) -> np.ndarray:
     found = []
     for one in sorted(filter(_is_image, path.iterdir())) if path.is_dir() else [path]:
         try:
-            with Image.open(one) as image:
-                pixels = np.asarray(image.convert(modes[channels]))
-        except (UnidentifiedImageError, OSError) as error:
-            raise SamplesError(f"{one} cannot be read: {error}") from error
-        if pixels.shape[:2] != tuple(shape[:2]):
+            found.append(pixels.read(one, modes[channels], (shape[0], shape[1])).reshape(shape))
+        except pixels.SizeError as error:
             raise SamplesError(
-                f"{one} has {pixels.shape[0]} x {pixels.shape[1]} pixels; expected {shape[0]} x {shape[1]}."
-            )
-        found.append(pixels.reshape(shape))
+                f"{one} has {error.height} x {error.width} pixels; expected {shape[0]} x {shape[1]}."
+            ) from None
+        except ValueError as error:
+            raise SamplesError(str(error)) from error
     return np.stack(found)

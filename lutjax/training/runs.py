@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import errno
 import json
+import math
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ import lutjax
 from lutjax import _json
 from lutjax._files import atomically as atomically, replacing as replacing
 from lutjax._json import Fields
+from lutjax._messages import in_a_line
 from lutjax.training import checkpoints, hosts
 from lutjax.training.errors import CheckpointError, DamagedError, InUseError
 
@@ -119,6 +121,8 @@ class Finished:
             parts = {}
             for name, (file, lines) in fields.field(found, "parts", dict).items():
                 if not isinstance(file, bool) or not all(isinstance(line, str) for line in lines):
+                    return None
+                if len(name.encode()) > 255 or {"/", "\0"} & set(name):  # no file has that name
                     return None
                 parts[name] = (file, lines)
             return cls(digest, parts, why) if digest == checkpoints.peek(folder / FOLDER)[2] else None
@@ -333,9 +337,9 @@ def kind(folder: Path) -> str:
     except DamagedError:
         meta = checkpoints.read_meta(folder / FOLDER, on_damage=lambda message: None)[1]
     found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
-    if found not in KINDS:
+    if not isinstance(found, str) or found not in KINDS:
         raise CheckpointError(
-            f"{folder} holds a run of the kind {found}; lutjax {lutjax.__version__} knows {', '.join(KINDS)}."
+            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} knows {', '.join(KINDS)}."
         )
     return found
 
@@ -359,6 +363,8 @@ def read(
 ) -> tuple[int, R]:
     """The steps done at the latest checkpoint that is whole, and its record.
 
+    It takes at most 100 times the memory of the run.
+
     Args:
       record: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
         fields.
@@ -376,8 +382,8 @@ def read(
         return step, _made(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint in {folder} was written by lutjax {version} and does not fit this command and "
-            f"version, {lutjax.__version__}: {error}"
+            f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} and does not fit this command and "
+            f"version, {lutjax.__version__}: {in_a_line(error)}"
         ) from error
 
 
@@ -401,16 +407,48 @@ def _is_made(hint: Any) -> bool:
     return any(map(dataclasses.is_dataclass, typing.get_args(hint) or [hint]))
 
 
-def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
+def _made(kind: Any, fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        raise ValueError(f"it has {_json.shown(fields)} where an object is expected")
     if isinstance(kind, UnionType):  # the class that has all these fields
         known = [(one, {field.name for field in dataclasses.fields(one)}) for one in typing.get_args(kind)]
         kind = next((one for one, names in known if names >= set(fields)), known[0][0])
+    hints = typing.get_type_hints(kind)
+    for name, value in fields.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise ValueError(f"its {name} is {_json.shown(value)}")
     if hasattr(kind, "from_dict"):
         return kind.from_dict(fields)
-    hints = typing.get_type_hints(kind)
     return kind(
         **{
             name: _made(hints[name], value) if _is_made(hints.get(name)) else value
             for name, value in fields.items()
         }
     )
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    type(None): (type(None),),
+}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value of JSON can be that of a field with this annotation."""
+    if hint in _PLAIN:
+        # Beyond these numbers there are no sizes, seeds, rates and losses.
+        wild = type(value) in (int, float) and 2**32 <= abs(value) != math.inf
+        return type(value) in _PLAIN[hint] and not (wild and (type(value) is int or abs(value) > 3.4e38))
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return any(_fits(value, one) for one in parts)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(one, parts[1]) for one in value.values())
+    if origin is tuple and parts[-1] is not ...:
+        return isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(_fits(one, parts[0]) for one in value)
+    return not dataclasses.is_dataclass(hint) or isinstance(value, dict)

@@ -2,17 +2,20 @@
 
 import dataclasses
 import hashlib
-import lzma
 import math
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
+
+from lutjax._messages import in_a_line
 
 TEST_SHARE = 0.2
 _DAMAGED = (
@@ -26,7 +29,7 @@ _DAMAGED = (
         ValueError,
         OverflowError,
     ),
-    *(struct.error, tokenize.TokenError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
+    *(struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile, Warning),
 )
 """Errors of what reads a .npz file that is damaged, encrypted, or compressed by an unknown method."""
 
@@ -95,7 +98,7 @@ def load_samples(path: Path) -> Samples:
 
 
 def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Return arrays of an ``.npz`` file by their names.
+    """Return arrays of an ``.npz`` file by their names. Of a compressed one it takes at most 2,000 times the memory.
 
     Args:
       optional: names of arrays that may be missing.
@@ -105,28 +108,40 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
     """
     try:
         with zipfile.ZipFile(path) as file:
+            n_bytes = path.stat().st_size
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             found = sorted(members)
-            arrays = {name: _array(file, members[name]) for name in (*names, *optional) if name in members}
+            arrays = {
+                name: _array(file, members[name], n_bytes) for name in (*names, *optional) if name in members
+            }
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
     except _DAMAGED as error:
         raise SamplesError(
-            f"{path} is not a .npz file of plain arrays, as numpy.savez writes it ({error})."
+            f"{path} is not a .npz file of plain arrays, as numpy.savez writes it ({in_a_line(error)})."
         ) from error
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise SamplesError(f"{path} has no array {' and no array '.join(missing)}; it has {found}.")
+        raise SamplesError(
+            f"{path} has no array {' and no array '.join(missing)}; it has {in_a_line(found)}."
+        )
     return arrays
 
 
-def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member of a .npz file, after comparing its shape with its size.
+def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo, n_bytes: int) -> np.ndarray:
+    """Return the array of a member of a .npz file of so many bytes, after comparing its shape with its size.
 
     Raises:
       ValueError: they are not those of a plain array; or as damaged files do, see `_DAMAGED`.
     """
-    with file.open(info) as member:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(
+            f"{info.filename} has the compression {info.compress_type}; numpy.savez writes 0 or 8"
+        )
+    if info.compress_size > n_bytes:  # as many are asked for at once
+        raise ValueError(f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}")
+    with file.open(info) as member, warnings.catch_warnings():
+        warnings.simplefilter("error")  # of headers that NumPy does not write
         version = np.lib.format.read_magic(member)
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -138,7 +153,16 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
                 f"{info.filename} has {rest:,} bytes of numbers, and its header says {dtype} {list(shape)}, which are {size:,}"
             )
         data = member.read()
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
+    array = np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
+    if dtype.kind == "U" and not _is_text(data, dtype):
+        raise ValueError(f"{info.filename} has text with characters that there are none of")
+    return array
+
+
+def _is_text(data: bytes, dtype: np.dtype[Any]) -> bool:
+    """Return whether the octets of an array of text are characters."""
+    codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+    return not ((codes > 0x10FFFF) | (codes >= 0xD800) & (codes < 0xE000)).any()
 
 
 def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
@@ -166,9 +190,12 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
         raise SamplesError(f"{name}: y has dtype {y.dtype}; labels must be integers.")
     if len(x) < _LEAST:
         raise SamplesError(f"{name}: there are {len(x)} samples; at least {_LEAST} are needed.")
-    rows = x.reshape(len(x), -1).astype(np.float32)
+    with np.errstate(over="ignore"):
+        rows = x.reshape(len(x), -1).astype(np.float32)
     if not np.isfinite(rows).all():
-        raise SamplesError(f"{name}: x of sample {int(np.isfinite(rows).all(1).argmin())} is not finite.")
+        raise SamplesError(
+            f"{name}: x of sample {int(np.isfinite(rows).all(1).argmin())} is not finite in float32."
+        )
     if y.min() < 0 or y.max() >= len(y) or y.max() < 1:
         raise SamplesError(
             f"{name}: labels are from {y.min()} to {y.max()}; expected at least two classes, counted from 0, and "
@@ -204,7 +231,7 @@ def split_ids(
         return order[n_test:], order[:n_test]
     from sklearn.model_selection import train_test_split
 
-    found, counts = np.unique(labels, return_counts=True)
+    found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if counts.min() < 2 or n_test < len(found):
         raise SamplesError(
             f"{name}: class {found[counts.argmin()]} has {counts.min()} of {len(labels)} samples, and {len(found)} classes share "
@@ -212,7 +239,7 @@ def split_ids(
             "rare classes out, or split at random (--no-stratified)."
         )
     train, test = train_test_split(
-        np.arange(len(labels)), test_size=n_test, stratify=labels, random_state=seed
+        np.arange(len(labels)), test_size=n_test, stratify=codes, random_state=seed
     )
     return train, test
 

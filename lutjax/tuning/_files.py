@@ -12,6 +12,7 @@ from typing import Any
 
 from lutjax import _json
 from lutjax._json import Fields
+from lutjax._messages import in_a_line
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
 
 Key = tuple[str, Bucket]
@@ -86,7 +87,7 @@ class Document:
 
 
 def load(path: str | os.PathLike[str]) -> dict[Key, Launch]:
-    """The launches of a file that ``lutjax tune`` wrote; `lutjax.tuning.use` takes them.
+    """The launches of a file that ``lutjax tune`` wrote; `lutjax.tuning.use` takes them. It takes at most 100 times the memory of the file.
 
     Returns:
       Launches by the name of the kernel and its sizes, rounded to powers of two.
@@ -123,6 +124,8 @@ def parse(text: str | bytes, where: str) -> Document:
     check = Fields(where)
     device = check.field(document, "device", str)
     versions = check.field(document, "versions", dict)
+    for name in versions:
+        Fields(f"{where}: versions").field(versions, name, str)
     launches = check.field(document, "launches", list)
     entries = [_entry(Fields(f"{where}: launches[{n}]"), value) for n, value in enumerate(launches)]
     return Document(device, versions, {entry.key: entry for entry in entries})
@@ -138,7 +141,7 @@ def _entry(check: Fields, value: Any) -> Entry:
     names = {field.name for field in dataclasses.fields(Launch)}
     if set(launch) != names:
         raise ValueError(
-            f"{check.where}: 'launch' has the fields {sorted(launch)}; expected {sorted(names)}."
+            f"{check.where}: 'launch' has the fields {in_a_line(sorted(launch))}; expected {sorted(names)}."
         )
     try:
         made = Launch(**launch)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,9 @@ def load(
 ) -> Data:
     """The data at a path.
 
+    Reading takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others
+    (``.npz``, ``.gz``, Parquet). Nothing that is read is executed.
+
     Args:
       path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text
         is a table whose columns ``names`` may name, and so are rows of numbers of which some are NaN; a table, ``.csv``, ``.tsv`` or
@@ -192,7 +195,7 @@ def _load_arrays(path: Path) -> Data:
     wanted = _PARTS if "x" not in arrays and any(name in arrays for name in _PARTS) else ("x", "y")
     if any(name not in arrays for name in wanted):
         read_arrays(path, wanted)  # says which
-    names = arrays["names"].tolist() if "names" in arrays else None
+    names = names_of(arrays, path)
     xs, ys = ([arrays[name] for name in wanted[i::2]] for i in (0, 1))
     if len({x.dtype.kind == "U" for x in xs}) > 1:
         raise SamplesError(f"{path}: x_train and x_test are of different kinds, text and numbers.")
@@ -212,10 +215,23 @@ def _load_arrays(path: Path) -> Data:
         remarks += [remark] if remark and remark not in remarks else []
         numbers = y
         if classes:
-            order = np.argsort(classes)
-            numbers = order[np.searchsorted(np.asarray(classes)[order], columns.strings(y))]
+            numbers = columns.label_numbers(columns.strings(y), classes, name=str(path))
         made.append(dataclasses.replace(samples(x, numbers, name=str(path)), classes=classes))
     return Data(made[0], made[1] if made[1:] else None, tuple(remarks))
+
+
+def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
+    """Return the names of columns that a file of arrays has; None if it has none.
+
+    Raises:
+      SamplesError: they are no texts.
+    """
+    names = arrays.get("names")
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise SamplesError(
+            f"{path}: names are {names.dtype} {list(names.shape)}; expected a text for each column of x."
+        )
+    return None if names is None else names.tolist()
 
 
 def holds_missing(x: np.ndarray) -> bool:

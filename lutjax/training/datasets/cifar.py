@@ -5,11 +5,13 @@ import operator
 import pickle
 import pickletools
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lutjax._messages import in_a_line
 from lutjax.training.datasets._published import identify, md5
 from lutjax.training.samples import Samples, SamplesError
 
@@ -84,12 +86,12 @@ def _of_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        _check_sizes(data)
-        found: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of texts that Python does not pickle
+            _check_sizes(data)
+            found: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
-        pixels, labels = (
-            a.value if isinstance(a, _Array) else np.asarray(a) for a in (batch["data"], batch["labels"])
-        )
+        pixels, labels = (_array_of(batch[name]) for name in ("data", "labels"))
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -98,15 +100,25 @@ def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         AttributeError,
         TypeError,
         ValueError,
+        Warning,
     ) as error:
         raise SamplesError(
-            f"{path} is not a batch of CIFAR-10's Python version, a pickled dict of data and labels ({error!r})."
+            f"{path} is not a batch of CIFAR-10's Python version, a pickled dict of data and labels ({in_a_line(repr(error))})."
         ) from error
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
         raise SamplesError(
             f"{path}: data are {pixels.dtype} {list(pixels.shape)}; expected uint8 [N, {_PIXELS}]."
         )
     return _checked(pixels, labels, path)
+
+
+def _array_of(value: Any) -> np.ndarray:
+    """Return an array that was pickled, or that of a list of integers. A pickle can have lists in lists many times over."""
+    if isinstance(value, _Array):
+        return value.value
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
+        raise ValueError(f"it has a {type(value).__name__} where an array or a list of integers is expected")
+    return np.array(value)
 
 
 def _check_sizes(data: bytes) -> None:

@@ -18,13 +18,15 @@ from jaxtyping import Bool, Float, Float32, Shaped
 
 from lutjax import _json
 from lutjax._extras import command
+from lutjax._json import Fields
+from lutjax._messages import in_a_line
 from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """Cells that hold nothing, in small letters."""
 
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,?[0-9]+([eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]+(?:,[0-9]+)?|,[0-9]+)([eE][+-]?[0-9]+)?")
 _DATE = re.compile(
     r"([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.]([0-9]{4}|[0-9]{2}))([T ][0-9:.+Z-]+)?"
 )
@@ -100,7 +102,7 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
     for option, name in (("--target", target), *(("--exclude", name) for name in exclude)):
         if name not in arrays:
             raise SamplesError(
-                f"{path} has no column {name!r}, which {option} names; it has {', '.join(arrays)}."
+                f"{path} has no column {name!r}, which {option} names; it has {in_a_line(', '.join(arrays))}."
             )
     if target in exclude:
         raise SamplesError(f"{path}: --exclude names {target!r}, the column of labels; leave it out there.")
@@ -147,8 +149,8 @@ def checked(table: Table, target: str = "y") -> Table:
 
 
 def strings(cells: Iterable[Any]) -> Cells:
-    """Return cells as an array of strings without spaces around them."""
-    return np.char.strip(np.asarray(list(cells), dtype=np.str_))
+    """Return cells as an array of strings without spaces around them. One long cell does not make the others as long."""
+    return np.char.strip(np.asarray(list(cells), dtype=np.dtypes.StringDType()))
 
 
 def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Sequence[str]]]:
@@ -170,7 +172,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Seque
             names = [name.strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
                 raise SamplesError(
-                    f"{path}: its first line names the columns {names}; expected a different name for each. Add a line of names "
+                    f"{path}: its first line names the columns {in_a_line(names)}; expected a different name for each. Add a line of names "
                     "if there is none."
                 )
             rows: list[list[str]] = []
@@ -206,21 +208,55 @@ def _parquet(path: Path) -> tuple[list[str], list[Sequence[str]]]:
         raise SamplesError(
             f"{path} is a Parquet file; pyarrow, which reads it, is not installed: {command('pyarrow')}"
         ) from None
+    damaged = (pyarrow.ArrowException, ImportError, LookupError, OverflowError, ValueError)
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            _check_cells(path, file.metadata.num_rows, file.metadata.num_columns)
+            of_text = [column.name for column in file.schema if column.physical_type == "BYTE_ARRAY"]
+        table = parquet.read_table(path, read_dictionary=of_text)
+        table.validate(full=True)
     except OSError as error:
-        raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
-    except pyarrow.ArrowException as error:
-        raise SamplesError(f"{path} is not a Parquet file: {error}") from error
+        raise SamplesError(f"{path} cannot be read: {in_a_line(error.strerror or error)}") from error
+    except damaged as error:
+        raise SamplesError(f"{path} is not a Parquet file: {in_a_line(error)}") from error
     for field in table.schema:
         if pyarrow.types.is_nested(field.type):
             raise SamplesError(
-                f"{path}: column {field.name} has the type {field.type}; expected numbers, text or categories. Leave it out."
+                f"{path}: column {in_a_line(field.name)} has the type {in_a_line(field.type)}; expected numbers, text or categories. Leave it out."
             )
-    cells: list[Sequence[str]] = [
-        ["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns
-    ]
-    return list(table.column_names), cells
+    names = list(table.column_names)
+    if len(set(names)) < len(names):
+        raise SamplesError(f"{path} has columns {in_a_line(names)}; expected a different name for each.")
+    try:
+        cells = [[cell for chunk in column.chunks for cell in _texts_of(chunk)] for column in table.columns]
+    except damaged as error:
+        raise SamplesError(f"{path} has a cell that cannot be read: {in_a_line(error)}") from error
+    _check_cells(path, sum(len(cell) for column in cells for cell in column), 1)
+    return names, list(cells)
+
+
+_CELLS = 64
+"""Cells, or characters of them, that a byte of a Parquet file may stand for: one that is damaged can state any number."""
+
+
+def _check_cells(path: Path, rows: int, columns: int) -> None:
+    """Raise SamplesError if a Parquet file unpacks to far more than it can be worth."""
+    size = path.stat().st_size
+    if rows * columns > _CELLS * max(size, 1 << 16):
+        raise SamplesError(
+            f"{path} has {size:,} bytes, which unpack to {rows * columns:,} cells or characters of cells; at most {_CELLS} for each byte "
+            "are read. Leave out columns that are the same in all rows."
+        )
+
+
+def _texts_of(chunk: Any) -> list[str]:
+    """Return the cells of a part of a column of Arrow as text; those that are the same share it."""
+    import pyarrow
+
+    if not pyarrow.types.is_dictionary(chunk.type):
+        return ["" if cell is None else str(cell) for cell in chunk.to_pylist()]
+    texts = _texts_of(chunk.dictionary)
+    return ["" if code is None else texts[code] for code in chunk.indices.to_pylist()]
 
 
 def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str) -> Table:
@@ -241,7 +277,7 @@ def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name
     names = numbered(x.shape[1]) if names is None else list(names)
     if len(set(names)) != x.shape[1]:
         raise SamplesError(
-            f"{name}: names are {names}; expected a different one for each of {x.shape[1]} columns."
+            f"{name}: names are {in_a_line(names)}; expected a different one for each of {x.shape[1]} columns."
         )
     columns = {column: strings(cells) for column, cells in zip(names, x.T, strict=True)}
     return checked(Table(columns, strings(y), name))
@@ -325,7 +361,7 @@ class Categories:
 
     def encode(self, cells: Cells) -> Float[np.ndarray, "rows features"]:
         """Return the features of cells."""
-        bits = cells[:, None] == np.asarray(self.values, dtype=np.str_)[None, :]
+        bits = cells[:, None] == np.array(self.values, np.dtypes.StringDType())[None, :]
         return np.column_stack([bits, missing(cells)] if self.missing else [bits]).astype(np.float64)
 
 
@@ -432,7 +468,7 @@ class Encoding:
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
             raise SamplesError(
-                f"{table.name} has no column {', '.join(absent)}; it has {', '.join(table.columns)}."
+                f"{table.name} has no column {in_a_line(', '.join(absent))}; it has {in_a_line(', '.join(table.columns))}."
             )
         try:
             found = [column.encode(table.columns[column.name]) for column in self.columns]
@@ -454,21 +490,61 @@ class Encoding:
         return json.dumps({"columns": columns, "classes": self.classes}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Encoding":
-        """Return the encoding that `to_json` wrote.
+    def from_json(cls, text: str | bytes) -> "Encoding":
+        """Return the encoding that `to_json` wrote. It takes at most 100 times the memory of the text.
 
         Raises:
-          ValueError, KeyError, TypeError: it is no such text.
+          ValueError: it is no such text; the message names the field.
         """
-        kinds: dict[str, Any] = {"Number": Number, "Categories": Categories}
-        fields = json.loads(text)
-        columns = []
-        for column in fields["columns"]:
-            of_kind = kinds[column.pop("kind")]
-            columns.append(
-                of_kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in column.items()})
-            )
-        return cls(tuple(columns), tuple(fields["classes"]))
+        try:
+            found, fields = _json.loads(text), Fields("the encoding")
+        except ValueError as error:
+            raise ValueError(f"the encoding is not JSON: {error}.") from None
+        columns = fields.field(found, "columns", list)
+        classes = _texts(fields, found, "classes")
+        return cls(tuple(_column(Fields(f"columns[{k}]"), one) for k, one in enumerate(columns)), classes)
+
+
+def _column(fields: Fields, found: Any) -> Number | Categories:
+    """Return a column of an encoding's JSON."""
+    kind, name = (fields.field(found, key, str) for key in ("kind", "name"))
+    missing = fields.field(found, "missing", bool)
+    if kind == "Categories":
+        return Categories(name, _texts(fields, found, "values"), missing)
+    if kind != "Number":
+        raise ValueError(f"{fields.where}: 'kind' is {_json.shown(kind)}; expected 'Number' or 'Categories'.")
+    thresholds = None
+    if found.get("thresholds") is not None:
+        given = {str(k): one for k, one in enumerate(fields.field(found, "thresholds", list))}
+        thresholds = tuple(_finite(Fields(f"{fields.where}: thresholds"), given, key) for key in given)
+    fill, centre, scale = (
+        _finite(fields, {"centre": 0.0, "scale": 1.0, **found}, key) for key in ("fill", "centre", "scale")
+    )
+    if scale == 0:
+        raise ValueError(f"{fields.where}: 'scale' is 0; numbers are divided by it.")
+    as_numbers = "numbers" in found and fields.field(found, "numbers", bool)
+    decimal = found.get("decimal", ".")
+    if decimal not in (".", ","):
+        raise ValueError(f"{fields.where}: 'decimal' is {_json.shown(decimal)}; expected a point or a comma.")
+    return Number(name, fill, thresholds, missing, as_numbers, centre, scale, decimal)
+
+
+def _finite(fields: Fields, found: Any, name: str) -> float:
+    """Return a field that is a finite number."""
+    number = fields.number(found, name)
+    if number is None or not math.isfinite(number):
+        raise ValueError(
+            f"{fields.where}: {name!r} is {_json.shown(found.get(name))}; expected a finite number."
+        )
+    return number
+
+
+def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
+    """Return a field that is a list of texts."""
+    texts = fields.field(found, name, list)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{fields.where}: {name!r} is {_json.shown(texts)}; expected texts.")
+    return tuple(texts)
 
 
 def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.ndarray:
@@ -481,7 +557,7 @@ def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.nda
     unknown = sorted(set(labels.tolist()) - set(number))
     if unknown:
         raise SamplesError(
-            f"{name} has the label {unknown[0]!r}, which the training part lacks; that has {', '.join(classes)}."
+            f"{name} has the label {in_a_line(repr(unknown[0]), 80)}, which the training part lacks; that has {in_a_line(', '.join(classes))}."
         )
     return np.array([number[label] for label in labels.tolist()], np.int32)
 
@@ -574,7 +650,9 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
     """
     found = np.unique(strings(labels)).tolist()
     if len(found) < 2:
-        raise SamplesError(f"{name}: every label is {found[0]!r}; expected at least two classes.")
+        raise SamplesError(
+            f"{name}: every label is {in_a_line(repr(found[0]), 80)}; expected at least two classes."
+        )
     if len(found) > max(len(labels) // 2, 2):
         raise SamplesError(
             f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected classes, with several rows "
@@ -598,7 +676,7 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
         odd = np.array([not _is_number(value) for value in values])
         if len(values) > MOST_CATEGORIES and counts[odd].sum() <= _ODD * len(present):
             raise SamplesError(
-                f"column {name} has numbers, and {values[odd][:3].tolist()} in {counts[odd].sum()} of {len(present)} rows; expected "
+                f"column {in_a_line(name)} has numbers, and {in_a_line(values[odd][:3].tolist())} in {counts[odd].sum()} of {len(present)} rows; expected "
                 f"numbers alone, or at most {MOST_CATEGORIES} categories. Mend these cells, or leave them empty."
             ) from None
         most = np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
@@ -659,7 +737,7 @@ def _numbers(cells: Cells, absent: np.ndarray, name: str, decimal: str = ".") ->
     for row in np.flatnonzero(~absent):
         if not _is_number(points[row]):
             raise SamplesError(
-                f"column {name} has {str(cells[row])!r} in row {row + 1}, which is no finite number, but the training part has "
+                f"column {in_a_line(name)} has {in_a_line(repr(str(cells[row])), 80)} in row {row + 1}, which is no finite number, but the training part has "
                 "numbers there."
             )
         found[row] = float(points[row])

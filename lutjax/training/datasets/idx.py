@@ -62,14 +62,18 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     Raises:
       SamplesError: a file is missing or damaged, or they do not belong together.
     """
-    contents = {name: _content(folder, name) for name in FILES}
+    paths = {name: _path(folder, name) for name in FILES}
+    contents = {name: _content(path) for name, path in paths.items()}
     known = identify(folder, {name: md5(data) for name, data in contents.items()}, PUBLISHED)
-    arrays = [parse(data, name=f"{folder}: {name}") for name, data in contents.items()]
+    arrays = [parse(data, name=str(paths[name])) for name, data in contents.items()]
     parts = []
-    for images, labels, name in zip(arrays[::2], arrays[1::2], FILES[::2], strict=True):
+    names = [path.name for path in paths.values()]
+    for images, labels, of_images, of_labels in zip(
+        arrays[::2], arrays[1::2], names[::2], names[1::2], strict=True
+    ):
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
             raise SamplesError(
-                f"{folder}: {name} has shape {list(images.shape)} and its labels {list(labels.shape)}; expected images "
+                f"{folder}: {of_images} has shape {list(images.shape)} and its labels {list(labels.shape)} ({of_labels}); expected images "
                 "[N, height, width] and labels [N]."
             )
         parts.append(
@@ -83,7 +87,9 @@ def load(folder: Path) -> tuple[Samples, Samples]:
         )
     train, test = parts
     if train.shape != test.shape:
-        raise SamplesError(f"{folder}: training images are {train.shape} pixels, test images {test.shape}.")
+        raise SamplesError(
+            f"{folder}: training images are {train.shape} pixels, test images {test.shape} ({names[0]}, {names[2]})."
+        )
     return train, test
 
 
@@ -130,10 +136,14 @@ def _find(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _content(folder: Path, name: str) -> bytes:
+def _path(folder: Path, name: str) -> Path:
     path = _find(folder, name)
     if path is None:
         raise SamplesError(f"{folder} has no file {name} or {name}.gz; all of {', '.join(FILES)} are needed.")
+    return path
+
+
+def _content(path: Path) -> bytes:
     data = path.read_bytes()
     if path.suffix != ".gz":
         return data

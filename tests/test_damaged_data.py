@@ -1,0 +1,297 @@
+"""Data, images and runs that somebody damaged or made to do harm: what chance finds too seldom, see `test_fuzz`."""
+
+import base64
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lutjax.training import checkpoints, datasets, patterns, raw, runs, text
+from lutjax.training.datasets import cifar, columns
+from lutjax.training.datasets.columns import Encoding
+from lutjax.training.errors import CheckpointError, DamagedError
+from lutjax.training.samples import SamplesError, read_arrays, split_ids
+
+
+def memory_of(call: Callable[[], object]) -> int:
+    """Return the most memory that a call takes, in octets."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# ------------------------------------------------------------------------------------- tables
+def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
+    """A column was an array of as many characters for each cell: 2.6 GB of this file."""
+    rows = "".join(f"c{k % 7},{k % 2}\n" for k in range(5000))
+    (tmp_path / "t.csv").write_text(f"a,y\n{'x' * 130_000},0\n{rows}")
+    size = (tmp_path / "t.csv").stat().st_size
+
+    def read() -> None:
+        parts = datasets.load(tmp_path / "t.csv", target="y").parts(bits=4, stratified=True)
+        assert len(parts.train.x) == 4000
+
+    read()  # imports scikit-learn
+    assert memory_of(read) < 200 * size
+
+
+@pytest.mark.parametrize(
+    "cell", ["1" * 100_000 + "x", "1" * 50_000 + "." + "2" * 50_000 + "e", "." + "3" * 100_000 + "-"]
+)
+def test_long_rows_of_digits_take_no_squares_of_time(cell: str) -> None:
+    """Digits could be divided in as many ways as there are digits, which were all tried: hours for such a cell."""
+    start = time.process_time()
+    assert columns.classes_of(columns.Table({}, columns.strings([cell, "a"] * 3), "t")) == sorted([cell, "a"])
+    assert time.process_time() - start < 1
+
+
+def test_parts_of_labels_that_are_text() -> None:
+    """Stratified parts are those that scikit-learn makes of the labels themselves."""
+    from sklearn.model_selection import train_test_split
+
+    labels = np.array(["no", "yes", "maybe", "no"] * 15)
+    expected = train_test_split(np.arange(60), test_size=12, stratify=labels, random_state=3)
+    for cells in (labels, columns.strings(labels)):
+        for found, ids in zip(split_ids(cells, 3, stratified=True), expected, strict=True):
+            np.testing.assert_array_equal(found, ids)
+
+
+def test_parquet_that_unpacks_to_far_more(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    parquet.write_table(
+        pyarrow.table({"a": np.zeros(5_000_000, np.int8), "y": np.zeros(5_000_000, bool)}), path
+    )
+    with pytest.raises(SamplesError, match=r"which unpack to 10,000,000 cells"):
+        columns.read(path, "y")
+    texts = pyarrow.array(["x" * 60_000, "b"] * 2000).dictionary_encode()
+    parquet.write_table(pyarrow.table({"a": texts, "y": ["p", "q"] * 2000}), path)
+    with pytest.raises(SamplesError, match=r"which unpack to 120,006,000 cells or characters"):
+        columns.read(path, "y")
+    mixed = pyarrow.table({"a": [b"\xff", b"b"], "y": ["p", "q"]})
+    parquet.write_table(mixed.cast(pyarrow.schema({"a": pyarrow.binary(), "y": pyarrow.string()})), path)
+    assert columns.read(path, "y").columns["a"].tolist() == ["b'\\xff'", "b'b'"]
+
+
+ENCODING = {
+    "columns": [
+        {"kind": "Number", "name": "n", "fill": 1.0, "thresholds": [0.5], "missing": False, "numbers": False, "centre": 0.0, "scale": 1.0, "decimal": "."},
+        {"kind": "Categories", "name": "c", "values": ["a", "b"], "missing": True},
+    ],
+    "classes": ["p", "q"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "changed", "message"),
+    [
+        (0, {"kind": "Other"}, """columns[0]: 'kind' is "Other"; expected 'Number' or 'Categories'"""),
+        (0, {"fill": None}, "columns[0]: 'fill' is null; expected a finite number"),
+        (
+            0,
+            {"fill": 1e999},
+            "columns[0]: 'fill' is Infinity; expected a finite number",
+        ),
+        (0, {"scale": 0}, "columns[0]: 'scale' is 0"),
+        (0, {"thresholds": ["1"]}, "columns[0]: thresholds: '0' is"),
+        (0, {"missing": 1}, "columns[0]: 'missing' is 1; expected true or false"),
+        (1, {"values": ["a", 1]}, """columns[1]: 'values' is ["a", 1]; expected texts"""),
+    ],
+)
+def test_encodings_that_are_none(column: int, changed: dict[str, Any], message: str) -> None:
+    whole = json.loads(json.dumps(ENCODING))
+    assert json.loads(Encoding.from_json(json.dumps(whole)).to_json()) == ENCODING
+    whole["columns"][column].update(changed)
+    written = json.dumps(whole).replace("Infinity", "1e999")
+    with pytest.raises(ValueError, match="columns") as caught:
+        Encoding.from_json(written)
+    assert message in str(caught.value)
+    for other in ("[]", "{", '{"columns": [3], "classes": []}', '{"columns": {}}', "[" * 200_000):
+        with pytest.raises(ValueError, match=r"encoding|columns\[0\]"):
+            Encoding.from_json(other)
+
+
+# ------------------------------------------------------------------------------------- arrays and images
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.full((20, 2), 1e300)}, "x of sample 0 is not finite in float32"),
+        ({"x": np.array([["\ud800", "b"]] * 20)}, "x.npy has text with characters that there are none of"),
+        ({"x": np.array([["a", "b"]] * 20), "names": np.array(3)}, "names are int64 []; expected a text for each column"),
+        ({"x": np.array([["a", "b"]] * 20), "names": np.array([[1, 2], [3, 4]])}, "names are int64 [2, 2]; expected a text"),
+        ({"x": np.array([["a", "b"]] * 20), "names": np.array([1, 2])}, "names are int64 [2]; expected a text"),
+    ],
+)  # fmt: skip
+def test_arrays_that_cannot_be_used(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", y=np.arange(20) % 2, **arrays)
+    with pytest.raises(SamplesError, match=r"a\.npz") as caught:
+        datasets.load(tmp_path / "a.npz")
+    assert message in str(caught.value)
+
+
+def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
+    """A header and two places of a zip file agree on octets that are not there."""
+    path, header = tmp_path / "a.npz", io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header.getvalue())
+    content, size = path.read_bytes(), len(header.getvalue())
+    path.write_bytes(content.replace(size.to_bytes(4, "little"), (10**9 + size).to_bytes(4, "little")))
+
+    def read() -> None:
+        with pytest.raises(SamplesError, match=r"x\.npy has 1,000,000,128 bytes; the file has"):
+            read_arrays(path, ("x",))
+
+    assert memory_of(read) < 1 << 20
+
+
+def test_text_beyond_unicode(tmp_path: Path) -> None:
+    wrong = np.frombuffer(np.full(40, 0x110000, np.uint32).tobytes(), "<U1").reshape(20, 2)
+    np.savez(tmp_path / "a.npz", x=wrong, y=np.arange(20) % 2)
+    with pytest.raises(SamplesError, match="characters that there are none of"):
+        datasets.load(tmp_path / "a.npz")
+
+
+def test_labels_in_lists_in_lists() -> None:
+    """A pickle of some hundred octets holds two lists in lists, 2**40 labels."""
+    labels: list[Any] = [1, 2]
+    for _ in range(40):
+        labels = [labels, labels]
+    start = time.process_time()
+    with pytest.raises(SamplesError, match="a list where an array or a list of integers is expected"):
+        cifar._of_pickle(
+            pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels}), Path("batch")
+        )
+    assert time.process_time() - start < 2
+
+
+def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "i.png"
+    Image.new("1", (9000, 9000)).save(path)
+
+    def read() -> None:
+        with pytest.raises(patterns.PatternError, match=r"i.png has 9000 x 9000 pixels; the grid is 8 x 8"):
+            patterns.read_image(path, 8, 1)
+
+    assert memory_of(read) < 1 << 20
+    Image.new("1", (20_000, 20_000)).save(path)
+    with pytest.raises(patterns.PatternError, match=r"cannot read the image .*decompression bomb"):
+        patterns.read_image(path, 8, 1)
+
+
+def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
+    """Python makes room for as many octets as a file is asked for: a wrong length in 150 octets took 3.3 GB."""
+    path = tmp_path / "i.png"
+    written = (
+        "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncxgAAOUlEQVR4nG2OSQ4AIAjEWv//5/GgIWjogbAMDAJJaKhJFhPq"
+        "Krla8VKz7+bQesq+d81P1p2B4asj2twEJvJs0F1NAAAAAEkASQBJRU5ErkJggg=="
+    )
+    path.write_bytes(base64.b64decode(written))  # an image of 8 x 8 pixels, and a damaged chunk after it
+
+    def read() -> None:
+        with contextlib.suppress(patterns.PatternError):
+            patterns.read_image(path, 8, 1)
+
+    assert memory_of(read) < 4 << 20
+
+
+def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow gives PostScript to a program; other formats than the known ones are not looked at."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "i.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
+    with pytest.raises(
+        patterns.PatternError, match=r"i.png is no image of a known format; they are PNG, BMP"
+    ):
+        patterns.read_image(tmp_path / "i.png", 8, 1)
+    with pytest.raises(SamplesError, match=r"i.png is no image of a known format"):
+        raw.read(tmp_path / "i.png", raw.Form((8, 8), ("0", "1")))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_pipes_in_a_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text " * 20)
+    os.mkfifo(tmp_path / "b.txt")
+    assert text.load_text(tmp_path).size == 200
+
+
+# ------------------------------------------------------------------------------------- runs
+TREE = {"w": np.ones((2, 3), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("meta", [], "'meta' is []; expected an object"),
+        ("files", None, "checkpoint.json has no 'files'"),
+        ("files", {"../../x": "0" * 64}, "files has \"../../x\", which is no file of a checkpoint"),
+        ("files", {"/etc/passwd": "0" * 64}, 'files has "/etc/passwd"'),
+        ("files", {"a\0b": "0" * 64}, "which is no file of a checkpoint"),
+        ("files", {"a" * 300: "0" * 64}, "which is no file of a checkpoint"),
+        ("arrays", {"model": {"w": ["float32"]}}, """the array "model/w" is ["float32"]; expected a dtype and a shape"""),
+        ("arrays", {"model": 3}, "'model' is 3; expected an object"),
+        ("step", "3", """'step' is "3"; expected a whole number"""),
+    ],
+)  # fmt: skip
+def test_checkpoints_that_were_signed_anew(field: str, value: Any, message: str, tmp_path: Path) -> None:
+    """A digest says that a file is whole, and not who wrote it."""
+    checkpoints.save(tmp_path, 3, {"model": TREE}, {})
+    path = tmp_path / "3" / "checkpoint.json"
+    content = json.loads(path.read_bytes())
+    content.pop("digest")
+    content[field] = value
+    if value is None:
+        del content[field]
+    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+    with pytest.raises(DamagedError, match="is damaged: ") as caught:
+        checkpoints.read_meta(tmp_path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": []}, "its model is []"),
+        ({"model": {"channels": "2"}}, 'its channels is "2"'),
+        ({"model": {"channels": 2.0}}, "its channels is 2.0"),
+        ({"training": {"steps": True}}, "its steps is true"),
+        ({"training": {"steps": 10**18}}, "its steps is 1000000000000000000"),
+        ({"training": {"learning_rate": 1e300}}, "its learning_rate is 1e+300"),
+        ({"history": {"train": [[1]]}}, "its train is [[1]]"),
+        ({"history": {"train": [[1, "2"]]}}, 'its train is [[1, "2"]]'),
+        ({"target": [[1]]}, "its target is [[1]]"),
+        ({"options": 3}, "its options is 3"),
+        ({"kind": ["ca"]}, "holds a run of the kind ['ca']"),
+    ],
+)
+def test_records_of_other_kinds_of_values(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    from lutjax.training import automaton
+
+    training = {"experiment": "life", "start": "random"}
+    meta = {"kind": "ca", "model": {}, "training": training, "target": None, "options": {}, "history": {}}
+    checkpoints.save(tmp_path / runs.FOLDER, 3, {"model": TREE}, {**meta, **fields})
+    with pytest.raises(CheckpointError) as caught:
+        runs.read(tmp_path, automaton.Record)
+    assert message in str(caught.value)
+    shutil.rmtree(tmp_path / runs.FOLDER)
+    checkpoints.save(tmp_path / runs.FOLDER, 3, {"model": TREE}, meta)
+    assert runs.read(tmp_path, automaton.Record)[0] == 3

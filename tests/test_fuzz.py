@@ -1,0 +1,504 @@
+"""Every reader of files takes what is damaged in any way: it reads it, or says in one line what is wrong, in little time and memory."""
+
+import contextlib
+import dataclasses
+import functools
+import gzip
+import io
+import json
+import pickle
+import random
+import signal
+import struct
+import tracemalloc
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import damage
+import exports
+import numpy as np
+import pytest
+from example_circuits import random_circuit
+from PIL import Image
+
+from lutjax import tuning
+from lutjax.circuits import Format, deployment, from_aiger, from_blif, from_json, language_model, proofs
+from lutjax.circuits.deployment import DeploymentError, Vectors
+from lutjax.circuits.page import from_html
+from lutjax.models import LogicCAConfig
+from lutjax.training import automaton, checkpoints, datasets, models, patterns, pixels, runs, text
+from lutjax.training.datasets import columns
+from lutjax.training.datasets.columns import Encoding
+from lutjax.training.errors import CheckpointError, DamagedError
+from lutjax.training.samples import SamplesError
+from lutjax.tuning import _files as launches
+
+resource: types.ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+pytestmark = pytest.mark.usefixtures("without_typechecking")
+
+FEW, MANY = 10, 2000
+"""Damaged files of a reader in the fast suite and in the slow one."""
+
+SECONDS = 5
+"""After which a reader hangs."""
+
+ROOM = 1 << 20
+"""Octets that a reader may take beside what it takes in proportion to its files, if it does not say otherwise."""
+
+ADDRESSES = 1 << 30
+"""Octets of addresses that a reader may take, with all that is written in other languages than Python."""
+
+Files = dict[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A reader and what it is tried on.
+
+    Attributes:
+      good: files by their names, which it reads.
+      read: reads the files in a folder.
+      errors: it raises nothing else.
+      times: memory that it takes at most, by the size of all files.
+      says: function whose docstring says so.
+      named: stands in messages; by default the name of the damaged file.
+      damages: of a file.
+      weight: how many files it is tried on, among others.
+      only: name of the one file that is damaged.
+      room: octets that it takes beside: of texts in images, which Pillow reads up to a megabyte each, or of programs of JAX.
+    """
+
+    good: Callable[[], Files]
+    read: Callable[[Path], object]
+    errors: tuple[type[Exception], ...]
+    times: int
+    says: Callable[..., object]
+    named: str | None = None
+    damages: tuple[damage.Damage, ...] = (damage.of_bytes,)
+    weight: float = 1.0
+    only: str | None = None
+    room: int = ROOM
+
+
+# ------------------------------------------------------------------------------------- good files
+CIRCUIT = random_circuit(
+    0, {"x": (3, Format(2)), "z": (2, Format())}, 12, about={"kind": "network", "by": ["me", 1.5]}
+)
+FOREIGN = b""".model m # by hand
+.inputs a b \\
+c d[0] d[1]
+.outputs y z
+.names a b t
+11 1
+.names t c y
+0- 0
+.conn y z
+.end
+"""
+
+
+def one(name: str, content: str | bytes) -> Callable[[], Files]:
+    """Return what makes a file of that content."""
+    return lambda: {name: content if isinstance(content, bytes) else content.encode()}
+
+
+def of(name: str, read: Callable[[bytes], object]) -> Callable[[Path], object]:
+    """Return what reads a file by its content."""
+    return lambda folder: read((folder / name).read_bytes())
+
+
+def vectors() -> Vectors:
+    rng = np.random.default_rng(0)
+    x, z = rng.integers(0, 4, (4, 3), np.uint8), rng.integers(0, 2, (4, 2), np.uint8)
+    return Vectors({"x": x, "z": z}, deployment.evaluated(CIRCUIT, [x, z]), "random ones")
+
+
+LAUNCHES = (
+    launches.Document("cpu", {"jax": "0.10"}, {})
+    .with_entry(launches.Entry("lookup", {"rows": 16, "outputs": 8}, tuning.Launch(32, 64, 4, 2), 3.5, 4.0))
+    .text()
+)
+
+
+def encoding() -> str:
+    job = columns.Categories("job", ("a", "b"), True)
+    age = columns.Number("age", 2.5, (1.0, 2.0), False)
+    return Encoding((age, job, columns.Number("x", 0.0, None, False, False, 5.0, 2.0)), ("p", "q")).to_json()
+
+
+def texts() -> str:
+    given = language_model.Text(b"ab", 800, 256, 1, tuple(range(-128, 128)), b"xyz")
+    return language_model.texts_to_json([given])
+
+
+@functools.cache
+def exported() -> Files:
+    with temporary() as folder:
+        return contents(exports.write(folder / "out", formats=("json", "dot")))
+
+
+def check_export(folder: Path) -> None:
+    """Read an export as `lutjax verify` and `lutjax export` do. No file that has changed is taken for what was written."""
+    found = proofs.verify(folder)
+    proofs.coverage(folder, found)
+    changed = [name for name, content in contents(folder).items() if content != exported()[name]]
+    if changed != [deployment.MANIFEST]:  # which has facts that no file proves, such as versions
+        assert any(proof.passed is False for proof in found) == bool(changed)
+    with contextlib.suppress(DeploymentError):
+        deployment.check_place(folder)
+
+
+TABLE = b"age,job name,city,y\n" + b"".join(
+    b'%d, %s ,"a, b",%s\n' % (20 + 7 * k, (b"cook", b"?", b"M\xc3\xbcller")[k % 3], b"pq"[k % 2 : k % 2 + 1])
+    for k in range(20)
+)
+
+
+def read_data(folder: Path, name: str = "", **options: Any) -> None:
+    """Read data as `lutjax train classify` does."""
+    found = datasets.load(folder / name, **options)
+    found.parts(bits=4)
+    assert found.digest
+
+
+def table_of_parquet() -> Files:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    columns = {
+        "age": [20.5, None, 31.0, 64.0] * 5,
+        "job": pyarrow.array(["cook", None, "smith", "cook"] * 5).dictionary_encode(),
+        "day": pyarrow.array([0, 1, 20_000, 5] * 5, pyarrow.date32()),
+        "time": pyarrow.array([0, 1, 20_000, 5] * 5, pyarrow.timestamp("ms")),
+        "y": ["p", "q"] * 10,
+    }
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), out)
+    return {"t.parquet": out.getvalue()}
+
+
+def arrays(save: Callable[..., None], **more: Any) -> Callable[[], Files]:
+    def make() -> Files:
+        out = io.BytesIO()
+        given = {"x": np.arange(60.0).reshape(20, 3), "y": np.arange(20) % 2, **more}
+        save(out, **given)
+        return {"a.npz": out.getvalue()}
+
+    return make
+
+
+def idx_files(pack: Callable[[bytes], bytes] = bytes, end: str = "") -> Files:
+    files = {}
+    for part, n in (("train", 6), ("t10k", 3)):
+        for name, shape in (("images-idx3", (n, 2, 3)), ("labels-idx1", (n,))):
+            head = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
+            files[f"{part}-{name}-ubyte{end}"] = pack(head + bytes(k % 3 for k in range(int(np.prod(shape)))))
+    return files
+
+
+def batches(pack: Callable[[np.ndarray, list[int]], bytes], end: str = "") -> Files:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
+    names = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
+    return {f"{name}{end}": pack(pixels, [3, 9]) for name in names}
+
+
+def pickled(protocol: int) -> Callable[[np.ndarray, list[int]], bytes]:
+    return lambda pixels, labels: pickle.dumps({b"data": pixels, b"labels": labels}, protocol)
+
+
+def image(format: str, mode: str = "RGB") -> Callable[[], Files]:
+    def make() -> Files:
+        bits = np.random.default_rng(0).integers(0, 2, (8, 8), np.uint8) * 255
+        out = io.BytesIO()
+        Image.fromarray(bits).convert(mode).save(out, format)
+        return {f"i.{format.lower()}": out.getvalue()}
+
+    return make
+
+
+def checkpoint() -> Files:
+    trees = {"model": TREE}
+    with temporary() as folder:
+        checkpoints.save(folder, 3, trees, {"name": "first"})
+        return contents(folder)
+
+
+TREE = {"w": np.ones((2, 3), np.float32), "anchors": np.arange(4, dtype=np.int32)}
+
+
+def read_checkpoint(folder: Path) -> None:
+    step, _ = checkpoints.read_meta(folder)
+    list(checkpoints.others(folder))
+    checkpoints.restore(folder, step, "model", TREE)
+
+
+@functools.cache
+def run() -> Files:
+    """Files of a run of an automaton."""
+    model = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+    training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=3)
+    history = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
+    target = [["010010"] * 6]
+    record = automaton.Record(model, training, target, {}, history)
+    state = automaton.Run(model, training, automaton.pattern(record)).init()
+    with temporary() as folder:
+        models.save(folder, 3, state, record)
+        finished = runs.Finished(
+            checkpoints.peek(folder / runs.FOLDER)[2], {"gates.txt": (True, ["a"])}, "done"
+        )
+        finished.write(folder)
+        runs.write_curves(folder / runs.CURVES, history, ("training loss", "wrong bits"))
+        (folder / runs.LOCK).write_text("123")
+        return contents(folder)
+
+
+def read_run(folder: Path) -> None:
+    runs.is_lock(folder / runs.LOCK)
+    list(runs.others(folder, ("gates.txt",)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
+        automaton.load_model(folder)
+    finished = runs.finished(folder)
+    finished.complete(folder)
+
+
+def resigned(data: bytes, draw: random.Random) -> bytes:
+    """Return the JSON of a checkpoint with another value, and the digest of what it then is."""
+    content = json.loads(damage.of_json(data, draw))
+    if isinstance(content, dict):
+        content.pop("digest", None)
+        content["digest"] = checkpoints._content_digest(content)
+    return json.dumps(content).encode()
+
+
+def in_page(data: bytes, draw: random.Random) -> bytes:
+    """Return a page of whose circuit one value is another."""
+    begin = data.index(b'id="circuit">') + len(b'id="circuit">')
+    end = data.index(b"</script>", begin)
+    return data[:begin] + draw.choice((JSON, BYTES))(data[begin:end], draw) + data[end:]
+
+
+def near_the_ends(data: bytes, draw: random.Random) -> bytes:
+    """Return a pickle that is damaged before or after its pixels."""
+    n = min(200, len(data) // 2)
+    if draw.random() < 0.5:
+        return BYTES(data[:n], draw) + data[n:]
+    return data[:-n] + BYTES(data[-n:], draw)
+
+
+def read_picture(path: Path) -> None:
+    patterns.read_image(path, 8, 1, threshold=0.5)
+
+
+@contextlib.contextmanager
+def temporary() -> Iterator[Path]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def contents(folder: Path) -> Files:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+BYTES, JSON = damage.of_bytes, damage.of_json
+VALUE, DATA = (ValueError,), (SamplesError,)
+READERS: dict[str, Reader] = {
+    "blif": Reader(one("c.blif", CIRCUIT.to_blif()), of("c.blif", from_blif), VALUE, 100, from_blif, "from_blif"),
+    "blif of others": Reader(one("c.blif", FOREIGN), of("c.blif", from_blif), VALUE, 100, from_blif, "from_blif"),
+    "aiger, binary": Reader(
+        one("c.aig", CIRCUIT.to_aiger()), of("c.aig", from_aiger), VALUE, 500, from_aiger, "from_aiger"
+    ),
+    "aiger, ascii": Reader(
+        one("c.aag", CIRCUIT.to_aiger(binary=False)), of("c.aag", from_aiger), VALUE, 500, from_aiger, "from_aiger"
+    ),
+    "json": Reader(
+        one("c.json", CIRCUIT.to_json()), of("c.json", from_json), VALUE, 100, from_json, "from_json", (BYTES, JSON)
+    ),
+    "page": Reader(
+        one("c.html", CIRCUIT.to_html()), lambda folder: from_html((folder / "c.html").read_text("utf-8", "surrogateescape")),
+        VALUE, 100, from_html, "from_html", (in_page, in_page, BYTES),
+    ),
+    "vectors": Reader(
+        one("v.json", vectors().to_json()), of("v.json", lambda data: Vectors.from_json(data).check(CIRCUIT)),
+        VALUE, 100, Vectors.from_json, "", (BYTES, JSON),
+    ),
+    "texts": Reader(
+        one("t.json", texts()), of("t.json", language_model.texts_from_json),
+        VALUE, 100, language_model.texts_from_json, "", (BYTES, JSON),
+    ),
+    "export": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", (BYTES,), 0.5, None, 4 * ROOM),
+    "manifest": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, None, (JSON,), 0.5, "manifest.json", 4 * ROOM),
+    "launches": Reader(
+        one("l.json", LAUNCHES), lambda folder: tuning.load(folder / "l.json"), VALUE, 100, tuning.load, None, (BYTES, JSON)
+    ),
+    "encoding": Reader(
+        one("e.json", encoding()), of("e.json", Encoding.from_json), VALUE, 100, Encoding.from_json, "", (BYTES, JSON)
+    ),
+    "csv": Reader(one("t.csv", TABLE), lambda folder: read_data(folder, "t.csv", target="y"), DATA, 200, datasets.load),
+    "tsv": Reader(
+        one("t.tsv", TABLE.replace(b",", b"\t")), lambda folder: read_data(folder, "t.tsv", target="y"), DATA, 200, datasets.load
+    ),
+    "parquet": Reader(
+        table_of_parquet, lambda folder: read_data(folder, "t.parquet", target="y"), DATA, 8000, datasets.load
+    ),
+    **{
+        f"npz, {name}": Reader(make, lambda folder: read_data(folder, "a.npz"), DATA, 8000, datasets.load, None, (BYTES, damage.of_members))
+        for name, make in {
+            "stored": arrays(np.savez),
+            "compressed": arrays(np.savez_compressed),
+            "text": arrays(np.savez, x=np.array([["a", "1"], ["b", "2"]] * 10), y=np.array(["p", "q"] * 10), names=["one", "two"]),
+        }.items()
+    },
+    "idx": Reader(idx_files, read_data, DATA, 200, datasets.load),
+    "idx, gzip": Reader(
+        lambda: idx_files(gzip.compress, ".gz"), read_data, DATA, 8000, datasets.load, None, (BYTES, damage.of_gzip)
+    ),
+    "cifar, binary": Reader(
+        lambda: batches(lambda x, y: b"".join(bytes([k]) + row.tobytes() for k, row in zip(y, x, strict=True)), ".bin"),
+        read_data, DATA, 200, datasets.load,
+    ),
+    **{
+        f"cifar, protocol {k}": Reader(lambda k=k: batches(pickled(k)), read_data, DATA, 200, datasets.load, None, (near_the_ends, BYTES))
+        for k in (0, 2, 4)
+    },
+    **{
+        f"image, {format}": Reader(
+            image(format, mode), lambda folder, format=format: read_picture(folder / f"i.{format.lower()}"),
+            (patterns.PatternError,), 200, pixels.read, None, (BYTES, damage.of_png) if format == "PNG" else (BYTES,), room=4 * ROOM,
+        )
+        for format, mode in (("PNG", "RGB"), ("GIF", "L"), ("BMP", "RGB"), ("PPM", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"), ("TIFF", "RGB"))
+    },
+    "text": Reader(
+        lambda: {f"t/{name}.txt": TABLE for name in "abc"}, lambda folder: text.load_text(folder / "t"), (text.TextError,), 20,
+        text.load_text, "",
+    ),
+    "checkpoint": Reader(checkpoint, read_checkpoint, (CheckpointError, DamagedError), 100, checkpoints.read_meta, "", (BYTES,), 0.2),
+    "checkpoint, signed": Reader(
+        checkpoint, read_checkpoint, (CheckpointError, DamagedError), 100, checkpoints.read_meta, "", (resigned,), 0.2, "3/checkpoint.json"
+    ),
+    "run": Reader(run, read_run, (CheckpointError, DamagedError), 100, runs.read, "", (BYTES,), 0.2, None, 16 * ROOM),
+    "run, signed": Reader(
+        run, read_run, (CheckpointError, DamagedError), 100, runs.read, "", (resigned,), 0.2, "checkpoints/3/checkpoint.json", 16 * ROOM
+    ),
+}  # fmt: skip
+"""All readers of files that anybody may have written. What is measured (curves.csv) is written and never read."""
+
+
+# ------------------------------------------------------------------------------------- trying
+def tried(reader: Reader, seed: int, n: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Read so many damaged files; yield the name of each, while it lies in the folder, and what is wrong with its reading, if something is."""
+    draw, good = random.Random(seed), reader.good()
+    for name, content in good.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    reader.read(folder)
+    size = sum(map(len, good.values()))
+    for _ in range(n):
+        name = reader.only or draw.choice(list(good))
+        content = draw.choice(reader.damages)(good[name], draw)
+        if content != good[name]:
+            (folder / name).write_bytes(content)
+            most = reader.room + reader.times * (size + max(0, len(content) - len(good[name])))
+            yield name, complaint(reader, folder, name, most)
+            (folder / name).write_bytes(good[name])
+
+
+def complaint(reader: Reader, folder: Path, name: str, most: int) -> str | None:
+    """Return what is wrong with how a reader reads a folder in which a file is damaged; None if nothing is.
+
+    Args:
+      most: octets that it may take.
+    """
+    error, peak = outcome(reader, folder)
+    if peak > most:  # twice: of Python's own tables one grows now and then
+        peak = outcome(reader, folder)[1]
+    if peak > most:
+        return f"takes {peak:,} octets, expected at most {most:,}"
+    if error is None:
+        return None
+    said = f"{type(error).__name__}: {error}"
+    if type(error) not in reader.errors:
+        return said
+    if (name.split("/")[-1] if reader.named is None else reader.named) not in said:
+        return f"the message does not name the file: {said}"
+    return f"{len(said)} characters: {said}" if "\n" in said or len(said) > 1000 else None
+
+
+def outcome(reader: Reader, folder: Path) -> tuple[Exception | None, int]:
+    """Return the error that a reader raises for what is in a folder, and the most memory that it takes, in octets."""
+    tracemalloc.start()
+    try:
+        with in_time(), few_addresses():
+            reader.read(folder)
+        return None, tracemalloc.get_traced_memory()[1]
+    except Exception as error:  # noqa: BLE001 (which are allowed, is asked then)
+        return error, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """Raise TimeoutError in a block that takes too long."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError(f"reading takes more than {SECONDS} seconds")
+
+    if not hasattr(signal, "setitimer"):  # Windows
+        yield
+        return
+    before = signal.signal(signal.SIGPROF, hangs)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of the processor
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@contextlib.contextmanager
+def few_addresses() -> Iterator[None]:
+    """Let all memory of a block, of libraries in other languages, too, be within a bound."""
+    if resource is None or not Path("/proc/self/statm").exists():
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def check(name: str, seed: int, n: int, folder: Path) -> None:
+    for file, wrong in tried(READERS[name], seed, round(n * READERS[name].weight), folder):
+        assert wrong is None, f"{folder / file}: {wrong}"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_files(name: str, tmp_path: Path) -> None:
+    check(name, 0, FEW, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_many_damaged_files(name: str, tmp_path: Path) -> None:
+    check(name, 1, MANY, tmp_path)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_memory_is_documented(name: str) -> None:
+    reader = READERS[name]
+    assert f"at most {reader.times:,} times the memory of" in " ".join((reader.says.__doc__ or "").split())
