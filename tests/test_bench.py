@@ -257,6 +257,7 @@ def abstract(shape: shapes.OfOp, row: str, dtype: str = "float32") -> Any:
     return jax.eval_shape(lambda: measurements.arguments(shape, row, dtype))
 
 
+@pytest.mark.fast("scored-*", "seq-*", "fc-*", "sparse-*")
 @pytest.mark.parametrize(
     "dtype",
     [measurements.DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in measurements.DTYPES[1:])],

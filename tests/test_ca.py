@@ -65,6 +65,7 @@ def simulated(model, state, coefficients):
     return new
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("periodic", [False, True])
 def test_steps_are_those_of_a_simulation(periodic: bool) -> None:
     model = small(periodic=periodic)
@@ -77,6 +78,7 @@ def test_steps_are_those_of_a_simulation(periodic: bool) -> None:
     assert (model(bits, deterministic=True) == simulated(model, bits, hard)).all()
 
 
+@pytest.mark.fast("{}-3", "{'update_rate': 0.6}-35")
 @pytest.mark.parametrize(
     ("options", "width"),
     [

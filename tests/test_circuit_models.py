@@ -80,6 +80,7 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 
 
 # ------------------------------------------------------------------------------------- classifiers
+@pytest.mark.fast("gates", "light", "binary")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_circuit_is_the_classifier(name: str) -> None:
     model, config = configured(name), CONFIGS[name]
@@ -369,6 +370,7 @@ def tree(rngs: nnx.Rngs, in_shape: tuple[int, int, int], n_kernels: int, **optio
     return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
+@pytest.mark.fast("tables", "padded_pools", "rectangular")
 @pytest.mark.parametrize("name", TREES)
 def test_trees_at_every_place(name: str) -> None:
     layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
@@ -437,6 +439,7 @@ def test_the_rule_of_all_neighbourhoods() -> None:
         assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
 
 
+@pytest.mark.fast("False")
 @pytest.mark.parametrize("periodic", [True, False])
 def test_steps_of_an_automaton(periodic: bool) -> None:
     model = automaton(3, periodic=periodic)

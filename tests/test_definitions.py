@@ -350,6 +350,7 @@ def test_ops_compute_their_definitions(name):
     compare(name, definition(documented), EXAMPLES[name]())
 
 
+@pytest.mark.fast("lookup-*", "sparse_lookup-*", "detect-*", "binary_lut-*", "weighted_lookup-*", "margins-*")
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
@@ -429,6 +430,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     }
 
 
+@pytest.mark.fast("lut*", "sparse_lut*", "logic_gates", "scored_lut", "conv_lut")
 @pytest.mark.parametrize(
     "name",
     [

@@ -59,6 +59,7 @@ def light() -> LogicClassifier:
     return model_of(CONFIG)
 
 
+@pytest.mark.fast("gates", "binary")
 @pytest.mark.parametrize("name", ["light", "gates", "binary", slow("learnable")])
 def test_packed_is_the_hard_network(name: str) -> None:
     config = MODELS[name]
@@ -71,6 +72,7 @@ def test_packed_is_the_hard_network(name: str) -> None:
     np.testing.assert_array_equal(found, hard.argmax(-1))
 
 
+@pytest.mark.fast("33", "31")
 @pytest.mark.parametrize("batch", [1, 31, 33, 100])
 def test_packed_takes_any_number_of_samples(batch: int, light: LogicClassifier) -> None:
     x = data(batch).astype(np.float32)

@@ -146,6 +146,7 @@ AT_HALF = {
 }
 
 
+@pytest.mark.fast("gates")
 @pytest.mark.parametrize("name", AT_HALF)
 def test_a_temperature_of_a_call_is_that_of_the_layer(name: str) -> None:
     case = AT_HALF[name]

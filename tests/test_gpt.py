@@ -106,6 +106,7 @@ def test_definition(changes):
     np.testing.assert_allclose(logits_of(model, tokens[0, :5]), want[0, :5], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fast("dense")
 @pytest.mark.parametrize(
     "changes",
     [{}, slow({"dtype": "bfloat16"}), TABLES, slow(SCORED_ALONE), slow(TABLES_ALONE)],

@@ -116,6 +116,7 @@ READS = {
 }
 
 
+@pytest.mark.fast("rows-padded")
 @pytest.mark.parametrize(
     ("name", "geometry"),
     [

@@ -79,6 +79,7 @@ AGREE = ("gates_features_first", "gates_straight_through", "tables_light", "tabl
 SLOW = [n for n in CASES if n not in (*AGREE, "thermometer", "thermometer_learnable")]
 
 
+@pytest.mark.fast("gates_straight_through", "tables_of_signs", "trees")
 @pytest.mark.parametrize("name", [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)])
 def test_libraries_agree(name):
     case = CASES[name]
@@ -87,6 +88,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, arrays, x, random(y.shape, y.dtype))
 
 
+@pytest.mark.fast("gates*", "tables*", "thermometer*")
 @pytest.mark.parametrize("name", SOME)
 def test_variables_drawn(name):
     case = CASES[name]
@@ -296,6 +298,7 @@ def needs_of(tables: np.ndarray) -> np.ndarray:
     return sum((tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks)
 
 
+@pytest.mark.fast("gates", "tables_light", "tables_of_signs")
 @pytest.mark.parametrize(
     "name", ["gates", "tables_light", "tables_walsh", "tables_raw", "tables_of_signs", "tables_of_signs_soft"]
 )
@@ -656,6 +659,7 @@ def test_impossible(name):
 
 
 # ------------------------------------------------------------------------------------- bits
+@pytest.mark.fast("gates*", "tables*", "thermometer", "group_sum")
 @pytest.mark.parametrize(
     "name",
     ["gates_features_first", "tables_light", slow("tables_of_signs"), "trees", "thermometer", "group_sum"],

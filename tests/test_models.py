@@ -161,6 +161,7 @@ def gradients_of(model: LUTTransformer, tokens: jax.Array) -> dict[str, Any]:
 
 
 # Two layers show all that one shows.
+@pytest.mark.fast("gt_*")
 @pytest.mark.parametrize(
     "path",
     [pytest.param(p, marks=pytest.mark.slow if p.stem == "gt_tr_l1h1" else (), id=p.stem) for p in RECORDED],

@@ -90,6 +90,7 @@ def reached(op, implementation, name, expected, arguments):
     return np.False_
 
 
+@pytest.mark.fast("*-split")
 @pytest.mark.parametrize(("op", "implementation", "size"), list(places()))
 def test_every_element_is_as_in_the_reference(op, implementation, size):
     run = jax.jit(testing.program(case_of(op, size), implementation).function)
@@ -145,6 +146,7 @@ def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
     assert all(np.isnan(d) for d in ds.values())
 
 
+@pytest.mark.fast("Confidence*")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[6], ALL[5], *map(slow, (*ALL[:5], ALL[7]))], ids=str)
 def test_an_infinity_is_no_score(read, implementation):

@@ -372,6 +372,7 @@ def test_tables_of_no_detectors_have_gradients():
     np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
 
 
+@pytest.mark.fast("lookup_attention-int64", "lut_pair_attention-4")
 @pytest.mark.parametrize("start", [4, "int32", "int64"])
 @pytest.mark.parametrize("op", ["lookup_attention", "lut_pair_attention"])
 def test_attention_with_starts_where_integers_are_int64(op, start):
@@ -557,6 +558,7 @@ def test_reference_has_forward_mode():
     assert np.isfinite(second).all()
 
 
+@pytest.mark.fast("lut_pair_attention")
 @pytest.mark.parametrize("pairs", [False, True], ids=["lookup_attention", "lut_pair_attention"])
 def test_without_causal_order_every_query_sees_every_key(pairs):
     draw = iter(jax.random.split(jax.random.key(3), 5))

@@ -70,6 +70,7 @@ def head_by_head(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return y @ arrays["decompress_kernel"] + arrays["decompress_bias"][None] if spec.decompress else y
 
 
+@pytest.mark.fast("shared")
 @pytest.mark.parametrize("name", ["default", "shared", *map(slow, ("one_projection", "other_projection"))])
 def test_definition(name):
     case = CASES[name]

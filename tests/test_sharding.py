@@ -162,6 +162,7 @@ def step_of(op, axes=(), dense=False):
     return step, optimizer.init
 
 
+@pytest.mark.fast("lookup-both")
 @needs_devices(8)
 @pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
 @pytest.mark.parametrize("name", [slow(name) if name == "lut_pair_attention" else name for name in OPS])
@@ -196,6 +197,7 @@ FAST_IN_JIT = [
 ]
 
 
+@pytest.mark.fast("lookup-None-both-auto", "lookup in groups-*")
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "accumulate", "layout", "kind"),
@@ -314,6 +316,7 @@ FAST_IN_GROUPS = [
 ]
 
 
+@pytest.mark.fast("powers of two-sizes0-auto", "places*")
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "sizes", "kind"),
@@ -351,6 +354,7 @@ UNEVEN = {
 }
 
 
+@pytest.mark.fast("some of*")
 @needs_devices(8)
 @pytest.mark.parametrize("what", UNEVEN)
 def test_what_devices_have_unequal_parts_of(what):

@@ -211,6 +211,7 @@ HOW = {
 }
 
 
+@pytest.mark.fast("int8-*", "scored_lut-vmap*", "lut-*")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("name", "how"),

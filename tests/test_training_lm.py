@@ -124,6 +124,7 @@ def test_factored_and_dense_gradients_give_the_same_losses(run: Run, table_optim
     assert abs(factored[-1] - factored[0]) > 0.01
 
 
+@pytest.mark.fast("23")
 @pytest.mark.parametrize("size", [10, 17, 23])
 def test_evaluation_predicts_every_byte_once(run: Run, size: int) -> None:
     state, _ = run.advance(run.init(), 0, 12)

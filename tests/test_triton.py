@@ -83,6 +83,17 @@ def interpreted():
 
 
 # ------------------------------------------------------------------------------------- in the interpreter
+@pytest.mark.fast(
+    "*-split",
+    "*-empty_batch",
+    "sparse_lookup-*_list",
+    "sparse_lookup-list_per_table",
+    "*-readers",
+    "*-no_gates",
+    "*-no_way",
+    "*-no_slots",
+    "*-no_pairs",
+)
 @pytest.mark.parametrize(
     ("op", "shape"),
     [(op, shape) if is_fast(op, shape) else slow(op, shape) for op in OPS for shape in testing.shapes(op)],
@@ -92,6 +103,7 @@ def test_shapes(op, shape):
     testing.check(case_of(op, shape), "triton", transformation="jit")
 
 
+@pytest.mark.fast("lookup-*", "sparse_lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
 @pytest.mark.parametrize("op", [slow_op(op) for op in OPS])
 @pytest.mark.usefixtures("interpreted")
@@ -114,6 +126,7 @@ def test_fixed_point(op, dtype):
         )
 
 
+@pytest.mark.fast("lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize(
     ("op", "transformation"),
     [
@@ -713,6 +726,7 @@ def jax_triton(monkeypatch):
         _transforms._kernel.cache_clear()
 
 
+@pytest.mark.fast("lookup", "lookup_attention", "binary_lut")
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
@@ -720,6 +734,7 @@ def test_lowers_through_jax_triton(op):
     testing.check_lowering(split(op), "triton", platform="cuda", device_kind=GPUS[90])
 
 
+@pytest.mark.fast("lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float16")])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.usefixtures("launches")

@@ -188,6 +188,7 @@ def chosen_of(case: Case, arrays: Any) -> np.ndarray:
     )
 
 
+@pytest.mark.fast("gates_hard", "tables", "signs_of_all")
 @pytest.mark.parametrize("name", CASES)
 def test_layers_read_the_chosen_wires(name):
     case = CASES[name]
@@ -253,6 +254,7 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
 SIZES = [*((name, batch) for name in CASES for batch in (None, 2)), ("gates", 250)]
 
 
+@pytest.mark.fast("gates-None", "gates-2", "tables-2", "signs-None")
 @pytest.mark.parametrize(("name", "batch"), SIZES)
 def test_gradient_of_scores(name, batch):
     """Nine samples or more are divided among candidates; two are too few, and all candidates are judged on both.
@@ -403,6 +405,7 @@ def test_explicit_mesh():
 
 
 # ------------------------------------------------------------------------------------- models
+@pytest.mark.fast("top-k")
 @pytest.mark.parametrize("kind", ["butterfly", "top-k", slow("full"), slow("random")])
 def test_classifiers(kind):
     """The packed form and the circuit have the chosen wires."""

@@ -48,6 +48,7 @@ def test_many_steps(training):
     check(training)
 
 
+@pytest.mark.fast("RowAdam*", "SGD*")
 @pytest.mark.parametrize(
     "rule", [r if r.weight_decay or r.moves_without_gradient else slow(r) for r in RULES], ids=str
 )

@@ -155,6 +155,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fast("vmap-lookup", "vmap-bilinear_gates", "shard_map-lut", "scan-lut")
 @pytest.mark.parametrize(("context", "op"), CASES)
 def test_gradients_to_all_after_those_to_one(context, op):
     every = ALL_AT_ONCE[op]
